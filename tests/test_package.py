@@ -247,8 +247,8 @@ OF_FEEDLINE = {
     # what rows are read from, and the two ways to process-local batches
     "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
     "files": ["files", "stores", "rows.digests", "errors"],
-    "sources.formats": ["sources.formats", "files", "stores", "rows", "runtime.ending", "errors", "options"],
-    "sources": ["sources", "files", "stores", "rows", "order", "native", "runtime.ending",
+    "formats": ["formats", "files", "stores", "rows", "runtime.ending", "errors", "options"],
+    "sources": ["sources", "formats", "files", "stores", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "plan.asked", "errors", "options"],
     "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
@@ -272,7 +272,7 @@ OF_FEEDLINE = {
         "prefetch", "observe", "runtime", "statistics", "options",
     ],
     "images": ["sources.decoded", "sources.open_source", "sources.encoded",
-               "sources.formats.extras", "rows.row_source", "options"],
+               "formats.extras", "rows.row_source", "options"],
     # beside them
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "observe.metrics", "observe.report"],  # of any feed
@@ -280,7 +280,7 @@ OF_FEEDLINE = {
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options", "building",
               "version", "errors", "options", "order", "plan", "observe.words", "rows",
-              "sources", "stores", "streams", "loader", "placement", "agreement", "cluster", "native",
+              "sources", "formats", "stores", "streams", "loader", "placement", "agreement", "cluster", "native",
               "trainer"],
     "lazy": [],
 }  # fmt: skip
@@ -295,7 +295,7 @@ FROM_OUTSIDE = {
     "rows": ["numpy", "jax"],
     "stores": ["numpy"],  # obstore by its name, since it is optional
     "files": ["numpy"],  # obstore by its name, since it is optional
-    "sources.formats": ["numpy", "jax"],
+    "formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
     "loader": ["numpy", "jax", "grain", "absl"],
     "streams": ["numpy", "jax"],
@@ -419,7 +419,7 @@ def test_the_environment_and_the_arguments_are_read_by_tools_and_cluster_only():
     by_hand = {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
     by_hand |= {
         "stores/options.py",
-        "sources/encoded/shard_index.py",
+        "formats/shard_index.py",
     }  # FEEDLINE_CACHE: where an index lies, not what it holds
     assert found
     assert {path for path in found - by_hand if path.partition("/")[0] not in ("tools", "cluster")} == set()

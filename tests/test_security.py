@@ -25,11 +25,10 @@ from launched import launched
 from PIL import Image
 
 import feedline
+from feedline._src.formats import parquet, shard_index
 from feedline._src.images import ImageDecoder
 from feedline._src.sources.decoded import Row
-from feedline._src.sources.encoded import shard_index
 from feedline._src.sources.encoded.image_limits import check_image
-from feedline._src.sources.formats import parquet
 from feedline._src.stores.cache import BlockCache, name_of
 from feedline._src.tools.convert.manifest import Manifest
 

@@ -17,11 +17,9 @@ A map, one folder a stage, in the order in which data flows::
     order/      which row stands at which position of an epoch: pure functions
     rows/       what a row is, and the contract of its source
     sources/    what rows are read from
-      formats/    one module for each file format
       encoded/    records of bytes, such as image files
-      hdf5/       columns and records of HDF5 files
       hugging_face/ datasets of the library `datasets`
-      remote/     arrays, Arrow, Zarr and folders of files in stores
+    formats/    one module for each file format
     files/      bytes of one version wherever they lie: a local file, or an object behind the cache
     stores/     objects in stores on the network: requests, and their cache on local disk
     loader/     rows → process-local batches

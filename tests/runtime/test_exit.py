@@ -66,7 +66,7 @@ def test_a_read_of_hdf5_that_never_returns_does_not_delay_the_exit(tmp_path):
     done = exits_within_2_s(
         tmp_path,
         """
-from feedline._src.sources.formats import hdf5
+from feedline._src.formats import hdf5
 usual, inside = hdf5._read_from, threading.Event()
 def read_from(file, leaf, rows):
     if rows.start >= 24:  # of the fourth batch, which is read ahead

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import RowSource, open_source
+from feedline._src.formats import npy
 from feedline._src.options import Order
 from feedline._src.order.epoch import rows_at
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.formats import npy
 
 
 def _rows(count, columns=3, dtype=np.float32, seed=0):

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline._src.sources.formats.grouped_file import Group, GroupedFile
-from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.formats.grouped_file import Group, GroupedFile
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.sources.groups import GroupSource
 
 KINDS = {

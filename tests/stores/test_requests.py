@@ -13,8 +13,8 @@ import tensorstore
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
-from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.zarr_in_store import place_in_store
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.zarr_in_store import place_in_store
 from feedline._src.stores.cache import BlockCache
 from feedline._src.stores.fetcher import fetcher
 from feedline._src.stores.keyed_objects import KeyedObjects

@@ -13,16 +13,16 @@ import numpy.typing as npt
 
 from feedline._src.errors import RowError, warn
 from feedline._src.files.opening import opening
+from feedline._src.formats import extras
+from feedline._src.formats.npy import fields
+from feedline._src.formats.open_options import Decode, OpenOptions
+from feedline._src.formats.versioned_files import VersionedFiles, Versions
 from feedline._src.rows import digests
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import as_array, as_record_leaf, is_list
 from feedline._src.sources.encoded.records import EncodedRows
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.npy import fields
-from feedline._src.sources.formats.open_options import Decode, OpenOptions
-from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".array_record", ".arrayrecord")

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array, is_in_memory, is_list
-from feedline._src.sources.formats.open_options import OpenOptions
 
 if TYPE_CHECKING:
     from feedline._src.files.version import FileVersion
@@ -49,13 +49,13 @@ class OpenedArrays(NamedTuple):
 
     def load(self, path: str, dtype: Any = None) -> Any:
         """The arrays of a file or of an object."""
-        from feedline._src.sources.formats import npy
+        from feedline._src.formats import npy
         from feedline._src.stores.urls import is_url
 
         if self.objects is None or not is_url(path):
             arrays, self.versions[os.path.abspath(path)] = npy.load(Path(path), dtype)
             return arrays
-        from feedline._src.sources.formats.npy import MappedObject
+        from feedline._src.formats.npy import MappedObject
         from feedline._src.stores.remote_object import open_object
 
         item = self.objects.by_url[path]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.native.library import library
 from feedline._src.options import Order
 from feedline._src.order.compiled import EpochOrder, Positions, epoch_order
@@ -22,7 +23,6 @@ from feedline._src.rows import digests
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices
 from feedline._src.sources.array_trees import OpenedArrays, as_tree, checked_leaves, why_empty
-from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.row_gather import RowGather, fill
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class ArraySource(IndexedSource):
 
     def file_of(self, row: int) -> str | None:
         """The file that holds a row of the first leaf; None if that is memory."""
-        from feedline._src.sources.formats.npy import file_at
+        from feedline._src.formats.npy import file_at
 
         for part in self._leaves[0]:
             if row < len(part):

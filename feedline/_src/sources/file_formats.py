@@ -8,20 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from feedline._src.formats import arrow, hdf5, parquet, tar, tfrecord, zarr
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.shard_index import Form
+from feedline._src.formats.versioned_files import VersionedFiles
+from feedline._src.formats.zarr_in_store import is_zarr_in_store, place_in_store
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources import array_record
 from feedline._src.sources.array_record import ArrayRecordBytes, ArrayRecordSource
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.dataset_columns import open_dataset
-from feedline._src.sources.encoded import folder, tar, tfrecord
+from feedline._src.sources.encoded import folder
 from feedline._src.sources.encoded.records import EncodedRows
-from feedline._src.sources.encoded.shard_index import Form
 from feedline._src.sources.encoded.shard_source import ShardSource
 from feedline._src.sources.encoded.tables import TableSource
-from feedline._src.sources.formats import arrow, hdf5, parquet, zarr
-from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.versioned_files import VersionedFiles
-from feedline._src.sources.formats.zarr_in_store import is_zarr_in_store, place_in_store
 from feedline._src.sources.groups import GroupSource
 from feedline._src.sources.hugging_face.saved import STATE, SavedDataset, check_no_cache, is_saved
 from feedline._src.sources.mapped import MappedSource

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.opening import check_may_open
+from feedline._src.formats.grouped_file import Group, GroupedFile, check_fits, check_group
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.versioned_files import VersionedFiles, Versions
 from feedline._src.placement.plan import Columns
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices, Shards, count_of, joined
 from feedline._src.runtime.ending import check_may_read
-from feedline._src.sources.formats.grouped_file import Group, GroupedFile, check_fits, check_group
-from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 from feedline._src.sources.row_gather import RowGather
 
 Array = npt.NDArray[Any]

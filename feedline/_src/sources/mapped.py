@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from feedline._src.files.version import FileVersion
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.versioned_files import VersionedFiles, Versions
 from feedline._src.rows.shards import Shards
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 
 
 class MappedSource(ArraySource):

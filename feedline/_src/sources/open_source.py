@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError, warn
+from feedline._src.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline._src.rows.values import is_in_memory, is_list, is_table
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline._src.sources.lanes import Lanes
 
 if TYPE_CHECKING:

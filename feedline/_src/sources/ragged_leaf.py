@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import RowError
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.rows.shards import Indices
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.formats.open_options import OpenOptions
 
 Array = npt.NDArray[Any]
 _AT_ONCE = 1 << 20

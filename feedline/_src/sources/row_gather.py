@@ -110,7 +110,7 @@ def _naming_the_file() -> Iterator[None]:
     try:
         yield
     except MemoryLostError as lost:
-        from feedline._src.sources.formats.npy import file_at
+        from feedline._src.formats.npy import file_at
 
         file = file_at(lost.address)
         if lost.row is None:

@@ -11,13 +11,13 @@ import numpy as np
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.opening import check_may_open
+from feedline._src.formats.grouped_file import Rows, TableFile
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.opening import digest_of
+from feedline._src.formats.versioned_files import VersionedFiles, Versions
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.sources.encoded.records import EncodedRows, Record, read_by_shard
-from feedline._src.sources.formats.grouped_file import Rows, TableFile
-from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.opening import digest_of
-from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 
 OpenTable = Callable[[Any, OpenOptions], TableFile | None]
 

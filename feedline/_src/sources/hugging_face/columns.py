@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.arrow_columns import row_of, rows_of
-from feedline._src.sources.formats.grouped_file import Group
+from feedline._src.formats import extras
+from feedline._src.formats.arrow_columns import row_of, rows_of
+from feedline._src.formats.grouped_file import Group
 
 
 def values_of(array: Any, label: str) -> Group:

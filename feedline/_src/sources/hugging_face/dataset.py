@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from feedline._src.files.version import FileVersion
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices
-from feedline._src.sources.formats.open_options import OpenOptions
 
 _CHECKS_A_READ = 4  # files, at some 5 µs each
 _SAMPLED_ROWS = 64

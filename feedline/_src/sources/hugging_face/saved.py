@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline._src.files.opening import opening
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.arrow import REWRITE, batches_of
-from feedline._src.sources.formats.arrow_columns import naming_file
+from feedline._src.formats import extras
+from feedline._src.formats.arrow import REWRITE, batches_of
+from feedline._src.formats.arrow_columns import naming_file
 from feedline._src.stores.urls import is_url
 
 STATE = "state.json"

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError
-from feedline._src.sources.formats import extras
+from feedline._src.formats import extras
 from feedline._src.sources.open_source import open_source
 from feedline._src.tools.convert.rows import Columns, Rows
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from feedline._src.files.opening import opening
 from feedline._src.files.version import FileVersion
-from feedline._src.sources.formats.grouped_file import memory_bytes
+from feedline._src.formats.grouped_file import memory_bytes
 
 Array = npt.NDArray[Any]
 _MAGIC = b"\x93NUMPY"

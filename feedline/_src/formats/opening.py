@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from feedline._src.formats import extras
 from feedline._src.rows import digests
-from feedline._src.sources.formats import extras
 from feedline._src.stores.remote_object import RemoteObject, open_object
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from feedline._src.sources.file_formats import FORMATS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "formats.md").read_text()
 
 

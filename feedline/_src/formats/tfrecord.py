@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable
 from typing import BinaryIO
 
-from feedline._src.sources.encoded.shard_index import ENTRY, Scan
-from feedline._src.sources.formats import extras
+from feedline._src.formats import extras
+from feedline._src.formats.shard_index import ENTRY, Scan
 
 SUFFIXES = (".tfrecord", ".tfrecords")
 _HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum

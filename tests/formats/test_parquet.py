@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
+from feedline._src.formats.arrow_columns import rows_of
 from feedline._src.sources import groups
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.formats.arrow_columns import rows_of
 from feedline._src.sources.groups import GroupSource
 
 KINDS = {

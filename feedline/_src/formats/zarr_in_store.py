@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.grouped_file import memory_bytes
-from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.zarr import (
+from feedline._src.formats import extras
+from feedline._src.formats.grouped_file import memory_bytes
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.zarr import (
     MARKS,
     ZarrArray,
     missing_error,

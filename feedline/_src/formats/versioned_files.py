@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from feedline._src.files.version import FileVersion
-from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.stores.client import Version
 from feedline._src.stores.opening import RemoteObjects
 from feedline._src.stores.options import Store

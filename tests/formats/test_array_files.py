@@ -19,8 +19,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
 from feedline._src.errors import FeedError, RowError
+from feedline._src.formats.npy import read_header
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.formats.npy import read_header
 
 ROWS = np.arange(600, dtype=np.int32).reshape(200, 3)
 

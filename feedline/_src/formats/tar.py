@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from feedline._src.sources.encoded.shard_index import Scan
+from feedline._src.formats.shard_index import Scan
 
 SUFFIXES = (".tar",)
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key

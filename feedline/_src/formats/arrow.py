@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.files.opening import opening
+from feedline._src.formats import extras
+from feedline._src.formats.arrow_columns import column_of, kinds_of, names_with_bytes, naming_file, spec_of
+from feedline._src.formats.grouped_file import Columns, Group, GroupedFile, TableFile
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.rows import digests
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.arrow_columns import column_of, kinds_of, names_with_bytes, naming_file, spec_of
-from feedline._src.sources.formats.grouped_file import Columns, Group, GroupedFile, TableFile
-from feedline._src.sources.formats.open_options import OpenOptions
 
 Array = npt.NDArray[Any]
 Spec = dict[str, jax.ShapeDtypeStruct]

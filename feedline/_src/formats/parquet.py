@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.arrow_columns import (
+from feedline._src.formats import extras
+from feedline._src.formats.arrow_columns import (
     column_of,
     kinds_of,
     names_with_bytes,
@@ -18,9 +18,9 @@ from feedline._src.sources.formats.arrow_columns import (
     rows_of,
     spec_of,
 )
-from feedline._src.sources.formats.grouped_file import Columns, Group, GroupedFile, TableFile, memory_bytes
-from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.opening import digest_of, readable
+from feedline._src.formats.grouped_file import Columns, Group, GroupedFile, TableFile, memory_bytes
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.opening import digest_of, readable
 from feedline._src.stores.remote_object import RemoteObject
 
 

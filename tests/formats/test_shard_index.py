@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tfrecords import encoded
 
 import feedline
+from feedline._src.formats import tfrecord
 from feedline._src.sources import file_formats
-from feedline._src.sources.encoded import tfrecord
 
 RECORDS = [b"one", b"two", b"three"]
 

@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.files.opening import opening
+from feedline._src.formats import extras
+from feedline._src.formats.grouped_file import Group, GroupedFile, TableFile, memory_bytes
+from feedline._src.formats.npy import MappedFile
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.rows import digests
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.grouped_file import Group, GroupedFile, TableFile, memory_bytes
-from feedline._src.sources.formats.npy import MappedFile
-from feedline._src.sources.formats.open_options import OpenOptions
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".h5", ".hdf5")

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.files.opening import folder_error
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.grouped_file import ByteColumn, Group
-from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.formats import extras
+from feedline._src.formats.grouped_file import ByteColumn, Group
+from feedline._src.formats.open_options import OpenOptions
 
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]

@@ -269,7 +269,7 @@ FORKS = """
 import os, sys, threading, time
 import numpy as np
 import feedline
-from feedline._src.sources.formats import hdf5
+from feedline._src.formats import hdf5
 
 assert "h5py" not in sys.modules  # which would register its hook of forks before feedline's
 source = feedline.open_source(sys.argv[1])
