@@ -65,6 +65,11 @@ class File(abc.ABC):
         """A local path of all bytes, for a library that opens files by path. An object is fetched whole, and stays
         in the cache while this `File` is referred to. Errors as of `read`."""
 
+    @property
+    @abc.abstractmethod
+    def has_path(self) -> bool:
+        """Whether all bytes lie on a local disk, so that `path` fetches nothing."""
+
     @abc.abstractmethod
     def open(self, sequential: bool = False) -> BinaryIO:
         """A file object of the bytes, for one thread.

@@ -61,6 +61,11 @@ class LocalFile(File):
         """Its own path."""
         return self.name
 
+    @property
+    def has_path(self) -> bool:
+        """True: nothing is fetched."""
+        return True
+
     def open(self, sequential: bool = False) -> BinaryIO:
         """The file, open. Errors as of `File.check`."""
         file = open(self.name, "rb")  # noqa: SIM115  # the caller closes it

@@ -48,6 +48,11 @@ class RemoteFile(File):
             self._whole = whole
         return self._whole.paths[0]
 
+    @property
+    def has_path(self) -> bool:
+        """See `File.has_path`."""
+        return self._whole is not None
+
     def open(self, sequential: bool = False) -> BinaryIO:
         """See `File.open`."""
         return open_object(self.item, sequential)
