@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline._src.sources.file_formats import FORMATS
+from feedline._src.formats.registry import MODULES
 
 TEXT = b"no rows, but a line of text\n" * 300
-SUFFIXES = sorted(FORMATS.keys() - {".zarr"})  # a folder
+SUFFIXES = sorted(MODULES.keys() - {".zarr"})  # a folder
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

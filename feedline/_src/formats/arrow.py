@@ -16,11 +16,13 @@ from feedline._src.formats import extras
 from feedline._src.formats.arrow_columns import column_of, kinds_of, names_with_bytes, naming_file, spec_of
 from feedline._src.formats.grouped_file import Columns, Group, GroupedFile, TableFile
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.registry import Format
 from feedline._src.rows import digests
+
+FORMAT = Format("arrow", (".arrow", ".feather"), takes=frozenset({"columns", "cache_bytes"}), extra="arrow")
 
 Array = npt.NDArray[Any]
 Spec = dict[str, jax.ShapeDtypeStruct]
-SUFFIXES = (".arrow", ".feather")
 _FILE_MARK = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"

@@ -26,13 +26,15 @@ from feedline._src.formats import extras
 from feedline._src.formats.grouped_file import Group, GroupedFile, TableFile, memory_bytes
 from feedline._src.formats.npy import MappedFile
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.registry import Format
 from feedline._src.rows import digests
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
 
+FORMAT = Format("hdf5", (".h5", ".hdf5"), takes=frozenset({"columns", "cache_bytes"}), extra="hdf5")
+
 Array = npt.NDArray[Any]
-SUFFIXES = (".h5", ".hdf5")
 _MOST_LINKS = 32
 _MOST_IN_MEMORY_BYTES = 1 << 26
 """Beside contiguous datasets, others such as compressed labels are read into memory, up to this size in total."""

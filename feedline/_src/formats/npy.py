@@ -21,6 +21,9 @@ import numpy.typing as npt
 from feedline._src.files.opening import opening
 from feedline._src.files.version import FileVersion
 from feedline._src.formats.grouped_file import memory_bytes
+from feedline._src.formats.registry import Format
+
+FORMAT = Format("npy", (".npy", ".npz"), takes=frozenset({"columns", "window", "stride"}), way="mapped")
 
 Array = npt.NDArray[Any]
 _MAGIC = b"\x93NUMPY"

@@ -21,7 +21,10 @@ from feedline._src.formats.arrow_columns import (
 from feedline._src.formats.grouped_file import Columns, Group, GroupedFile, TableFile, memory_bytes
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.opening import digest_of, readable
+from feedline._src.formats.registry import Format
 from feedline._src.stores.remote_object import RemoteObject
+
+FORMAT = Format("parquet", (".parquet",), takes=frozenset({"columns", "cache_bytes"}), extra="parquet")
 
 
 def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:

@@ -10,9 +10,11 @@ from array import array
 from collections.abc import Iterable
 from typing import BinaryIO
 
+from feedline._src.formats.registry import Format
 from feedline._src.formats.shard_index import Scan
 
-SUFFIXES = (".tar",)
+FORMAT = Format("tar", (".tar",), takes=frozenset({"columns"}), way="records")
+
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key
 _META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # what WebDataset leaves out too
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from feedline._src.formats import extras
+from feedline._src.formats.registry import Format
 from feedline._src.formats.shard_index import ENTRY, Scan
 
-SUFFIXES = (".tfrecord", ".tfrecords")
+FORMAT = Format("tfrecord", (".tfrecord", ".tfrecords"), extra="tfrecord", way="records")
+
 _HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum
 _CHECKSUM_BYTES = 4
 _READ_BYTES = 1 << 14  # many small records; little beside large ones, which are skipped

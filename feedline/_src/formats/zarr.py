@@ -20,12 +20,15 @@ from feedline._src.files.version import FileVersion
 from feedline._src.formats import extras
 from feedline._src.formats.grouped_file import Group, GroupedFile, memory_bytes
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.registry import Format
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.shards import EvenLengths
 from feedline._src.rows.spec import is_numeric
 from feedline._src.stores.client import Version
 from feedline._src.stores.urls import is_url
+
+FORMAT = Format("zarr", (".zarr",), takes=frozenset({"columns", "cache_bytes", "missing_chunks"}), extra="zarr")
 
 Array = npt.NDArray[Any]
 MARKS = ("zarr.json", ".zarray", ".zgroup")

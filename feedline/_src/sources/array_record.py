@@ -25,7 +25,6 @@ from feedline._src.rows.values import as_array, as_record_leaf, is_list
 from feedline._src.sources.encoded.records import EncodedRows
 
 Array = npt.NDArray[Any]
-SUFFIXES = (".array_record", ".arrayrecord")
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
 _RECORDS_A_READ = 1 << 11  # fewer are slower to read, more leave the cache
 _BUFFER_BYTES = 1 << 15

@@ -6,15 +6,16 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from feedline._src.files.files import Files
 from feedline._src.formats import arrow, hdf5, parquet, tar, tfrecord, zarr
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.registry import MODULES, Format, Way, format_of
 from feedline._src.formats.shard_index import Form
 from feedline._src.formats.versioned_files import VersionedFiles
 from feedline._src.formats.zarr_in_store import is_zarr_in_store, place_in_store
 from feedline._src.rows.indexed import IndexedSource
-from feedline._src.sources import array_record
 from feedline._src.sources.array_record import ArrayRecordBytes, ArrayRecordSource
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.dataset_columns import open_dataset
@@ -28,12 +29,7 @@ from feedline._src.sources.mapped import MappedSource
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
 
-
-class Format(NamedTuple):
-    """How to open files of a format, on local disk or in a store, and the options that it takes."""
-
-    open: Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
-    takes: frozenset[str]
+Opener = Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
 
 
 def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
@@ -83,7 +79,7 @@ def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
     else:
         source = folder.open_folder(paths[0])
     for name in {source.file_of(0), source.file_of(len(source) - 1)}:
-        if _suffix(name) in FORMATS.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
+        if _suffix(name) in MODULES.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
             is_dataset = os.path.basename(source.file_of(len(source) - 1)) == STATE  # of Hugging Face, in a store
             glob = f"{paths[0].rstrip('/')}/{'data-' if is_dataset else ''}*{Path(name).suffix}"
             raise ValueError(
@@ -93,28 +89,40 @@ def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
     return source
 
 
-FILES = Format(lambda paths, _: folder.open_files(paths), frozenset())
-_FOLDER = Format(_open_folder, frozenset())
-_SAVED = Format(_open_saved, frozenset({"columns"}))
-_ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}))
-_RECORDS = Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
+FILES = Format("files", ())
+"""Files whose suffix is that of no format: each is a row."""
+_FOLDER = Format("folder", ())
+_SAVED = Format("saved", (), takes=frozenset({"columns"}))
 _TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
 _TAR = Form("tar", tar.scan, bytes)
-_GROUPED = frozenset({"columns", "cache_bytes"})
-FORMATS = {
-    ".npy": _ARRAYS,
-    ".npz": _ARRAYS,
-    ".bin": Format(ArraySource, _ARRAYS.takes | {"dtype"}),
-    **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
-    ".parquet": Format(_open_parquet, _GROUPED),
-    **dict.fromkeys(arrow.SUFFIXES, Format(_open_arrow, _GROUPED)),
-    **dict.fromkeys(
-        tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset())
-    ),
-    ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"})),
-    **dict.fromkeys(hdf5.SUFFIXES, Format(_open_hdf5, _GROUPED)),
-    ".zarr": Format(_open_zarr, _GROUPED | {"missing_chunks"}),
+_OPENERS: dict[str, Opener] = {
+    "npy": ArraySource,
+    "raw": ArraySource,
+    "array_record": _open_array_record,
+    "parquet": _open_parquet,
+    "arrow": _open_arrow,
+    "tfrecord": lambda paths, options: ShardSource(_TFRECORD, paths, options),
+    "tar": lambda paths, options: ShardSource(_TAR, paths, options),
+    "hdf5": _open_hdf5,
+    "zarr": _open_zarr,
+    "files": lambda paths, _: folder.open_files(paths),
+    "folder": _open_folder,
+    "saved": _open_saved,
 }
+"""By name, what opens files of a format whose module has no `open`."""
+
+
+WAYS: dict[Way, Callable[[Format, Files, OpenOptions], IndexedSource | EncodedRows]] = {}
+"""For each way to read rows, the source of files of a format that has an `open`."""
+
+
+def open_files(form: Format, paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    """The rows of files of this format, or of one folder."""
+    if form.open is None:
+        return _OPENERS[form.name](paths, options)
+    return WAYS[form.way](form, Files(paths, options.store), options)
+
+
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/tables.md)"
 _TOKENS = "write text as .bin files of tokens once (docs/text.md#files-of-tokens)"
@@ -126,7 +134,7 @@ _TEXT = {
 """What to do with files of text, which have no rows that can be read in any order."""
 
 
-def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
+def format_of_paths(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     """The format of files whose rows follow each other.
 
     Args:
@@ -138,7 +146,7 @@ def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
       ValueError: files of several formats, of none, or compressed as a whole.
     """
     suffixes = sorted({_suffix(path) for path in paths})
-    known = [suffix for suffix in suffixes if suffix in FORMATS]
+    known = [suffix for suffix in suffixes if suffix in MODULES]
     packed = next((path for path in paths if _is_packed(path)), None)
     if packed is not None:
         raise ValueError(
@@ -148,14 +156,14 @@ def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     if len(suffixes) > 1 and known:
         raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
     if known:
-        return FORMATS[known[0]]
+        return format_of(known[0])
     if is_glob:
         return FILES
     if Path(paths[0]).is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
         if not is_url(paths[0]) and is_saved(paths[0]):
             return _SAVED
         is_zarr = is_url(paths[0]) and is_zarr_in_store(paths[0], store or Store())
-        return FORMATS[".zarr"] if is_zarr else _FOLDER
+        return format_of(".zarr") if is_zarr else _FOLDER
     if not (Path(paths[0]).suffix or Path(paths[0]).exists()):
         raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
     name = Path(paths[0])
@@ -163,13 +171,13 @@ def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
         "rename or convert it, give a folder or a glob of files that are a row each, or write a RowSource (the "
         "address of a folder in a store ends in /)"
     )
-    raise ValueError(f"files of rows end in {', '.join(FORMATS)}, got {paths[0]}; {change}")
+    raise ValueError(f"files of rows end in {', '.join(MODULES)}, got {paths[0]}; {change}")
 
 
 def _is_packed(path: str) -> bool:
     """Whether it is a file of many rows that was compressed as a whole."""
     name = Path(path)
-    return name.suffix == ".tgz" or (name.suffix in _COMPRESSED and _suffix(name.stem) in FORMATS)
+    return name.suffix == ".tgz" or (name.suffix in _COMPRESSED and _suffix(name.stem) in MODULES)
 
 
 def _suffix(path: str) -> str:
@@ -180,4 +188,4 @@ def _suffix(path: str) -> str:
     if numbered is None:
         return Path(path).suffix
     suffix = Path(numbered[1]).suffix
-    return suffix if suffix in FORMATS else ".tfrecord"
+    return suffix if suffix in MODULES else ".tfrecord"

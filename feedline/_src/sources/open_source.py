@@ -97,8 +97,9 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
+    from feedline._src.formats.registry import all_formats
     from feedline._src.sources.dataset_columns import open_dataset
-    from feedline._src.sources.file_formats import FILES, FORMATS, format_of
+    from feedline._src.sources.file_formats import FILES, format_of_paths, open_files
     from feedline._src.sources.hugging_face.dataset import is_dataset
     from feedline._src.stores.opening import matches
     from feedline._src.stores.options import Store
@@ -119,15 +120,15 @@ def open_source(
         paths = [str(each.url) for each in listed]
     else:
         paths = [str(Url.parse(name))] if is_url(name) else _matches(name)
-    form = format_of(paths, listed is not None or paths != [name], store)
+    form = format_of_paths(paths, listed is not None or paths != [name], store)
     for option in sorted(options.given() - form.takes - {"store"}):
-        takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
+        takers = [suffix for other in all_formats() if option in other.takes for suffix in other.suffixes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
     if listed is not None and form is FILES:
         from feedline._src.sources.encoded.folder import open_listed_files
 
         return open_listed_files(listed, store or Store())
-    return form.open(paths, options)
+    return open_files(form, paths, options)
 
 
 def _matches(name: str) -> list[str]:

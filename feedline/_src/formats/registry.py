@@ -1,0 +1,77 @@
+"""`Format`, which each module of a format declares, and the registry that finds a format by a suffix.
+
+A new format is one module here with a `FORMAT`, and one line of `MODULES`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+Way = Literal["mapped", "grouped", "records"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """What a module says about its format. It pickles as its name.
+
+    Attributes:
+      name: of the format; that of its module.
+      suffixes: of its files, the common one first.
+      takes: the options of `open_source` that it takes, beside `store`.
+      extra: the extra of pyproject.toml that installs its library; "": it needs none.
+      way: how rows are read. A format of which some files can be mapped and others cannot says "grouped".
+      open: (file, options) → its description: the arrays, groups or records that it has. `None` for formats that
+        `sources.file_formats` opens.
+
+    Example:
+      >>> format_of(".tfrecord").extra
+      'tfrecord'
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    takes: frozenset[str] = frozenset()
+    extra: str = ""
+    way: Way = "grouped"
+    open: Callable[..., Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return format_named, (self.name,)
+
+
+MODULES = {
+    ".npy": "npy",
+    ".npz": "npy",
+    ".bin": "raw",
+    ".array_record": "array_record",
+    ".arrayrecord": "array_record",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".tar": "tar",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".zarr": "zarr",
+}
+"""The module of each suffix, which is imported when a file with that suffix is opened."""
+
+
+def format_of(suffix: str) -> Format:
+    """The format of files with this suffix, a key of `MODULES`."""
+    return format_named(MODULES[suffix])
+
+
+def format_named(name: str) -> Format:
+    """The format that the module `name` declares."""
+    declared: Format = importlib.import_module(f"feedline._src.formats.{name}").FORMAT
+    return declared
+
+
+def all_formats() -> list[Format]:
+    """All formats, in the order of `MODULES`. Their modules are imported; their libraries are not."""
+    return [format_named(name) for name in dict.fromkeys(MODULES.values())]
