@@ -1,0 +1,187 @@
+"""What a format makes of a file: plain descriptions of its rows that know no places, caches and versions.
+
+A leaf of a row has a shape and a dtype, or is bytes (or text, or a list) of any length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.rows.shards import EvenLengths, Indices, Lengths, rows_in
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+Leaf = jax.ShapeDtypeStruct | str
+"""Shape and dtype of a leaf of one row; or for leaves of any length what they are: "bytes", "bytes of int32"."""
+_MOST_ROWS = 1 << 48
+"""Of a file: sums over files stay below the largest int64."""
+
+
+class NumberColumn(NamedTuple):
+    """A leaf of some rows, numbers of one shape.
+
+    Attributes:
+      values: [k, *row shape], contiguous.
+      null: bool[k], True for rows with a null, whose values are meaningless; None if there are none.
+    """
+
+    values: Array
+    null: Mask | None = None
+
+    @property
+    def rows(self) -> int:
+        """k."""
+        return len(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of both arrays."""
+        return self.values.nbytes + (0 if self.null is None else self.null.nbytes)
+
+    def take(self, rows: Indices) -> list[Any]:
+        """Copies of these rows: NumPy scalars or arrays."""
+        return list(self.values[rows])
+
+
+class ByteColumn(NamedTuple):
+    """A leaf of some rows, bytes of any length, in one piece of memory.
+
+    Attributes:
+      ends: [k + 1]; value i is data[ends[i] : ends[i + 1]].
+      data: uint8[n].
+      null: as of a `NumberColumn`.
+    """
+
+    ends: Array
+    data: Array
+    null: Mask | None = None
+
+    @property
+    def rows(self) -> int:
+        """k."""
+        return max(0, len(self.ends) - 1)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all arrays."""
+        return self.ends.nbytes + self.data.nbytes + (0 if self.null is None else self.null.nbytes)
+
+    def take(self, rows: Indices) -> list[bytes]:
+        """Copies of these values.
+
+        Raises:
+          ValueError: the file has positions outside of the data.
+        """
+        starts, stops = self.ends[rows], self.ends[rows + 1]
+        if len(rows) and not ((starts >= 0) & (starts <= stops) & (stops <= len(self.data))).all():
+            raise ValueError("positions of values must lie within the column, and do not; the file is damaged")
+        view = self.data.data
+        return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+Column = NumberColumn | ByteColumn
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """A file that stores rows in groups, which are decoded whole: row groups, record batches, rows of chunks.
+
+    Leaves are numbered in the order in which JAX flattens `spec`. All functions are called from many threads. What
+    they raise is a bad row, unless it is a `FeedError` or the file was changed.
+
+    Attributes:
+      spec: tree of `Leaf`.
+      lengths: for each leaf the rows of each of its groups.
+      read: (leaf, group) → the rows of a group, in memory of their own, since they are cached. The caller compares
+        them with `spec` and `lengths`.
+      read_rows: (leaves, rows of the file) → for each of these leaves a list of its values: bytes, NumPy scalars
+        or arrays. For files of bytes from which single rows can be read; then rows are not read by `read`.
+      is_mapped: `read_rows` takes rows from mapped memory, so that the file is checked before and not after.
+      extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead; empty: unknown.
+      nulls: by the number of a leaf how many nulls it has, for leaves of which the metadata say so.
+      identity: (allow_bad_rows) → JSON values that identify the data, without a path; None: the digest of the
+        file. A sampled row that cannot be read is a RowError, or with `allow_bad_rows` part of the identity.
+      will_read: (leaf, groups, ahead) → False if it is too early to fetch groups that are read `ahead` batches
+        later; for folders, whose files are fetched by the format.
+      close: gives up what is being fetched.
+    """
+
+    spec: Any
+    lengths: Sequence[Lengths]
+    read: Callable[[int, int], Column]
+    read_rows: Callable[[Sequence[int], Indices], Sequence[Sequence[Any]]] | None = None
+    is_mapped: bool = False
+    extents: Callable[[int, int], Sequence[tuple[int, int]]] = lambda leaf, group: ()
+    nulls: dict[int, int] = dataclasses.field(default_factory=dict)
+    identity: Callable[[bool], Any] | None = None
+    will_read: Callable[[int, Sequence[int], int], bool] | None = None
+    close: Callable[[], None] = lambda: None
+
+
+def check_column(column: Column, rows: int, leaf: Leaf) -> None:
+    """Refuse a group whose rows are not those that the metadata of its file promise.
+
+    Raises:
+      ValueError: another number, shape or dtype, or not contiguous.
+    """
+    if isinstance(column, NumberColumn):
+        found = f"{column.values.dtype}{list(column.values.shape)}"
+    else:
+        found = f"{column.rows} rows of bytes"
+    promised = f"{rows} rows of bytes" if isinstance(leaf, str) else f"{leaf.dtype}{[rows, *leaf.shape]}"
+    if found != promised or (isinstance(column, NumberColumn) and not column.values.flags.c_contiguous):
+        raise ValueError(
+            f"a group must hold the rows that the file's metadata promises, {promised}, and it holds {found}; "
+            "the file is damaged, write it again"
+        )
+
+
+def check_fits(file: Grouped, path: str, first: Grouped, first_path: str) -> None:
+    """Refuse a file whose rows have another form than those of the first file, or whose lengths are impossible.
+
+    Raises:
+      ValueError: the file does not fit, or is damaged.
+    """
+    forms = [
+        {jax.tree_util.keystr(at): described(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(each.spec)}
+        for each in (file, first)
+    ]
+    if forms[0] != forms[1]:
+        raise ValueError(
+            f"files must agree in columns, dtypes and row shapes; {path} has {forms[0]}, {first_path} {forms[1]}; "
+            "choose columns=[...] that they share, or write them again"
+        )
+    if any(not isinstance(groups, EvenLengths) and min(groups, default=0) < 0 for groups in file.lengths):
+        raise ValueError(
+            f"a group must have 0 rows or more, and the metadata of {path} promises fewer; write it again"
+        )
+    totals = {rows_in(groups) for groups in file.lengths}
+    if max(totals, default=0) > _MOST_ROWS:
+        raise ValueError(f"a file must have at most 2^48 rows, and the metadata of {path} promises {max(totals)}")
+    if len(totals) > 1:
+        raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")
+
+
+def described(leaf: Leaf) -> str:
+    """A leaf in words, such as "bytes" and "float32[3]"."""
+    return leaf if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def memory_bytes() -> int:
+    """The memory that an array can have: the machine's, or what is left of a limit (ulimit -v)."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    machine = page * os.sysconf("SC_PHYS_PAGES")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return machine
+    with open("/proc/self/statm") as sizes:
+        used = page * int(sizes.read().split()[0])
+    return min(machine, max(0, limit - used))
