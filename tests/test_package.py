@@ -271,8 +271,9 @@ OF_FEEDLINE = {
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
         "prefetch", "observe", "runtime", "statistics", "options",
     ],
-    "images": ["sources.decoded", "sources.open_source", "sources.encoded",
-               "formats.extras", "rows.row_source", "options"],
+    "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.extras",
+               "rows.encoded_source", "rows.row_source", "options"],
+    "image_limits": [],
     # beside them
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "observe.metrics", "observe.report"],  # of any feed

@@ -26,9 +26,9 @@ from PIL import Image
 
 import feedline
 from feedline._src.formats import parquet, shard_index
+from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder
 from feedline._src.sources.decoded import Row
-from feedline._src.sources.encoded.image_limits import check_image
 from feedline._src.stores.cache import BlockCache, name_of
 from feedline._src.tools.convert.manifest import Manifest
 

@@ -4,6 +4,7 @@ A map, one folder a stage, in the order in which data flows::
 
     feed        the loop's iterator of global batches: its state and life cycle
     images      JPEG, PNG and other images as rows
+    image_limits  what an image may ask of its decoder
     drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
     options     Order, Reading, Limits and Blocks, checked when they are made
     feed_options  what a user asks a feed for, with all defaults
@@ -15,7 +16,7 @@ A map, one folder a stage, in the order in which data flows::
     lazy        public modules whose names are imported on first use
 
     order/      which row stands at which position of an epoch: pure functions
-    rows/       what a row is, and the contract of its source
+    rows/       what a row is, and the contracts of its source
     sources/    what rows are read from
       encoded/    records of bytes, such as image files
       hugging_face/ datasets of the library `datasets`

@@ -11,7 +11,7 @@ from webdataset import TarWriter, tariterators
 
 import feedline
 from feedline._src.rows import digests
-from feedline._src.sources.encoded.records import EncodedSource
+from feedline._src.rows.encoded_source import EncodedSource
 
 SAMPLES = [
     {"__key__": f"photos/v1.0/{i:04}", "jpg": os.urandom(3000 * i), "cls": b"%d" % i, "seg.png": b"s" * i}

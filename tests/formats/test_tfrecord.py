@@ -19,7 +19,7 @@ from tfrecords import crc32c, encoded, masked
 
 import feedline
 from feedline._src.rows import digests
-from feedline._src.sources.encoded.records import EncodedSource
+from feedline._src.rows.encoded_source import EncodedSource
 
 RECORDS = [b"first", b"", b"\0" * 5000, bytes(range(256)) * 40, b"last"]
 

@@ -22,7 +22,7 @@ import simplejpeg
 from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, List, Value
 
 import feedline
-from feedline._src.sources.encoded.records import EncodedSource
+from feedline._src.rows.encoded_source import EncodedSource
 
 pytestmark = pytest.mark.slow
 

@@ -18,11 +18,11 @@ from feedline._src.formats.npy import fields
 from feedline._src.formats.open_options import Decode, OpenOptions
 from feedline._src.formats.versioned_files import VersionedFiles, Versions
 from feedline._src.rows import digests
+from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import as_array, as_record_leaf, is_list
-from feedline._src.sources.encoded.records import EncodedRows
 
 Array = npt.NDArray[Any]
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"

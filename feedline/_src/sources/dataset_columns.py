@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.placement.plan import Columns
+from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.encoded.records import EncodedRows
 from feedline._src.sources.hugging_face.columns import trees_of
 from feedline._src.sources.hugging_face.dataset import HuggingFaceDataset, OpenDataset
 from feedline._src.sources.hugging_face.records import DatasetRecords, has_bytes

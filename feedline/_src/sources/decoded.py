@@ -14,10 +14,10 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError
 from feedline._src.order.epoch import keys_at
 from feedline._src.rows.bad_rows import raise_of_signal_handler
+from feedline._src.rows.encoded_source import EncodedSource, Record, is_encoded_source
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.spec import RowSpec
-from feedline._src.sources.encoded.records import EncodedSource, Record, is_encoded_source
 from feedline._src.sources.open_source import open_source
 
 _RECORDS_AT_ONCE = 64

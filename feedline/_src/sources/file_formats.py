@@ -15,12 +15,12 @@ from feedline._src.formats.registry import MODULES, Format, Way, format_of
 from feedline._src.formats.shard_index import Form
 from feedline._src.formats.versioned_files import VersionedFiles
 from feedline._src.formats.zarr_in_store import is_zarr_in_store, place_in_store
+from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources.array_record import ArrayRecordBytes, ArrayRecordSource
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.dataset_columns import open_dataset
 from feedline._src.sources.encoded import folder
-from feedline._src.sources.encoded.records import EncodedRows
 from feedline._src.sources.encoded.shard_source import ShardSource
 from feedline._src.sources.encoded.tables import TableSource
 from feedline._src.sources.groups import GroupSource

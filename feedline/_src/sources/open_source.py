@@ -23,7 +23,7 @@ from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import Lanes
 
 if TYPE_CHECKING:
-    from feedline._src.sources.encoded.records import EncodedRows, EncodedSource
+    from feedline._src.rows.encoded_source import EncodedRows, EncodedSource
     from feedline._src.sources.hugging_face.dataset import HuggingFaceDataset
     from feedline._src.stores.options import Store
 
@@ -157,7 +157,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     if isinstance(source, str | bytes | os.PathLike):
         return open_arrays(source)
     if hasattr(source, "fields") and hasattr(source, "records"):
-        from feedline._src.sources.encoded.records import is_encoded_source
+        from feedline._src.rows.encoded_source import is_encoded_source
 
         if is_encoded_source(source):
             raise TypeError(_why_not_arrays(source))
@@ -195,7 +195,7 @@ def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> IndexedSource:
 
 
 def _why_not_arrays(source: EncodedSource) -> str:
-    from feedline._src.sources.encoded.records import EncodedRows
+    from feedline._src.rows.encoded_source import EncodedRows
 
     return (
         f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "

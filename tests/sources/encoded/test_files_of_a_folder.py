@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline._src.sources.encoded.records import EncodedSource
+from feedline._src.rows.encoded_source import EncodedSource
 
 CONTENT = {
     "cat/1.jpg": b"\xff\xd8 one",

@@ -13,7 +13,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
-from feedline._src.sources.encoded.records import EncodedSource
+from feedline._src.rows.encoded_source import EncodedSource
 
 COUNT = 50
 BYTES = [bytes([i]) * (i % 7) for i in range(COUNT)]

@@ -14,8 +14,8 @@ import numpy as np
 from feedline._src.files.open_files import pread, unreadable
 from feedline._src.files.version import FileVersion, changed
 from feedline._src.rows import digests
+from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices
-from feedline._src.sources.encoded.records import EncodedRows, Record
 from feedline._src.stores.client import Listed, Version
 from feedline._src.stores.many_objects import ManyObjects, Part, whole
 from feedline._src.stores.opening import listing

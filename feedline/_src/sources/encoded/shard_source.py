@@ -14,8 +14,8 @@ from feedline._src.files.open_files import OpenFile, OpenFiles, unreadable
 from feedline._src.files.version import FileVersion, changed
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.shard_index import ENTRY, Form, Shard, open_remote_shard, open_shard
+from feedline._src.rows.encoded_source import EncodedRows, Record, read_by_shard
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.sources.encoded.records import EncodedRows, Record, read_by_shard
 from feedline._src.stores.client import Version
 from feedline._src.stores.opening import RemoteObjects
 from feedline._src.stores.options import Store

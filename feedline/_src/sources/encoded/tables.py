@@ -15,9 +15,9 @@ from feedline._src.formats.grouped_file import Rows, TableFile
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.opening import digest_of
 from feedline._src.formats.versioned_files import VersionedFiles, Versions
+from feedline._src.rows.encoded_source import EncodedRows, Record, read_by_shard
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.runtime.ending import check_may_read
-from feedline._src.sources.encoded.records import EncodedRows, Record, read_by_shard
 
 OpenTable = Callable[[Any, OpenOptions], TableFile | None]
 

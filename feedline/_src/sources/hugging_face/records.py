@@ -17,8 +17,8 @@ from feedline._src.formats.arrow_columns import column_of, is_bytes
 from feedline._src.formats.grouped_file import ByteColumn, Group
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
+from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.sources.encoded.records import EncodedRows, Record
 from feedline._src.sources.hugging_face.columns import check_type, values_of
 from feedline._src.sources.hugging_face.dataset import OpenDataset
 

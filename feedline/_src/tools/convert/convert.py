@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import grain
 
 from feedline._src.options import checked_integer
+from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
 from feedline._src.rows.indexed import IndexedSource
-from feedline._src.sources.encoded.records import EncodedRows, is_encoded_source
 from feedline._src.sources.lanes import Lanes
 from feedline._src.sources.open_source import as_source, open_source
 from feedline._src.tools.convert.formats import FormatName, same_rows, sync

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
+from feedline._src.rows.encoded_source import is_encoded_source
 from feedline._src.rows.row_source import is_ragged
-from feedline._src.sources.encoded.records import is_encoded_source
 from feedline._src.sources.mixture import Mixture
 
 Leaf = tuple[str, ...]
