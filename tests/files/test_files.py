@@ -51,6 +51,13 @@ def test_memory_open_file_and_samples_have_the_same_bytes(file, path):
     assert Files([str(copy)])[0].digest == file.digest
 
 
+def test_samples_of_several_files_are_read_at_once(path):
+    copy = path.with_name("copy.bin")
+    copy.write_bytes(DATA[::-1])
+    files = Files([str(path), str(copy)])
+    assert files.samples([[(5, 3), (0, 1)], [(99_999, 9)]]) == [[DATA[5:8], DATA[:1]], [DATA[:1]]]
+
+
 @pytest.mark.parametrize("use", ["read", "open", "check", "pickle", "memory"])
 def test_a_replaced_file_is_refused(path, use):
     files = Files([str(path)])

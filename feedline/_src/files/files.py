@@ -22,7 +22,7 @@ class Files(Sequence[File]):
     """Files by their numbers, each of one version. Thread-safe, and it pickles.
 
     Args:
-      paths: of local files, or addresses of objects, which are all asked for at once.
+      paths: of local files, and addresses of objects, which are all asked for at once.
       store: how objects are read; None: `Store()`.
       versions: those that they must have; None: the present ones.
 
@@ -36,25 +36,27 @@ class Files(Sequence[File]):
         self.paths, self._store = list(paths), store
         self._opened = OpenFiles()
         self._objects: Any = None
-        wanted = [None] * len(paths) if versions is None else versions
-        self._files: list[File] = []
-        if self.paths and is_url(self.paths[0]):
-            from feedline._src.files.remote import RemoteFile
+        if urls := [path for path in self.paths if is_url(path)]:
             from feedline._src.stores.opening import RemoteObjects
 
-            self._objects = RemoteObjects(self.paths, store or Store())
-            for path, version in zip(self.paths, wanted, strict=True):
-                item = self._objects.by_url[path]
-                if version is not None:
-                    version.check(item.version, path)
-                self._files.append(RemoteFile(item, store or Store()))
-        else:
-            pairs = zip(self.paths, wanted, strict=True)
-            self._files = [LocalFile(path, version, self._opened) for path, version in pairs]
+            self._objects = RemoteObjects(urls, store or Store())
+        self._items: list[Any] = [self._objects.by_url[path] if is_url(path) else None for path in self.paths]
+        """The object of each file; None if it lies on local disk."""
+        wanted = [None] * len(paths) if versions is None else versions
+        self._files: list[File] = [self._file(*each) for each in zip(self.paths, self._items, wanted, strict=True)]
+
+    def _file(self, path: str, item: Any, version: Any) -> File:
+        if item is None:
+            return LocalFile(path, version, self._opened)
+        from feedline._src.files.remote import RemoteFile
+
+        if version is not None:
+            version.check(item.version, path)
+        return RemoteFile(item, self._store or Store())
 
     @property
     def in_store(self) -> bool:
-        """Whether they are objects in a store, so that it pays to say what will be read."""
+        """Whether any of them is an object in a store, so that it pays to say what will be read."""
         return self._objects is not None
 
     def __len__(self) -> int:
@@ -74,6 +76,15 @@ class Files(Sequence[File]):
         file.check()
         return found
 
+    def samples(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> list[list[bytes]]:
+        """For each file the bytes of its (offset, length), as of `File.samples`: of all objects at once."""
+        each = list(zip(self._files, self._items, ranges, strict=True))
+        started = [[] if item is None else item.start_samples(some) for _, item, some in each]
+        return [
+            file.samples(list(some)) if item is None else [item.result(future) for future in futures]
+            for (file, item, some), futures in zip(each, started, strict=True)
+        ]
+
     def will_read(self, places: Iterable[Place], ahead: int) -> bool:
         """Begin to fetch parts that are read `ahead` batches later, of objects in a store.
 
@@ -85,9 +96,9 @@ class Files(Sequence[File]):
             return True
         blocks = [np.zeros(0, np.int64)]
         for number, offsets, lengths in places:
-            item = self._objects.by_url[self.paths[number]]
-            parts = zip(offsets.tolist(), lengths.tolist(), strict=True)
-            blocks += [item.blocks_of(*part) for part in parts if part[1] > 0]
+            item, parts = self._items[number], zip(offsets.tolist(), lengths.tolist(), strict=True)
+            if item is not None:
+                blocks += [item.blocks_of(*part) for part in parts if part[1] > 0]
         return bool(self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead))
 
     def close(self) -> None:
