@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from programs import restore_signals
 
-pytest_plugins = ("fault_times", "feed_fixtures")
+pytest_plugins = ("fault_times", "feed_fixtures", "store_fixtures")
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 _FLAG = "--xla_force_host_platform_device_count=8"

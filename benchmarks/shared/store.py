@@ -24,7 +24,7 @@ def served(folder, latency_ms, connection_mb_s, prefix=""):
 
 def main(folder, prefix, latency_s, bytes_s):
     """Serve until the standard input ends."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "stores"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
     from store_server import etag, serving
 
     files = [path for path in Path(folder).rglob("*") if path.is_file()]

@@ -112,7 +112,7 @@ def write(kind: str, folder: Path) -> None:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[None]:
     """A store with the rows as a `.npy` of records; its address is in `folder`."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "stores"))
+    sys.path.insert(0, str(Path(__file__).parent.parent))
     from store_server import serving
 
     rows = np.zeros(ROWS, [("id", np.int32), ("x", np.int32)])

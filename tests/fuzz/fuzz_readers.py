@@ -59,7 +59,7 @@ def _dataset(path: Path) -> Any:
 @functools.cache
 def _server() -> Any:
     """A store in this process, until it ends."""
-    sys.path.append(str(Path(__file__).parent.parent / "stores"))
+    sys.path.append(str(Path(__file__).parent.parent))
     from store_server import serving
 
     context = serving()

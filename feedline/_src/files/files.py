@@ -36,6 +36,7 @@ class Files(Sequence[File]):
         self.paths, self._store = list(paths), store
         self._opened = OpenFiles()
         self._objects: Any = None
+        self._whole: Any = None
         if urls := [path for path in self.paths if is_url(path)]:
             from feedline._src.stores.opening import RemoteObjects
 
@@ -83,6 +84,27 @@ class Files(Sequence[File]):
         return [
             file.samples(list(some)) if item is None else [item.result(future) for future in futures]
             for (file, item, some), futures in zip(each, started, strict=True)
+        ]
+
+    def local_paths(self) -> list[str]:
+        """The `File.path` of each, all fetched at once.
+
+        Raises:
+          FeedError: also if the cache is too small for all of them.
+        """
+        if self._objects is not None and self._whole is None:
+            from feedline._src.stores.whole_files import WholeFiles
+
+            far: list[Any] = [
+                file for file, item in zip(self._files, self._items, strict=True) if item is not None
+            ]
+            whole = WholeFiles([file.name for file in far], self._store or Store())
+            for file, version in zip(far, whole.versions, strict=True):
+                file.version.check(version, file.name)
+            self._whole = whole
+        fetched = iter(self._whole.paths if self._whole is not None else ())
+        return [
+            path if item is None else next(fetched) for path, item in zip(self.paths, self._items, strict=True)
         ]
 
     def will_read(self, places: Iterable[Place], ahead: int) -> bool:

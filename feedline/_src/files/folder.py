@@ -1,0 +1,548 @@
+"""Folders: many files that are read whole or in parts, of which nothing is kept but names and versions."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import collections
+import functools
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from feedline._src.files.file import Indices
+from feedline._src.files.open_files import pread, unreadable
+from feedline._src.files.version import FileVersion, changed
+from feedline._src.rows import digests
+from feedline._src.stores.ahead import AHEAD, Ahead
+from feedline._src.stores.cache import cache_of, name_of
+from feedline._src.stores.client import Listed, Version
+from feedline._src.stores.fetcher import fetcher
+from feedline._src.stores.opening import folders, listing
+from feedline._src.stores.options import Store
+from feedline._src.stores.origin import REQUEST_BYTES, Origin, bytes_in, cached, gathered
+from feedline._src.stores.residency import result_of
+from feedline._src.stores.urls import Url, is_url
+
+T = TypeVar("T")
+_READ_WHOLE_BYTES = 1 << 18
+"""A smaller file is read whole for its digest; of a larger one sixteen parts are."""
+
+
+class Names(Sequence[str]):
+    """Names of up to millions of files in little memory.
+
+    Args:
+      names: relative to a folder, as bytes of the file system.
+
+    Example:
+      >>> names = Names([b"a.jpg", b"b.jpg"])
+      >>> len(names), names[1], names.digest == Names([b"a.jpgb.jpg"]).digest
+      (2, 'b.jpg', False)
+    """
+
+    def __init__(self, names: Sequence[bytes] = ()) -> None:
+        self._joined = b"".join(names)
+        self._ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        return os.fsdecode(self._joined[self._ends[number] : self._ends[number + 1]])
+
+    @property
+    def digest(self) -> str:
+        """Of all names and their order."""
+        return hashlib.sha256(self._ends.tobytes() + self._joined).hexdigest()[:32]
+
+
+class Part(NamedTuple):
+    """Bytes of a file in a folder.
+
+    Attributes:
+      file: the number of a listed file, or the name of any file in the folder.
+      start: negative: so many bytes before the end.
+      stop: None: the end.
+    """
+
+    file: int | str
+    start: int = 0
+    stop: int | None = None
+
+
+class Folder(abc.ABC):
+    """Files below a path or address. Thread-safe; it pickles, with the versions of its listed files.
+
+    No descriptor stays open. The version of a file is noted when it is listed or first read; a file that differs
+    from that is a FeedError.
+
+    Attributes:
+      name: its path or address, for errors.
+      names: of the listed files, relative to it; empty unless it was made by `listed_folder` or `folder_of`.
+    """
+
+    name: str
+    names: Names
+
+    def path_of(self, file: int | str) -> str:
+        """The path or address of a file."""
+        name = self.names[file] if isinstance(file, int) else file
+        return f"{self.name}/{name}" if self.name else name
+
+    @abc.abstractmethod
+    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
+        """The bytes of each part, all at once: fewer where the file ends; None: there is no such file.
+
+        In a store, a file that was not listed is known to be missing only while the `mark` of `open_folder` is
+        there, unchanged. A listed file that is missing is an error.
+
+        Raises:
+          FeedError: a file was changed or deleted; its store cannot be read; too many files are open.
+          RowError: a local file cannot be read.
+        """
+
+    @abc.abstractmethod
+    def cached(self, part: Part) -> bytes | None:
+        """The bytes of a part without any request; None unless they are on local disk, of a known version."""
+
+    @abc.abstractmethod
+    def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
+        """Begin to fetch parts that are read `ahead` batches later.
+
+        Args:
+          part_bytes: about how many bytes a part has, if the sizes of some are not known: files without a number.
+
+        Returns:
+          False if that is too early; nothing was begun, and the caller asks again later. See `Files.will_read`.
+        """
+
+    @abc.abstractmethod
+    def sizes(self, files: Sequence[int | str]) -> list[int | None]:
+        """The size of each file in bytes, all asked at once; None: there is no such file. Errors as of `read`."""
+
+    @abc.abstractmethod
+    def folders(self, below: str = "") -> list[str]:
+        """The names of the folders that lie directly in it, or in the folder `below` it, sorted."""
+
+    @abc.abstractmethod
+    def select(self, numbers: Indices) -> Folder:
+        """A folder whose listed files are these, in this order."""
+
+    def digests(self, files: Sequence[int | str]) -> list[list[Any]]:
+        """For each file, JSON values that identify its contents: those of `File.digest`."""
+        sizes = [size or 0 for size in self.sizes(files)]
+        spots = [digests.samples_of_file(size) for size in sizes]
+        small = [size <= _READ_WHOLE_BYTES for size in sizes]
+        parts = [
+            [Part(file)] if whole else [Part(file, at, at + length) for at, length in places]
+            for file, whole, places in zip(files, small, spots, strict=True)
+        ]
+        data = iter(self.read([part for of_file in parts for part in of_file]))
+        found = []
+        for file, size, of_file, whole, places in zip(files, sizes, parts, small, spots, strict=True):
+            read = [next(data) for _ in of_file]
+            if any(each is None for each in read):
+                raise changed(self.path_of(file), "it cannot be found any more")
+            given = [each or b"" for each in read]
+            if whole:
+                given = [given[0][at : at + length] for at, length in places]
+            found.append(digests.of_samples(size, given))
+        return found
+
+    @property
+    def in_store(self) -> bool:
+        """Whether its files are objects in a store, so that it pays to say what will be read."""
+        return False
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give up what is being fetched."""
+
+
+class LocalFolder(Folder):
+    """A `Folder` on local disk.
+
+    Args:
+      name: its path; "" if the names are whole paths.
+      names: of listed files.
+    """
+
+    def __init__(self, name: str, names: Names | None = None) -> None:
+        self.name, self.names = name, names or Names()
+        self._seen_bytes = np.full(len(self.names), -1, np.int64)
+        """The size of each listed file when it was first read; -1: not read yet. Written after _seen_ns."""
+        self._seen_ns = np.zeros(len(self.names), np.int64)
+        """Its time of modification then."""
+
+    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
+        """See `Folder.read`."""
+        return [self._read(part) for part in parts]
+
+    def cached(self, part: Part) -> bytes | None:
+        """See `Folder.cached`."""
+        return self._read(part)
+
+    def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
+        """Do nothing."""
+        return True
+
+    def sizes(self, files: Sequence[int | str]) -> list[int | None]:
+        """See `Folder.sizes`."""
+
+        def size(file: int | str) -> int | None:
+            try:
+                return os.path.getsize(self.path_of(file))
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if isinstance(file, int):
+                    raise unreadable(error, file, self.path_of(file)) from error
+                return None
+
+        return [size(file) for file in files]
+
+    def folders(self, below: str = "") -> list[str]:
+        """See `Folder.folders`."""
+        with os.scandir(self.path_of(below)) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+
+    def select(self, numbers: Indices) -> LocalFolder:
+        """See `Folder.select`."""
+        return LocalFolder(self.name, Names([os.fsencode(self.names[number]) for number in numbers.tolist()]))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _read(self, part: Part) -> bytes | None:
+        listed = part.file if isinstance(part.file, int) else None
+        path = self.path_of(part.file)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                before = FileVersion.of_open(descriptor)
+                start, stop, _ = slice(part.start, part.stop).indices(before.size_bytes)
+                data = pread(descriptor, max(0, stop - start), start)
+                after = FileVersion.of_open(descriptor)
+            finally:
+                os.close(descriptor)
+        except (OSError, MemoryError) as error:
+            if listed is None and isinstance(error, FileNotFoundError | NotADirectoryError):
+                return None
+            raise unreadable(error, listed or 0, path) from error
+        if listed is not None and self._seen_bytes[listed] >= 0:
+            seen = int(self._seen_bytes[listed]), int(self._seen_ns[listed])
+            before = before._replace(size_bytes=seen[0], modified_ns=seen[1])
+        before.compare(after, path)
+        if len(data) != max(0, stop - start):
+            raise changed(path, f"it has {start + len(data)} bytes and had {after.size_bytes}")
+        if listed is not None:
+            self._seen_ns[listed] = after.modified_ns
+            self._seen_bytes[listed] = after.size_bytes
+        return data
+
+    def __reduce__(self) -> Any:
+        return LocalFolder, (self.name, self.names)
+
+
+class _Versions(NamedTuple):
+    """Of listed objects, in little memory: by number sizes, and tags with nonces, a line each."""
+
+    sizes: Indices
+    tags: Names
+
+    def of(self, number: int) -> Version:
+        return Version(int(self.sizes[number]), *self.tags[number].split("\n"))
+
+
+class StoreFolder(Folder):
+    """A `Folder` in a store. What is read becomes files of the cache as it is, in pieces of up to 4 MiB.
+
+    Args:
+      url: its address.
+      options: cache and patience.
+      mark: the name of an object and its version. Only while it is there and unchanged, another one is known to be
+        missing: a bucket that is gone has no objects either.
+      names, versions: of listed files.
+      origin: that of another process that reads the same folder.
+    """
+
+    def __init__(
+        self,
+        url: Url,
+        options: Store,
+        mark: tuple[str, Version] | None = None,
+        names: Names | None = None,
+        versions: _Versions | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self._url, self._options, self._mark = url, options, mark
+        self.name, self.names = str(url).removesuffix("/"), names or Names()
+        self._listed = versions or _Versions(np.zeros(0, np.int64), Names())
+        self._cache = cache_of(options)
+        self._origin = origin or Origin(options.patience_s)
+        self._versions: dict[str, Version | None] = {}
+        """Of each object that was asked for by its name, so that none changes unseen."""
+        self._asking = Shared[Version | None]()
+        self._getting = Shared[bytes]()
+        self._fetched: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+        """Parts that were fetched ahead last, and so are in the cache still. Guarded by _lock."""
+        self._lock = threading.Lock()
+        self._ahead = Ahead()
+
+    @property
+    def in_store(self) -> bool:
+        """True."""
+        return True
+
+    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
+        """See `Folder.read`."""
+        found: list[Any] = [self.cached(part) if self._ahead.get(part) is None else None for part in parts]
+        started = {}
+        began = time.monotonic()
+        try:
+            for part in dict.fromkeys(part for part, data in zip(parts, found, strict=True) if data is None):
+                started[part] = fetcher().run(self._bytes_of(part))
+            fetched = {part: result_of(future, self.path_of(part.file)) for part, future in started.items()}
+        finally:
+            for future in started.values():
+                future.cancel()  # after an error, nobody waits for the others
+            fetcher().counts.wait_s += time.monotonic() - began if started else 0
+        return [fetched[part] if data is None else data for part, data in zip(parts, found, strict=True)]
+
+    def cached(self, part: Part) -> bytes | None:
+        """See `Folder.cached`."""
+        version = self._known(part.file)
+        if version is None:
+            return None
+        pieces = [
+            bytes_in(self._cache, name_of(self.path_of(part.file), version.cache_tag, *piece), piece[1] - piece[0])
+            for piece in _pieces(part, version.size_bytes)
+        ]
+        return None if any(piece is None for piece in pieces) else b"".join(piece or b"" for piece in pieces)
+
+    def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
+        """See `Folder.will_read`."""
+        sizes = [self._bytes_in(part, part_bytes) for part in parts]
+        limit_bytes = self._cache.limit_bytes
+        if self._ahead.is_too_early(sum(sizes), ahead, limit_bytes):
+            return False
+        most = int(limit_bytes * AHEAD) // max(1, *sizes)
+        for part in parts:
+            if part not in self._fetched:
+                request = functools.partial(_dropped, self._bytes_of, part)
+                self._ahead.fetch(part, request, functools.partial(self._note, part, most))
+        return True
+
+    def sizes(self, files: Sequence[int | str]) -> list[int | None]:
+        """See `Folder.sizes`."""
+        started = {file: fetcher().run(self._version(file)) for file in files if self._known(file) is None}
+        found = {file: result_of(future, self.path_of(file)) for file, future in started.items()}
+        versions = [found[file] if file in found else self._known(file) for file in files]
+        return [None if version is None else version.size_bytes for version in versions]
+
+    def folders(self, below: str = "") -> list[str]:
+        """See `Folder.folders`."""
+        return sorted(folders(self._url.below(below) if below else self._url, self._options))
+
+    def select(self, numbers: Indices) -> StoreFolder:
+        """See `Folder.select`."""
+        chosen = numbers.tolist()
+        names, tags = (
+            Names([os.fsencode(table[number]) for number in chosen]) for table in (self.names, self._listed.tags)
+        )
+        versions = _Versions(self._listed.sizes[numbers], tags)
+        return StoreFolder(self._url, self._options, self._mark, names, versions, self._origin)
+
+    def close(self) -> None:
+        """See `Folder.close`."""
+        self._ahead.close()
+
+    def _known(self, file: int | str) -> Version | None:
+        return self._listed.of(file) if isinstance(file, int) else self._versions.get(file)
+
+    def _bytes_in(self, part: Part, guess: int | None) -> int:
+        version = self._known(part.file)
+        if version is None:
+            return guess or REQUEST_BYTES
+        start, stop, _ = slice(part.start, part.stop).indices(version.size_bytes)
+        return max(0, stop - start)
+
+    async def _bytes_of(self, part: Part) -> bytes | None:
+        version = await self._version(part.file)
+        if version is None:
+            return None
+        url = self._url.below(self.names[part.file] if isinstance(part.file, int) else part.file)
+
+        async def piece(start: int, stop: int) -> bytes:
+            get = functools.partial(cached, self._cache, self._origin, url, version, start, stop)
+            return await self._getting.once((part.file, start, stop), get)
+
+        return b"".join(await gathered(piece(*each) for each in _pieces(part, version.size_bytes)))
+
+    async def _version(self, file: int | str) -> Version | None:
+        if isinstance(file, int):
+            return self._listed.of(file)
+        if file not in self._versions:
+            self._versions[file] = await self._asking.once(file, functools.partial(self._asked_version, file))
+        return self._versions[file]
+
+    async def _asked_version(self, name: str) -> Version | None:
+        try:
+            return await self._origin.version(self._url.below(name))
+        except FileNotFoundError:
+            if self._mark is not None:
+                mark = self._url.below(self._mark[0])
+                self._mark[1].check(await self._origin.version(mark), str(mark))
+            return None
+
+    def _note(self, part: Part, most: int) -> None:
+        """A part was fetched ahead."""
+        with self._lock:
+            self._fetched[part] = None
+            while len(self._fetched) > most:
+                self._fetched.popitem(last=False)
+
+    def __reduce__(self) -> Any:
+        given = self._url, self._options, self._mark, self.names, self._listed, self._origin
+        return StoreFolder, given
+
+
+def _pieces(part: Part, size: int) -> list[tuple[int, int]]:
+    """Start and stop of the pieces of a part, none larger than a request."""
+    start, stop, _ = slice(part.start, part.stop).indices(size)
+    stop = max(start, stop)
+    return [(at, min(at + REQUEST_BYTES, stop)) for at in range(start, max(stop, start + 1), REQUEST_BYTES)]
+
+
+def open_folder(address: str, store: Store | None = None, mark: str | None = None) -> Folder:
+    """A folder whose files are found by their names when they are read.
+
+    Args:
+      address: path or address.
+      mark: the name of a file in it that must be there as long as the folder is. See `Folder.read`.
+
+    Raises:
+      FileNotFoundError: there is no `mark`.
+      FeedError: the store cannot be read.
+    """
+    if not is_url(address):
+        return LocalFolder(address)
+    url, options = _folder_url(address), store or Store()
+    if mark is None:
+        return StoreFolder(url, options)
+    origin = Origin(options.patience_s)
+    version = fetcher().run(origin.version(url.below(mark))).result()
+    return StoreFolder(url, options, (mark, version), origin=origin)
+
+
+def listed_folder(address: str, store: Store | None = None) -> Folder:
+    """A folder with the names of its files at any depth, sorted by the parts of their paths.
+
+    Hidden files and folders are left out. So are, in a store, the empty objects that some programs write for
+    folders.
+
+    Raises:
+      ValueError: a link to nothing; a web server, which lists no files.
+      FeedError: the store cannot be read.
+    """
+    if not is_url(address):
+        return LocalFolder(address, Names(list(_files_below(os.fsencode(address), b"", 0))))
+    url, options = _folder_url(address), store or Store()
+    if not url.can_list:
+        raise ValueError(
+            f"a web server does not list its files, so a folder must lie in s3:// or gs://, got {address}; open "
+            "it there, or write its files to tar or TFRecord"
+        )
+    prefix = f"{url.key}/" if url.key else ""
+    found = {each.url.key[len(prefix) :]: each for each in listing(Url(url.base, prefix), options)}
+    found = {name: each for name, each in found.items() if not any(p.startswith(".") for p in name.split("/"))}
+    if any("/" in name for name in found):  # then an empty object may stand for a folder, also for an empty one
+        inner = {name[: name.index("/")] for name in found if "/" in name}
+        inner |= {name.rpartition("/")[0] for name in found}
+        found = {
+            name: each
+            for name, each in found.items()
+            if each.version.size_bytes or not ("/" not in name or name in inner)
+        }
+    return _of_listed(url, options, [found[name] for name in sorted(found, key=lambda name: name.split("/"))])
+
+
+def folder_of(files: Sequence[str] | Sequence[Listed], store: Store | None = None) -> Folder:
+    """A folder of these files, in this order, listed relative to the deepest folder that holds all of them.
+
+    Args:
+      files: local paths, or objects that a store listed (`stores.opening.matches`).
+    """
+    listed = [file for file in files if isinstance(file, Listed)]
+    paths = [file.url.key if isinstance(file, Listed) else file for file in files]
+    common = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
+    if listed:
+        return _of_listed(Url(listed[0].url.base, common), store or Store(), listed)
+    return LocalFolder(common, Names([os.fsencode(os.path.relpath(path, common or ".")) for path in paths]))
+
+
+def _of_listed(url: Url, options: Store, listed: Sequence[Listed]) -> StoreFolder:
+    skipped = len(url.key) + 1 if url.key else 0
+    names = Names([os.fsencode(each.url.key[skipped:]) for each in listed])
+    tags = Names([f"{each.version.tag}\n{each.version.nonce}".encode() for each in listed])
+    sizes = np.array([each.version.size_bytes for each in listed], np.int64)
+    return StoreFolder(url, options, None, names, _Versions(sizes, tags))
+
+
+def _folder_url(address: str) -> Url:
+    url = Url.parse(address)
+    return Url(url.base, url.key.removesuffix("/"))
+
+
+def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
+    """The names of the visible files in a folder and, beyond two levels, of the first file of each folder."""
+    with os.scandir(os.path.join(folder, prefix)) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            name = prefix + entry.name
+            if entry.name.startswith(b"."):
+                continue
+            if entry.is_dir():
+                inner = _files_below(folder, name + b"/", depth + 1)
+                yield from inner if depth < 2 else [each for each, _ in zip(inner, (0,), strict=False)]
+            elif entry.is_file():
+                yield name
+            elif entry.is_symlink():
+                path = os.fsdecode(entry.path)
+                raise ValueError(f"{path} is a link to a file that does not exist; delete the link, or mend it")
+
+
+class Shared(Generic[T]):
+    """Requests that several wait for. One that all of them gave up is cancelled. For the fetching thread."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Hashable, tuple[asyncio.Task[T], list[None]]] = {}
+        """By key, the request, and a list with an element for each caller that waits for it."""
+
+    async def once(self, key: Hashable, get: Callable[[], Awaitable[T]]) -> T:
+        """What `get` returns, which is called once for all that wait for this key meanwhile."""
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.ensure_future(_awaited(get())), []
+        task, waiting = self._tasks[key]
+        waiting.append(None)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            waiting.pop()
+            if not waiting:
+                task.cancel()
+            if (task.done() or not waiting) and self._tasks.get(key, (None,))[0] is task:
+                del self._tasks[key]
+
+
+async def _awaited(result: Awaitable[T]) -> T:
+    return await result
+
+
+async def _dropped(get: Callable[[Part], Awaitable[Any]], part: Part) -> None:
+    await get(part)
