@@ -58,6 +58,17 @@ def test_samples_of_several_files_are_read_at_once(path):
     assert files.samples([[(5, 3), (0, 1)], [(99_999, 9)]]) == [[DATA[5:8], DATA[:1]], [DATA[:1]]]
 
 
+def test_what_is_made_of_a_file_is_kept_beside_it_or_in_the_cache(path, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_CACHE", str(path.parent / "cache"))
+    file = Files([str(path)])[0]
+    beside, cached = file.places_beside(".index")
+    assert beside == str(path.parent / ".data.bin.index")
+    assert Path(cached).parent == path.parent / "cache/index"
+    monkeypatch.chdir(path.parent)
+    assert Files(["data.bin"])[0].places_beside(".index") == [".data.bin.index", cached]
+    assert file.stamp == path.stat().st_mtime_ns
+
+
 @pytest.mark.parametrize("use", ["read", "open", "check", "pickle", "memory"])
 def test_a_replaced_file_is_refused(path, use):
     files = Files([str(path)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import hashlib
+import os
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -83,6 +85,15 @@ class File(abc.ABC):
         """The bytes of some (offset, length), for headers and digests. Of an object only these are fetched, at
         once."""
 
+    @property
+    @abc.abstractmethod
+    def stamp(self) -> int | str:
+        """What differs between versions of the same size, and is equal on all machines: a time, or an ETag."""
+
+    @abc.abstractmethod
+    def places_beside(self, suffix: str) -> list[str]:
+        """Paths at which to keep a file that is made of this one once, the best first. Any may be unwritable."""
+
     @abc.abstractmethod
     def check(self) -> None:
         """Refuse, with a FeedError, a file at whose path is another version now. Fetching from a store does so."""
@@ -96,3 +107,8 @@ class File(abc.ABC):
     def digest(self) -> list[Any]:
         """JSON values that identify the contents, without a path: the size, and a digest of sampled bytes."""
         return digests.of_samples(self.size, self.samples(digests.samples_of_file(self.size)))
+
+
+def place_in(folder: str, name: str, suffix: str) -> str:
+    """The path of a file that is made once of what `name` names, in a cache folder."""
+    return os.path.join(folder, "index", f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}{suffix}")

@@ -9,10 +9,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from feedline._src.files.file import Bytes, File, Indices
+from feedline._src.files.file import Bytes, File, Indices, place_in
 from feedline._src.files.open_files import OpenFiles, pread
 from feedline._src.files.opening import opening
 from feedline._src.files.version import FileVersion
+from feedline._src.stores.options import Store
 
 
 class LocalFile(File):
@@ -80,6 +81,17 @@ class LocalFile(File):
         """See `File.samples`."""
         with self.open() as file:
             return [pread(file.fileno(), length, offset) for offset, length in ranges]
+
+    @property
+    def stamp(self) -> int:
+        """Its time of modification in ns."""
+        return self.version.modified_ns
+
+    def places_beside(self, suffix: str) -> list[str]:
+        """See `File.places_beside`. The name is hidden, so that globs and folders of files leave it out."""
+        folder, name = os.path.split(self.name)
+        beside = os.path.join(folder, f".{name}{suffix}")
+        return [beside, place_in(Store().folder, os.path.abspath(self.name), suffix)]
 
     def check(self) -> None:
         """See `File.check`."""

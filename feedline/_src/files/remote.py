@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from feedline._src.files.file import Bytes, File, Indices
+from feedline._src.files.file import Bytes, File, Indices, place_in
 from feedline._src.stores.opening import RemoteObjects
 from feedline._src.stores.options import Store
 from feedline._src.stores.remote_object import RemoteObject, open_object
@@ -60,6 +60,15 @@ class RemoteFile(File):
     def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         """See `File.samples`."""
         return self.item.samples(ranges)
+
+    @property
+    def stamp(self) -> str:
+        """Its ETag; a weak one with a random number, so that nothing is taken for what was made of it before."""
+        return self.item.version.cache_tag
+
+    def places_beside(self, suffix: str) -> list[str]:
+        """See `File.places_beside`: in the cache folder."""
+        return [place_in(self._options.folder, f"{self.name} {self.stamp}", suffix)]
 
     def check(self) -> None:
         """Do nothing: the version is compared whenever bytes are fetched."""
