@@ -10,6 +10,7 @@ from typing import Any
 
 from feedline._src.files.files import Files
 from feedline._src.formats import arrow, hdf5, parquet, tar, tfrecord, zarr
+from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import MODULES, Format, Way, format_of
 from feedline._src.formats.shard_index import Form
@@ -19,12 +20,11 @@ from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources.array_record import ArrayRecordBytes, ArrayRecordSource
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.dataset_columns import open_dataset
+from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.encoded import folder
 from feedline._src.sources.encoded.shard_source import ShardSource
 from feedline._src.sources.encoded.tables import TableSource
 from feedline._src.sources.groups import GroupSource
-from feedline._src.sources.hugging_face.saved import STATE, SavedDataset, check_no_cache, is_saved
 from feedline._src.sources.mapped import MappedSource
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
@@ -40,7 +40,7 @@ def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | Enc
 
 
 def _open_saved(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    return open_dataset(SavedDataset(paths[0]), options)
+    return open_dataset(paths[0], options)
 
 
 def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:

@@ -23,8 +23,8 @@ from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import Lanes
 
 if TYPE_CHECKING:
+    from feedline._src.formats.hugging_face import HuggingFaceDataset
     from feedline._src.rows.encoded_source import EncodedRows, EncodedSource
-    from feedline._src.sources.hugging_face.dataset import HuggingFaceDataset
     from feedline._src.stores.options import Store
 
 _READ_ROW_BY_ROW = (
@@ -97,10 +97,10 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
+    from feedline._src.formats.hugging_face import is_dataset
     from feedline._src.formats.registry import all_formats
-    from feedline._src.sources.dataset_columns import open_dataset
+    from feedline._src.sources.datasets import open_dataset
     from feedline._src.sources.file_formats import FILES, format_of_paths, open_files
-    from feedline._src.sources.hugging_face.dataset import is_dataset
     from feedline._src.stores.opening import matches
     from feedline._src.stores.options import Store
     from feedline._src.stores.urls import Url, is_url
@@ -208,7 +208,7 @@ def _is_plain_dataset(source: Any) -> bool:
     """Whether this is a `datasets.Dataset` without a function of the user's that makes its rows."""
     if "datasets" not in sys.modules:
         return False
-    from feedline._src.sources.hugging_face.dataset import is_dataset
+    from feedline._src.formats.hugging_face import is_dataset
 
     return is_dataset(source) and source.format["type"] != "custom"
 

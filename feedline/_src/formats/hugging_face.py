@@ -1,0 +1,432 @@
+"""Datasets of Hugging Face's library `datasets`, which is never imported here: their Arrow table and its columns.
+
+A dataset is an object of that library, or a folder that `Dataset.save_to_disk` wrote.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import pickle
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+import numpy as np
+
+from feedline._src.files.file import Indices
+from feedline._src.files.files import Files
+from feedline._src.files.opening import opening
+from feedline._src.formats import extras
+from feedline._src.formats.arrow import REWRITE, batches_of
+from feedline._src.formats.arrow_columns import column_of, is_bytes, naming_file, row_of, rows_of
+from feedline._src.formats.grouped_file import ByteColumn, Group
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.rows import digests
+from feedline._src.stores.urls import is_url
+
+STATE = "state.json"
+_CACHED = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
+_INDICES = ("_indices_files", "_indices_data_files")
+"""Keys under which versions of `datasets` before 2 name the files that select rows; later ones copy the rows."""
+_CHECKS_A_READ = 4  # files, at some 5 µs each
+_SAMPLED_ROWS = 64
+
+
+class HuggingFaceDataset(Protocol):
+    """What a `datasets.Dataset` has: the Arrow table of all rows and columns, what `set_format` has set, and the
+    files into which the table and the row indices are mapped."""
+
+    data: Any
+    format: Mapping[str, Any]
+    column_names: list[str]
+    cache_files: list[dict[str, str]]
+
+
+def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
+    """Whether it is a `datasets.Dataset`.
+
+    Raises:
+      TypeError: it is a stream of the same library, or a dict of datasets by split.
+    """
+    if _is(value, "dataset_dict", "DatasetDict") or _is(value, "dataset_dict", "IterableDatasetDict"):
+        names = ", ".join(repr(name) for name in value)
+        raise TypeError(
+            f"a source is the dataset of one split, got a {type(value).__name__} with the splits {names}; pass "
+            f"one of them, dataset[{next(iter(value), 'train')!r}], or load_dataset(..., split=...)"
+        )
+    if _is(value, "iterable_dataset", "IterableDataset"):
+        raise TypeError(
+            "rows of a source have random access, and those of an IterableDataset only come one after the other; "
+            "load the dataset without streaming=True, or pass it as a stream: docs/hugging_face.md#streaming "
+            "has the class"
+        )
+    return _is(value, "arrow_dataset", "Dataset")
+
+
+def _is(value: Any, module: str, name: str) -> bool:
+    """Whether it is an object of this class of `datasets`, which can only be so if that library was imported."""
+    found = sys.modules.get(f"datasets.{module}")
+    return found is not None and isinstance(value, getattr(found, name))
+
+
+class OpenDataset:
+    """The chosen columns of a dataset, and where its rows lie in them. Pickles as the dataset does: by its files.
+
+    Args:
+      dataset: of one split, or the path of a folder for which `is_saved` is true.
+      options: columns.
+      files: into which the dataset is mapped, of the expected versions; None: the present ones.
+
+    Attributes:
+      table: a `pyarrow.Table` of the chosen columns.
+      files: empty for a dataset in memory.
+
+    Raises:
+      ValueError: no rows, no such column, a format that changes values, or a damaged file.
+      FileNotFoundError: a file was deleted.
+    """
+
+    def __init__(
+        self, dataset: HuggingFaceDataset | str, options: OpenOptions, files: Files | None = None
+    ) -> None:
+        self._given, self._options = dataset, options
+        found: Any = _Saved(dataset) if isinstance(dataset, str) else dataset
+        names = _columns_of(found.format, found.column_names)
+        self.files = files or Files([file["filename"] for file in found.cache_files])
+        self._to_check = itertools.cycle(self.files)
+        self.table = found.data.table.select(options.chosen(names, "this dataset"))
+        try:
+            self.table.validate()  # sizes of buffers: damaged files could end the process else
+        except ValueError as error:
+            where = f", in {', '.join(self.files.paths[:3])}" if self.files else ""
+            raise ValueError(
+                f"the table of this dataset is damaged{where}: {error}; make the dataset again"
+            ) from error
+        indices = found._indices  # no public attribute has them
+        self.rows: Indices | None = None
+        """For each row of the dataset its row in the table; None: they are the same."""
+        if indices is not None:
+            self.rows = np.asarray(indices.table.column(0).to_numpy(), np.uint64).view(np.int64)
+        if len(self) == 0:
+            raise ValueError("a source must have at least one row, and this dataset has none")
+
+    def __len__(self) -> int:
+        return self.table.num_rows if self.rows is None else len(self.rows)
+
+    @property
+    def sampled_rows(self) -> Indices:
+        """The rows of which an identity is made."""
+        return np.array(digests.sampled(len(self), _SAMPLED_ROWS), np.int64)
+
+    def rows_in_table(self, rows: Indices) -> Indices:
+        """int64[k]: where these rows of the dataset lie in the table. IndexError: there is no such row."""
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+        return rows if self.rows is None else self.rows[rows]
+
+    def check_files(self) -> None:
+        """Refuse, with a FeedError, files that were written to. Calls take turns through many files."""
+        for file in itertools.islice(self._to_check, min(_CHECKS_A_READ, len(self.files))):
+            file.check_open()
+
+    def __reduce__(self) -> Any:
+        return _opened_again, (self.files, pickle.dumps(self._given), self._options)
+
+
+def _opened_again(files: Files, dataset: bytes, options: OpenOptions) -> OpenDataset:
+    """A copy of a dataset that another process has open. `files` are compared before it is loaded."""
+    return OpenDataset(pickle.loads(dataset), options, files)
+
+
+def _columns_of(form: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
+    """The columns that a format chooses of `names`. ValueError if it makes other values of those in the table;
+    "numpy" and its like only convert them to arrays."""
+    if form["type"] == "custom":
+        raise ValueError(
+            "open_source reads the values that are stored, and this dataset has a transform (with_transform or "
+            "set_transform), which would not be called; pass the dataset itself to the feed, which then reads row "
+            "by row and calls it, or remove it with dataset.with_format(None), and use feedline.decoded or "
+            "Feed(transform=...)"
+        )
+    if form["format_kwargs"]:
+        raise ValueError(
+            "open_source reads the values that are stored, and the format of this dataset converts them, by "
+            f"{dict(form['format_kwargs'])}; remove it with dataset.with_format(None), and convert in the step, "
+            "or in the dataset with dataset.cast_column"
+        )
+    chosen: Sequence[str] = names if form["output_all_columns"] else form["columns"]
+    if not chosen:
+        raise ValueError("a source must have at least one column, and this dataset has none")
+    return chosen
+
+
+# --- columns ---
+
+
+class FileColumn(NamedTuple):
+    """Files, each of which is in the table or lies at a path: `datasets.Image`, `datasets.Audio` and their like.
+
+    Attributes:
+      data: the bytes; null where the file lies at a path.
+      paths: null where there is none.
+      null: bool[k], true where there is neither; None if there is no such row.
+    """
+
+    data: ByteColumn
+    paths: ByteColumn
+    null: Any
+
+    def path_of(self, row: int) -> str | None:
+        """The path of a file that is not in the table; None: it is in the table."""
+        if self.data.null is None or not self.data.null[row]:
+            return None
+        return os.fsdecode(self.paths.take(np.array([row]))[0])
+
+    def take(self, rows: Indices) -> list[bytes]:
+        """The bytes of these files. OSError with its path if one cannot be read."""
+        taken = self.data.take(rows)
+        for i, row in enumerate(rows.tolist()):
+            if (path := self.path_of(row)) is not None:
+                if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+                    raise OSError(errno.EINVAL, "it is no regular file", path)
+                taken[i] = Path(path).read_bytes()
+        return taken
+
+
+Column = Group | ByteColumn | FileColumn
+
+
+def is_encoded(kind: Any) -> bool:
+    """Whether values of this `pyarrow.DataType` are bytes, text or files."""
+    return is_bytes(kind) or _is_file(kind)
+
+
+def _is_file(kind: Any) -> bool:
+    """Whether it is the type of files by bytes or path."""
+    if not extras.require("pyarrow", "arrow").types.is_struct(kind):
+        return False
+    fields = {field.name: field.type for field in kind}
+    return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
+
+
+def check_types(schema: Any) -> None:
+    """Refuse, with a TypeError, columns of other things than numbers, lists of numbers, bytes, text and files."""
+    pyarrow = extras.require("pyarrow", "arrow")
+    for field in schema:
+        inner, label = field.type, f"column {field.name!r}"
+        if is_encoded(inner):
+            continue
+        while isinstance(inner, pyarrow.ExtensionType) or _is_list(inner):
+            inner = inner.value_type if _is_list(inner) else inner.storage_type
+        try:
+            row_of(inner, label)
+        except TypeError:
+            change = _remedy(field.type)
+            raise TypeError(
+                f"{label} must have rows that are numbers, bytes or text, or lists of numbers, got {field.type}; "
+                f"{change}, or leave the column out with columns=[...]"
+            ) from None
+
+
+def _remedy(kind: Any) -> str:
+    """How to make numbers of a column, with `datasets`."""
+    types = extras.require("pyarrow", "arrow").types
+    if types.is_struct(kind):
+        return "make columns of its fields: dataset.flatten()"
+    to = "int32" if types.is_date32(kind) or types.is_time32(kind) else ""
+    to = to or ("int64" if types.is_temporal(kind) else "float64" if types.is_decimal(kind) else "")
+    beyond = ", and see docs/tables.md for its range" if to == "int64" else ""
+    return (
+        f"cast it: dataset.cast_column(name, datasets.Value({to!r})){beyond}"
+        if to
+        else "make numbers of it with dataset.map"
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    types = extras.require("pyarrow", "arrow").types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def columns_of(table: Any) -> list[dict[str, Column]]:
+    """The columns of each piece of a `pyarrow.Table`, which follow each other: views of its memory, by name.
+
+    Only booleans and nulls are copied, out of bits. Lists of any type are rows of one shape if all of
+    them have the same length, as `datasets.Array2D` has, and as tokens have that were padded.
+
+    Raises:
+      TypeError: see `check_types`.
+      ValueError: lists of different lengths.
+    """
+    check_types(table.schema)
+    pieces: list[dict[str, Column]] = []
+    for batch in table.to_batches():
+        if not batch.num_rows:
+            continue
+        piece = {name: _column_of(batch.column(name), f"column {name!r}") for name in table.column_names}
+        for name, column in piece.items() if pieces else ():
+            first = pieces[0][name]
+            if isinstance(column, Group) and isinstance(first, Group):
+                shapes = first.values.shape[1:], column.values.shape[1:]
+                if shapes[0] != shapes[1]:
+                    raise _different_lengths(
+                        f"column {name!r}", f"the shapes {list(shapes[0])} and {list(shapes[1])}"
+                    )
+        pieces.append(piece)
+    return pieces
+
+
+def _column_of(array: Any, label: str) -> Column:
+    if _is_file(array.type):
+        fields = {field.name: part for field, part in zip(array.type, array.flatten(), strict=True)}
+        data, paths = column_of(fields["bytes"], label), column_of(fields["path"], label)
+        assert isinstance(data, ByteColumn)
+        assert isinstance(paths, ByteColumn)
+        null = None if data.null is None or paths.null is None else data.null & paths.null
+        return FileColumn(data, paths, null)
+    return column_of(array, label) if is_bytes(array.type) else rows_of(_of_one_shape(array, label), label)
+
+
+def _of_one_shape(array: Any, label: str) -> Any:
+    """A `pyarrow.Array` in the same memory, with lists of fixed sizes in place of others and of extensions."""
+    pyarrow = extras.require("pyarrow", "arrow")
+    if isinstance(array, pyarrow.ExtensionArray) and isinstance(array.type, pyarrow.ExtensionType):
+        return _of_one_shape(array.storage, label)
+    if not _is_list(array.type):
+        return array
+    if pyarrow.types.is_fixed_size_list(array.type):
+        length = array.type.list_size
+        first = array.offset * length
+    else:
+        ends = np.asarray(array.offsets)
+        lengths = np.diff(ends)
+        if len(lengths) and lengths.min() < 0:
+            raise ValueError(
+                f"{label}: the positions of its lists must ascend; the table is damaged, make it again"
+            )
+        length, first = (int(lengths[0]), int(ends[0])) if len(lengths) else (0, 0)
+        if (lengths != length).any():
+            raise _different_lengths(label, f"{lengths.min()} to {lengths.max()} values")
+    values = _of_one_shape(array.values.slice(first, length * len(array)), label)
+    mask = array.is_null() if array.null_count else None
+    return pyarrow.FixedSizeListArray.from_arrays(values, length, mask=mask)
+
+
+def _different_lengths(label: str, found: str) -> ValueError:
+    return ValueError(
+        f"{label} must have lists of one length, and they have {found}; pad them with dataset.map, or read them "
+        "by their offsets with feedline.Ragged (docs/hugging_face.md). If the rows of this dataset were selected "
+        "from others, copy them with dataset.flatten_indices(). columns=[...] leaves the column out"
+    )
+
+
+# --- folders that Dataset.save_to_disk wrote ---
+
+
+class _Table(NamedTuple):
+    table: Any
+
+
+class _Saved:
+    """A saved folder, with the attributes of a `HuggingFaceDataset`.
+
+    Raises:
+      ValueError: `state.json` or a file that it names is damaged.
+      FileNotFoundError: there is no such file.
+    """
+
+    def __init__(self, folder: str) -> None:
+        state = _state_of(folder) or {}
+        paths = _files_in(folder, state, "_data_files")
+        indices = [path for key in _INDICES for path in _files_in(folder, state, key)]
+        self.cache_files = [{"filename": path} for path in [*paths, *indices]]
+        self.data = _Table(_joined(paths))
+        self._indices = _Table(_joined(indices)) if indices else None
+        self.column_names: list[str] = self.data.table.column_names
+        self.format: Mapping[str, Any] = {
+            "type": state.get("_format_type"),
+            "format_kwargs": state.get("_format_kwargs"),
+            "columns": state.get("_format_columns") or self.column_names,
+            "output_all_columns": state.get("_output_all_columns"),
+        }
+
+
+def is_saved(folder: str) -> bool:
+    """Whether `Dataset.save_to_disk` wrote this folder."""
+    return _state_of(folder) is not None
+
+
+def check_no_cache(paths: Sequence[str]) -> None:
+    """Refuse Arrow files that are not all rows of one dataset, or not in the order of their rows.
+
+    `dataset.map` and `filter` write the rows that they return beside the files of the dataset.
+
+    Raises:
+      ValueError: files of a dataset together with those of a cache, or rows that a file of indices selects.
+    """
+    by_folder: dict[str, list[str]] = {}
+    for path in paths:
+        by_folder.setdefault(os.path.dirname(path), []).append(os.path.basename(path))
+    for folder, names in by_folder.items():
+        state = None if is_url(folder) else _state_of(folder)
+        if state is None:
+            others = [name for name in names if _CACHED.fullmatch(name)]
+            fix = "leave it out, by the glob data-*.arrow for example, or pass the dataset: open_source(dataset)"
+        else:
+            rows = {os.path.basename(path) for path in _files_in(folder, state, "_data_files")}
+            others = [name for name in names if name not in rows]
+            fix = f"open the folder by its path: open_source({folder or '.'!r})"
+        if len(others) == len(names):
+            continue
+        if others:
+            raise ValueError(
+                "dataset.map, filter and shuffle of Hugging Face cache results beside the files of a dataset, and "
+                f"{os.path.join(folder, others[0])} is such a cache; {fix}"
+            )
+        if state is not None and any(state.get(key) for key in _INDICES):
+            raise ValueError(
+                f"rows of this dataset are those that a file of indices selects from {paths[0]}; {fix}"
+            )
+
+
+def _state_of(folder: str) -> Mapping[str, Any] | None:
+    """What `save_to_disk` wrote about a folder; None: it did not write it."""
+    try:
+        state = json.loads(Path(folder, STATE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return state if isinstance(state, dict) and "_data_files" in state else None
+
+
+def _files_in(folder: str, state: Mapping[str, Any], key: str) -> list[str]:
+    """The paths of the files that a state names."""
+    try:
+        names = [str(each["filename"]) for each in state.get(key) or ()]
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"{folder}/{STATE} must name files under {key!r}, got {state[key]!r}; save the dataset again"
+        ) from error
+    outside = next((name for name in names if os.path.basename(name) != name), None)
+    if outside is not None:
+        raise ValueError(
+            f"{folder}/{STATE} must name files of its folder, got {outside!r}; save the dataset again"
+        )
+    return [os.path.join(folder, name) for name in names]
+
+
+def _joined(paths: Sequence[str]) -> Any:
+    """The rows of some files, one after the other, as a `pyarrow.Table` of mapped memory."""
+    pyarrow = extras.require("pyarrow", "arrow")
+    tables = []
+    for path in paths:
+        with naming_file(Path(path), "an Arrow file", REWRITE), opening(Path(path)) as file:
+            schema, batches = batches_of(np.asarray(np.memmap(file, np.uint8, "r")))
+            tables.append(pyarrow.Table.from_batches(list(batches), schema))
+    if not tables:
+        raise ValueError("a source must have at least one row, and this dataset has no files")
+    return pyarrow.concat_tables(tables)

@@ -1,0 +1,241 @@
+"""Sources over datasets of Hugging Face: columns of numbers where Arrow has them, and rows with bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import FeedError, RowError
+from feedline._src.files.open_files import unreadable
+from feedline._src.formats.grouped_file import Group
+from feedline._src.formats.hugging_face import FileColumn, HuggingFaceDataset, OpenDataset, columns_of, is_encoded
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.placement.plan import Columns
+from feedline._src.rows import digests
+from feedline._src.rows.bad_rows import raise_of_signal_handler
+from feedline._src.rows.encoded_source import EncodedRows, Record
+from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.shards import Indices, Shards
+from feedline._src.sources.arrays import ArraySource
+
+
+def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> IndexedSource | EncodedRows:
+    """The rows of a dataset, or of a saved folder: encoded ones if a chosen column has bytes, text or files.
+
+    Raises:
+      ValueError: an option other than columns, nulls, lists of different lengths, or what `OpenDataset` refuses.
+      TypeError: a column holds neither numbers nor bytes.
+    """
+    if others := options.given() - {"columns"}:
+        names = ", ".join(sorted(others))
+        raise ValueError(f"a dataset of Hugging Face takes the option columns alone, got {names}; leave it out")
+    found = OpenDataset(dataset, options)
+    if any(map(is_encoded, found.table.schema.types)):
+        return DatasetRecords(found)
+    columns = DatasetColumns(found)
+    return columns if found.rows is None else SelectedRows(columns)
+
+
+class DatasetColumns(ArraySource):
+    """All rows of the table of a dataset of numbers, as views of its memory."""
+
+    def __init__(self, found: OpenDataset) -> None:
+        pieces = [
+            {name: column for name, column in piece.items() if isinstance(column, Group)}
+            for piece in columns_of(found.table)
+        ]
+        for name in found.table.column_names:
+            columns = [piece[name] for piece in pieces]
+            if any(column.null is not None for column in columns):
+                nulls: list[Any] = [
+                    np.zeros(len(c.values), np.bool_) if c.null is None else c.null for c in columns
+                ]
+                _check_no_null(name, np.concatenate(nulls)[... if found.rows is None else found.rows])
+        super().__init__([{name: column.values for name, column in piece.items()} for piece in pieces])
+        self.found = found
+        versions: dict[str, Any] = {file.name: file.version for file in found.files}
+        self._opened.versions.update(versions)
+        self._files_to_check = itertools.cycle(versions.items())
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Dtypes, shapes, and sampled rows, however the dataset is cut into files and pieces."""
+        return _identity(self, self.found.sampled_rows)
+
+    @property
+    def picklable(self) -> bool:
+        """Whether worker processes can map the files of the dataset."""
+        return bool(self.found.files)
+
+    def __reduce__(self) -> Any:
+        return DatasetColumns, (self.found,)
+
+
+class SelectedRows(IndexedSource):
+    """The rows of a dataset that was shuffled, filtered or selected from: some rows of a table, in another order.
+
+    Args:
+      columns: all rows of the table.
+    """
+
+    def __init__(self, columns: DatasetColumns) -> None:
+        self._columns, self._found = columns, columns.found
+        self.spec = columns.spec
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Dtypes, shapes, and sampled rows: those of a copy of these rows are the same."""
+        return _identity(self, self._found.sampled_rows)
+
+    @property
+    def picklable(self) -> bool:
+        """Whether worker processes can map the files of the dataset."""
+        return self._columns.picklable
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def read(self, rows: Indices, out: Any) -> None:
+        """Write row rows[i] to index i of each leaf of `out`. FeedError: a file was written to or truncated."""
+        self._columns.read(self._found.rows_in_table(rows), out)
+
+    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: npt.NDArray[Any]) -> None:
+        """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
+        self._columns.read_leaf(leaf, self._found.rows_in_table(rows), columns, out)
+
+    def close(self) -> None:
+        """Do nothing: the dataset belongs to the user."""
+
+    def __reduce__(self) -> Any:
+        return SelectedRows, (self._columns,)
+
+
+def _identity(source: IndexedSource, rows: Indices) -> dict[str, Any]:
+    """The fingerprint that `datasets` gives is no part of it: it differs between machines, by times of files."""
+    sampled = {name: np.empty((len(rows), *leaf.shape), leaf.dtype) for name, leaf in source.spec.items()}
+    source.read(rows, sampled)
+    columns = {
+        name: [leaf.dtype.str, list(leaf.shape[1:]), hashlib.sha256(leaf.tobytes()).hexdigest()[:32]]
+        for name, leaf in sampled.items()
+    }
+    return {"kind": "dataset", "rows": len(source), "columns": columns}
+
+
+def _check_no_null(name: str, null: npt.NDArray[np.bool_]) -> None:
+    rows = np.flatnonzero(null)
+    if len(rows):
+        raise ValueError(
+            f"every column of a row must have a value, and {name!r} is null in {len(rows):,} of {len(null):,} "
+            f"rows, the first of them row {rows[0]:,}; leave them out, dataset.filter(lambda value: value is not "
+            f"None, input_columns=[{name!r}]), fill them with dataset.map (docs/hugging_face.md), or leave the "
+            "column out with columns=[...]"
+        )
+
+
+class DatasetRecords(EncodedRows):
+    """An `EncodedSource` over a dataset some columns of which hold bytes, text or files. Reads are thread-safe.
+
+    Raises:
+      TypeError: a column holds neither bytes nor numbers.
+      ValueError: a column has lists of different lengths.
+    """
+
+    instead = ", or leave columns of bytes and text out with open_source(dataset, columns=[...])"
+
+    def __init__(self, found: OpenDataset) -> None:
+        self._found = found
+        self._pieces = columns_of(found.table)
+        counts = [batch.num_rows for batch in found.table.to_batches() if batch.num_rows]
+        self._shards = Shards(counts)
+        names: list[str] = found.table.column_names
+        self.fields = tuple(names) if len(names) > 1 else None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Names and types of the columns, and sampled rows, however the dataset is cut into files and pieces."""
+        hashed = hashlib.sha256()
+        for row in self._found.sampled_rows:
+            try:
+                record = self._single(int(row))
+            except RowError as error:  # on all machines, or the processes are told that their data differ
+                raise_of_signal_handler(error)
+                record = b"a bad row"
+            for value in record.values() if isinstance(record, Mapping) else [record]:
+                data = value if isinstance(value, bytes) else np.asarray(value).tobytes()
+                hashed.update(b"%d " % len(data) + data[: digests.SAMPLED_BYTES])
+        kinds = [[name, kind] for name, kind in self._kinds()]
+        return {"kind": "dataset", "rows": len(self), "columns": kinds, "sampled": hashed.hexdigest()[:32]}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def records(self, rows: Indices) -> Sequence[Record]:
+        """The rows: bytes, or of several columns dicts by name, numbers as NumPy scalars or arrays.
+
+        Raises:
+          IndexError: there is no such row.
+          RowError: a value is null, or a file cannot be read.
+          FeedError: a file was changed, or an image file is gone.
+        """
+        self._found.check_files()
+        records: list[Record] = [b""] * len(rows)
+        for piece, local, offsets in self._shards.split(self._found.rows_in_table(rows)):
+            here = np.arange(len(rows))[offsets]
+            columns = self._pieces[piece]
+            values = [self._values(name, columns[name], local, rows[here]) for name in columns]
+            for place, row in zip(here.tolist(), zip(*values, strict=True), strict=True):
+                records[place] = row[0] if self.fields is None else dict(zip(columns, row, strict=True))
+        return records
+
+    def file_of(self, row: int) -> str | None:
+        """The image file of a row that has its path; None: the row is in the table."""
+        ((piece, local, _),) = self._shards.split(self._found.rows_in_table(np.array([row])))
+        files = (column for column in self._pieces[piece].values() if isinstance(column, FileColumn))
+        return next((path for column in files if (path := column.path_of(int(local[0])))), None)
+
+    def _values(self, name: str, column: Any, local: Indices, rows: Indices) -> Sequence[Any]:
+        """The values of a column: the rows `local` of a piece, which are `rows` of the dataset."""
+        if column.null is not None and (bad := np.flatnonzero(column.null[local])).size:
+            raise RowError(
+                f"every column of a row must have a value, and {name!r} is null in this row; leave such rows out, "
+                f"dataset.filter(lambda value: value is not None, input_columns=[{name!r}]), leave the column out "
+                "with columns=[...], or take another row in its place: feedline.Reading(bad_rows='substitute')",
+                stage="read",
+                row=int(rows[bad[0]]),
+            )
+        try:
+            taken: Sequence[Any] = list(column.values[local]) if isinstance(column, Group) else column.take(local)
+        except FileNotFoundError as error:
+            raise FeedError(
+                "a file of a dataset must lie in it or at its path, and there is none at this path; load the "
+                "dataset where its files are, and copy them into it: dataset.save_to_disk(folder)",
+                stage="read",
+                file=error.filename,
+            ) from None
+        except (OSError, MemoryError) as error:
+            raise unreadable(error, int(rows[0]), getattr(error, "filename", None) or "the dataset") from error
+        except ValueError as error:
+            raise RowError(
+                f"rows that are stored together could not be read: {error}; make the dataset again",
+                stage="read",
+                row=int(rows[0]),
+                file=self._found.files.paths[0] if len(self._found.files) == 1 else None,
+            ) from error
+        return taken
+
+    def _kinds(self) -> list[tuple[str, str]]:
+        return [
+            (name, f"{c.values.dtype}{list(c.values.shape[1:])}" if isinstance(c, Group) else "bytes")
+            for name, c in self._pieces[0].items()
+        ]
+
+    def _described(self) -> list[tuple[str, str]]:
+        return self._kinds() if self.fields else [("row", kind) for _, kind in self._kinds()]
+
+    def __reduce__(self) -> Any:
+        return DatasetRecords, (self._found,)

@@ -1,1 +1,0 @@
-"""Datasets of Hugging Face's library `datasets`, which is never imported here: their Arrow memory as rows."""
