@@ -65,17 +65,34 @@ def test_a_listed_file_that_changed_or_is_gone_is_refused(place, options):
         folder.read([Part(list(folder.names).index("b/2"))])
 
 
-def test_a_missing_file_is_known_to_be_so_while_the_mark_is_unchanged(place, options):
-    address, write, _ = place
+def test_files_by_name_and_the_proof_that_one_is_missing(place, options):
+    address, write, delete = place
     write("mark", b"m")
-    folder = open_folder(address, options, mark="mark")
-    assert folder.read([Part("none"), Part("a/1", 0, 2), Part("none/x")]) == [None, b"11", None]
+    folder = open_folder(address, options)
+    assert folder.read([Part("none"), Part("a/1", 0, 2), Part("none/x"), Part("mark")]) == [
+        None,
+        b"11",
+        None,
+        b"m",
+    ]
     assert folder.sizes(["a/1", "none"]) == [300_000, None]
-    assert folder.folders() == [".hidden", "a", "a-", "b"]
+    assert folder.folders() == [*([".hidden"] if ".hidden" in folder.folders() else []), "a", "a-", "b"]
+    folder.check(["mark"])
+    versions = {"mark": folder.versions["mark"]}
+    assert open_folder(address, options, versions).read([Part("mark")]) == [b"m"]
     write("mark", b"another")
-    if folder.in_store:
+    uses = [
+        lambda: folder.check(["mark"]),
+        lambda: open_folder(address, options, versions).read([Part("mark")]),
+        lambda: open_folder(address, options, versions).sizes(["mark"]),
+    ]
+    for use in uses:
         with pytest.raises(feedline.FeedError, match="it has 7 bytes and had 1"):
-            folder.read([Part("other")])
+            use()
+    delete("mark")
+    for use in uses:
+        with pytest.raises(feedline.FeedError, match=r"cannot be found any more|not there any more"):
+            use()
 
 
 def test_parts_that_will_be_read_are_fetched_before(place, options, bucket):

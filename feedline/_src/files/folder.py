@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -87,10 +87,12 @@ class Folder(abc.ABC):
     Attributes:
       name: its path or address, for errors.
       names: of the listed files, relative to it; empty unless it was made by `listed_folder` or `folder_of`.
+      versions: of files that were asked for by their names, None of those that are not there.
     """
 
     name: str
     names: Names
+    versions: Mapping[str, FileVersion | Version | None]
 
     def path_of(self, file: int | str) -> str:
         """The path or address of a file."""
@@ -101,8 +103,7 @@ class Folder(abc.ABC):
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
         """The bytes of each part, all at once: fewer where the file ends; None: there is no such file.
 
-        In a store, a file that was not listed is known to be missing only while the `mark` of `open_folder` is
-        there, unchanged. A listed file that is missing is an error.
+        A listed file that is missing is an error, and so is one of the `versions` of `open_folder`.
 
         Raises:
           FeedError: a file was changed or deleted; its store cannot be read; too many files are open.
@@ -127,6 +128,14 @@ class Folder(abc.ABC):
     @abc.abstractmethod
     def sizes(self, files: Sequence[int | str]) -> list[int | None]:
         """The size of each file in bytes, all asked at once; None: there is no such file. Errors as of `read`."""
+
+    @abc.abstractmethod
+    def check(self, files: Sequence[str]) -> None:
+        """Refuse, with a FeedError, a folder in which one of these, which was read, has another version by now.
+
+        A file that is missing is known to have never been there only if others, which must be there, still are: a
+        bucket that is gone has no files either.
+        """
 
     @abc.abstractmethod
     def folders(self, below: str = "") -> list[str]:
@@ -173,10 +182,14 @@ class LocalFolder(Folder):
     Args:
       name: its path; "" if the names are whole paths.
       names: of listed files.
+      versions: that files must have which are read by their names.
     """
 
-    def __init__(self, name: str, names: Names | None = None) -> None:
+    def __init__(
+        self, name: str, names: Names | None = None, versions: Mapping[str, FileVersion] | None = None
+    ) -> None:
         self.name, self.names = name, names or Names()
+        self.versions: dict[str, FileVersion] = dict(versions or {})
         self._seen_bytes = np.full(len(self.names), -1, np.int64)
         """The size of each listed file when it was first read; -1: not read yet. Written after _seen_ns."""
         self._seen_ns = np.zeros(len(self.names), np.int64)
@@ -198,6 +211,8 @@ class LocalFolder(Folder):
         """See `Folder.sizes`."""
 
         def size(file: int | str) -> int | None:
+            if file in self.versions:
+                self.check([str(file)])
             try:
                 return os.path.getsize(self.path_of(file))
             except (FileNotFoundError, NotADirectoryError) as error:
@@ -206,6 +221,11 @@ class LocalFolder(Folder):
                 return None
 
         return [size(file) for file in files]
+
+    def check(self, files: Sequence[str]) -> None:
+        """See `Folder.check`."""
+        for file in files:
+            self.versions[file].check(self.path_of(file))
 
     def folders(self, below: str = "") -> list[str]:
         """See `Folder.folders`."""
@@ -233,11 +253,15 @@ class LocalFolder(Folder):
                 os.close(descriptor)
         except (OSError, MemoryError) as error:
             if listed is None and isinstance(error, FileNotFoundError | NotADirectoryError):
+                if part.file in self.versions:
+                    self.check([str(part.file)])
                 return None
             raise unreadable(error, listed or 0, path) from error
         if listed is not None and self._seen_bytes[listed] >= 0:
             seen = int(self._seen_bytes[listed]), int(self._seen_ns[listed])
             before = before._replace(size_bytes=seen[0], modified_ns=seen[1])
+        if listed is None:
+            before = self.versions.setdefault(str(part.file), before)
         before.compare(after, path)
         if len(data) != max(0, stop - start):
             raise changed(path, f"it has {start + len(data)} bytes and had {after.size_bytes}")
@@ -266,9 +290,8 @@ class StoreFolder(Folder):
     Args:
       url: its address.
       options: cache and patience.
-      mark: the name of an object and its version. Only while it is there and unchanged, another one is known to be
-        missing: a bucket that is gone has no objects either.
-      names, versions: of listed files.
+      names, listed: of listed files.
+      versions: that objects must have which are read by their names.
       origin: that of another process that reads the same folder.
     """
 
@@ -276,18 +299,18 @@ class StoreFolder(Folder):
         self,
         url: Url,
         options: Store,
-        mark: tuple[str, Version] | None = None,
         names: Names | None = None,
-        versions: _Versions | None = None,
+        listed: _Versions | None = None,
+        versions: Mapping[str, Version] | None = None,
         origin: Origin | None = None,
     ) -> None:
-        self._url, self._options, self._mark = url, options, mark
+        self._url, self._options = url, options
         self.name, self.names = str(url).removesuffix("/"), names or Names()
-        self._listed = versions or _Versions(np.zeros(0, np.int64), Names())
+        self._listed = listed or _Versions(np.zeros(0, np.int64), Names())
         self._cache = cache_of(options)
         self._origin = origin or Origin(options.patience_s)
-        self._versions: dict[str, Version | None] = {}
-        """Of each object that was asked for by its name, so that none changes unseen."""
+        self._expected = versions or {}
+        self.versions: dict[str, Version | None] = {}
         self._asking = Shared[Version | None]()
         self._getting = Shared[bytes]()
         self._fetched: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
@@ -346,6 +369,14 @@ class StoreFolder(Folder):
         versions = [found[file] if file in found else self._known(file) for file in files]
         return [None if version is None else version.size_bytes for version in versions]
 
+    def check(self, files: Sequence[str]) -> None:
+        """See `Folder.check`. Asks the store."""
+        started = {file: fetcher().run(self._origin.version(self._url.below(file))) for file in files}
+        for file, future in started.items():
+            version = self.versions[file]
+            assert version is not None
+            version.check(result_of(future, self.path_of(file)), self.path_of(file))
+
     def folders(self, below: str = "") -> list[str]:
         """See `Folder.folders`."""
         return sorted(folders(self._url.below(below) if below else self._url, self._options))
@@ -357,14 +388,14 @@ class StoreFolder(Folder):
             Names([os.fsencode(table[number]) for number in chosen]) for table in (self.names, self._listed.tags)
         )
         versions = _Versions(self._listed.sizes[numbers], tags)
-        return StoreFolder(self._url, self._options, self._mark, names, versions, self._origin)
+        return StoreFolder(self._url, self._options, names, versions, None, self._origin)
 
     def close(self) -> None:
         """See `Folder.close`."""
         self._ahead.close()
 
     def _known(self, file: int | str) -> Version | None:
-        return self._listed.of(file) if isinstance(file, int) else self._versions.get(file)
+        return self._listed.of(file) if isinstance(file, int) else self.versions.get(file)
 
     def _bytes_in(self, part: Part, guess: int | None) -> int:
         version = self._known(part.file)
@@ -388,18 +419,21 @@ class StoreFolder(Folder):
     async def _version(self, file: int | str) -> Version | None:
         if isinstance(file, int):
             return self._listed.of(file)
-        if file not in self._versions:
-            self._versions[file] = await self._asking.once(file, functools.partial(self._asked_version, file))
-        return self._versions[file]
+        if file not in self.versions:
+            self.versions[file] = await self._asking.once(file, functools.partial(self._asked_version, file))
+        return self.versions[file]
 
     async def _asked_version(self, name: str) -> Version | None:
+        expected = self._expected.get(name)
         try:
-            return await self._origin.version(self._url.below(name))
+            version = await self._origin.version(self._url.below(name))
         except FileNotFoundError:
-            if self._mark is not None:
-                mark = self._url.below(self._mark[0])
-                self._mark[1].check(await self._origin.version(mark), str(mark))
+            if expected is not None:
+                raise changed(self.path_of(name), "it cannot be found any more") from None
             return None
+        if expected is not None:
+            expected.check(version, self.path_of(name))
+        return version
 
     def _note(self, part: Part, most: int) -> None:
         """A part was fetched ahead."""
@@ -409,7 +443,7 @@ class StoreFolder(Folder):
                 self._fetched.popitem(last=False)
 
     def __reduce__(self) -> Any:
-        given = self._url, self._options, self._mark, self.names, self._listed, self._origin
+        given = self._url, self._options, self.names, self._listed, None, self._origin
         return StoreFolder, given
 
 
@@ -420,25 +454,16 @@ def _pieces(part: Part, size: int) -> list[tuple[int, int]]:
     return [(at, min(at + REQUEST_BYTES, stop)) for at in range(start, max(stop, start + 1), REQUEST_BYTES)]
 
 
-def open_folder(address: str, store: Store | None = None, mark: str | None = None) -> Folder:
+def open_folder(address: str, store: Store | None = None, versions: Mapping[str, Any] | None = None) -> Folder:
     """A folder whose files are found by their names when they are read.
 
     Args:
       address: path or address.
-      mark: the name of a file in it that must be there as long as the folder is. See `Folder.read`.
-
-    Raises:
-      FileNotFoundError: there is no `mark`.
-      FeedError: the store cannot be read.
+      versions: that files must have: from the `Folder.versions` of another process.
     """
-    if not is_url(address):
-        return LocalFolder(address)
-    url, options = _folder_url(address), store or Store()
-    if mark is None:
-        return StoreFolder(url, options)
-    origin = Origin(options.patience_s)
-    version = fetcher().run(origin.version(url.below(mark))).result()
-    return StoreFolder(url, options, (mark, version), origin=origin)
+    if is_url(address):
+        return StoreFolder(_folder_url(address), store or Store(), versions=versions)
+    return LocalFolder(address, versions=versions)
 
 
 def listed_folder(address: str, store: Store | None = None) -> Folder:
@@ -492,7 +517,7 @@ def _of_listed(url: Url, options: Store, listed: Sequence[Listed]) -> StoreFolde
     names = Names([os.fsencode(each.url.key[skipped:]) for each in listed])
     tags = Names([f"{each.version.tag}\n{each.version.nonce}".encode() for each in listed])
     sizes = np.array([each.version.size_bytes for each in listed], np.int64)
-    return StoreFolder(url, options, None, names, _Versions(sizes, tags))
+    return StoreFolder(url, options, names, _Versions(sizes, tags))
 
 
 def _folder_url(address: str) -> Url:
