@@ -145,7 +145,7 @@ class Reading:
       threads: the threads that read rows with random access, and place the batches; 0 is the same as 1. None:
         the cores that this process may use, divided by the processes that share them, at least 2 and at most 16.
         Batches of streams, and batches that workers read, are placed by one thread.
-      workers: Grain worker processes, for Python transforms that hold the GIL. 0: none. Each
+      workers: worker processes, for Python transforms that hold the GIL. 0: none. Each
         takes seconds to start, and opens the source's files again. Batches pass through /dev/shm, which needs room
         for up to workers · (2 · max(1, buffer // workers) + 3) process-local batches (Docker's default is 64 MB;
         --shm-size changes it).

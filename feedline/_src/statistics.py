@@ -43,7 +43,7 @@ class Statistics:
       readiness: the share of the same time in which a placed batch was ready. None: not known yet.
       ready: placed batches that wait to be delivered now.
       threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.
-      workers: Grain worker processes.
+      workers: worker processes.
       restarts: workers that ended and were replaced: see `Reading.restart`.
       slabs: host buffers allocated so far, one for each leaf of a batch. They are used again, so the number
         soon stops growing.

@@ -29,21 +29,11 @@ def shared():
 STOPPED = (
     START
     + """
-def hold_locks():
-    for each in gc.get_objects():
-        if type(each).__name__ == "ProcessPrefetchDatasetIterator":
-            locks = each._prefetch_should_stop._cond, each._set_state_request_count.get_lock()
-            for lock in locks:  # by threads that end, so that no other thread can take them
-                taking = threading.Thread(target=lock.acquire)
-                taking.start()
-                taking.join()
-
 if __name__ == "__main__":
     np.save("x.npy", np.arange(4000, dtype=np.float32))
     with feed_of(4000, workers=2) as feed:
         for _ in range(5):
             next(feed)
-        hold_locks()
         for pid in workers():
             os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
@@ -58,7 +48,7 @@ if __name__ == "__main__":
 
 
 def test_stopped_workers_do_not_hold_up_close_or_exit(start, measured):
-    """A worker that is stopped at the wrong moment holds locks that this process wants."""
+    """A worker that is stopped at any moment blocks nobody: it shares a pipe with this process, and no lock."""
     began_and_ended = start(STOPPED).end()
     assert (began_and_ended.returncode, began_and_ended.stderr, began_and_ended.left) == (0, "", [])
     closed = re.search(r"CLOSED (\S+) LEFT \[\] \[\]", began_and_ended.stdout)
@@ -139,9 +129,6 @@ def test_a_worker_that_ends_is_told_within_seconds(start, measured):
 LEFT = (
     START
     + """
-import grain
-from feedline._src.loader import grain_workers
-
 if __name__ == "__main__":
     np.save("x.npy", np.arange(4000, dtype=np.float32))
     namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -156,20 +143,12 @@ if __name__ == "__main__":
         print([os.path.exists(f"/dev/shm/{name}") for name in (dead, other, foreign)])
     for name in (other, foreign):
         os.unlink(f"/dev/shm/{name}")
-    with feed_of(4000, workers=1) as feed:
-        for _ in range(30):
-            next(feed)
-        (workers,) = grain_workers._workers.values()
-        assert workers.pids == [child.pid for child in multiprocessing.active_children()]
-    own = grain.MapDataset.range(4).to_iter_dataset()
-    mixed = grain.IterDataset.mix([own, own]).mp_prefetch(grain.MultiprocessingOptions(1))
-    print(sorted(mixed))
 """
 )
 
 
-def test_shared_memory_of_killed_programs_goes_and_pipelines_of_others_stay_as_they_are(start):
+def test_shared_memory_of_killed_programs_goes_and_that_of_others_stays(start):
     ended = start(LEFT).end()
     assert (ended.returncode, ended.stderr, ended.left) == (0, "", [])
     # a program that runs, and one in another container whose processes are not known here, keep theirs
-    assert ended.stdout == "[False, True, True]\n[0, 0, 1, 1, 2, 2, 3, 3]\n"
+    assert ended.stdout == "[False, True, True]\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feedline import Feed, Order, Reading, RowError
-from feedline._src.loader.worker_batches import check_main_guard
+from feedline._src.loader.workers import check_main_guard
 from feedline._src.order.epoch import keys_at, rows_at
 
 

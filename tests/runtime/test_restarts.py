@@ -6,16 +6,11 @@ import re
 import sys
 from pathlib import Path
 
-import jax
-import numpy as np
 import programs
 import pytest
-from jax.sharding import SingleDeviceSharding
 
-import feedline
 from feedline._src.errors import WorkerError
 from feedline._src.loader.restarts import Restarts
-from feedline._src.loader.worker_batches import WorkerBatches
 
 SCRIPT = """
 import logging, multiprocessing, os, signal, sys, threading, time
@@ -112,28 +107,6 @@ def test_workers_that_end_or_stop_are_replaced(tmp_path):
     (workers,) = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("WORKERS")]
     assert len(workers) >= 6
     assert [file for pid in workers for file in Path("/dev/shm").glob(f"*-{pid}-*")] == []
-
-
-class EndsEarly:
-    """An iterator of Grain that has no element, as if it had lost them."""
-
-    def __next__(self):
-        raise StopIteration
-
-    def close(self):
-        pass
-
-
-def test_batches_that_are_lost_are_an_error_not_the_end(tmp_path, monkeypatch):
-    np.save(tmp_path / "x.npy", np.arange(160, dtype=np.float32))
-    monkeypatch.setattr(WorkerBatches, "_start", lambda batches: EndsEarly())
-    device = SingleDeviceSharding(jax.devices()[0])
-    reading = feedline.Reading(workers=1)
-    with (
-        feedline.Feed({"x": str(tmp_path / "x.npy")}, 8, device, epochs=1, reading=reading) as feed,
-        pytest.raises(WorkerError, match="must deliver all batches, and stopped with 20 left"),
-    ):
-        next(feed)
 
 
 def test_none_is_replaced_by_default():

@@ -363,7 +363,7 @@ def _end(code: int) -> NoReturn:
 def _finish() -> None:
     """Flush output and kill child processes, which `os._exit` does not do."""
     _call_briefly(_flush)
-    for child in multiprocessing.active_children():  # Grain's workers would outlive their parent
+    for child in multiprocessing.active_children():  # workers would outlive their parent
         child.kill()
 
 

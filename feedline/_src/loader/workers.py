@@ -1,4 +1,4 @@
-"""Sets up worker processes, ends them with their parent, and explains why one ended early."""
+"""A worker process: makes batches in its order, ahead of the process that takes them over a pipe."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ import os
 import pickle
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Iterator
-from multiprocessing import resource_tracker
+from collections.abc import Callable, Sequence
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any, Literal
 
+import cloudpickle
 import jax
 
 from feedline._src.errors import WorkerError
-from feedline._src.loader.shared_memory import remove_of_this_worker
+from feedline._src.loader.shared_memory import remove_of_this_worker, remove_of_workers
 from feedline._src.runtime.jax_settings import JaxSettings
 
-a_worker_delivered = threading.Event()
-"""Set once any worker of this process has delivered a batch: then the script has its `__main__` guard."""
+END_S = 5.0
+"""How long workers may take to end by themselves, before they are killed."""
+Make = Callable[[int], Any]
+_Message = tuple[Literal["ready", "item", "error"], Any]
 
 _ENDS = {
     0: "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for "
@@ -36,26 +42,163 @@ _NO_GUARD = (
 )
 
 
-@contextlib.contextmanager
-def workers_start() -> Iterator[None]:
-    """In this context Grain's threads, and with them workers, start with Ctrl-C blocked until `prepare_worker`.
+class WorkerEndedError(Exception):
+    """A worker ended before its work.
 
-    Otherwise each one that still imports the script would show a KeyboardInterrupt. Not on the main thread, which
-    must hear of Ctrl-C while it waits for the workers.
+    Attributes:
+      code: its exit code.
+      started: whether it had unpickled its source: if not, the next one would end as well.
     """
-    if threading.current_thread() is threading.main_thread():
-        yield
-        return
-    resource_tracker.ensure_running()  # not in the context, of which it would unblock the signals
+
+    def __init__(self, code: int, started: bool) -> None:
+        super().__init__(f"a worker ended with exit code {code}")
+        self.code, self.started = code, started
+
+    @property
+    def told(self) -> WorkerError:
+        """The error that the user sees."""
+        never_worked = self.code > 0 and not self.started
+        meaning = _NO_GUARD if never_worked else _ENDS.get(self.code, "look at what it printed")
+        return WorkerError(
+            f"a worker process must live as long as its feed, and one ended with exit code {self.code}: {meaning}",
+            stage="read",
+        )
+
+
+class Worker:
+    """A spawned process that makes the items of some numbers. For one thread, but for `kill`.
+
+    The processes share a pipe and no lock: one that is stopped or killed at any moment blocks nobody for ever.
+
+    Args:
+      make: number → item; it is pickled for the process. Items and its errors travel back pickled.
+      numbers: of the items, in the order in which they are taken.
+      ahead: how many items it may make before they are taken.
+      settings: of JAX, which the process takes over.
+
+    Raises:
+      Exception: `make` cannot be pickled.
+    """
+
+    def __init__(self, make: Make, numbers: range, ahead: int, settings: JaxSettings) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        arguments = theirs, settings, cloudpickle.dumps(make), numbers
+        self._process = spawn.Process(target=_serve, args=arguments, name="feedline-worker", daemon=True)
+        try:
+            _start_without_interrupts(self._process)
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()
+        self._started = False
+        self._ask(ahead)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def take(self, wake: Connection) -> Any:
+        """The next item, and ask for one more.
+
+        Args:
+          wake: ends the wait once it is readable.
+
+        Returns:
+          The item; None if `wake` ended the wait.
+
+        Raises:
+          WorkerEndedError: the process ended.
+          Exception: what `make` raised there.
+        """
+        while True:
+            ready = connection.wait([self._connection, wake])
+            if self._connection not in ready:
+                return None
+            try:
+                kind, value = self._connection.recv()
+            except (EOFError, OSError):  # a process that ends closes its pipe
+                self._process.join(END_S)
+                code = self._process.exitcode
+                raise WorkerEndedError(0 if code is None else code, self._started) from None
+            self._started = True
+            if kind == "ready":
+                continue
+            self._ask(1)
+            if kind == "error":
+                error, text = value
+                error.__cause__ = _TracebackOfWorkerError(text)
+                raise error
+            return value
+
+    def kill(self) -> None:
+        """End the process, even if it is stopped. From any thread."""
+        self._process.kill()
+
+    def _ask(self, items: int) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the next `take` says so
+            for _ in range(items):
+                self._connection.send_bytes(b"one more")
+
+
+def end(workers: Sequence[Worker]) -> None:
+    """End all of them: ask them, wait for `END_S` seconds, and kill those that live, as stopped ones do."""
+    deadline = time.monotonic() + END_S
+    for worker in workers:
+        worker._connection.close()
+    for worker in workers:
+        worker._process.join(max(0.0, deadline - time.monotonic()))
+        if worker._process.is_alive():
+            worker.kill()
+    for worker in workers:
+        worker._process.join(END_S)
+    remove_of_workers([worker.pid for worker in workers])
+
+
+class _TracebackOfWorkerError(Exception):
+    """The traceback of an error in a worker process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _start_without_interrupts(process: Any) -> None:
+    """Start a process with Ctrl-C blocked until `_prepare`: else it would show a KeyboardInterrupt while it
+    imports."""
+    resource_tracker.ensure_running()  # not while signals are blocked: it would unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
-    """Set up a worker process. Called in each one before the source is unpickled there.
+def _serve(to_parent: Connection, settings: JaxSettings, make: bytes, numbers: range) -> None:
+    """What a worker process runs."""
+    _prepare(settings)
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe
+        try:
+            made: Make = pickle.loads(make)
+        except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
+            to_parent.send(_error(error))
+            return
+        to_parent.send(("ready", None))
+        for number in numbers:
+            to_parent.recv_bytes()  # it is asked for
+            try:
+                message: _Message = "item", made(number)
+            except Exception as error:  # noqa: BLE001  whatever a transform raises
+                message = _error(error)
+            to_parent.send(message)
+            del message
+        to_parent.recv_bytes()
+
+
+def _prepare(settings: JaxSettings) -> None:
+    """Set up this worker process, before the source is unpickled.
 
     Args:
       settings: JAX's settings. Without them, unpickling would narrow a 64-bit `jax.Array` that a transform holds.
@@ -86,41 +229,30 @@ def _end_with_parent() -> None:
             os._exit(1)
 
 
-def never_worked(code: int) -> bool:
-    """Whether a worker with this exit code probably failed to start, as the next one would."""
-    return code > 0 and not a_worker_delivered.is_set()
+def _error(error: Exception) -> _Message:
+    """The message for an error, with its traceback as text.
 
-
-def worker_ended(code: int) -> WorkerError:
-    """The error to raise when a worker ended before its feed."""
-    meaning = _NO_GUARD if never_worked(code) else _ENDS.get(code, "look at what it printed")
-    return WorkerError(
-        f"a worker process must live as long as its feed, and one ended with exit code {code}: {meaning}",
-        stage="read",
-    )
-
-
-def worker_stuck(limit_s: float) -> WorkerError:
-    """The error to raise when workers were killed because the next batch did not come."""
-    return WorkerError(
-        f"a worker process must deliver batches, and no batch came within Reading.stall_error_s = {limit_s:g} s, "
-        "so the workers were killed; look for a read or a transform that hangs, or a process that was stopped, or "
-        "raise that limit",
-        stage="read",
-    )
-
-
-def portable(error: Exception) -> Exception:
-    """This exception if it can reach the training process, else one with its words and its traceback.
-
-    One that cannot be pickled would be lost, and the training process would wait for it. Classes of the user's
-    script cannot, either: a worker knows the script by another name.
+    An error that cannot be pickled becomes a WorkerError with its words; else it would be lost. Classes of the
+    user's script cannot be pickled, either: a worker knows the script by another name.
     """
+    text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  whatever a class does while it is pickled
         kind = type(error).__qualname__
-        other = WorkerError(f"a worker process raised {kind}, which cannot be pickled: {error}", stage="read")
-        other.add_note("".join(traceback.format_exception(error)))
-        return other
-    return error
+        error = WorkerError(f"a worker process raised {kind}, which cannot be pickled: {error}", stage="read")
+        error.add_note(text)
+    return "error", (error, text)
+
+
+def check_main_guard() -> None:
+    """Refuse a feed with workers in a worker that is importing a script without a `__main__` guard.
+
+    Raises:
+      RuntimeError: this process is such a worker.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a feed with Reading(workers=...) was built while a worker process imports your script; put the "
+            'code that builds and runs it under `if __name__ == "__main__":`'
+        )

@@ -174,7 +174,7 @@ def _build(
     reader = BatchReader(source, order, schedule, form)
     settings, bounds = settings_of(options, form, placement)
     if options.reading.workers:
-        from feedline._src.loader.worker_batches import check_main_guard
+        from feedline._src.loader.workers import check_main_guard
 
         check_main_guard()
     fingerprint = {

@@ -162,7 +162,7 @@ def pipeline_of(
         batches = InOrder(batches)
     elif settings.workers and hasattr(batches, "end_stuck_workers"):
         workers = cast("WorkerBatches", batches)
-        watch.on_stall, workers.unwanted = workers.end_stuck_workers, watch.stopped
+        watch.on_stall, watch.on_stop = workers.end_stuck_workers, workers.stop_waiting
     items = _NumberedItems(batches, done, steps)
     return Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
 

@@ -57,6 +57,7 @@ class Watch:
     Attributes:
       on_stall: called before an error, with its limit in seconds: ends what hangs, and returns whether it will be
         replaced, so that the wait goes on. None: nothing can be done.
+      on_stop: called by `stop`: ends the wait of a thread for other processes. None: there is no such wait.
       longest_read: returns the read that began first, of those that have not returned. None: it is not known.
 
     Args:
@@ -74,11 +75,14 @@ class Watch:
         self._warned = False
         self._stopped = False
         self.on_stall: Callable[[float], bool] | None = None
+        self.on_stop: Callable[[], None] | None = None
         self.longest_read: Callable[[], Pending | None] | None = None
 
     def stop(self) -> None:
         """End the waits of stages for other processes. Called when the owner stops."""
         self._stopped = True
+        if self.on_stop is not None:
+            self.on_stop()
 
     def stopped(self) -> bool:
         """Whether `stop` was called."""

@@ -18,7 +18,7 @@ from feedline._src.runtime.ending import stop_reads
 _log = logging.getLogger("feedline")
 _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
-"""Longer, because a thread of the feed waits for the workers, and must be done before Grain's exit hooks run."""
+"""Longer, because a thread of the feed waits for its workers to end, and kills those that do not within 5 s."""
 _TELL_AFTER_S = 10.0
 """As long as workers may take, which is no reason to warn."""
 _PATIENCE_WITH_DEVICES_S = 60.0
