@@ -235,7 +235,7 @@ ALLOWED = {
     ("_src/loader/workers.py", "pickle.loads"),
     ("_src/formats/hugging_face.py", "pickle.loads"),
     # `feedline audit` and the processes that it starts, in a temporary folder that only this user can write
-    ("_src/tools/audit/launches.py", "pickle.loads"),
+    ("_src/tools/audit/processes.py", "pickle.loads"),
 }
 DANGEROUS = {
     "eval", "exec", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load",

@@ -1,17 +1,14 @@
 """Which rows an audit counts and compares, of feeds on one device that are right."""
 
-import itertools
-from types import SimpleNamespace
-
 import jax
 import numpy as np
 import pytest
 
-from feedline import Feed, Order, Reading
+from feedline import Feed, FeedOptions, Order, Reading
 from feedline._src.tools.audit.coverage import measure_coverage
-from feedline._src.tools.audit.digest import shard_digests
-from feedline._src.tools.audit.target import build_feed, endless_batches
-from feedline._src.tools.audit.verdict import Coverage, Difference, Observed, Settings
+from feedline._src.tools.audit.processes import observe
+from feedline._src.tools.audit.verdict import Difference
+from feedline._src.tools.targets import one_size
 
 ROWS = {"x": np.arange(100, dtype=np.int32)}
 
@@ -19,17 +16,7 @@ ROWS = {"x": np.arange(100, dtype=np.int32)}
 def coverage(batches=12, batch_size=8, **options):
     """What an audit says of this many batches."""
     with Feed(ROWS, batch_size, jax.devices()[0], **options) as feed:
-        first = feed.get_state()
-        settings = Settings(100, batch_size, feed.remainder, feed.epochs, transformed=False)
-        observed = Observed(
-            settings, {f"batch['{key}']": "" for key in sorted(feed.spec)}, [], [], [], first_batch=0
-        )
-        for batch in itertools.islice(endless_batches(feed), batches):
-            arrays = jax.tree.leaves(batch)
-            observed.digests.append([shard_digests(array, leaf) for leaf, array in enumerate(arrays)])
-            observed.shapes.append([array.shape[1:] for array in arrays])
-            observed.states.append(feed.get_state())
-        return measure_coverage(feed, observed, first)
+        return measure_coverage(feed, observe(feed, batches))
 
 
 @pytest.mark.parametrize(
@@ -43,14 +30,13 @@ def coverage(batches=12, batch_size=8, **options):
         ({"remainder": "wrap", "epochs": 2, "batches": 24}, 2, 0),
         ({"remainder": "wrap", "epochs": 3, "batches": 40}, 4, 4),
         ({"remainder": "wrap", "epochs": 3, "batch_size": 64, "batches": 4}, 3, 44),
-        ({"remainder": "wrap", "batch_size": 128, "batches": 2}, 0, 0),
+        ({"remainder": "wrap", "batch_size": 128, "batches": 2}, 3, 0),
     ],
 )
 def test_whole_epochs_of_a_feed_that_is_right_are_counted(options, epochs, left_out):
     found = coverage(**options)
-    assert isinstance(found, Coverage), found
-    assert (found.epochs, found.left_out) == (epochs, left_out)
-    assert bool(found.not_shown) == (epochs == 0)
+    assert (found["epochs_counted"], found["left_out_of_each_epoch"]) == (epochs, left_out)
+    assert not found["not_covered"]
 
 
 def test_an_order_that_repeats_a_row_is_found(monkeypatch):
@@ -65,12 +51,11 @@ def test_an_order_that_repeats_a_row_is_found(monkeypatch):
 
 def test_rows_that_may_be_replaced_are_not_compared_with_the_source():
     found = coverage(reading=Reading(bad_rows="substitute"))
-    assert found.compared == 0
-    assert "Reading(bad_rows=...) may replace them" in found.not_shown[-1]
+    assert found["rows_compared_with_source"] == 0
+    assert "Reading(bad_rows=...) may replace them" in found["not_covered"][-1]
 
 
 def test_the_leaf_of_with_place_is_not_audited():
-    layout = SimpleNamespace(workers=None, threads=None, times=1)
-    feed = build_feed(lambda mesh: Feed(ROWS, 8, jax.devices()[0], with_place=True), None, layout)
-    with feed:
-        assert list(feed.spec) == ["x"]
+    options = FeedOptions(ROWS, [(0, 8), (10, 16)], jax.devices()[0], with_place=True)
+    with Feed.from_options(one_size(options)) as feed:
+        assert (list(feed.spec), feed.batch_size) == (["x"], 8)

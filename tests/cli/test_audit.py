@@ -130,7 +130,7 @@ def test_a_process_that_raises_is_named():
 @pytest.mark.parametrize(
     ("rows", "options", "text"),
     [
-        (7, (), "needs at least 8 rows, rows.npy has 7; audit more rows, or fewer processes"),
+        (7, (), "needs at least 8 rows, rows.npy has 7; give more rows, or fewer devices"),
         pytest.param(
             100,
             ("--batch-size", "6"),

@@ -263,7 +263,10 @@ def test_the_page_has_output():
             "a source is a path, a glob or module:name, and loading nothing:here failed with Modul",
         ),
         ("feeds_for_inspect:make_feed --spec data", "feeds_for_inspect:make_feed shards the batch itself. Leave"),
-        ("feeds_for_inspect:none", "feeds_for_inspect:none must build a feedline.Feed and return it, got None"),
+        (
+            "feeds_for_inspect:none",
+            "feeds_for_inspect:none must build a feedline.Feed and return it",
+        ),
         ("feeds_for_inspect:other_axis", "fsdp"),
         ("feeds_for_inspect:other_order", "order must be a feedline.Order or None, got 7"),
     ],

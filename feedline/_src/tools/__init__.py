@@ -3,6 +3,7 @@
 ::
 
     main      the table of subcommands, above all folders
+    targets   builds the feed that a user names: of module:make_feed, or of a path
     cli/      what subcommands share: help, progress, SOURCE and its options, what Ctrl-C does
     inspect/  what a feed will read and place, without devices
     audit/    does a program deliver the same rows on other layouts?

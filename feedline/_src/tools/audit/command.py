@@ -7,16 +7,12 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
-
-if TYPE_CHECKING:
-    from feedline._src.tools.audit.verdict import Reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +49,16 @@ class Audit:
           ValueError: an option is wrong.
           FeedError: a process failed or took too long.
         """
-        counts = self.check()
+        checked_integer("--batches", self.batches, at_least=4)
+        if self.batch_size is not None:
+            checked_integer("--batch-size", self.batch_size, at_least=1)
+        if not 0 < self.limit_s < 1e9:
+            raise ValueError(f"--limit-s must be above 0 and below 1e9 seconds, got {self.limit_s}")
+        counts = self.processes.split(",")
+        if not all(count.strip().isdecimal() and int(count) for count in counts):
+            raise ValueError(f"--processes takes counts with commas between, as 1,2,4, got {self.processes!r}")
         try:
-            result = self._result(counts)
+            result = self._result(sorted({1, *map(int, counts)}))
         except FeedError as error:
             if not self.json:
                 raise
@@ -66,30 +69,17 @@ class Audit:
             _show(result)
         return 0 if result["ok"] else 1
 
-    def check(self) -> list[int]:
-        """The numbers of processes, ascending. Raises `ValueError` if an option is wrong."""
-        checked_integer("--batches", self.batches, at_least=4)
-        if self.batch_size is not None:
-            checked_integer("--batch-size", self.batch_size, at_least=1)
-        if not 0 < self.limit_s < 1e9:
-            raise ValueError(f"--limit-s must be above 0 and below 1e9 seconds, got {self.limit_s}")
-        counts = self.processes.split(",")
-        if not all(count.strip().isdecimal() and int(count) for count in counts):
-            raise ValueError(f"--processes takes counts with commas between, as 1,2,4, got {self.processes!r}")
-        return sorted({1, *map(int, counts)})
-
     def _result(self, counts: list[int]) -> dict[str, Any]:
-        """Run all layouts. What --json prints: JSON values."""
-        from feedline._src.tools.audit.launches import results
+        """Run all layouts. Returns what --json prints."""
         from feedline._src.tools.audit.layouts import launches
-        from feedline._src.tools.audit.process import Job
-        from feedline._src.tools.audit.verdict import Observed, Reference, judge
+        from feedline._src.tools.audit.processes import Job, results
+        from feedline._src.tools.audit.verdict import Observed, Reference, judge, summary
         from feedline._src.tools.cli.terminal import progress
 
         began = time.monotonic()
         planned = sum(map(len, launches(counts)))
-        job = Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s)
         layouts: list[dict[str, Any]] = []
+        job = Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s)
         found = results(job, os.environ)
         with progress("audit", "starting 1 process") as show, contextlib.closing(found):
             for layout, observed in found:
@@ -99,60 +89,7 @@ class Audit:
                     reference = Reference(one_device)
                 layouts.append(judge(layout, observed, reference))
                 show(f"{len(layouts)} of {planned} layouts done, {layout.title}")
-        return as_object(layouts, reference) | {"seconds": round(time.monotonic() - began, 1)}
-
-
-def as_object(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str, Any]:
-    """The result as JSON values, without its time.
-
-    Args:
-      layouts: what `judge` returned for each.
-    """
-    from feedline._src.tools.audit.verdict import Coverage
-
-    coverage = reference.observed.coverage
-    if not isinstance(coverage, Coverage):
-        coverage = Coverage()
-    differences = [
-        {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
-    ]
-    ran = [layout for layout in layouts if layout["same"] is not None]
-    batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
-    compared = (
-        f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts compared on all devices that hold them; "
-        f"{reference.different_rows:,} different ones."
-    )
-    return {
-        "ok": not differences,
-        "difference": differences[0] if differences else None,
-        **reference.observed.settings._asdict(),
-        "layouts": list(layouts),
-        "batches_compared": batches,
-        "rows_compared": rows,
-        "different_rows": reference.different_rows,
-        "epochs_counted": coverage.epochs,
-        "left_out_of_each_epoch": coverage.left_out,
-        "rows_compared_with_source": coverage.compared,
-        "covered": [compared, *coverage.shown],
-        "not_covered": [
-            *(f"{layout['title']}: {layout['not_run']}" for layout in layouts if layout["not_run"]),
-            *_not_compared(reference),
-            *coverage.not_shown,
-            "other devices than this machine's CPU, and other machines",
-        ],
-    }
-
-
-def _not_compared(reference: Reference) -> Iterator[str]:
-    settings = reference.observed.settings
-    rows = len(reference.digests) * settings.batch_size
-    if settings.rows is not None and rows < settings.rows:
-        yield (
-            f"what an epoch's rows after the first {rows:,} hold, and its end (only row indices were counted "
-            "there; --batches compares more)"
-        )
-    if settings.transformed:
-        yield "whether the transform is right: rows were compared with each other and not with the source"
+        return summary(layouts, reference) | {"seconds": round(time.monotonic() - began, 1)}
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -14,91 +14,112 @@ from feedline._src.rows.row_source import Rows, is_positioned
 from feedline._src.sources.mixture import Mixture
 from feedline._src.sources.open_source import as_source
 from feedline._src.tools.audit.digest import whole_row_digests
-from feedline._src.tools.audit.verdict import Coverage, Difference, Observed, Settings, State, row_positions
+from feedline._src.tools.audit.verdict import (
+    Difference,
+    Observed,
+    Settings,
+    batch_starts,
+    counted,
+    places,
+    row_positions,
+)
 
 _MAX_ROWS = 1 << 23
 """The largest number of row indices that are counted, which take 8 bytes each."""
 
 
-def measure_coverage(feed: Feed, observed: Observed, first: State) -> Coverage | Difference:
+def measure_coverage(feed: Feed, observed: Observed) -> dict[str, Any] | Difference:
     """Compare delivered rows with those of the source, and count the row indices of whole epochs.
 
     Args:
       feed: on one device.
-      observed: what the feed delivered after the state `first`.
+      observed: what the feed delivered from its beginning.
+
+    Returns:
+      What `counted` returns; or how the feed differs from its source.
     """
-    source, settings = feed.options.source, observed.settings
-    rows, size = settings.rows, settings.batch_size
-    if rows is None:
-        return Coverage(not_shown=("a stream has no row indices, so that rows come once was not shown",))
-    replaces = feed.options.reading.bad_rows != "raise"
-    visited = observed.states[-1]["epoch"] + 1
-    not_shown: list[str] = []
+    settings = observed.settings
+    if settings.rows is None:
+        return counted(not_covered="a stream has no row indices, so that rows come once was not shown")
     try:
-        compared = 0 if settings.transformed or replaces else _compare(feed, as_source(source), observed, first)
-        if isinstance(source, Mixture):
-            left_out, epochs = 0, _count_sources(feed, observed, source)
-            if not epochs:
-                not_shown.append("no source was counted whole")
-            counted = "of the mixture's sources: by their indices each row of the source comes once."
+        compared = _compare(feed, observed)
+        if isinstance(feed.options.source, Mixture):
+            found = _count_sources(feed, settings, feed.options.source)
         else:
-            left_out = _left_out(settings, settings.epochs - 1 if settings.epochs else 0)
-            epochs = _count_epochs(feed, observed, min(visited, _MAX_ROWS // rows))
-            if epochs < visited:
-                not_shown.append(
-                    f"{visited - epochs} of {visited} epochs of {rows:,} rows were not counted: an audit counts "
-                    f"whole epochs of at least one batch, and of at most {_MAX_ROWS:,} rows together"
-                )
-            counted = f"of {rows:,} rows: by their indices each row comes once"
-            where = "the last of a pass" if settings.remainder == "wrap" else "each"
-            counted += f"; batches of {size} leave out {left_out} of {where}." if left_out else "."
+            found = _count_epochs(feed, settings, settings.rows, observed.states[-1]["epoch"] + 1)
     except Difference as difference:
         return difference
-    if replaces and not settings.transformed:
-        not_shown.append("rows were not compared with the source, since Reading(bad_rows=...) may replace them")
-    shown = [f"{epochs} epoch{'s' if epochs > 1 else ''} {counted}"] if epochs else []
+    found["rows_compared_with_source"] = compared
     if compared:
-        shown.append(f"{compared:,} rows delivered on one device are what the source holds at their index.")
-    return Coverage(epochs, left_out, compared, tuple(shown), tuple(not_shown))
+        found["covered"].append(
+            f"{compared:,} rows delivered on one device are what the source holds at their index."
+        )
+    elif not settings.transformed:
+        found["not_covered"].append(
+            "rows were not compared with the source, since Reading(bad_rows=...) may replace them"
+        )
+    return found
 
 
-def _left_out(settings: Settings, epoch: int) -> int:
-    """Rows of this epoch that no batch holds: with "wrap" those after the last whole batch of a pass."""
-    rows, epochs = settings.rows, settings.epochs
-    assert rows is not None
-    if settings.remainder == "drop":
-        return rows % settings.batch_size
-    if settings.remainder == "wrap" and epochs and (epoch + 1) % epochs == 0:
-        return rows * epochs % settings.batch_size
-    return 0
-
-
-def _count_epochs(feed: Feed, observed: Observed, epochs: int) -> int:
-    """Count the row indices of the first `epochs` epochs: in each, the rows that it delivers come once."""
-    rows = observed.settings.rows
-    assert rows is not None
-    if observed.settings.remainder == "wrap" and rows < observed.settings.batch_size:
-        return 0  # a batch holds several epochs
+def _count_epochs(feed: Feed, settings: Settings, rows: int, visited: int) -> dict[str, Any]:
+    """Count the row indices of the first epochs: in each, every row that batches deliver comes once."""
+    size, epochs = settings.batch_size, min(visited, _MAX_ROWS // rows)
+    indices, of_epoch = _row_indices(feed, settings, (epochs, 0))
     for epoch in range(epochs):
-        end = rows - _left_out(observed.settings, epoch)
-        indices = _row_indices(feed, observed, end, epoch)
-        if len(indices) != end:
-            raise Difference(f"{len(indices)} rows of the source come in epoch {epoch}, not {end}")
-        _check_distinct(indices, rows, "the source", f"epoch {epoch}")
-    return epochs
+        _check_distinct(indices[of_epoch == epoch], rows, "the source", f"epoch {epoch}")
+    left_out = {"drop": rows, "wrap": rows * (settings.epochs or 0), "pad": 0}[settings.remainder] % size
+    where = "the last of a pass" if settings.remainder == "wrap" else "each"
+    without = f"; batches of {size} leave out {left_out} of {where}" if left_out else ""
+    return counted(
+        epochs,
+        left_out,
+        f"{_epochs(epochs)} of {rows:,} rows: by their indices each row comes once{without}." if epochs else "",
+        f"{visited - epochs} of {visited} epochs of {rows:,} rows were not counted: an audit counts at most "
+        f"{_MAX_ROWS:,} row indices"
+        if epochs < visited
+        else "",
+    )
 
 
-def _count_sources(feed: Feed, observed: Observed, mixture: Mixture) -> int:
-    """How many epochs of a mixture's sources were counted, from the mixture's first rows."""
-    order = mixture.order
-    indices = _row_indices(feed, observed, min(order.rows, 2 * len(mixture), _MAX_ROWS), 0)
-    epochs = 0
+def _count_sources(feed: Feed, settings: Settings, mixture: Mixture) -> dict[str, Any]:
+    """Count the row indices of whole epochs of a mixture's sources, from the mixture's first rows."""
+    order, epochs = mixture.order, 0
+    indices, _ = _row_indices(feed, settings, (0, min(order.rows, 2 * len(mixture), _MAX_ROWS)))
     for name, first, length in zip(order.names, order.firsts, order.lengths, strict=False):
         own = indices[(indices >= first) & (indices < first + length)] - first
-        for epoch, counted in enumerate(own[: len(own) // length * length].reshape(-1, length)):
-            _check_distinct(counted, length, repr(name), f"epoch {epoch} of that source")
+        for epoch, found in enumerate(own[: len(own) // length * length].reshape(-1, length)):
+            _check_distinct(found, length, repr(name), f"epoch {epoch} of that source")
             epochs += 1
-    return epochs
+    if not epochs:
+        return counted(left_out=0, not_covered="no source was counted whole")
+    once = f"{_epochs(epochs)} of the mixture's sources: by their indices each row of the source comes once."
+    return counted(epochs, 0, once)
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'s' if count > 1 else ''}"
+
+
+def _row_indices(
+    feed: Feed, settings: Settings, end: tuple[int, int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row index and epoch of all rows of the batches that begin before `end`, (epoch, position).
+
+    The indices are those of `rows_of`, which reads no data; where batches begin, and which of their rows are
+    padding, is computed without the feed.
+    """
+    state, indices, epochs = feed.get_state(), [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for start in batch_starts(settings):
+        if start >= end:
+            break
+        epoch, position = places(settings, *start)
+        found = feed.rows_of({**state, "epoch": start[0], "position": start[1]})
+        real = position < (settings.rows or 0)
+        if len(found) != len(real) or ((found >= 0) != real).any():
+            raise Difference(f"the batch at epoch {start[0]}, position {start[1]} has another number of rows")
+        indices.append(found[real])
+        epochs.append(epoch[real])
+    return np.concatenate(indices), np.concatenate(epochs)
 
 
 def _check_distinct(indices: npt.NDArray[np.int64], rows: int, source: str, epoch: str) -> None:
@@ -107,35 +128,19 @@ def _check_distinct(indices: npt.NDArray[np.int64], rows: int, source: str, epoc
         raise Difference(f"row {times.argmax()} of {source} comes {times.max()} times in {epoch}")
 
 
-def _row_indices(feed: Feed, observed: Observed, end: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The row indices of an epoch's positions before `end`, from `rows_of`, which reads no data."""
-    size, rows = observed.settings.batch_size, observed.settings.rows
-    assert rows is not None
-    state = feed.get_state()
-
-    def at(position: int) -> npt.NDArray[np.int64]:
-        place = (epoch, position) if position >= 0 else (epoch - 1, rows + position)
-        return feed.rows_of({**state, "epoch": place[0], "position": place[1]})
-
-    batches = [at(position) for position in range(0, end - size + 1, size)]
-    if end % size and observed.settings.remainder == "pad":
-        batches.append(at(end - end % size))
-    elif end % size:  # of the batch that ends there, since the pass may have no room for one that begins
-        batches.append(at(end - size)[-(end % size) :])
-    indices = np.concatenate(batches)
-    return indices[indices >= 0]
-
-
-def _compare(feed: Feed, source: Any, observed: Observed, first: State) -> int:
+def _compare(feed: Feed, observed: Observed) -> int:
     """How many delivered rows have the values of the source; a `Difference` if one has not."""
-    delivered = list(observed.leaves)
+    if observed.settings.transformed or feed.options.reading.bad_rows != "raise":
+        return 0
+    source: Any = as_source(feed.options.source)
+    delivered, state = list(observed.leaves), feed.get_state()
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(feed.spec)]
     paths, tree = jax.tree_util.tree_flatten_with_path(source.spec)
     leaves = [delivered.index(f"batch{jax.tree_util.keystr(path)}") for path, _ in paths]
     epochs, positions = row_positions(observed.settings, (0, 0), len(observed.digests))
     compared = 0
-    for number, before in enumerate([first, *observed.states[:-1]]):
-        indices = feed.rows_of({**first, **before})
+    for number, before in enumerate([{"step": 0, "epoch": 0, "position": 0}, *observed.states[:-1]]):
+        indices = feed.rows_of({**state, **before})
         real = np.flatnonzero(indices >= 0)
         arrays = [
             np.empty((len(real), *observed.shapes[number][leaf]), spec.dtype)

@@ -23,18 +23,15 @@ class Layout:
 
     Attributes:
       name: shown in the table.
-      processes: the number of processes.
-      devices: the number of devices of all processes together.
+      devices: of all processes together.
       mesh: sizes of the axes data and model. On a single process the mesh may leave out devices.
       arrangement: the order of the devices in the mesh. "permuted": later processes first, and no two adjacent
         rows of the mesh on devices of one process. "across": the model axis pairs devices of different processes.
-      threads, workers: options of the feed; None leaves them unchanged. `threads` is also the number of parts in
-        which each batch is read.
+      threads, workers: of the feed; None: unchanged. `threads` is also the number of parts of each batch.
       times: multiplies the feed's batch size.
-      saves: the file to which the state is saved after each batch (lanes: folders beside it); the layout then
-        stops half way. Empty: saves nothing.
+      saves: the file to which the state is saved after each batch; the layout then stops half way.
       killed: whether the processes end by SIGKILL.
-      resumes: the file from which the state is restored. Empty: starts at the first batch.
+      resumes: the file from which the state is restored.
     """
 
     name: str

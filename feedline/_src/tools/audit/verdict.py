@@ -44,23 +44,6 @@ class Settings(NamedTuple):
     transformed: bool
 
 
-class Coverage(NamedTuple):
-    """What the row indices of whole epochs, and the source, say about the rows on one device.
-
-    Attributes:
-      epochs: how many epochs were counted; of a mixture, those of its sources.
-      left_out: rows that each epoch leaves out.
-      compared: delivered rows that had the values of the source.
-      shown, not_shown: sentences for the report.
-    """
-
-    epochs: int = 0
-    left_out: int | None = None
-    compared: int = 0
-    shown: tuple[str, ...] = ()
-    not_shown: tuple[str, ...] = ()
-
-
 @dataclasses.dataclass(frozen=True)
 class Observed:
     """What one process observed in one layout.
@@ -71,17 +54,17 @@ class Observed:
       shapes: [batch][leaf], of a row; that of a ragged leaf differs between batches.
       states: step, epoch and position of the feed's state after each batch.
       first_batch: number of the first batch, counted in batches of the feed's own size; 0 unless it was resumed.
-      coverage: in the layout with which all others are compared, or how the feed differs from its source.
+      coverage: of the reference layout: what `measure_coverage` returns.
     """
 
     settings: Settings
     leaves: dict[str, str]
-    digests: list[list[dict[int, Digests]]]
-    shapes: list[list[tuple[int, ...]]]
-    states: list[State]
+    digests: list[list[dict[int, Digests]]] = dataclasses.field(default_factory=list)
+    shapes: list[list[tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    states: list[State] = dataclasses.field(default_factory=list)
     first_batch: int = 0
     seconds: float = 0.0
-    coverage: Coverage | Difference | None = None
+    coverage: dict[str, Any] | Difference | None = None
 
 
 class NotRun(NamedTuple):
@@ -109,19 +92,17 @@ class Reference:
 
     def find(
         self, epoch: npt.NDArray[np.int64], position: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.bool_], Digests]:
-        """Look up the rows at k epochs and positions.
+    ) -> tuple[npt.NDArray[np.int64], Digests]:
+        """Look up the rows at k epochs and positions, ascending.
 
         Returns:
-          bool[k], whether one device delivered the row; and the digests of those rows, uint64[delivered, leaves].
+          Which of them one device delivered, int64[delivered]; and their digests, uint64[delivered, leaf].
         """
         own_epoch, own_position = row_positions(self.observed.settings, (0, 0), len(self.digests))
         stride = 1 + max(int(own_position.max()), int(position.max()))
-        own = (own_epoch * stride + own_position).ravel()  # ascending
-        wanted = epoch * stride + position
-        at = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
-        known = own[at] == wanted
-        return known, self.digests.reshape(len(own), -1)[at[known]]
+        own, wanted = (own_epoch * stride + own_position).ravel(), epoch * stride + position
+        _, at, known = np.intersect1d(own, wanted, assume_unique=True, return_indices=True)
+        return known, self.digests.reshape(len(own), -1)[at]
 
     def hint(self, row: Digests) -> str:
         """For the message about a wrong row: where one device delivered it, or what a transform must do."""
@@ -161,11 +142,15 @@ def row_positions(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Epoch and position of each row, each int64[batches, batch_size]. Padded rows have a position ≥ rows."""
     begin = np.array(list(itertools.islice(batch_starts(settings, first), batches))).reshape(batches, 2, 1)
-    position = begin[:, 1] + np.arange(settings.batch_size)
-    epoch = np.broadcast_to(begin[:, 0], position.shape)
+    return places(settings, begin[:, 0], begin[:, 1])
+
+
+def places(settings: Settings, epoch: Any, position: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Epoch and position of each row of batches that begin there, given with a last axis of size 1 or none."""
+    position = position + np.arange(settings.batch_size)
     if settings.remainder == "wrap" and settings.rows is not None:
         return epoch + position // settings.rows, position % settings.rows
-    return epoch, position
+    return np.broadcast_to(epoch, position.shape), position
 
 
 def global_digests(processes: Sequence[Observed]) -> Digests:
@@ -220,35 +205,34 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
         "difference": None,
         "seconds": 0.0,
     }
+    for process in processes:
+        if isinstance(process, NotRun):
+            return found | {"not_run": process.reason}
     observed = [process for process in processes if isinstance(process, Observed)]
-    if len(observed) < len(processes):
-        return found | {"not_run": next(one.reason for one in processes if isinstance(one, NotRun))}
-    one = observed[0]
-    found |= {"batch_size": one.settings.batch_size, "batches": len(one.digests), "seconds": round(one.seconds, 3)}
+    one, size = observed[0], observed[0].settings.batch_size
+    found |= {"batch_size": size, "batches": len(one.digests), "seconds": round(one.seconds, 3)}
     try:
-        if isinstance(one.coverage, Difference):
-            raise one.coverage
         _check_comparable(layout, one, reference.observed)
         first = next(itertools.islice(batch_starts(reference.observed.settings), one.first_batch, None))
         digests = global_digests(observed)
         epoch, position = (part.ravel() for part in row_positions(one.settings, first, len(digests)))
         known, expected = reference.find(epoch, position)
-        if not known.any():
+        if not len(known):
             return found | {"not_run": "it met no row that one device met; --batches compares more"}
         rows = digests.reshape(len(epoch), -1)[known]
-        found |= {"rows": int(known.sum()), "digest": _short(rows), "on_one_device": _short(expected)}
-        wrong = np.argwhere(rows != expected)
-        if len(wrong):
-            at = int(np.flatnonzero(known)[wrong[0][0]])
-            batch, row = divmod(at, one.settings.batch_size)
+        found |= {"rows": len(known), "digest": _short(rows), "on_one_device": _short(expected)}
+        for wrong, leaf in np.argwhere(rows != expected)[:1]:
+            at = int(known[wrong])
             raise Difference(
                 f"at epoch {epoch[at]}, position {position[at]} is another row than on one device"
-                f"{reference.hint(rows[wrong[0][0]])}",
-                batch=batch + (one.first_batch if layout.times == 1 else 0),
-                row=row,
-                leaf=list(one.leaves)[wrong[0][1]],
+                f"{reference.hint(rows[wrong])}",
+                batch=at // size + (one.first_batch if layout.times == 1 else 0),
+                row=at % size,
+                leaf=list(one.leaves)[leaf],
             )
-        _check_states(one, reference.observed)
+        for batch, state in enumerate(one.states, one.first_batch):  # other batch sizes have other states
+            if layout.times == 1 and state != (expected_state := reference.observed.states[batch]):
+                raise Difference(f"its state is {state}, on one device {expected_state}", batch=batch)
     except Difference as difference:
         return found | {"same": False, "difference": {**difference.where, "found": str(difference)}}
     return found | {"same": True}
@@ -256,6 +240,8 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
 
 def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
     """Check that options and leaves are the same, so that rows can be compared one by one."""
+    if isinstance(observed.coverage, Difference):
+        raise observed.coverage
     expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)
     if observed.settings != expected:
         raise Difference(
@@ -266,13 +252,67 @@ def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) 
         raise Difference(f"the batch has the leaves {observed.leaves}, on one device {one_device.leaves}")
 
 
-def _check_states(observed: Observed, one_device: Observed) -> None:
-    """Check that the feed has the state of one device after each batch; other batch sizes have other states."""
-    if observed.settings != one_device.settings:
-        return
-    for batch, state in enumerate(observed.states, observed.first_batch):
-        if state != one_device.states[batch]:
-            raise Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
+def summary(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str, Any]:
+    """What --json prints, without the time.
+
+    Args:
+      layouts: what `judge` returned for each.
+    """
+    settings, coverage = reference.observed.settings, reference.observed.coverage
+    if not isinstance(coverage, dict):
+        coverage = counted()
+    differences = [
+        {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
+    ]
+    ran = [layout for layout in layouts if layout["same"] is not None]
+    batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
+    compared = (
+        f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts compared on all devices that hold them; "
+        f"{reference.different_rows:,} different ones."
+    )
+    not_covered = [f"{layout['title']}: {layout['not_run']}" for layout in layouts if layout["not_run"]]
+    first_rows = len(reference.digests) * settings.batch_size
+    if settings.rows is not None and first_rows < settings.rows:
+        not_covered.append(
+            f"what an epoch's rows after the first {first_rows:,} hold, and its end (only row indices were "
+            "counted there; --batches compares more)"
+        )
+    if settings.transformed:
+        not_covered.append(
+            "whether the transform is right: rows were compared with each other and not with the source"
+        )
+    others = "other devices than this machine's CPU, and other machines"
+    return {
+        "ok": not differences,
+        "difference": differences[0] if differences else None,
+        **settings._asdict(),
+        "layouts": list(layouts),
+        "batches_compared": batches,
+        "rows_compared": rows,
+        "different_rows": reference.different_rows,
+        **coverage,
+        "covered": [compared, *coverage["covered"]],
+        "not_covered": [*not_covered, *coverage["not_covered"], others],
+    }
+
+
+def counted(
+    epochs: int = 0, left_out: int | None = None, covered: str = "", not_covered: str = ""
+) -> dict[str, Any]:
+    """What was counted on one device, as JSON values: the part of `summary` that says what of the rows is right.
+
+    Args:
+      epochs: how many were counted; of a mixture, those of its sources.
+      left_out: rows that each epoch leaves out.
+      covered, not_covered: sentences for the report.
+    """
+    return {
+        "epochs_counted": epochs,
+        "left_out_of_each_epoch": left_out,
+        "rows_compared_with_source": 0,
+        "covered": [covered] if covered else [],
+        "not_covered": [not_covered] if not_covered else [],
+    }
 
 
 def _short(digests: Any) -> str:

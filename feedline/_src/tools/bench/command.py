@@ -70,8 +70,8 @@ class FeedBenchmark(_Benchmark):
         import jax
         import numpy as np
 
-        from feedline._src.tools.audit.target import load_make_feed
         from feedline._src.tools.bench.feed import STAGES, measure_feed
+        from feedline._src.tools.targets import load_make_feed
 
         devices = jax.devices()
         mesh = jax.sharding.Mesh(np.array(devices)[:, None], ("data", "model"))

@@ -11,11 +11,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from feedline._src.cluster.cgroups import limits
-from feedline._src.tools.audit.layouts import AXES, Layout
-from feedline._src.tools.audit.target import build_feed, load_make_feed
 from feedline._src.tools.doctor.batches import Leaf, batch_checks
 from feedline._src.tools.doctor.check import Check, judged
 from feedline._src.tools.doctor.machine import allowed_processors, usable
+from feedline._src.tools.targets import build_feed, load_make_feed, one_size
 
 _BATCHES = 3
 
@@ -30,9 +29,8 @@ def feed_checks(target: str) -> Iterator[Check]:
       ValueError: there is no such function.
     """
     devices = jax.devices()
-    make_feed = load_make_feed(target, len(devices))
-    layout = Layout("doctor", 1, len(devices), (len(devices), 1))
-    with build_feed(make_feed, Mesh(np.array(devices)[:, None], AXES), layout) as feed:
+    make_feed, mesh = load_make_feed(target, len(devices)), Mesh(np.array(devices)[:, None], ("data", "model"))
+    with build_feed(target, make_feed, mesh, one_size) as feed:
         leaves = leaves_of(itertools.islice(feed, _BATCHES))
         statistics = feed.statistics()
     yield from batch_checks(leaves)

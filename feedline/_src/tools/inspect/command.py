@@ -92,14 +92,12 @@ class Inspect:
         plan = plan_of(target.contents.metadata, target.contents.out, target.options, processes)
         if target.refusal is not None and not plan.problems:
             raise target.refusal
-        if self.json:
-            from feedline._src.tools.inspect.as_json import as_object
+        from feedline._src.tools.inspect.show import as_object, show
 
+        if self.json:
             print(json.dumps(as_object(self.source, target, plan)), flush=True)
         else:
             from rich.console import Console
-
-            from feedline._src.tools.inspect.show import show
 
             show(printable(self.source), target, plan, Console())
         return 1 if plan.problems else 0

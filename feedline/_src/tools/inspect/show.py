@@ -1,10 +1,10 @@
-"""Prints what a source holds, and the plan of a feed of it."""
+"""What a source holds and the plan of a feed of it, as text or as JSON values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -106,7 +106,7 @@ def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
     devices, several = math.prod(mesh.values()), plan.processes > 1
     each = f", {devices // plan.processes} in each" if several else ""
     yield f"Mesh {axes}: {counted(devices, 'device')} in {counted(plan.processes, 'process')}{each}."
-    used = {device for leaf in plan.leaves.values() for device in device_parts(leaf.sharding, leaf.shape)}
+    used = {device for leaf in plan.leaves.values() for device in held(leaf)}
     if len(used) < devices:
         idle = plan.processes - len(plan.reads)
         yield f"The feed uses {len(used)} of them."
@@ -135,71 +135,56 @@ def _processes(plan: Plan) -> Table:
 
 # --- the drawing ---
 
-
-class _Blocks(NamedTuple):
-    """How a leaf is divided: spans of rows and of further axes, ascending, and the devices of each block."""
-
-    rows: list[Span]
-    columns: list[tuple[Span, ...]]
-    devices: dict[tuple[int, int], list[int]]
+_Columns = tuple[Span, ...]
 
 
 def _drawings(plan: Plan) -> Iterator[RenderableType]:
     """A grid of blocks for all leaves that are divided in the same way."""
-    groups: dict[Any, tuple[list[str], list[_Blocks]]] = {}
+    groups: dict[str, list[tuple[str, list[_Columns]]]] = {}  # names, and the columns of the blocks
+    grids: dict[str, tuple[list[Span], list[list[list[int]]]]] = {}  # rows of the blocks, and their devices
     for name, leaf in plan.leaves.items():
-        blocks = _blocks(leaf)
-        names, divided = groups.setdefault((*blocks.rows, str(blocks.devices)), ([], []))
-        names.append(name)
-        divided.append(blocks)
-    for names, divided in groups.values():
-        titles = [leaf_title(name) for name in names[:_MAX_LEAVES]]
-        more = [f"and {len(names) - _MAX_LEAVES} more"] if len(names) > _MAX_LEAVES else []
-        yield f"\n{', '.join([*titles, *more])}: {in_words(plan.leaves[names[0]].sharding)}"
-        yield _grid(plan, divided)
+        blocks: dict[tuple[Span, _Columns], list[int]] = {}
+        for device, (own_rows, *own_columns) in sorted(held(leaf).items()):
+            blocks.setdefault((own_rows, tuple(own_columns)), []).append(device)
+        rows, columns = sorted({rows for rows, _ in blocks}), sorted({columns for _, columns in blocks})
+        grid = rows, [[blocks.get((row, column), []) for column in columns] for row in rows]
+        grids[str(grid)] = grid
+        groups.setdefault(str(grid), []).append((name, columns))
+    for key, leaves in groups.items():
+        titles = [leaf_title(name) for name, _ in leaves[:_MAX_LEAVES]]
+        more = [f"and {len(leaves) - _MAX_LEAVES} more"] if len(leaves) > _MAX_LEAVES else []
+        yield f"\n{', '.join([*titles, *more])}: {in_words(plan.leaves[leaves[0][0]].sharding)}"
+        yield _grid(plan, *grids[key], [columns for _, columns in leaves])
 
 
-def _blocks(leaf: Any) -> _Blocks:
-    held = {
-        device: [part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)]
-        for device, index in device_parts(leaf.sharding, leaf.shape).items()
-    }
-    rows = sorted({each[0] for each in held.values()})
-    columns = sorted({tuple(each[1:]) for each in held.values()})
-    devices: dict[tuple[int, int], list[int]] = {}
-    for device, each in sorted(held.items()):
-        devices.setdefault((rows.index(each[0]), columns.index(tuple(each[1:]))), []).append(device)
-    return _Blocks(rows, columns, devices)
-
-
-def _grid(plan: Plan, divided: list[_Blocks]) -> Table:
+def _grid(plan: Plan, rows: list[Span], devices: list[list[list[int]]], columns: list[list[_Columns]]) -> Table:
+    """A drawing of the devices of each block, [row][column], with the columns of each leaf."""
     process_of = {device: reads.process for reads in plan.reads for device in reads.devices}
-    blocks = divided[0]
-    rows, columns = _groups(len(blocks.rows), _MAX_BLOCKS), _groups(len(blocks.columns), _MAX_COLUMNS)
-    table = Table("rows", *(_columns(divided, group) for group in columns), box=SQUARE)
-    table.show_lines = len(rows) <= _MAX_LINED
-    for group in rows:
-        cells = [Text(in_spans([blocks.rows[group[0]]]) if len(group) == 1 else f"… {len(group)} more")]
-        for across in columns:
-            devices = blocks.devices.get((group[0], across[0]), [])
-            if len(group) > 1 or len(across) > 1 or not devices:
-                cells.append(Text("…" if devices else ""))
+    down, across = _groups(len(rows), _MAX_BLOCKS), _groups(len(columns[0]), _MAX_COLUMNS)
+    table = Table("rows", *(_column_label(columns, group) for group in across), box=SQUARE)
+    table.show_lines = len(down) <= _MAX_LINED
+    for group in down:
+        cells = [Text(in_spans([rows[group[0]]]) if len(group) == 1 else f"… {len(group)} more")]
+        for part in across:
+            holders = devices[group[0]][part[0]]
+            if len(group) > 1 or len(part) > 1 or not holders:
+                cells.append(Text("…" if holders else ""))
                 continue
-            processes = sorted({process_of[device] for device in devices})
+            processes = sorted({process_of[device] for device in holders})
             readers = f" {in_spans(spans(processes), 'p')}" if plan.processes > 1 else ""
-            cells.append(Text(in_spans(spans(devices), "d") + readers, _colour(processes[0])))
+            cells.append(Text(in_spans(spans(holders), "d") + readers, _colour(processes[0])))
         table.add_row(*cells)
     return table
 
 
-def _columns(divided: list[_Blocks], group: Sequence[int]) -> str:
+def _column_label(leaves: list[list[_Columns]], group: Sequence[int]) -> str:
     """The label of a column of the grid; for leaves of several widths the part."""
-    columns = divided[0].columns
+    columns = leaves[0]
     if len(columns) == 1:
         return "whole rows"
     if len(group) > 1:
         return f"… {len(group)} more"
-    if any(other.columns != columns for other in divided):
+    if any(other != columns for other in leaves):
         return f"columns, part {group[0] + 1} of {len(columns)}"
     last = max(axis for axis, of in enumerate(zip(*columns, strict=True)) if len(set(of)) > 1)
     return f"columns {' × '.join(in_spans([span]) for span in columns[group[0]][: last + 1])}"
@@ -285,7 +270,91 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
     yield f'"wrap" continues into the next epoch: {rows / size:,.5g} batches an epoch.'
 
 
+# --- JSON ---
+
+
+def as_object(source: str, target: Target, plan: Plan) -> dict[str, Any]:
+    """What --json prints. docs/inspect.md names the keys. Spans are [first, after the last]."""
+    leaves, first = target.contents.metadata.spec.leaves, target.contents.first
+    return {
+        "source": source,
+        "fits": not plan.problems,
+        "problems": plan.problems,
+        "rows": plan.rows,
+        "lanes": plan.lanes,
+        "row_bytes": sum(leaf.bytes for leaf in leaves),
+        "leaves": [_form(leaf.name, leaf) for leaf in leaves],
+        "first_rows": [
+            {leaf_title(leaf.name): shown(values[row]) for leaf, values in zip(leaves, first, strict=True)}
+            for row in range(len(first[0]))
+        ],
+        "mesh": dict(target.mesh.shape),
+        "processes": plan.processes,
+        "batch_size": plan.batch_size,
+        "described_batch_size": plan.fitting_size,
+        "batch": [{**_form(name, leaf), "spec": in_words(leaf.sharding)} for name, leaf in plan.leaves.items()],
+        "reads": _reads(plan),
+        "devices": _devices(plan),
+        "ahead": plan.settings.buffer,
+        "prefetch": plan.settings.prefetch,
+        "memory": plan.memory._asdict(),
+        "remainder": plan.remainder,
+        "multiple_of": plan.multiple_of,
+        "next_sizes": plan.next_sizes(),
+        "epoch": None if plan.epoch is None else plan.epoch._asdict(),
+        "sizes_that_leave_out_none": plan.whole_sizes(),
+    }
+
+
+def _form(name: str, leaf: Any) -> dict[str, Any]:
+    return {"leaf": leaf_title(name), "dtype": leaf.dtype.name, "shape": list(leaf.shape)}
+
+
+def _reads(plan: Plan) -> list[dict[str, Any]]:
+    """What each process supplies."""
+    return [
+        {
+            "process": reads.process,
+            "devices": reads.devices,
+            "rows": spans(reads.rows),
+            **({"lanes": reads.lanes} if plan.lanes else {}),
+            "local_bytes": reads.local_bytes,
+            "read_bytes": reads.read_bytes,
+            "leaves": {
+                leaf_title(name): {
+                    "rows": spans(leaf.rows),
+                    "columns": [spans(axis) for axis in leaf.column_indices],
+                }
+                for name, leaf in reads.leaves.items()
+            },
+        }
+        for reads in plan.reads
+    ]
+
+
+def _devices(plan: Plan) -> list[dict[str, Any]]:
+    """What each device holds."""
+    holds: dict[int, dict[str, Any]] = {}
+    for name, leaf in plan.leaves.items():
+        for device, (rows, *columns) in held(leaf).items():
+            holds.setdefault(device, {})[leaf_title(name)] = {"rows": rows, "columns": columns}
+    return [
+        {"device": device, "process": reads.process, "leaves": holds[device]}
+        for reads in plan.reads
+        for device in reads.devices
+        if device in holds
+    ]
+
+
 # --- words ---
+
+
+def held(leaf: Any) -> dict[int, list[Span]]:
+    """For each device the range that it holds of each axis of a leaf, as [first, after the last]."""
+    return {
+        device: [part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)]
+        for device, index in device_parts(leaf.sharding, leaf.shape).items()
+    }
 
 
 def spans(indices: Sequence[int] | npt.NDArray[np.int64]) -> list[Span]:

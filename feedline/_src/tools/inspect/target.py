@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -11,9 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from feedline._src.building import building
 from feedline._src.errors import FeedError, RowError
-from feedline._src.feed import Feed
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import Transform, transformed_spec
 from feedline._src.plan.asked import SourceMetadata, placed_rows
@@ -22,8 +20,8 @@ from feedline._src.rows.row_source import RowSource
 from feedline._src.rows.spec import Array, RowSpec
 from feedline._src.sources.lanes import FirstItem, Lanes
 from feedline._src.sources.open_source import as_source
+from feedline._src.tools.targets import Change, MakeFeed, build_feed
 
-Change = Callable[[FeedOptions], FeedOptions]
 _ROWS_SHOWN = 3
 _ROWS_PER_SHARD = 8
 
@@ -67,11 +65,11 @@ def of_source(source: Any, axes: Mapping[str, int], entries: Sequence[Any], chan
     return Target(mesh, contents, change(options))
 
 
-def of_feed(name: str, make_feed: Callable[[Mesh], Any], axes: Mapping[str, int], change: Change) -> Target:
-    """The feed that a function makes over a mesh of the first devices, also if that feed is refused.
+def of_feed(name: str, make_feed: MakeFeed, axes: Mapping[str, int], change: Change) -> Target:
+    """The feed that a function makes over a mesh of the first devices, even if that feed is refused.
 
     Raises:
-      TypeError: the function builds no feed, or returns another one.
+      TypeError: the function builds no feed.
     """
     devices = np.array(jax.devices()[: math.prod(axes.values())])
     mesh = Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
@@ -81,19 +79,13 @@ def of_feed(name: str, make_feed: Callable[[Mesh], Any], axes: Mapping[str, int]
         asked.append(change(options))
         return asked[-1]
 
-    refusal = None
-    with building(changed):
-        try:
-            feed = make_feed(mesh)
-        except (ValueError, TypeError) as error:
-            if not asked:
-                raise
-            options, refusal = asked[-1], error
-        else:
-            if not isinstance(feed, Feed) or feed.options not in asked:
-                raise TypeError(f"{name} must build a feedline.Feed and return it, got {feed!r}")
-            options = feed.options
-            feed.close()
+    try:
+        with build_feed(name, make_feed, mesh, changed) as feed:
+            options, refusal = feed.options, None
+    except (ValueError, TypeError) as error:
+        if not asked:
+            raise
+        options, refusal = asked[-1], error
     return Target(mesh, contents_of(options.source, options.transform), options, refusal)
 
 

@@ -1,0 +1,268 @@
+"""Starts the processes of each launch, runs the layouts in them, and collects what they observed."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import faulthandler
+import functools
+import io
+import itertools
+import json
+import pickle
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from feedline import cluster
+from feedline._src.errors import FeedError
+from feedline._src.feed import Feed
+from feedline._src.feed_options import FeedOptions
+from feedline._src.rows.row_source import is_ragged
+from feedline._src.streams.lane_files import load_lanes, save_lanes
+from feedline._src.tools.audit.coverage import measure_coverage
+from feedline._src.tools.audit.digest import shard_digests
+from feedline._src.tools.audit.layouts import AXES, Layout, launches
+from feedline._src.tools.audit.verdict import NotRun, Observed, Settings, State
+from feedline._src.tools.launch.process_group import ProcessGroup
+from feedline._src.tools.targets import build_feed, load_make_feed, one_size
+
+Result = Observed | NotRun
+_START_S = 120.0
+_CLOSE_S = 5.0
+_SHOWN_LINES = 20
+_DONE = "feedline audit: done"
+_DONE_LINE = re.compile(rf"\[(\d+)\] {_DONE} (\d+)\n".encode())
+_TIMEOUT_LINE = r"Timeout \(.*\)!$"
+"""What `faulthandler` prints on standard error before it ends a process that takes too long."""
+
+
+class Job(NamedTuple):
+    """The options of `feedline audit`; `counts` are the numbers of processes, ascending."""
+
+    target: str
+    counts: tuple[int, ...]
+    batches: int
+    batch_size: int | None
+    limit_s: float
+
+
+def results(job: Job, environ: Mapping[str, str]) -> Generator[tuple[Layout, list[Result]], None, None]:
+    """Yield each layout with what its processes observed, once all of them are done with it.
+
+    No process outlives the generator.
+
+    Raises:
+      FeedError: a process failed, or a layout took longer than `job.limit_s`.
+    """
+    with tempfile.TemporaryDirectory(prefix="feedline-audit-", ignore_cleanup_errors=True) as folder:
+        for launch, layouts in enumerate(launches(job.counts)):
+            own = Path(folder, str(launch))
+            own.mkdir()
+            yield from _launched(job, own, launch, layouts, environ)
+
+
+def _launched(
+    job: Job, folder: Path, launch: int, layouts: Sequence[Layout], environ: Mapping[str, str]
+) -> Iterator[tuple[Layout, list[Result]]]:
+    processes, devices = layouts[0].processes, layouts[0].devices
+    program = (
+        "from feedline._src.tools.audit.processes import run_launch; "
+        f"run_launch({str(folder)!r}, {launch}, {tuple(job)!r})"
+    )
+    options = ["--processes", str(processes), "--devices-per-process", str(devices // processes), "--cpu"]
+    command = [sys.executable, "-m", "feedline", "launch", *options, "--", sys.executable, "-c", program]
+    found: dict[int, dict[int, Result]] = collections.defaultdict(dict)  # by layout and process
+    log = folder / "log"
+    # When the block ends, the launcher and all its processes are killed by SIGKILL. A layout with killed=True
+    # relies on that: its processes wait with their feeds open.
+    with log.open("wb") as errors, ProcessGroup() as group:
+        launcher = group.start(command, environ, stderr=errors.fileno())
+        output = io.BufferedReader(launcher.stdout)  # type: ignore[type-var]
+        for number, layout in enumerate(layouts):
+            while len(found[number]) < processes:
+                line = output.readline()
+                if not line:
+                    late = [str(process) for process in range(processes) if process not in found[number]]
+                    raise FeedError(_why_ended(layout, late, job.limit_s, log.read_text(errors="replace")))
+                if match := _DONE_LINE.fullmatch(line):
+                    process, done = int(match[1]), int(match[2])
+                    result: Result = pickle.loads(_result_file(folder, done, process).read_bytes())
+                    if isinstance(result, NotRun) and result.failed:
+                        raise FeedError(f"{layouts[done].title}: {result.reason}", process=process)
+                    found[done][process] = result
+            yield layout, [found[number][process] for process in range(processes)]
+
+
+def _why_ended(layout: Layout, late: Sequence[str], limit_s: float, log: str) -> str:
+    """The message when the processes have ended, but not all were done with the layout."""
+    lines = log.splitlines()[-_SHOWN_LINES:]
+    last = " The last lines were:\n" + "\n".join(lines) if lines else ""
+    if not re.search(_TIMEOUT_LINE, log, re.MULTILINE):
+        return f"a process must live as long as the audit, and one ended in {layout.title}.{last}"
+    return (
+        f"{layout.title} must take no more than {limit_s:g} s, and process {', '.join(late)} took longer; find "
+        f"what it waits for, or raise --limit-s.{last}"
+    )
+
+
+def _result_file(folder: Path, layout: int, process: int) -> Path:
+    return folder / f"{layout}.{process}.result"
+
+
+# --- in each process of a launch ---
+
+
+def run_launch(folder: str, launch: int, options: tuple[Any, ...]) -> None:
+    """Run each layout of a launch, write and announce each result, and wait to be killed.
+
+    Args:
+      folder: that of the launch; states are saved beside it.
+      options: the fields of the `Job`.
+    """
+    job, files = Job(*options), Path(folder)
+    _end_after(_START_S)
+    cluster.initialize()
+    jax.devices()  # start the backend before a layout's time begins
+    for number, layout in enumerate(launches(job.counts)[launch]):
+        _end_after(job.limit_s)
+        with contextlib.ExitStack() as open_feeds:
+            result: Result
+            try:
+                result = _run(files.parent, job, layout, open_feeds)
+            except Exception as error:  # noqa: BLE001  the audit reports every kind of error
+                traceback.print_exc()
+                line = traceback.format_exception_only(error)[0].strip()
+                # a source that cannot be pickled is no fault: the audit asked for workers, not the user
+                result = NotRun(line, failed=not (layout.workers and "pickle" in line))
+            _replace(_result_file(files, number, jax.process_index()), pickle.dumps(result))
+            faulthandler.cancel_dump_traceback_later()
+            print(f"\n{_DONE} {number}", flush=True)  # the user's code may have printed half a line
+            if layout.killed:
+                signal.pause()  # with the feed open and reading ahead
+    signal.pause()
+
+
+def _end_after(seconds: float) -> None:
+    """End this process when the time is up, with the stacks of its threads on standard error."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+
+
+def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStack) -> Result:
+    began = time.perf_counter()
+    make_feed, mesh = load_make_feed(job.target, layout.devices), Mesh(layout.arranged(jax.devices()), AXES)
+    try:
+        feed = build_feed(job.target, make_feed, mesh, lambda asked: _changed(asked, layout, job.batch_size))
+    except ValueError as error:
+        if layout.workers or layout.times > 1:  # these options are the audit's, not the user's
+            return NotRun(str(error), failed=False)
+        raise
+    open_feeds.callback(feed.close, _CLOSE_S)
+    if feed.get_state()["fingerprint"]["rows"] is None and layout.times > 1:
+        return NotRun("the rows of a stream have no position to compare them by", failed=False)
+    if layout.times > 1 and is_ragged(feed.options.source):
+        return NotRun("in a larger batch, ragged leaves may be padded to another length", failed=False)
+    taken = 0
+    if layout.resumes:
+        taken, state = _loaded(folder / layout.resumes)
+        feed.set_state(state)
+    half = (job.batches + 1) // 2
+    count = half if layout.saves else (job.batches - taken) // layout.times
+    save = functools.partial(_save, folder / layout.saves) if layout.saves else None
+    observed = observe(feed, count, taken, save)
+    coverage = measure_coverage(feed, observed) if layout.is_reference else None
+    return dataclasses.replace(observed, coverage=coverage, seconds=time.perf_counter() - began)
+
+
+def observe(
+    feed: Feed, batches: int, first_batch: int = 0, save: Callable[[int, State], None] | None = None
+) -> Observed:
+    """Take batches of a feed, over as many passes as that needs, and digest what this process's devices hold.
+
+    Args:
+      first_batch: batches that were taken before the feed's state was saved.
+      save: called after each batch with the number of batches and the feed's state.
+
+    Raises:
+      ValueError: a pass has no batch.
+    """
+    settings = Settings(
+        rows=feed.get_state()["fingerprint"]["rows"],
+        transformed=feed.options.transform is not None,
+        **{name: getattr(feed.options, name) for name in ("batch_size", "remainder", "epochs")},
+    )
+    leaves = {
+        f"batch{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(feed.spec)
+    }
+    observed = Observed(settings, leaves, first_batch=first_batch)
+    for number, batch in enumerate(itertools.islice(_endless(feed), batches), 1):
+        arrays = jax.tree.leaves(batch)
+        observed.digests.append([shard_digests(array, leaf) for leaf, array in enumerate(arrays)])
+        observed.shapes.append([array.shape[1:] for array in arrays])
+        state = feed.get_state()
+        observed.states.append({name: state[name] for name in ("step", "epoch", "position")})
+        if save is not None:
+            save(number, state)
+    return observed
+
+
+def _endless(feed: Feed) -> Iterator[Any]:
+    """The batches of all passes."""
+    empty_passes = 0
+    while empty_passes < 2:  # a feed that was restored at the end of a pass begins with an empty pass
+        empty_passes += 1
+        for batch in feed:
+            empty_passes = 0
+            yield batch
+    raise ValueError(
+        "a pass of the feed must hold at least one batch, and this feed's hold none; use a smaller batch size"
+    )
+
+
+def _changed(options: FeedOptions, layout: Layout, batch_size: int | None) -> FeedOptions:
+    """The user's options with those of a layout."""
+    options = one_size(options)
+    reading, size = options.reading, (batch_size or options.first_batch_size) * layout.times
+    if layout.workers is not None:
+        reading = dataclasses.replace(reading, workers=layout.workers)
+    if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
+        reading = dataclasses.replace(reading, threads=layout.threads, buffer=1)
+    return dataclasses.replace(options, batch_size=size, reading=reading)
+
+
+def _save(path: Path, taken: int, state: State) -> None:
+    """Save a state as training does: process 0 writes it atomically, every process its lanes."""
+    if "lanes" in state:
+        save_lanes(state, _lanes(path, taken))
+    if jax.process_index() == 0:
+        _replace(path, json.dumps([taken, state]).encode())
+
+
+def _loaded(path: Path) -> tuple[int, State]:
+    """What was saved last: how many batches were taken, and the state.
+
+    All lanes are complete, because a launch ends only when every process is done.
+    """
+    taken, state = json.loads(path.read_text())
+    return taken, load_lanes(_lanes(path, taken)) if "lanes" in state else state
+
+
+def _lanes(path: Path, taken: int) -> Path:
+    return path.with_name(f"{path.name}.{taken}")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)

@@ -1,0 +1,75 @@
+"""What a user names on the command line: builds the feed of module:make_feed, or one of a path's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline._src.building import building
+from feedline._src.feed import Feed
+from feedline._src.feed_options import FeedOptions
+from feedline._src.sources.open_source import open_arrays
+from feedline._src.tools.cli.options import is_name, load_name
+
+MakeFeed = Callable[[Mesh], Any]
+Change = Callable[[FeedOptions], FeedOptions]
+_EPOCH_BATCHES = 8
+_BATCH_ELEMENTS = 1 << 20
+
+
+def load_make_feed(target: str, devices: int) -> MakeFeed:
+    """The function that `module:function` names, or a function that makes a feed of all leaves of a path or glob.
+
+    Raises:
+      ValueError: there is no such function, or there are too few rows for this number of devices.
+    """
+    if is_name(target):
+        return load_name(target)  # type: ignore[no-any-return]
+    size = _size_of_batch(target, devices)
+    return lambda mesh: Feed(target, size, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def _size_of_batch(path: str, devices: int) -> int:
+    """A multiple of `devices`: about an eighth of the rows, and at most about a million numbers in a batch."""
+    source = open_arrays(path)
+    rows, leaves = len(source), jax.tree.leaves(source.spec)
+    source.close()
+    if rows < 2 * devices:
+        raise ValueError(
+            f"batches are divided among {devices} devices here, which needs at least {2 * devices} rows, {path} "
+            f"has {rows}; give more rows, or fewer devices or processes, as in --processes 1,2"
+        )
+    row = sum(math.prod(leaf.shape) for leaf in leaves)
+    fitting: int = max(1, min(rows // _EPOCH_BATCHES, _BATCH_ELEMENTS // max(1, row)) // devices) * devices
+    return fitting
+
+
+def one_size(options: FeedOptions) -> FeedOptions:
+    """The options for batches of the first size, delivered one by one, without the leaf of `with_place`."""
+    return dataclasses.replace(options, batch_size=options.first_batch_size, steps_per_call=1, with_place=False)
+
+
+def build_feed(name: str, make_feed: MakeFeed, mesh: Mesh, change: Change) -> Feed:
+    """The feed that the user's function builds over a mesh, with changed options.
+
+    So `make_feed` can be the function that the training calls, without parameters for the command.
+
+    Raises:
+      TypeError: the function did not build the feed that it returned.
+    """
+    built: list[FeedOptions] = []
+
+    def changed(options: FeedOptions) -> FeedOptions:
+        built.append(change(options))
+        return built[-1]
+
+    with building(changed):
+        feed = make_feed(mesh)
+    if not isinstance(feed, Feed) or feed.options not in built:
+        raise TypeError(f"{name} must build a feedline.Feed and return it, a new one in every call; got {feed!r}")
+    return feed
