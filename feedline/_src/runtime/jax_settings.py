@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
-_NAMES = (
+_WANTED = (
     "enable_x64",
     "default_device",
     "default_matmul_precision",
@@ -18,6 +18,14 @@ _NAMES = (
 )
 """The settings that change what JAX computes, or where. Transfer guards and settings that only add checks or logs
 are not carried over."""
+
+
+def known(names: Sequence[str], of: Any) -> tuple[str, ...]:
+    """Those that a version of jax, `of`, has, as a context and as a value: a version may lose a setting."""
+    return tuple(name for name in names if hasattr(of, name) and hasattr(of.config, f"jax_{name}"))
+
+
+_NAMES = known(_WANTED, jax)
 
 
 @dataclasses.dataclass(frozen=True)
