@@ -46,7 +46,7 @@ def test_only_reads_that_ask_for_a_null_fail_and_name_the_first_one(tmp_path, ki
     asked = np.array([7, 130, 64, 3, 130])
     with pytest.raises(
         feedline.RowError,
-        match=r"source\['label'\] is null in this row; fill nulls .*columns=.*bad_rows='substitute'",
+        match=r"'label' is null in this row; fill nulls .*columns=.*bad_rows='substitute'",
     ) as error:
         source.read(asked, _room(source, 5))
     assert (error.value.row, error.value.file) == (130, str(tmp_path / f"x.{kind}"))

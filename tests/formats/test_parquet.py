@@ -288,13 +288,13 @@ def test_a_stream_that_was_cut_between_two_batches_is_not_a_shorter_one(tmp_path
             feedline.open_source(tmp_path / f"{i}.arrow")
 
 
-def test_a_compressed_stream_is_refused_with_the_lines_that_help(tmp_path, is_source_of):
+def test_a_compressed_stream_is_read_in_groups(tmp_path, is_source_of):
     whole = _rows(300)
-    _write_stream(_table(whole), tmp_path / "x.arrow", "lz4")
-    with pytest.raises(ValueError, match=r"x\.arrow.*compressed stream.*pyarrow\.ipc\.open_stream.*write_feather"):
-        feedline.open_source(tmp_path / "x.arrow")
-    feather.write_feather(pa.ipc.open_stream(tmp_path / "x.arrow").read_all(), str(tmp_path / "y.feather"))
-    is_source_of(feedline.open_source(tmp_path / "y.feather"), whole)
+    codes = pa.array(["a", "b"] * 150).dictionary_encode()  # beside the columns that are read
+    _write_stream(_table(whole).append_column("codes", codes), tmp_path / "x.arrow", "lz4")
+    source = feedline.open_source(tmp_path / "x.arrow", columns=list(whole))
+    assert isinstance(source, GroupSource)
+    is_source_of(source, whole)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "feather"])

@@ -91,7 +91,7 @@ def test_a_sharded_array_is_read_by_its_inner_chunks(tmp_path, is_source_of):
     store.write(rows).result()
     source = feedline.open_source(tmp_path / "x.zarr")
     is_source_of(source, rows)
-    assert source._files[0].lengths == [EvenLengths(64, 4)]
+    assert source._tables[0].lengths == [EvenLengths(64, 4)]
 
 
 @pytest.mark.parametrize("version", DRIVERS)

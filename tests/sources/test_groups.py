@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline._src.formats.grouped_file import Group, GroupedFile
+from feedline._src.files.files import Files
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.sources.groups import GroupSource
+from feedline._src.formats.table import ByteColumn, Grouped, NumberColumn
+from feedline._src.sources.groups import open_groups
 
 KINDS = {
     "parquet": lambda table, path, rows: pq.write_table(table, path, row_group_size=rows),
@@ -25,35 +26,40 @@ KINDS = {
 }
 
 
-def _source(group, lengths=((4, 4),)):
-    """Of one leaf, whose rows are two numbers; each group is read as `group`."""
-    spec = {"x": jax.ShapeDtypeStruct((2,), np.dtype(np.int16))}
-    file = GroupedFile(spec, lengths, lambda leaf, within: group, lambda: "made up")
-    return GroupSource(lambda path, options: file, ["made.up"], OpenOptions())
+def _source(path, column, leaf, lengths=(4, 4)):
+    """Of one leaf; each group is read as `column`."""
+    path.touch()
+    table = Grouped({"x": leaf}, [lengths], lambda leaf, group: column)
+    return open_groups(lambda file, options: table, Files([str(path)]), OpenOptions())
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("column", "found"),
     [
-        (np.zeros((3, 2), np.int16), r"int16\[3, 2\]"),
-        (np.zeros((5, 2), np.int16), r"int16\[5, 2\]"),
-        (np.zeros((4, 1), np.int16), r"int16\[4, 1\]"),
-        (np.zeros((4, 2), np.int32), r"int32\[4, 2\]"),
-        (np.zeros((4, 4), np.int16)[:, ::2], r"int16\[4, 2\]"),  # with gaps between its numbers
+        (NumberColumn(np.zeros((3, 2), np.int16)), r"int16\[3, 2\]"),
+        (NumberColumn(np.zeros((5, 2), np.int16)), r"int16\[5, 2\]"),
+        (NumberColumn(np.zeros((4, 1), np.int16)), r"int16\[4, 1\]"),
+        (NumberColumn(np.zeros((4, 2), np.int32)), r"int32\[4, 2\]"),
+        (NumberColumn(np.zeros((4, 4), np.int16)[:, ::2]), r"int16\[4, 2\]"),  # with gaps between its numbers
+        (ByteColumn(np.zeros(4, np.int32), np.zeros(0, np.uint8)), "3 rows of bytes"),
     ],
 )
-def test_a_group_that_is_not_what_was_promised_is_refused(values, found):
+def test_a_group_that_is_not_what_was_promised_is_refused(tmp_path, column, found):
+    is_bytes = isinstance(column, ByteColumn)
+    leaf, promised = "bytes", "4 rows of bytes"
+    if not is_bytes:
+        leaf, promised = jax.ShapeDtypeStruct((2,), np.dtype(np.int16)), r"int16\[4, 2\]"
     with pytest.raises(
-        feedline.RowError, match=rf"metadata promises, int16\[4, 2\], and it holds {found}; the file is damaged"
+        feedline.RowError, match=rf"metadata promises, {promised}, and it holds {found}; the file is damaged"
     ) as error:
-        _source(Group(values)).read(np.array([5]), {"x": np.empty((1, 2), np.int16)})
-    assert (error.value.row, error.value.file) == (4, "made.up")
+        _ = _source(tmp_path / "made.up", column, leaf)[5]
+    assert (error.value.row, error.value.file) == (4, str(tmp_path / "made.up"))
 
 
 @pytest.mark.parametrize("lengths", [[4, -1], [1 << 48, 1]])
-def test_numbers_of_rows_that_cannot_be_are_refused(lengths):
-    with pytest.raises(ValueError, match=r"and the metadata of made\.up promises"):
-        _source(None, [lengths])
+def test_numbers_of_rows_that_cannot_be_are_refused(tmp_path, lengths):
+    with pytest.raises(ValueError, match=r"and the metadata of .*made\.up promises"):
+        _source(tmp_path / "made.up", None, "bytes", lengths)
 
 
 def _replaced(path, kind, start):

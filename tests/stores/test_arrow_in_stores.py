@@ -24,9 +24,10 @@ def arrow(table, compression=None, write=pa.ipc.new_file):
 
 
 KINDS = ["mapped", "tensors", "bits", "compressed", "nulls", "text", "compressed text"]
+KINDS += [f"stream {kind}" for kind in ("mapped", "nulls", "text", "bits", "compressed")]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "stream", "stream nulls", "stream text", "stream bits"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_and_identity_are_those_of_the_local_file(kind, as_local):
     table, rows = dict(NUMBERS), np.random.default_rng(6).integers(0, COUNT, 200)
     if "bits" in kind:
@@ -51,10 +52,9 @@ def test_what_is_no_arrow_file_is_named_by_its_address(store, options):
         "/page.arrow": b"<html>" * 100,
         "/cut.arrow": good[:-100],
         "/stream.arrow": stream[:-100],
-        "/compressed.arrow": arrow(NUMBERS, "zstd", pa.ipc.new_stream),
     }
-    for name in ("page", "cut", "stream", "compressed"):
-        with pytest.raises(ValueError, match=rf"^{store.url}/{name}.arrow (cannot be read as|is a compressed)"):
+    for name in ("page", "cut", "stream"):
+        with pytest.raises(ValueError, match=rf"^{store.url}/{name}.arrow cannot be read as"):
             feedline.open_source(f"{store.url}/{name}.arrow", store=options)
 
 

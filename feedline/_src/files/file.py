@@ -25,8 +25,10 @@ class File(abc.ABC):
       name: its path or address as the user gave it, for errors.
       size: in bytes.
       version: what changes when it is replaced or written to.
+      in_store: whether it is an object in a store.
     """
 
+    in_store = False
     name: str
     size: int
     version: FileVersion | Version

@@ -21,6 +21,8 @@ class RemoteFile(File):
       options: cache and patience.
     """
 
+    in_store = True
+
     def __init__(self, item: RemoteObject, options: Store) -> None:
         self.item = item
         self._options = options

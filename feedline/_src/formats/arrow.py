@@ -1,28 +1,25 @@
-"""Arrow IPC (Feather) files and streams: mapped into memory, or read in groups if compressed or with nulls."""
+"""Arrow IPC (Feather) files and streams: mapped into memory, or decoded by record batches."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.files.file import File
 from feedline._src.files.opening import opening
 from feedline._src.formats import extras
-from feedline._src.formats.arrow_columns import column_of, kinds_of, names_with_bytes, naming_file, spec_of
-from feedline._src.formats.grouped_file import Columns, Group, GroupedFile, TableFile
+from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.rows import digests
-
-FORMAT = Format("arrow", (".arrow", ".feather"), takes=frozenset({"columns", "cache_bytes"}), extra="arrow")
+from feedline._src.formats.table import Column, Grouped, NumberColumn
 
 Array = npt.NDArray[Any]
-Spec = dict[str, jax.ShapeDtypeStruct]
 _FILE_MARK = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
@@ -46,76 +43,168 @@ def mapped(path: Path, options: OpenOptions) -> list[dict[str, Array]]:
     return trees or [{name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items()}]
 
 
-def grouped(path: Path, options: OpenOptions) -> GroupedFile:
-    """The record batches of any file without bytes and text, each of which is read when it is needed.
+def open_file(file: File, options: OpenOptions) -> Grouped:
+    """The record batches of a file or a stream. Bytes in an uncompressed local file are used where they lie.
 
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    spec, batches = _numbers(path, options)
+    with naming_file(file.name, "an Arrow file", REWRITE):
+        is_file = file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
+        found = _BatchesOfFile(file) if is_file else _BatchesOfStream(file)
+    spec = spec_of(found.schema, options, file.name)
     names = sorted(spec)
-    if batches is None:
-        narrowest = min(names, key=lambda name: math.prod(spec[name].shape) * spec[name].dtype.itemsize)
-        lengths = _lengths(path, narrowest)
-    else:
-        lengths = [batch.row_count for batch in batches]
+    has_bytes = any(isinstance(leaf, str) for leaf in spec.values())
+    with naming_file(file.name, "an Arrow file", REWRITE):
+        memory = file.memory() if has_bytes and not file.in_store else None
+        views = None if memory is None else _views(memory, names)
+        lengths = found.lengths(spec) if views is None else [next(iter(batch.values())).rows for batch in views]
 
-    def read(leaf: int, group: int) -> Group:
-        if batches is None:
-            found = _decompressed(path, [names[leaf]], group).by_name[names[leaf]]
-        else:
-            found = batches[group].by_name[names[leaf]]
-        assert isinstance(found, Group)
-        return found._replace(values=found.values.copy())  # a cached group must not depend on the file
+    def read(leaf: int, group: int) -> Column:
+        if views is not None:
+            return views[group][names[leaf]]
+        batch = found.batch(group, names[leaf])
+        batch.validate()  # invalid lengths would make pyarrow abort the process
+        # copied: views would keep alive whatever pyarrow has read with them
+        return column_of(batch.column(names[leaf]), f"column {names[leaf]!r}").copied()
 
-    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digests.of_file(path))
+    return Grouped(
+        spec,
+        [lengths] * len(names),
+        read,
+        is_mapped=views is not None,
+        extents=lambda leaf, group: [found.extent(group)],
+    )
 
 
-def table(path: Path, options: OpenOptions) -> TableFile | None:
-    """The record batches of a file or stream with columns of bytes; None if no chosen column holds bytes.
+FORMAT = Format(
+    "arrow", (".arrow", ".feather"), takes=frozenset({"columns", "cache_bytes"}), extra="arrow", open=open_file
+)
 
-    Raises:
-      FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
-    """
-    whole, schema, batches = _opened(path)
-    names = names_with_bytes(schema, options, path)
-    if not names:
+
+class _Batches:
+    """The record batches of a file, of each of which one column is read by pyarrow. It is read, not mapped: a disk
+    that fails then is an error, not a SIGBUS."""
+
+    def __init__(self, file: File, schema: Any) -> None:
+        self._file, self.schema = file, schema
+        self._ipc = extras.require("pyarrow.ipc", "arrow")
+
+    def batch(self, group: int, name: str) -> Any:
+        """A record batch with one column, not validated."""
+        raise NotImplementedError
+
+    def lengths(self, spec: dict[str, Any]) -> list[int]:
+        """The rows of each record batch, of which the column is read that takes the fewest bytes."""
+
+        def size(name: str) -> float:
+            row = spec[name]
+            return math.inf if isinstance(row, str) else math.prod(row.shape) * row.dtype.itemsize
+
+        return [self.batch(group, min(spec, key=size)).num_rows for group in range(len(self))]
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def extent(self, group: int) -> tuple[int, int]:
+        """The offset and length of a record batch."""
+        raise NotImplementedError
+
+    def _options(self, name: str) -> Any:
+        return self._ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name)], use_threads=False)
+
+
+class _BatchesOfFile(_Batches):
+    def __init__(self, file: File) -> None:
+        with readable(file) as source:
+            reader = extras.require("pyarrow.ipc", "arrow").open_file(source)
+            super().__init__(file, reader.schema)
+            self._count: int = reader.num_record_batches
+
+    def batch(self, group: int, name: str) -> Any:
+        with readable(self._file) as source:
+            return self._ipc.open_file(source, options=self._options(name)).get_batch(group)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extent(self, group: int) -> tuple[int, int]:
+        """Roughly: pyarrow does not say where a record batch lies, and most writers make all equally long."""
+        start, stop = (self._file.size * i // self._count for i in (group, group + 1))
+        return start, stop - start
+
+
+class _BatchesOfStream(_Batches):
+    """Those of a stream, which has no index of them: it is read once to find where they lie."""
+
+    def __init__(self, file: File) -> None:
+        pyarrow, ipc = extras.require("pyarrow", "arrow"), extras.require("pyarrow.ipc", "arrow")
+        ends, starts = [0], list[int]()
+        with readable(file, sequential=True) as source:
+            messages = ipc.MessageReader.open_stream(source)
+            for message in iter(functools.partial(_next_message, messages), None):
+                if message.type == "record batch":
+                    starts.append(ends[-1])
+                ends.append(source.tell())
+            _check_end(source.tell(), file.size, file.samples([(max(0, file.size - 8), 8)])[0])
+        self._starts, self._end = starts, ends[-1]
+        self._head = file.read(np.array([0]), np.array([(starts or ends)[0]]))[0]  # the schema, and dictionaries
+        super().__init__(file, ipc.open_stream(pyarrow.BufferReader(self._head)).schema)
+
+    def batch(self, group: int, name: str) -> Any:
+        offset, length = self.extent(group)
+        data = self._head + self._file.read(np.array([offset]), np.array([length]))[0]
+        source = extras.require("pyarrow", "arrow").BufferReader(data)
+        return self._ipc.open_stream(source, options=self._options(name)).read_next_batch()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def extent(self, group: int) -> tuple[int, int]:
+        start, stop = [*self._starts, self._end][group : group + 2]
+        return start, stop - start
+
+
+def _next_message(messages: Any) -> Any:
+    try:
+        return messages.read_next_message()
+    except StopIteration:
         return None
-    kinds = kinds_of(schema, names, path)
-    views = _views(path, whole, batches, names)
-    if views is not None:
-        return TableFile(kinds, [batch.row_count for batch in views], views.__getitem__, reads="mapped")
-    lengths = _lengths(path, min(kinds, key=lambda name: kinds[name] == "bytes"))  # numbers, if there are any
-    return TableFile(kinds, lengths, lambda group: _decompressed(path, names, group))
 
 
-def _numbers(path: Path, options: OpenOptions) -> tuple[Spec, list[Columns] | None]:
+def _check_end(position: int, size: int, last: bytes) -> None:
+    """Refuse a stream that was truncated between two record batches, which pyarrow accepts."""
+    if position != size or last != _END_OF_STREAM:
+        raise ValueError("a stream must end with the mark of its end, and this one does not")
+
+
+# --- mapped files ---
+
+
+def _numbers(path: Path, options: OpenOptions) -> tuple[dict[str, Any], list[dict[str, Column]] | None]:
     """The spec of the chosen columns, and each record batch as `_views`."""
-    whole, schema, batches = _opened(path)
-    spec = spec_of(schema, options, path)
-    return spec, _views(path, whole, batches, list(spec))
-
-
-def _without_nulls(batches: list[Columns] | None) -> list[dict[str, Array]] | None:
-    """The arrays of record batches; None if there are nulls in them."""
-    columns = None if batches is None else [batch.by_name for batch in batches]
-    if columns is None or any(column.null is not None for batch in columns for column in batch.values()):
-        return None
-    return [{name: group.values for name, group in batch.items() if isinstance(group, Group)} for batch in columns]
-
-
-def _opened(path: Path) -> tuple[Array, Any, Iterator[Any]]:
-    """A mapped file, its schema, and its record batches."""
     with naming_file(path, "an Arrow file", REWRITE), opening(path) as file:
         whole: Array = np.asarray(np.memmap(file, np.uint8, "r"))
-        return whole, *batches_of(whole)
+        schema, _ = batches_of(whole)
+    spec = spec_of(schema, options, path)
+    if any(isinstance(leaf, str) for leaf in spec.values()):
+        return spec, None
+    with naming_file(path, "an Arrow file", REWRITE):
+        return spec, _views(whole, list(spec))
 
 
-def _views(path: Path, whole: Array, batches: Iterator[Any], names: Sequence[str]) -> list[Columns] | None:
+def _without_nulls(batches: list[dict[str, Column]] | None) -> list[dict[str, Array]] | None:
+    """The arrays of record batches; None if there are nulls in them."""
+    if batches is None or any(column.null is not None for batch in batches for column in batch.values()):
+        return None
+    return [{name: c.values for name, c in batch.items() if isinstance(c, NumberColumn)} for batch in batches]
+
+
+def _views(whole: Array, names: Sequence[str]) -> list[dict[str, Column]] | None:
     """Some columns of each record batch, as views of the mapped file; None if it is compressed.
 
     Raises:
-      ValueError: it is damaged, or a compressed stream.
+      ValueError: it is damaged.
     """
     start = whole.ctypes.data
 
@@ -123,60 +212,22 @@ def _views(path: Path, whole: Array, batches: Iterator[Any], names: Sequence[str
         """The buffer as a view of the array of the whole file, so that it cannot exceed the file."""
         return whole[buffer.address - start :][: buffer.size]
 
-    views: list[Columns] = []
-    compressed = False
-    with naming_file(path, "an Arrow file", REWRITE):
-        for batch in batches:
-            batch.validate()  # invalid lengths would make pyarrow abort the process
-            arrays = {name: batch.column(name) for name in names}
-            buffers = [b for array in arrays.values() for b in array.buffers() if b is not None and b.size]
-            compressed = not all(0 <= b.address - start <= len(whole) - b.size for b in buffers)
-            if compressed:  # pyarrow has decompressed them into other memory
-                break
-            views.append(
-                Columns({name: column_of(array, f"column {name!r}", bytes_of) for name, array in arrays.items()})
-            )
-    if compressed and not is_file(whole):
-        raise ValueError(
-            f"{path} is a compressed stream, which has no index of its record batches; write it as a file: "
-            "table = pyarrow.ipc.open_stream(path).read_all(); pyarrow.feather.write_feather(table, 'x.arrow')"
-        )
-    return None if compressed else views
-
-
-def _reader(path: Path, names: Sequence[str]) -> Any:
-    """A reader of some columns. The file is read, not mapped: a failing disk then is an error, not a SIGBUS."""
-    pyarrow, ipc = extras.require("pyarrow", "arrow"), extras.require("pyarrow.ipc", "arrow")
-    schema = ipc.open_file(pyarrow.OSFile(str(path))).schema
-    options = ipc.IpcReadOptions(
-        included_fields=sorted(schema.get_field_index(name) for name in names), use_threads=False
-    )
-    return ipc.open_file(pyarrow.OSFile(str(path)), options=options)
-
-
-def _lengths(path: Path, narrowest: str) -> list[int]:
-    """The rows of each record batch of a compressed file, of which one column is read."""
-    with naming_file(path, "an Arrow file", REWRITE):
-        reader = _reader(path, [narrowest])
-        return [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
-
-
-def _decompressed(path: Path, names: Sequence[str], group: int) -> Columns:
-    batch = _reader(path, names).get_batch(group)
-    batch.validate()
-    return Columns({name: column_of(batch.column(name), f"column {name!r}") for name in names})
-
-
-def is_file(whole: Array) -> bool:
-    """Whether these bytes are an Arrow file; else they may be a stream."""
-    return whole[: len(_FILE_MARK)].tobytes() == _FILE_MARK
+    views: list[dict[str, Column]] = []
+    for batch in batches_of(whole)[1]:
+        batch.validate()  # invalid lengths would make pyarrow abort the process
+        arrays = {name: batch.column(name) for name in names}
+        buffers = [b for array in arrays.values() for b in array.buffers() if b is not None and b.size]
+        if not all(0 <= b.address - start <= len(whole) - b.size for b in buffers):
+            return None  # pyarrow has decompressed them into other memory
+        views.append({name: column_of(array, f"column {name!r}", bytes_of) for name, array in arrays.items()})
+    return views
 
 
 def batches_of(whole: Array) -> tuple[Any, Iterator[Any]]:
     """The schema of a mapped file or stream, and its record batches, not validated yet."""
     pyarrow, ipc = extras.require("pyarrow", "arrow"), extras.require("pyarrow.ipc", "arrow")
     source = pyarrow.BufferReader(pyarrow.py_buffer(whole))
-    if is_file(whole):
+    if whole[: len(_FILE_MARK)].tobytes() == _FILE_MARK:
         file = ipc.open_file(source)
         return file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
     stream = ipc.open_stream(source)  # as datasets.save_to_disk writes them
@@ -184,7 +235,6 @@ def batches_of(whole: Array) -> tuple[Any, Iterator[Any]]:
 
 
 def _whole_stream(stream: Any, source: Any, whole: Array) -> Iterator[Any]:
-    """The record batches of a stream, whose end mark is checked: pyarrow accepts a truncated stream."""
+    """The record batches of a stream, whose end mark is checked."""
     yield from stream
-    if source.tell() != len(whole) or whole[-len(_END_OF_STREAM) :].tobytes() != _END_OF_STREAM:
-        raise ValueError("a stream must end with the mark of its end, and this one does not")
+    _check_end(source.tell(), len(whole), whole[-len(_END_OF_STREAM) :].tobytes())

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.files.opening import folder_error
+from feedline._src.files.file import File
 from feedline._src.formats import extras
-from feedline._src.formats.grouped_file import ByteColumn, Group
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.table import ByteColumn, Column, Leaf, NumberColumn
 
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]
@@ -23,7 +22,7 @@ _MOST_SHOWN = 20
 _IN_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
+def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> NumberColumn:
     """A column as rows: views of its buffers, with their sizes checked. Booleans and nulls are unpacked from bits.
 
     Args:
@@ -49,15 +48,15 @@ def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
         within = None
         if inner.null is not None:
             within = np.asarray(inner.null[start:stop].reshape(count, kind.list_size).any(1))
-        return Group(values, _any_null(null, within))
+        return NumberColumn(values, _any_null(null, within))
     row = row_of(kind, label)
     found = _bytes(data, bytes_of)
     if types.is_boolean(kind):
-        return Group(_bits(found, column.offset, count, label), _any_null(null, None))
+        return NumberColumn(_bits(found, column.offset, count, label), _any_null(null, None))
     size = row.dtype.itemsize * int(np.prod(row.shape, dtype=np.int64))
     found = found[column.offset * size : (column.offset + count) * size]
     _check_size(found, count * size, label)
-    return Group(found.view(row.dtype).reshape(count, *row.shape), _any_null(null, None))
+    return NumberColumn(found.view(row.dtype).reshape(count, *row.shape), _any_null(null, None))
 
 
 def _bytes(buffer: Any, bytes_of: Bytes | None) -> Array:
@@ -164,49 +163,34 @@ def names_of(schema: Any, path: object) -> list[str]:
     return names
 
 
-def spec_of(schema: Any, options: OpenOptions, path: object) -> dict[str, jax.ShapeDtypeStruct]:
-    """The spec of the chosen columns of a file.
+def spec_of(schema: Any, options: OpenOptions, path: object) -> dict[str, Leaf]:
+    """What a row of each of the chosen columns is, in the order of the columns.
 
     Raises:
-      ValueError, TypeError: a column is missing, occurs twice, or has rows that differ in size or are not numbers.
+      ValueError: a column is missing, or occurs twice.
+      TypeError: columns have rows that are neither bytes nor numbers of one size. It lists all of them.
     """
-    spec: dict[str, jax.ShapeDtypeStruct] = rows_by_name(
-        schema, options.chosen(names_of(schema, path), str(path)), path
-    )
-    for name, row in spec.items():
-        if min(row.shape, default=0) < 0:
-            raise ValueError(f"column {name!r} of {path} has rows of shape {row.shape}; the file is damaged")
-    return spec
-
-
-def rows_by_name(
-    schema: Any, names: Sequence[str], path: object, others: Callable[[Any], Any] = lambda kind: None
-) -> dict[str, Any]:
-    """Shape and dtype of one row of each of these columns.
-
-    Args:
-      others: what stands for a type that is read in another way; None for all other types.
-
-    Raises:
-      TypeError: columns have rows that differ in size or are not numbers. It lists all of them.
-    """
-    found: dict[str, Any] = {}
+    spec: dict[str, Leaf] = {}
+    names = options.chosen(names_of(schema, path), str(path))
     refused = []
     for name in names:
         kind = schema.field(name).type
         try:
-            found[name] = others(kind) or row_of(kind, name)
+            spec[name] = "bytes" if is_bytes(kind) else row_of(kind, name)
         except TypeError:
             refused.append(f"{name!r} is {kind}: {_remedy(kind)}")
+            continue
+        if min(getattr(spec[name], "shape", ()), default=0) < 0:
+            raise ValueError(f"column {name!r} of {path} has rows of type {kind}; the file is damaged")
     if refused:
         them = "it" if len(refused) == 1 else "them"
-        leave = f", or leave {them} out: columns=[{_few([repr(name) for name in found], ', ')}]" if found else ""
+        leave = f", or leave {them} out: columns=[{_few([repr(name) for name in spec], ', ')}]" if spec else ""
         raise TypeError(
             f"all columns must have rows of one size that are numbers, and {len(refused)} of the {len(names)} of "
             f"{path} {'has' if len(refused) == 1 else 'have'} others. {_few(refused, '; ')}. Convert {them}, and "
             f"write the file again, as docs/tables.md shows{leave}"
         )
-    return found
+    return spec
 
 
 def _few(words: Sequence[str], separator: str) -> str:
@@ -229,13 +213,7 @@ def is_bytes(kind: Any) -> bool:
     )  # fmt: skip
 
 
-def names_with_bytes(schema: Any, options: OpenOptions, path: object) -> list[str]:
-    """The chosen columns of a table; empty if none of them holds bytes. ValueError: there is no such column."""
-    names = options.chosen(names_of(schema, path), str(path))
-    return names if any(is_bytes(schema.field(name).type) for name in names) else []
-
-
-def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Group | ByteColumn:
+def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Column:
     """A `pyarrow.Array` of bytes, text or numbers. Arguments and errors as of `rows_of`.
 
     Raises:
@@ -259,10 +237,11 @@ def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Group | 
     return ByteColumn(memory, _bytes(data, bytes_of), null)
 
 
-def kinds_of(schema: Any, names: Sequence[str], path: object) -> dict[str, str]:
-    """The type of each column. TypeError: some hold neither bytes nor numbers; it lists all of them."""
-    rows = rows_by_name(schema, names, path, lambda kind: "bytes" if is_bytes(kind) else None)
-    return {name: row if row == "bytes" else f"{row.dtype}{list(row.shape)}" for name, row in rows.items()}
+@contextlib.contextmanager
+def readable(file: File, sequential: bool = False) -> Iterator[Any]:
+    """The `pyarrow.NativeFile` of a file. Arguments are those of `File.open`."""
+    with file.open(sequential) as opened:
+        yield extras.require("pyarrow", "arrow").PythonFile(opened, mode="r")
 
 
 @contextlib.contextmanager
@@ -278,10 +257,8 @@ def naming_file(path: object, form: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise FileNotFoundError(f"there is no file {path}; check the path") from None
+        raise
     except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
-        if isinstance(path, Path) and path.is_dir():
-            raise folder_error(path) from None
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
         raise ValueError(

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,16 +28,13 @@ from feedline._src.files.file import File
 from feedline._src.files.local import LocalFile
 from feedline._src.files.opening import opening
 from feedline._src.formats import extras
-from feedline._src.formats.grouped_file import Group, GroupedFile, TableFile
 from feedline._src.formats.npy import MappedFile
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Grouped, NumberColumn, described, memory_bytes
-from feedline._src.rows.shards import EvenLengths, Indices, rows_in
+from feedline._src.formats.table import Grouped, NumberColumn, memory_bytes
+from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
-
-FORMAT = Format("hdf5", (".h5", ".hdf5"), takes=frozenset({"columns", "cache_bytes"}), extra="hdf5")
 
 Array = npt.NDArray[Any]
 _MOST_LINKS = 32
@@ -179,6 +176,11 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
         read_rows if any(isinstance(leaf.row, str) for leaf in leaves) else None,
         extents=lambda leaf, group: () if whole else leaves[leaf].extents(group),
     )
+
+
+FORMAT = Format(
+    "hdf5", (".h5", ".hdf5"), takes=frozenset({"columns", "cache_bytes"}), extra="hdf5", open=open_hdf5
+)
 
 
 def _bytes_of(value: Any) -> bytes:
@@ -479,7 +481,6 @@ def mapped(path: Path, options: OpenOptions) -> list[Any]:
         memory = MappedFile(mapped_file).bytes
     file = LocalFile(str(path))
     tree = _tree_of(file, options)
-    _check_numbers(jax.tree.leaves(tree), path)
 
     def array(leaf: _Leaf) -> Array:
         if leaf.start is not None:
@@ -491,51 +492,3 @@ def mapped(path: Path, options: OpenOptions) -> list[Any]:
         return [jax.tree.map(array, tree)]
     except ValueError as error:
         raise ValueError(f"{path} cannot be mapped: {error}") from error
-
-
-def grouped(path: Path, options: OpenOptions) -> GroupedFile:
-    """The rows of any file without bytes and text, in groups of the rows of a chunk."""
-    file = LocalFile(str(path))
-    _check_numbers(jax.tree.leaves(_tree_of(file, options)), path)
-    found = open_hdf5(file, options)
-    return GroupedFile(
-        found.spec, found.lengths, lambda leaf, group: Group(*found.read(leaf, group)), lambda _: file.digest
-    )
-
-
-def table(path: Path, options: OpenOptions) -> TableFile | None:
-    """The rows of a file with bytes or text; None if the chosen datasets have none."""
-    found = open_hdf5(LocalFile(str(path)), options)
-    if found.read_rows is None:
-        return None
-    named = jax.tree_util.tree_leaves_with_path(found.spec)
-    kinds = {jax.tree_util.keystr(at, simple=True, separator="/"): described(leaf) for at, leaf in named}
-    rows = rows_in(found.lengths[0])
-    return TableFile(kinds, [rows], lambda _: _Rows(found, list(kinds), rows), reads="rows", form="hdf5")
-
-
-class _Rows(NamedTuple):
-    found: Grouped
-    names: list[str]
-    row_count: int
-
-    @property
-    def nbytes(self) -> int:
-        return 0
-
-    def nulls(self, rows: Indices) -> None:
-        return None
-
-    def take(self, rows: Indices) -> list[dict[str, Any]]:
-        assert self.found.read_rows is not None
-        columns = self.found.read_rows(range(len(self.names)), rows)
-        return [dict(zip(self.names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _check_numbers(leaves: Sequence[_Leaf], path: Path) -> None:
-    found = next((leaf for leaf in leaves if isinstance(leaf.row, str)), None)
-    if found is not None:
-        raise ValueError(
-            f"files must agree in datasets and their types; {found.dataset} of {path} has bytes or text, and the "
-            "first file has none; choose columns=[...] that they share, or write them again"
-        )

@@ -24,8 +24,8 @@ from feedline._src.files.opening import opening
 from feedline._src.formats import extras
 from feedline._src.formats.arrow import REWRITE, batches_of
 from feedline._src.formats.arrow_columns import column_of, is_bytes, naming_file, row_of, rows_of
-from feedline._src.formats.grouped_file import ByteColumn, Group
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.table import ByteColumn, NumberColumn
 from feedline._src.rows import digests
 from feedline._src.stores.urls import is_url
 
@@ -198,7 +198,7 @@ class FileColumn(NamedTuple):
         return taken
 
 
-Column = Group | ByteColumn | FileColumn
+Column = NumberColumn | ByteColumn | FileColumn
 
 
 def is_encoded(kind: Any) -> bool:
@@ -271,7 +271,7 @@ def columns_of(table: Any) -> list[dict[str, Column]]:
         piece = {name: _column_of(batch.column(name), f"column {name!r}") for name in table.column_names}
         for name, column in piece.items() if pieces else ():
             first = pieces[0][name]
-            if isinstance(column, Group) and isinstance(first, Group):
+            if isinstance(column, NumberColumn) and isinstance(first, NumberColumn):
                 shapes = first.values.shape[1:], column.values.shape[1:]
                 if shapes[0] != shapes[1]:
                     raise _different_lengths(

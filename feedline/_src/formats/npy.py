@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from feedline._src.files.opening import opening
 from feedline._src.files.version import FileVersion
-from feedline._src.formats.grouped_file import memory_bytes
 from feedline._src.formats.registry import Format
+from feedline._src.formats.table import memory_bytes
 
 FORMAT = Format("npy", (".npy", ".npz"), takes=frozenset({"columns", "window", "stride"}), way="mapped")
 

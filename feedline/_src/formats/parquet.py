@@ -4,106 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+import jax
 
+from feedline._src.files.file import File
 from feedline._src.formats import extras
-from feedline._src.formats.arrow_columns import (
-    column_of,
-    kinds_of,
-    names_with_bytes,
-    naming_file,
-    rows_of,
-    spec_of,
-)
-from feedline._src.formats.grouped_file import Columns, Group, GroupedFile, TableFile, memory_bytes
+from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.opening import digest_of, readable
 from feedline._src.formats.registry import Format
-from feedline._src.stores.remote_object import RemoteObject
+from feedline._src.formats.table import Column, Grouped, memory_bytes
 
-FORMAT = Format("parquet", (".parquet",), takes=frozenset({"columns", "cache_bytes"}), extra="parquet")
+_REMEDY = "write it again with pyarrow.parquet.write_table"
 
 
-def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
-    """The row groups of a file, or of an object in a store.
+def open_file(file: File, options: OpenOptions) -> Grouped:
+    """The row groups of a file.
 
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    metadata, schema = _read_footer(path)
-    spec = spec_of(schema, options, path)
+    parquet, pyarrow = extras.require("pyarrow.parquet", "parquet"), extras.require("pyarrow", "parquet")
+    with naming_file(file.name, "a Parquet file", _REMEDY), readable(file) as source:
+        reader = parquet.ParquetFile(source, pre_buffer=False)
+        metadata, schema = reader.metadata, _without_views(reader.schema_arrow)
+    spec = spec_of(schema, options, file.name)
     names = sorted(spec)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    for name, row in spec.items():
-        needed, has = max(lengths, default=0) * math.prod(row.shape) * row.dtype.itemsize, memory_bytes()
-        if needed > has:
-            raise ValueError(
-                f"a column of a row group must fit into memory, and {name!r} of {path} takes {needed} bytes "
-                f"of the {has} there are; write it again in smaller row groups if it is not damaged"
-            )
+    _check_memory(spec, max(lengths, default=0), file.name)
+    chunks = {name: _chunks_of(metadata, name) for name in names}
 
-    def read(leaf: int, group: int) -> Group:
-        column = _read_group(path, metadata, group, [names[leaf]]).column(names[leaf])
-        return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
+    def read(leaf: int, group: int) -> Column:
+        name = names[leaf]
+        # a reader is not thread-safe; a new one is cheap, since the footer is already parsed
+        with readable(file) as source:
+            reader = parquet.ParquetFile(source, metadata=metadata, pre_buffer=False)
+            found = reader.read_row_group(group, columns=[name], use_threads=False)
+        found.validate()  # invalid lengths would make pyarrow abort the process
+        column = found.column(name)
+        if isinstance(spec[name], str):  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
+            column = column.cast(pyarrow.large_binary())
+        return column_of(column.combine_chunks(), f"column {name!r}")
 
-    def extents(leaf: int, group: int) -> list[tuple[int, int]]:
-        return [_extent_of(metadata, group, names[leaf])]
-
-    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digest_of(path), extents)
-
-
-def table(path: Path | RemoteObject, options: OpenOptions) -> TableFile | None:
-    """The row groups of a file with columns of bytes; None if no chosen column holds bytes.
-
-    Raises:
-      FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
-    """
-    pyarrow = extras.require("pyarrow", "parquet")
-    metadata, schema = _read_footer(path)
-    schema = _without_views(schema)
-    names = names_with_bytes(schema, options, path)
-    if not names:
-        return None
-    kinds = kinds_of(schema, names, path)
-    lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-
-    def read(group: int) -> Columns:
-        found = _read_group(path, metadata, group, names)
-        found.validate()
-        columns = {}
-        for name in names:
-            column = found.column(name)
-            if kinds[name] == "bytes":  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
-                column = column.cast(pyarrow.large_binary())
-            columns[name] = column_of(column.combine_chunks(), f"column {name!r}")
-        return Columns(columns)
-
-    def extents(group: int) -> list[tuple[int, int]]:
-        return [_extent_of(metadata, group, name) for name in names]
-
-    return TableFile(kinds, lengths, read, extents=extents)
+    return Grouped(
+        spec,
+        [lengths] * len(names),
+        read,
+        extents=lambda leaf, group: [_extent_of(metadata, group, chunks[names[leaf]])],
+        nulls={leaf: _nulls_in(metadata, chunks[name]) for leaf, name in enumerate(names)},
+    )
 
 
-def _opened(path: Path | RemoteObject, **arguments: Any) -> Any:
-    # read, not mapped: a failing disk then is an error, not a SIGBUS
-    parquet = extras.require("pyarrow.parquet", "parquet")
-    return parquet.ParquetFile(readable(path), memory_map=False, pre_buffer=False, **arguments)
-
-
-def _read_footer(path: Path | RemoteObject) -> tuple[Any, Any]:
-    """The metadata, and the schema as Arrow has it."""
-    remedy = "write it again with pyarrow.parquet.write_table"
-    with naming_file(path, "a Parquet file", remedy), _opened(path) as file:
-        return file.metadata, file.schema_arrow
-
-
-def _read_group(path: Path | RemoteObject, metadata: Any, group: int, names: Sequence[str]) -> Any:
-    # a reader is not thread-safe; a new one is cheap, since the footer is already parsed
-    with _opened(path, metadata=metadata) as reader:
-        return reader.read_row_group(group, columns=list(names), use_threads=False)
+FORMAT = Format(
+    "parquet", (".parquet",), takes=frozenset({"columns", "cache_bytes"}), extra="parquet", open=open_file
+)
 
 
 def _without_views(schema: Any) -> Any:
@@ -118,22 +72,35 @@ def _without_views(schema: Any) -> Any:
     return pyarrow.schema([field(one) for one in schema])
 
 
-def _extent_of(metadata: Any, group: int, name: str) -> tuple[int, int]:
+def _check_memory(spec: dict[str, Any], rows: int, path: str) -> None:
+    """Refuse row groups that cannot be decoded in memory."""
+    for name, row in spec.items():
+        needed = rows * math.prod(row.shape) * row.dtype.itemsize if isinstance(row, jax.ShapeDtypeStruct) else 0
+        if needed > (has := memory_bytes()):
+            raise ValueError(
+                f"a column of a row group must fit into memory, and {name!r} of {path} takes {needed} bytes "
+                f"of the {has} there are; write it again in smaller row groups if it is not damaged"
+            )
+
+
+def _chunks_of(metadata: Any, name: str) -> list[int]:
+    """The numbers of the chunks of a column in each row group."""
+    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    return [i for i, path in enumerate(paths) if path == name] or [
+        i for i, path in enumerate(paths) if path.partition(".")[0] == name
+    ]
+
+
+def _extent_of(metadata: Any, group: int, chunks: Sequence[int]) -> tuple[int, int]:
     """The offset and length of the bytes of a column in a row group."""
-    columns = metadata.row_group(group)
-    found = [columns.column(i) for i in range(metadata.num_columns)]
-    chunks = [each for each in found if each.path_in_schema.partition(".")[0] == name]
-    first = min(
-        min(each.dictionary_page_offset or each.data_page_offset, each.data_page_offset) for each in chunks
-    )
-    return first, sum(each.total_compressed_size for each in chunks)
+    found = [metadata.row_group(group).column(i) for i in chunks]
+    first = min(min(each.dictionary_page_offset or each.data_page_offset, each.data_page_offset) for each in found)
+    return first, sum(each.total_compressed_size for each in found)
 
 
-def _joined(parts: list[Group]) -> Group:
-    """The chunks of a column, concatenated into one group."""
-    if len(parts) == 1:
-        return parts[0]
-    null = None
-    if any(part.null is not None for part in parts):
-        null = np.concatenate([np.zeros(len(p.values), bool) if p.null is None else p.null for p in parts])
-    return Group(np.concatenate([part.values for part in parts]), null)
+def _nulls_in(metadata: Any, chunks: Sequence[int]) -> int:
+    """How many nulls a column has, as far as the footer says so."""
+    optional = [i for i in chunks if metadata.schema.column(i).max_definition_level]
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if optional else []
+    found = [group.column(i).statistics for group in groups for i in optional]
+    return sum(each.null_count for each in found if each is not None and each.has_null_count)

@@ -50,6 +50,10 @@ class NumberColumn(NamedTuple):
         """Copies of these rows: NumPy scalars or arrays."""
         return list(self.values[rows])
 
+    def copied(self) -> NumberColumn:
+        """The rows in memory of their own."""
+        return self._replace(values=self.values.copy())
+
 
 class ByteColumn(NamedTuple):
     """A leaf of some rows, bytes of any length, in one piece of memory.
@@ -85,6 +89,10 @@ class ByteColumn(NamedTuple):
             raise ValueError("positions of values must lie within the column, and do not; the file is damaged")
         view = self.data.data
         return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def copied(self) -> ByteColumn:
+        """The rows in memory of their own."""
+        return self._replace(ends=self.ends.copy(), data=self.data.copy())
 
 
 Column = NumberColumn | ByteColumn

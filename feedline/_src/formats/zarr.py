@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -18,9 +18,9 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.version import FileVersion
 from feedline._src.formats import extras
-from feedline._src.formats.grouped_file import Group, GroupedFile, memory_bytes
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
+from feedline._src.formats.table import Grouped, NumberColumn, memory_bytes
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.shards import EvenLengths
@@ -97,6 +97,35 @@ def local_place(path: Path, options: OpenOptions) -> tuple[Place, Path]:
     return LocalZarr(options.missing_chunks == "fill"), path
 
 
+class Folder(NamedTuple):
+    """The path or address of an array or a group."""
+
+    name: str
+
+    def check(self) -> None:
+        """Do nothing: the versions of metadata are compared by `ZarrArray`."""
+
+
+class Folders(list[Folder]):
+    """Arrays or groups, in the order of their rows, as the `Files` of a source. They pickle as their paths."""
+
+    in_store = False
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__(map(Folder, paths))
+        self.paths = list(paths)
+
+    def opened(self, number: int, open_file: Callable[[Folder], Any]) -> Any:
+        """What `open_file` makes of a folder."""
+        return open_file(self[number])
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def __reduce__(self) -> Any:
+        return Folders, (self.paths,)
+
+
 @dataclasses.dataclass
 class _OpenedFolder:
     """A folder when it was first opened: the versions of its metadata, and its identity once computed."""
@@ -118,13 +147,14 @@ class ZarrFolders:
         self._place_of = place_of
         self._opened: dict[str, _OpenedFolder] = {}
 
-    def __call__(self, path: Path | str, options: OpenOptions) -> GroupedFile:
+    def __call__(self, folder: Folder, options: OpenOptions) -> Grouped:
         """The chunks of an array, or of the arrays of a group as a dict, along their first axis.
 
         Raises:
           FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
           FeedError: it was opened before, and has changed since; or a store cannot be read.
         """
+        path = folder.name if is_url(folder.name) else Path(folder.name)
         before = self._opened.get(str(path))
         place, at = self._place_of(path, options)
         try:
@@ -165,12 +195,12 @@ class ZarrFolders:
                 stage="read",
                 file=str(path),
             )
-        return GroupedFile(
+        return Grouped(
             jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree),
             [EvenLengths(array.shape[0], array.height) for array in arrays],
-            lambda leaf, group: Group(arrays[leaf].chunks(group)),
-            identity,
-            fetch_ahead=fetch_ahead if is_url(path) else None,
+            lambda leaf, group: NumberColumn(arrays[leaf].chunks(group)),
+            identity=identity,
+            will_read=fetch_ahead if is_url(path) else None,
             close=close,
         )
 

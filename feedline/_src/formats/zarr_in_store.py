@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.formats import extras
-from feedline._src.formats.grouped_file import memory_bytes
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.table import memory_bytes
 from feedline._src.formats.zarr import (
     MARKS,
     ZarrArray,

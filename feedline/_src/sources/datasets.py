@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.open_files import unreadable
-from feedline._src.formats.grouped_file import Group
 from feedline._src.formats.hugging_face import FileColumn, HuggingFaceDataset, OpenDataset, columns_of, is_encoded
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.table import NumberColumn
 from feedline._src.placement.plan import Columns
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
@@ -46,7 +46,7 @@ class DatasetColumns(ArraySource):
 
     def __init__(self, found: OpenDataset) -> None:
         pieces = [
-            {name: column for name, column in piece.items() if isinstance(column, Group)}
+            {name: column for name, column in piece.items() if isinstance(column, NumberColumn)}
             for piece in columns_of(found.table)
         ]
         for name in found.table.column_names:
@@ -209,7 +209,7 @@ class DatasetRecords(EncodedRows):
                 row=int(rows[bad[0]]),
             )
         try:
-            taken: Sequence[Any] = list(column.values[local]) if isinstance(column, Group) else column.take(local)
+            taken: Sequence[Any] = column.take(local)
         except FileNotFoundError as error:
             raise FeedError(
                 "a file of a dataset must lie in it or at its path, and there is none at this path; load the "
@@ -230,7 +230,7 @@ class DatasetRecords(EncodedRows):
 
     def _kinds(self) -> list[tuple[str, str]]:
         return [
-            (name, f"{c.values.dtype}{list(c.values.shape[1:])}" if isinstance(c, Group) else "bytes")
+            (name, f"{c.values.dtype}{list(c.values.shape[1:])}" if isinstance(c, NumberColumn) else "bytes")
             for name, c in self._pieces[0].items()
         ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline._src.files.files import Files
-from feedline._src.formats import arrow, hdf5, parquet, tar, tfrecord, zarr
+from feedline._src.formats import arrow, hdf5, tar, tfrecord, zarr
 from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import MODULES, Format, Way, format_of
@@ -23,20 +23,12 @@ from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.encoded import folder
 from feedline._src.sources.encoded.shard_source import ShardSource
-from feedline._src.sources.encoded.tables import TableSource
-from feedline._src.sources.groups import GroupSource
+from feedline._src.sources.groups import open_groups
 from feedline._src.sources.mapped import MappedSource
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
 
 Opener = Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
-
-
-def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    files = VersionedFiles(paths, options.store)
-    if files.opened(0, parquet.table, options) is not None:
-        return TableSource(parquet.table, paths, options, files)
-    return GroupSource(parquet.grouped, paths, options, files)
 
 
 def _open_saved(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
@@ -49,22 +41,25 @@ def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | Encod
 
 
 def _open_by(module: Any, paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    """Files with bytes or text, files that are mapped, or others, by functions of these names of a format."""
+    """Files that are mapped, or others, by functions of these names of a format."""
     files = VersionedFiles(paths, options.store)
-    if files.opened(0, module.table, options) is not None:
-        return TableSource(module.table, paths, options, files)
     if all(files.opened(number, module.is_mapped, options) for number in range(len(paths))):
         return MappedSource(module.mapped, paths, options, files)
-    return GroupSource(module.grouped, paths, options, files)
+    return open_groups(module.FORMAT.open, Files(paths, options.store), options)
 
 
 def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
     return _open_by(hdf5, paths, options)
 
 
-def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:
+def _open_zarr(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
     folders = zarr.ZarrFolders(place_in_store if is_url(paths[0]) else zarr.local_place)
-    return GroupSource(folders, paths, options, VersionedFiles(paths, options.store, folders=True))
+    return open_groups(folders, zarr.Folders(paths), options)  # type: ignore[arg-type]  # a part of them
+
+
+def _open_grouped(form: Format, files: Files, options: OpenOptions) -> IndexedSource | EncodedRows:
+    assert form.open is not None
+    return open_groups(form.open, files, options)
 
 
 def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
@@ -99,7 +94,6 @@ _OPENERS: dict[str, Opener] = {
     "npy": ArraySource,
     "raw": ArraySource,
     "array_record": _open_array_record,
-    "parquet": _open_parquet,
     "arrow": _open_arrow,
     "tfrecord": lambda paths, options: ShardSource(_TFRECORD, paths, options),
     "tar": lambda paths, options: ShardSource(_TAR, paths, options),
@@ -109,16 +103,16 @@ _OPENERS: dict[str, Opener] = {
     "folder": _open_folder,
     "saved": _open_saved,
 }
-"""By name, what opens files of a format whose module has no `open`."""
+"""By name, what opens files of a format that is not read by its way alone."""
 
 
-WAYS: dict[Way, Callable[[Format, Files, OpenOptions], IndexedSource | EncodedRows]] = {}
+WAYS: dict[Way, Callable[[Format, Files, OpenOptions], IndexedSource | EncodedRows]] = {"grouped": _open_grouped}
 """For each way to read rows, the source of files of a format that has an `open`."""
 
 
 def open_files(form: Format, paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
     """The rows of files of this format, or of one folder."""
-    if form.open is None:
+    if form.name in _OPENERS:
         return _OPENERS[form.name](paths, options)
     return WAYS[form.way](form, Files(paths, options.store), options)
 

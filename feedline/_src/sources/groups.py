@@ -1,4 +1,7 @@
-"""The source for files that store rows in groups: row groups, record batches, chunks."""
+"""The grouped way to read: files that store rows in groups, decoded when they are needed, in a bounded cache.
+
+`GroupSource` gives rows of numbers, `TableSource` those in which a leaf is bytes or text. All else is shared.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +9,49 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
+from feedline._src.files.files import Files, Place
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.opening import check_may_open
-from feedline._src.formats.grouped_file import Group, GroupedFile, check_fits, check_group
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.versioned_files import VersionedFiles, Versions
+from feedline._src.formats.table import Column, Grouped, NumberColumn, check_column, check_fits, described
 from feedline._src.placement.plan import Columns
-from feedline._src.rows.indexed import IndexedSource
-from feedline._src.rows.shards import Indices, Shards, count_of, joined
+from feedline._src.rows.encoded_source import EncodedRows, Record
+from feedline._src.rows.indexed import Indexed, IndexedSource
+from feedline._src.rows.shards import Indices, Shards, count_of, joined, offsets_by_label, rows_in
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.sources.row_gather import RowGather
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
+OpenFile = Callable[[Any, OpenOptions], Grouped]
+_FIX_NULLS = (
+    "fill nulls (docs/tables.md) and write the file again, leave the column out with columns=[...], or take "
+    "another row in its place with feedline.Reading(bad_rows='substitute')"
+)
 
 
-class GroupSource(IndexedSource):
-    """A `RowSource` over files that store rows in groups, each of which can only be read whole.
+class _GroupedRows(Indexed):
+    """Rows of files that store them in groups, whatever a leaf is.
 
     The most recently used groups stay in a cache of at most `cache_bytes`, so an order should read neighbouring
     rows soon after each other, as a blocked order does. Reads are thread-safe; a group that two threads need is
     read once.
 
-    A file must not change while it is open: its version is taken before it is opened, checked whenever a group is
-    read, and sent to worker processes with the source.
+    A file must not change while it is open: its version is checked whenever a group is read, and sent to worker
+    processes with the source.
 
     Args:
-      open_file: (path or object in a store, options) → the open file.
-      paths: of the files, in the order of their rows.
+      open_file: (file, options) → its description.
+      files: in the order of their rows.
       options: columns and cache_bytes.
-      versions: the expected versions of the files, None for a directory; by default, the present ones. Or the
-        files themselves, open.
+      tables: descriptions of the first files, if they are known already.
 
     Raises:
       ValueError: no rows, or files that do not fit together.
@@ -50,48 +59,156 @@ class GroupSource(IndexedSource):
     """
 
     def __init__(
-        self,
-        open_file: Callable[[Any, OpenOptions], GroupedFile],
-        paths: Sequence[str],
-        options: OpenOptions,
-        versions: Versions | VersionedFiles | None = None,
+        self, open_file: OpenFile, files: Files, options: OpenOptions, tables: Sequence[Grouped] = ()
     ) -> None:
-        self._open_file = open_file
-        self._paths = paths
-        self._options = options
-        self._versioned = VersionedFiles.of(paths, options.store, versions)
-        self._files = [self._versioned.opened(file, open_file, options) for file in range(len(paths))]
-        self.spec = self._files[0].spec
-        for path, file in zip(paths, self._files, strict=True):
-            check_fits(file, path, self._files[0], paths[0])
-        leaves = range(len(self._files[0].lengths))
-        self._groups = [Shards([count_of(file.lengths[leaf]) for file in self._files]) for leaf in leaves]
+        self._open_file, self._files, self._options = open_file, files, options
+        self._paths = files.paths
+        self._tables = [*tables, *(_opened(open_file, files, options, i) for i in range(len(tables), len(files)))]
+        first = self._tables[0]
+        for path, table in zip(self._paths, self._tables, strict=True):
+            check_fits(table, path, first, self._paths[0])
+        found = jax.tree_util.tree_leaves_with_path(first.spec)
+        self._leaves = [leaf for _, leaf in found]
+        self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
+        numbers = range(len(self._leaves))
+        self._groups = [Shards([count_of(table.lengths[leaf]) for table in self._tables]) for leaf in numbers]
         """For each leaf, the file of each group."""
-        self._shards = [joined([file.lengths[leaf] for file in self._files]) for leaf in leaves]
+        self._shards = [joined([table.lengths[leaf] for table in self._tables]) for leaf in numbers]
         """For each leaf, the group of each row."""
+        self._by_file = Shards([rows_in(table.lengths[0]) for table in self._tables])
         if len(self) == 0:
-            raise ValueError(f"a source must have at least one row, got {paths[0]} with none; check what wrote it")
-        self._cache: LruCache[Group] = LruCache(options.cache_bytes)
+            raise ValueError(
+                f"a source must have at least one row, got {self._paths[0]} with none; check what wrote it"
+            )
+        self._cache: LruCache[Column] = LruCache(options.cache_bytes)
+
+    def __len__(self) -> int:
+        return len(self._by_file)
+
+    def file_of(self, row: int) -> str:
+        """The file that holds the row."""
+        return self._paths[int(self._by_file.of(np.array([row]))[0])]
+
+    def close(self) -> None:
+        """Drop the cached groups, and give up what is being fetched."""
+        self._cache.clear()
+        self._files.close()
+        for table in self._tables:
+            table.close()
+
+    def check_rows(self) -> None:
+        """Refuse nulls that are known before rows are read, as from the footer of a Parquet file.
+
+        Raises:
+          RowError: there are some.
+        """
+        for leaf, name in enumerate(self._names):
+            counts = [table.nulls.get(leaf, 0) for table in self._tables]
+            if sum(counts):
+                files = f" in {sum(map(bool, counts))} of the {len(counts)} files" if len(counts) > 1 else ""
+                raise RowError(
+                    f"every column of a row must have a value, and {name!r} has {sum(counts):,} nulls{files}; "
+                    f"{_FIX_NULLS}",
+                    stage="read",
+                    file=self._paths[int(np.argmax(np.array(counts) > 0))],
+                )
+
+    def _digests(self, allow_bad_rows: bool = False) -> list[Any]:
+        """What identifies the contents of each file: no path, so a moved data set stays the same."""
+        found = []
+        for file, table in zip(self._files, self._tables, strict=True):
+            file.check()
+            found.append(file.digest if table.identity is None else table.identity(allow_bad_rows))
+            file.check()
+        return found
+
+    def _column(self, leaf: int, group: int) -> Column:
+        """The rows of a group, from the cache or the file."""
+        return self._cache.get((leaf, group), functools.partial(self._read_group, leaf, group))
+
+    def _read_group(self, leaf: int, group: int) -> Column:
+        one = np.array([group])
+        ((file, within, _),) = self._groups[leaf].split(one)
+
+        def read() -> Column:
+            column = self._tables[file].read(leaf, int(within[0]))
+            check_column(column, int(self._shards[leaf].lengths_of(one)[0]), self._leaves[leaf])
+            return column
+
+        return self._checked(
+            read, file, int(self._shards[leaf].firsts_of(one)[0]), "rows that are stored together"
+        )
+
+    def _checked(self, read: Callable[[], T], file: int, row: int, what: str) -> T:
+        """What `read` returns, of a file that does not change meanwhile. Other errors are those of a row."""
+        check_may_read()
+        try:
+            self._files[file].check()
+            found = read()
+        except FeedError:
+            raise
+        except Exception as error:
+            self._files[file].check()  # a change of the file explains any other error, and is not a bad row
+            check_may_open(error, self._paths[file])
+            raise RowError(
+                f"{what} could not be read: {error}", stage="read", row=row, file=self._paths[file]
+            ) from error
+        self._files[file].check()
+        return found
+
+    def _check_null(self, leaf: int, null: Any, rows: Indices) -> None:
+        """Refuse rows with a null; `null`: bool[k]. The error names the first one."""
+        if null.any():
+            row = int(rows[int(np.argmax(null))])
+            raise RowError(
+                f"every column of a row must have a value, and {self._names[leaf]!r} is null in this row; "
+                f"{_FIX_NULLS}",
+                stage="read",
+                row=row,
+                file=self.file_of(row),
+            )
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
+        return self._will_read if self._files.in_store or self._tables[0].will_read is not None else None
+
+    def _will_read(self, rows: Indices, ahead: int) -> bool:
+        if self._files.in_store:
+            return self._files.will_read(self._places(rows), ahead)
+        touched = ((self._tables[file].will_read, leaf, groups) for leaf, file, groups in self._touched(rows))
+        return all(will_read is None or will_read(leaf, groups, ahead) for will_read, leaf, groups in touched)
+
+    def _touched(self, rows: Indices) -> Iterator[tuple[int, int, list[int]]]:
+        """Leaf, file, and numbers in it of the groups of some rows."""
+        for leaf, shards in enumerate(self._shards):
+            for file, within, _ in self._groups[leaf].split(np.unique(shards.of(rows))):
+                yield leaf, file, within.tolist()
+
+    def _places(self, rows: Indices) -> Iterator[Place]:
+        for leaf, file, groups in self._touched(rows):
+            extents = [part for group in groups for part in self._tables[file].extents(leaf, group)]
+            yield file, *np.array(extents, np.int64).reshape(-1, 2).T
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._open_file, self._files, self._options)
+
+
+class GroupSource(_GroupedRows, IndexedSource):
+    """A `RowSource` over files that store rows of numbers in groups. Arguments are those of `open_groups`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.spec = self._tables[0].spec
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
-        return self._identity(allow_bad_rows=False)
+        """Sizes and sampled bytes of every file."""
+        return {"kind": "groups", "files": self._digests()}
 
     def identity_allowing_bad_rows(self) -> dict[str, Any]:
         """The `identity` with each sampled row that cannot be read as a part of it, instead of an error."""
-        return self._identity(allow_bad_rows=True)
-
-    def _identity(self, allow_bad_rows: bool) -> dict[str, Any]:
-        files = []
-        for i, file in enumerate(self._files):
-            self._versioned.check(i)
-            files.append(file.identity(allow_bad_rows))
-            self._versioned.check(i)
-        return {"kind": "groups", "files": files}
-
-    def __len__(self) -> int:
-        return len(self._shards[0])
+        return {"kind": "groups", "files": self._digests(allow_bad_rows=True)}
 
     def read(self, rows: Indices, out: Any) -> None:
         """Write row rows[i] to index i of each leaf of `out`.
@@ -111,123 +228,131 @@ class GroupSource(IndexedSource):
         at_once = self._groups_at_once(leaf, touched)
         for start in range(0, len(touched), at_once):
             numbers = touched[start : start + at_once]
-            groups = self._cached_groups(leaf, numbers.tolist())
+            found = self._cached(leaf, numbers.tolist())
             here: Any = slice(None) if len(numbers) == len(touched) else np.flatnonzero(np.isin(group, numbers))
             part = np.searchsorted(numbers, group[here])
             local = rows[here] - shards.firsts_of(group[here])
-            self._check_nulls(leaf, groups, part, local, rows[here])
+            null = np.zeros(len(local), np.bool_)
+            for i, column in enumerate(found):
+                if column.null is not None:
+                    asked = np.flatnonzero(part == i)
+                    null[asked] = column.null[local[asked]]
+            self._check_null(leaf, null, rows[here])
             target = out[here]  # a copy, unless these are all groups
-            firsts = np.cumsum([0, *(len(group.values) for group in groups[:-1])])
-            RowGather([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
+            firsts = np.cumsum([0, *(column.rows for column in found[:-1])])
+            RowGather([column.values for column in found]).read(firsts.take(part) + local, columns, target)
             if len(numbers) < len(touched):
                 out[here] = target
 
     def _groups_at_once(self, leaf: int, touched: Indices) -> int:
         """How many of these groups a read may hold at a time: those that fit into cache_bytes, at least one."""
-        row = self._row(leaf)
+        row = self._leaves[leaf]
         most = int(self._shards[leaf].lengths_of(touched).max(initial=1))
         row_bytes: int = math.prod(row.shape) * row.dtype.itemsize
         return max(1, self._options.cache_bytes // max(1, most * row_bytes))
 
-    def _row(self, leaf: int) -> Any:
-        return jax.tree_util.tree_leaves(self.spec)[leaf]
-
-    def _cached_groups(self, leaf: int, groups: list[int]) -> list[Group]:
-        """These groups, from the cache or the files."""
+    def _cached(self, leaf: int, groups: list[int]) -> list[NumberColumn]:
         # threads of one batch need the same groups: each starts at another one, to read them in parallel
         first = threading.get_native_id() % len(groups)
-        rotated = [*groups[first:], *groups[:first]]
-        read = {
-            group: self._cache.get((leaf, group), functools.partial(self._read_group, leaf, group))
-            for group in rotated
-        }
+        read: dict[int, Any] = {group: self._column(leaf, group) for group in groups[first:] + groups[:first]}
         return [read[group] for group in groups]
 
-    def file_of(self, row: int) -> str:
-        """The file that holds the row."""
-        file = self._groups[0].of(self._shards[0].of(np.array([row])))
-        return str(self._paths[int(file[0])])
 
-    def close(self) -> None:
-        """Drop the cached groups, and give up what is being fetched."""
-        self._cache.clear()
-        self._versioned.close()
-        for file in self._files:
-            file.close()
+class TableSource(_GroupedRows, EncodedRows):
+    """An `EncodedSource` over files in which a column is bytes or text. Arguments are those of `open_groups`."""
 
-    def _read_group(self, leaf: int, group: int) -> Group:
-        """Read a group from its file, and check it."""
-        check_may_read()
-        one = np.array([group])
-        ((file, within, _),) = self._groups[leaf].split(one)
-        self._versioned.check(file)
-        try:
-            read = self._files[file].read(leaf, int(within[0]))
-            check_group(read, int(self._shards[leaf].lengths_of(one)[0]), self._row(leaf))
-        except FeedError:
-            raise
-        except Exception as error:
-            self._versioned.check(file)  # a change of the file explains any other error, and is not a bad row
-            check_may_open(error, str(self._paths[file]))
-            raise RowError(
-                f"rows that are stored together could not be read: {error}",
-                stage="read",
-                row=int(self._shards[leaf].firsts_of(one)[0]),
-                file=str(self._paths[file]),
-            ) from error
-        self._versioned.check(file)
-        return read
+    instead = (
+        ", or leave columns of bytes and text out with open_source(..., columns=[...]), or number their values: "
+        "column.combine_chunks().dictionary_encode().indices (docs/tables.md)"
+    )
 
-    def _check_nulls(
-        self, leaf: int, groups: Sequence[Group], part: Indices, local: Indices, rows: Indices
-    ) -> None:
-        """Refuse a read that asks for a row with a null; the error names the first one."""
-        first = len(rows)
-        for i, group in enumerate(groups):
-            if group.null is not None:
-                asked = np.flatnonzero(part == i)
-                first = min([first, *asked[group.null[local[asked]]][:1]])
-        if first == len(rows):
-            return
-        path, _ = jax.tree_util.tree_leaves_with_path(self.spec)[leaf]
-        file = self._groups[leaf].of(self._shards[leaf].of(rows[first : first + 1]))[0]
-        raise RowError(
-            f"every column of a row must have a value, and source{jax.tree_util.keystr(path)} is null in this row;"
-            " fill nulls (docs/tables.md) and write the file again, leave the column out with "
-            "columns=[...], or take another row in its place with feedline.Reading(bad_rows='substitute')",
-            stage="read",
-            row=int(rows[first]),
-            file=str(self._paths[file]),
-        )
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        spec = self._tables[0].spec  # in the order of the file's columns, unless they are nested
+        names = list(spec) if set(spec) == set(self._names) else self._names
+        self._numbers = [self._names.index(name) for name in names]
+        self.fields = tuple(names) if len(names) > 1 else None
 
     @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
-        return self._fetch_ahead if self._versioned.in_store or self._files[0].fetch_ahead is not None else None
+    def identity(self) -> dict[str, Any]:
+        """Sizes and sampled bytes of every file, and the columns."""
+        columns = [self._names[leaf] for leaf in self._numbers]
+        return {"kind": "table", "columns": columns, "files": self._digests()}
 
-    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
-        if self._versioned.in_store:
-            return self._versioned.fetch_ahead(self._extents(rows), ahead)
-        for leaf, file, groups in self._touched(rows):
-            fetch = self._files[file].fetch_ahead
-            if fetch is None or not fetch(leaf, groups, ahead):
-                return False
-        return True
+    def records(self, rows: Indices) -> Sequence[Record]:
+        """The rows: bytes, or of several columns dicts by name, numbers as NumPy scalars or arrays.
 
-    def _touched(self, rows: Indices) -> Iterator[tuple[int, int, list[int]]]:
-        """Leaf, file, and numbers in it of the groups of some rows."""
-        for leaf, shards in enumerate(self._shards):
-            for file, within, _ in self._groups[leaf].split(np.unique(shards.of(rows))):
-                yield leaf, file, within.tolist()
+        Raises:
+          IndexError: there is no such row.
+          RowError: a value is null, or a group of rows cannot be read.
+          FeedError: a file was changed.
+        """
+        found: list[Record] = [b""] * len(rows)
+        for file, local, offsets in self._by_file.split(rows):
+            columns: Sequence[Sequence[Any]]
+            if self._tables[file].read_rows is not None:
+                columns = self._rows_of(file, local)
+            else:
+                columns = [self._values(leaf, rows[offsets]) for leaf in self._numbers]
+            places = np.arange(len(rows))[offsets].tolist()
+            for place, *values in zip(places, *columns, strict=True):
+                found[place] = values[0] if self.fields is None else dict(zip(self.fields, values, strict=True))
+        return found
 
-    def _extents(self, rows: Indices) -> list[tuple[int, tuple[int, int]]]:
-        """Where rows of objects lie: number of the object, and offset and length of each part."""
-        return [
-            (file, part)
-            for leaf, file, groups in self._touched(rows)
-            for group in groups
-            for part in self._files[file].extents(leaf, group)
-        ]
+    def _rows_of(self, file: int, rows: Indices) -> Sequence[Sequence[Any]]:
+        """The values of some rows of a file, for each leaf."""
+        read_rows, row = self._tables[file].read_rows, int(self._by_file.firsts[file] + rows[0])
+        assert read_rows is not None
+        try:
+            values: Sequence[Sequence[Any]]
+            values = self._checked(lambda: read_rows(self._numbers, rows), file, row, "a row")
+        except RowError:
+            if len(rows) == 1:
+                raise
+            one_by_one = [self._rows_of(file, rows[i : i + 1]) for i in range(len(rows))]  # which row it is
+            return [[one[i][0] for one in one_by_one] for i in range(len(self._numbers))]
+        return values
 
-    def __reduce__(self) -> Any:
-        return type(self), (self._open_file, self._paths, self._options, self._versioned.versions)
+    def _values(self, leaf: int, rows: Indices) -> list[Any]:
+        shards, found = self._shards[leaf], [None] * len(rows)
+        groups = shards.of(rows)
+        for group, offsets in offsets_by_label(groups, int(groups.max(initial=0)) + 1):
+            asked = rows[offsets]
+            local = asked - int(shards.firsts_of(np.array([group]))[0])
+            file = int(self._groups[leaf].of(np.array([group]))[0])
+            if self._tables[file].is_mapped:
+                self._files[file].check_open()
+                column = self._tables[file].read(leaf, group - int(self._groups[leaf].firsts[file]))
+            else:
+                column = self._column(leaf, group)
+            if column.null is not None:
+                self._check_null(leaf, column.null[local], asked)
+            try:
+                values = column.take(local)
+            except ValueError as error:
+                raise RowError(
+                    f"rows that are stored together could not be read: {error}",
+                    stage="read",
+                    row=int(asked[0]),
+                    file=self._paths[file],
+                ) from error
+            for place, value in zip(np.arange(len(rows))[offsets].tolist(), values, strict=True):
+                found[place] = value
+        return found
+
+    def _described(self) -> list[tuple[str, str]]:
+        kinds = [(self._names[leaf], described(self._leaves[leaf])) for leaf in self._numbers]
+        return [("row", kinds[0][1])] if self.fields is None else kinds
+
+
+def open_groups(
+    open_file: OpenFile, files: Files, options: OpenOptions, tables: Sequence[Grouped] = ()
+) -> GroupSource | TableSource:
+    """The source of files that store rows in groups. Arguments and errors are those of `_GroupedRows`."""
+    first = tables[0] if tables else _opened(open_file, files, options, 0)
+    has_bytes = any(isinstance(leaf, str) for leaf in jax.tree.leaves(first.spec))
+    return (TableSource if has_bytes else GroupSource)(open_file, files, options, tables or [first])
+
+
+def _opened(open_file: OpenFile, files: Files, options: OpenOptions, number: int) -> Grouped:
+    return files.opened(number, lambda file: open_file(file, options))

@@ -123,7 +123,7 @@ def test_several_files_and_what_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match=r"3.parquet has .*choose columns"):
         feedline.open_source(tmp_path / "*.parquet")
     pa.parquet.write_table(pa.table({"jpg": [1]}), tmp_path / "3.parquet")
-    with pytest.raises(ValueError, match=r"3.parquet has no column of bytes.*choose columns"):
+    with pytest.raises(ValueError, match=r"3.parquet has .*int64.*choose columns"):
         feedline.open_source(tmp_path / "*.parquet")
     pa.parquet.write_table(pa.table({"jpg": ["a"], "list": [[1]]}), tmp_path / "4.parquet")
     with pytest.raises(TypeError, match=r"1 of the 2 of .*4.parquet has others. 'list' is list"):
