@@ -98,6 +98,23 @@ def test_without_copy_the_cpu_backend_adopts_the_memory():
         assert np.unique(batch).tolist() == [seen]
 
 
+@pytest.mark.parametrize("copy", [True, False])
+def test_leaves_on_devices_make_no_trip_through_the_host(copy, monkeypatch):
+    """They may lie on one device or on several, beside leaves of NumPy; and a step may donate its batch."""
+    on_the_host = []
+    monkeypatch.setattr("feedline._src.drop_in.as_array", lambda name, leaf: on_the_host.append(name) or leaf)
+    shardings = {"x": NamedSharding(MESH, PartitionSpec("data", "model")), "y": SHARDING, "z": SHARDING}
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    given = {"x": jax.device_put(x, jax.devices()[3]), "y": jax.device_put(np.arange(8), SHARDING), "z": x + 1}
+    donating = jax.jit(lambda batch: jax.tree.map(lambda leaf: leaf + 0, batch), donate_argnums=0)
+    for batch in prefetch_to_mesh([given, given, given], shardings, prefetch=0, copy=copy):
+        assert {name: leaf.sharding for name, leaf in batch.items()} == shardings
+        again = donating(batch)
+    assert on_the_host == ["batch['z']"] * 3
+    for name, leaf in again.items():
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(given[name]))
+
+
 def test_the_state_is_that_of_the_delivered_batch():
     source = Reusing(5)
     with prefetch_to_mesh(source, SHARDING, prefetch=5) as batches:

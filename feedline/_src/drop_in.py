@@ -29,7 +29,7 @@ from feedline._src.prefetch.handover import Closed
 from feedline._src.prefetch.prefetcher import Prefetcher
 from feedline._src.prefetch.synchronous import Synchronous
 from feedline._src.prefetch.watch import Watch
-from feedline._src.rows.spec import Array, RowSpec, cast_into
+from feedline._src.rows.spec import RowSpec, cast_into
 from feedline._src.rows.values import as_array
 from feedline._src.runtime.exit import close_at_exit
 from feedline._src.runtime.jax_settings import JaxSettings
@@ -48,7 +48,8 @@ def prefetch_to_mesh(
     Args:
       iterable: yields trees of NumPy arrays: this process's rows of each global batch, ascending (see
         `feedline.local_rows`), and this process's part of other sharded axes. With one process: whole
-        batches. One background thread calls it.
+        batches. One background thread calls it. Leaves may be `jax.Array`s on devices of this process, as of a
+        decoder on the GPU: these are copied from device to device, and not by way of the host.
       sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
         or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
       prefetch: how many placed batches may wait; 0: synchronous.
@@ -240,7 +241,8 @@ class _CheckedBatches:
         self._copy = copy
         self._settings = settings
         self._idle = idle
-        self._spec: RowSpec | None = None
+        self._form: tuple[RowSpec, list[bool]] | None = None
+        """Of the last batch, and which of its leaves were copied."""
         self.staging = Staging([], idle)
         self._closed = False
 
@@ -253,7 +255,10 @@ class _CheckedBatches:
         batch = next(self.iterator)
         read_s, read_cpu_s = watch.lap()
         arrays = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: as_array(f"batch{jax.tree_util.keystr(path)}", leaf), batch
+            lambda path, leaf: (
+                leaf if _lies_on_devices(leaf) else as_array(f"batch{jax.tree_util.keystr(path)}", leaf)
+            ),
+            batch,
         )
         spec = RowSpec.of(arrays)
         for leaf in spec.leaves:
@@ -274,11 +279,15 @@ class _CheckedBatches:
             self._closed = True
             close()
 
-    def _in_placed_dtypes(self, given: list[Array], spec: RowSpec) -> list[Array]:
-        """The leaves in placed dtypes: copied, except with `copy=False` where the dtype stays the same."""
-        copied = [self._copy or leaf.dtype != leaf.placed_dtype for leaf in spec.leaves]
-        if spec != self._spec:  # slabs of other shapes cannot be used again
-            self._spec = spec
+    def _in_placed_dtypes(self, given: list[Any], spec: RowSpec) -> list[Any]:
+        """The leaves in placed dtypes: copied, except with `copy=False` where the dtype stays the same, and those
+        that lie on devices."""
+        copied = [
+            not isinstance(values, jax.Array) and (self._copy or leaf.dtype != leaf.placed_dtype)
+            for values, leaf in zip(given, spec.leaves, strict=True)
+        ]
+        if (spec, copied) != self._form:  # slabs of other shapes cannot be used again
+            self._form = spec, copied
             self.staging.close()
             shapes = [
                 (leaf.shape, leaf.placed_dtype) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine
@@ -291,6 +300,15 @@ class _CheckedBatches:
                 row = dataclasses.replace(leaf, shape=leaf.shape[1:])
                 cast_into(target, values, row, np.arange(len(values)))
         return leaves
+
+
+def _lies_on_devices(leaf: Any) -> bool:
+    """Whether it is an array on devices of this process, of a dtype that it keeps."""
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.is_fully_addressable
+        and leaf.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype)
+    )
 
 
 class _BatchPlacement:

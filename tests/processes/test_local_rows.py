@@ -62,11 +62,12 @@ def _ranges(text):
 
 @case(LAYOUTS)
 def by_hand(here, layout):
-    """Batches of which each process passes its own rows and columns to `prefetch_to_mesh`."""
+    """Batches of which each process passes its own rows and columns to `prefetch_to_mesh`, some on a device."""
     sharding = sharding_of(layout, here.devices)
     expected = batches(SOURCES["memory"], 1, SIZE, "drop")
     shardings = jax.tree.broadcast(sharding, expected[0])
-    local = (jax.tree.map(_part, batch, shardings) for batch in expected)
+    local = [jax.tree.map(_part, batch, shardings) for batch in expected]
+    local[1::2] = jax.device_put(local[1::2], jax.local_devices()[-1])
     with feedline.prefetch_to_mesh(local, sharding) as placed:
         return list(placed)
 

@@ -58,11 +58,12 @@ class Placement:
         ]
         return cls(spec, tuple(plans), ragged=ragged)
 
-    def place(self, leaves: Sequence[np.ndarray[Any, Any]]) -> Any:
+    def place(self, leaves: Sequence[np.ndarray[Any, Any] | jax.Array]) -> Any:
         """The global arrays of process-local `leaves`. Returns before the transfers are done.
 
-        It allows its own transfers: they are intended, and must not fail under a transfer guard of the user.
-        With several processes JAX counts them as implicit transfers.
+        Leaves that are jax.Arrays are copied from device to device. It allows its own transfers: they are
+        intended, and must not fail under a transfer guard of the user. With several processes JAX counts them as
+        implicit transfers.
         """
         if self.ragged:
             return self._of_length(leaves[self.ragged[0]].shape[1]).place(leaves)
@@ -101,7 +102,7 @@ class Placement:
         return jax.tree_util.tree_structure(self.spec)
 
     @functools.cached_property
-    def _places(self) -> list[Callable[[np.ndarray[Any, Any]], jax.Array]]:
+    def _places(self) -> list[Callable[[np.ndarray[Any, Any] | jax.Array], jax.Array]]:
         return [
             functools.partial(_place_all if leaf.sharding.is_fully_addressable else _place_local, leaf)
             for leaf in jax.tree_util.tree_leaves(self.spec)
@@ -118,13 +119,36 @@ def check_not_split(leaf: jax.ShapeDtypeStruct, name: str) -> None:
         )
 
 
-def _place_local(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> jax.Array:
+def _place_local(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any] | jax.Array) -> jax.Array:
+    if isinstance(values, jax.Array):
+        return _from_devices(leaf, values)
     array: jax.Array = jax.make_array_from_process_local_data(leaf.sharding, values, leaf.shape)
     return array
 
 
-def _place_all(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> jax.Array:
+def _from_devices(leaf: jax.ShapeDtypeStruct, values: jax.Array) -> jax.Array:
+    """Make a global array of process-local values that lie on devices, from device to device."""
+    indices: Any = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+    # where this process's part begins along each axis, of all starts that its devices have
+    starts = [
+        sorted({cut[axis].indices(size)[0] for cut in indices.values()}) for axis, size in enumerate(leaf.shape)
+    ]
+    shards = []
+    for device, cut in indices.items():
+        local = []
+        for axis, size in enumerate(leaf.shape):
+            start, stop, _ = cut[axis].indices(size)
+            first = starts[axis].index(start) * (stop - start)
+            local.append(slice(first, first + stop - start))
+        shards.append(jax.device_put(values[tuple(local)], device, may_alias=False))
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+
+
+def _place_all(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any] | jax.Array) -> jax.Array:
     """Place a leaf that this process supplies whole, in half the time of `_place_local` for a small batch."""
+    if isinstance(values, jax.Array):  # a copy, since the step may donate its batch
+        array: jax.Array = jax.device_put(values, leaf.sharding, may_alias=False)
+        return array
     if values.shape != leaf.shape:
         raise ValueError(
             f"a leaf must have the shape that was planned, {list(leaf.shape)}, got {list(values.shape)}"
