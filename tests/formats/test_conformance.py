@@ -1,0 +1,344 @@
+"""Every format, on a local disk and in a store, through the same cases.
+
+A format adds a function to `written_formats.py` that writes rows; a declared format without one fails here.
+"""
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import threading
+from concurrent.futures import ProcessPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+from written_formats import CASES, COUNT
+
+import feedline
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.registry import all_formats
+from feedline._src.stores.client import client_of
+
+GIVEN = {
+    "dtype": np.int8,
+    "window": 2,
+    "columns": ["x"],
+    "decode": len,
+    "cache_bytes": 1,
+    "missing_chunks": "fill",
+}
+NOT_YET = {"close": {"array_record"}, "file_of": {"array_record", "npy", "raw"}}
+"""Formats of which a case does not hold yet."""
+
+
+class Local:
+    """Files where they were written."""
+
+    def __init__(self, options):
+        self.options, self.variables = {}, {}
+
+    def address(self, path):
+        return str(path)
+
+    def put(self, path):
+        """Files were written, to this path or below it."""
+
+    def remove(self, path):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class InStore:
+    """Copies of the files in a bucket."""
+
+    def __init__(self, bucket, options):
+        self.bucket, self.options, self.variables = bucket, {"store": options}, bucket.variables()
+
+    def key(self, path):
+        return f"/corpus/{'/'.join(path.parts[path.parts.index('data') :])}"
+
+    def address(self, path):
+        return f"s3:/{self.key(path)}"
+
+    def put(self, path):
+        for file in [path, *path.rglob("*")]:
+            if file.is_file():
+                self.bucket.objects[self.key(file)] = file.read_bytes()
+
+    def remove(self, path):
+        for key in [key for key in self.bucket.objects if f"{key}/".startswith(f"{self.key(path)}/")]:
+            del self.bucket.objects[key]
+
+
+@pytest.fixture(params=["local", "store"])
+def place(request):
+    options = request.getfixturevalue("options")
+    return Local(options) if request.param == "local" else InStore(request.getfixturevalue("bucket"), options)
+
+
+@pytest.fixture(params=CASES)
+def case(request, tmp_path):
+    (tmp_path / "data").mkdir()
+    return CASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def opened(case, place, path, **options):
+    return feedline.open_source(place.address(path), **case.options, **place.options, **options)
+
+
+def put(case, place, path, rows=slice(None)):
+    case.write(path, rows)
+    place.put(path)
+    return path
+
+
+def read(source, rows, strided=False):
+    """Records, or leaves, with gaps between their values if `strided`."""
+    if hasattr(source, "records"):
+        return list(source.records(rows))
+    out = jax.tree.map(
+        lambda leaf: np.ones((len(rows), *leaf.shape, 1 + strided), leaf.dtype)[..., 0], source.spec
+    )
+    source.read(rows, out)
+    return out
+
+
+def read_elsewhere(variables, sent, rows):
+    """What another process reads, whose environment says where the store is."""
+    os.environ |= variables
+    client_of.cache_clear()
+    return read(pickle.loads(sent), rows)
+
+
+def same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def is_file_of(error, place, path):
+    assert place.address(path) in str(error), error
+
+
+# --- every format has a case ---
+
+
+def test_every_declared_format_is_here():
+    assert {case.format for case in CASES.values()} == {form.name for form in all_formats()}
+
+
+@pytest.mark.parametrize("form", all_formats(), ids=lambda form: form.name)
+def test_options_of_other_formats_are_refused(form, tmp_path):
+    assert GIVEN.keys() == OpenOptions(**GIVEN).given()
+    for option in GIVEN.keys() - form.takes:
+        with pytest.raises(ValueError, match=f"^{option} is for .*, got it with .*; leave it out"):
+            feedline.open_source(tmp_path / f"x{form.suffixes[0]}", **{option: GIVEN[option]})
+
+
+# --- rows ---
+
+
+def test_any_rows_in_any_order(case, place, tmp_path):
+    """Repeats, none at all, strided output; single rows; no row that is not there; and the pickled source."""
+    source = opened(case, place, put(case, place, tmp_path / "data" / f"x{case.suffix}"))
+    random = np.random.default_rng(0)
+    assert len(source) == COUNT
+    orders = [np.arange(COUNT)[::-1], random.permutation(COUNT), random.integers(0, COUNT, 2 * COUNT)]
+    orders += [np.array([COUNT - 1]), np.array([], np.int64)]
+    will_read = getattr(source, "will_read", None)
+    assert will_read is None or will_read(orders[2], 0)
+    for rows in orders:
+        for strided in (False, True):
+            same(read(source, rows, strided), case.expected(rows))
+    same(read(pickle.loads(pickle.dumps(source)), orders[1]), case.expected(orders[1]))
+    for row in (0, COUNT - 1, -1, -COUNT):
+        same(source[row], case.row(row))
+    for row in (COUNT, -COUNT - 1):
+        with pytest.raises(IndexError, match=f"rows are 0 to {COUNT - 1}, got {row}"):
+            source[row]
+    for row in (COUNT, -1):
+        with pytest.raises(IndexError, match=f"rows are 0 to {COUNT - 1}, got"):
+            read(source, np.array([row]))
+    if case.format not in NOT_YET["close"]:
+        source.close()
+        same(read(source, orders[1]), case.expected(orders[1]))  # by the next feed
+
+
+def test_many_threads_read_at_once(case, place, tmp_path):
+    source = opened(case, place, put(case, place, tmp_path / "data" / f"x{case.suffix}"))
+    together, failures = threading.Barrier(8), []
+
+    def run(seed):
+        random = np.random.default_rng(seed)
+        together.wait(timeout=60)
+        try:
+            for _ in range(5):
+                rows = random.integers(0, COUNT, 50)
+                same(read(source, rows), case.expected(rows))
+        except BaseException as error:  # noqa: BLE001  # of any type: the test raises it
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not failures
+
+
+def test_another_process_reads_the_same(case, place, tmp_path, worker):
+    source = opened(case, place, put(case, place, tmp_path / "data" / f"x{case.suffix}"))
+    rows = np.arange(COUNT)[::-7]
+    found = worker.submit(read_elsewhere, place.variables, pickle.dumps(source), rows).result()
+    same(found, case.expected(rows))
+
+
+def test_rows_of_several_files_follow_each_other(case, place, tmp_path):
+    for name, part in (("a", slice(0, 60)), ("b", slice(60, 61)), ("c", slice(61, None))):
+        put(case, place, tmp_path / "data" / f"{name}{case.suffix}", part)
+    source = opened(case, place, tmp_path / "data" / f"*{case.suffix}")
+    rows = np.random.default_rng(1).permutation(COUNT)
+    same(read(source, rows), case.expected(rows))
+    if case.format not in NOT_YET["file_of"]:
+        assert source.file_of(60) == place.address(tmp_path / "data" / f"b{case.suffix}")
+
+
+def test_columns_are_chosen_and_named(case, place, tmp_path):
+    if "columns" not in case.takes or isinstance(case.rows, list):
+        return
+    path, rows = put(case, place, tmp_path / "data" / f"x{case.suffix}"), np.array([5, 2])
+    whole = case.rows if isinstance(case.rows, dict) else {"named": case.rows}
+    for name, column in whole.items():
+        found = read(opened(case, place, path, columns=[name]), rows)
+        if isinstance(found, list):  # bytes, or a dict of them
+            found = {name: [record[name] if isinstance(record, dict) else record for record in found]}
+        assert found.keys() == {name}
+        np.testing.assert_array_equal(found[name], [column[row] for row in rows])
+    if isinstance(case.rows, dict):
+        for columns, missing in (([], "none"), (["nothing"], "nothing")):
+            with pytest.raises(ValueError, match=f"columns must be some of .*, got {missing};") as caught:
+                opened(case, place, path, columns=columns)
+            is_file_of(caught.value, place, path)
+
+
+def test_the_identity_is_that_of_the_rows(case, place, tmp_path):
+    """A copy elsewhere has it, on a disk as in a store; other rows have another."""
+    path = put(case, place, tmp_path / "data" / f"x{case.suffix}")
+    source = opened(case, place, path)
+    (tmp_path / "data" / "elsewhere").mkdir()
+    copy = tmp_path / "data" / "elsewhere" / f"y{case.suffix}"
+    shutil.copytree(path, copy) if path.is_dir() else shutil.copyfile(path, copy)
+    assert opened(case, Local(None), copy).identity == source.identity
+    other = put(case, place, tmp_path / "data" / f"z{case.suffix}", slice(None, None, -1))
+    assert opened(case, place, other).identity != source.identity
+
+
+# --- files that are missing, change, or are damaged ---
+
+
+def test_a_missing_file(case, place, tmp_path):
+    path = tmp_path / "data" / f"x{case.suffix}"
+    with pytest.raises(FileNotFoundError) as caught:
+        opened(case, place, path)
+    is_file_of(caught.value, place, path)
+    with pytest.raises(FileNotFoundError, match=r"no (file|object) matches"):
+        opened(case, place, path.with_name(f"*{case.suffix}"))
+
+
+def _rewritten(case, place, path):
+    if path.is_dir():
+        shutil.rmtree(path)
+    put(case, place, path, slice(None, None, -1))
+    if path.is_file():
+        os.utime(path, ns=(1, 1))  # whatever the resolution of the clock
+
+
+def _replaced(case, place, path):
+    place.remove(path)
+    _rewritten(case, place, path)
+
+
+def _truncated(case, place, path):
+    for file in [path, *path.rglob("*")]:
+        if file.is_file():
+            os.truncate(file, file.stat().st_size // 2)
+    place.put(path)
+
+
+def _deleted(case, place, path):
+    place.remove(path)
+
+
+CHANGES = {"rewritten": _rewritten, "replaced": _replaced, "truncated": _truncated, "deleted": _deleted}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_is_no_bad_row(case, place, tmp_path, change):
+    """The rows stay those that they were, or there is an error of the file. Another process has that error."""
+    path = put(case, place, tmp_path / "data" / f"x{case.suffix}")
+    source = opened(case, place, path)
+    same(source[3], case.row(3))
+    assert source.identity  # as a feed asks for it
+    sent = pickle.dumps(source)
+    CHANGES[change](case, place, path)
+    rows, failure = np.arange(COUNT), None
+    with pytest.raises((feedline.FeedError, FileNotFoundError, ValueError)):
+        read(pickle.loads(sent), rows)
+    try:
+        found = read(source, rows)
+    except feedline.FeedError as error:
+        failure = error
+    else:
+        if not path.is_dir():  # chunks of Zarr that changed are not noticed
+            same(found, case.expected(rows))
+    if failure is not None:
+        assert type(failure) is feedline.FeedError  # a RowError could be replaced by another row
+        assert "while a feed reads it" in str(failure)
+
+
+@pytest.mark.parametrize("cut", [1, "half", "all"])
+def test_a_truncated_file_has_no_wrong_rows(case, place, tmp_path, cut):
+    path = tmp_path / "data" / f"x{case.suffix}"
+    case.write(path, slice(None))
+    for file in [path, *path.rglob("*")]:
+        if file.is_file():
+            size = file.stat().st_size
+            os.truncate(file, {1: size - 1, "half": size // 2 | 1, "all": 0}[cut])
+    place.put(path)
+    check_damaged(case, place, path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_file_is_an_error_with_its_name(case, place, tmp_path, seed):
+    path = tmp_path / "data" / f"x{case.suffix}"
+    case.write(path, slice(None))
+    random = np.random.default_rng(seed)
+    for file in [path, *path.rglob("*")]:
+        if file.is_file():
+            data = bytearray(file.read_bytes())
+            start = int(random.integers(0, len(data)))
+            length = int(random.integers(1, 9))
+            data[start : start + length] = random.bytes(len(data[start : start + length]))
+            file.write_bytes(data)
+    place.put(path)
+    check_damaged(case, place, path, has_checksums=case.has_checksums)
+
+
+def check_damaged(case, place, path, has_checksums=True):
+    try:
+        source = opened(case, place, path)
+    except (ValueError, TypeError, feedline.FeedError) as error:
+        is_file_of(error, place, path)
+        return
+    for row in range(0, len(source), 7):
+        try:
+            found = source[row]
+        except feedline.FeedError as error:
+            is_file_of(error, place, path)
+        else:
+            if has_checksums:
+                same(found, case.row(row))
