@@ -101,38 +101,30 @@ def train(
       ValueError: there was no batch, and no step was done before.
       NotFinite: a loss is not finite.
     """
-    meter = _Meter(program, iter(batches), int(jax.device_get(state.step)), report_every)
+    meter = _Meter(program, int(jax.device_get(state.step)), report_every, report)
     recent = program.recent(report_every + program.steps_per_call - 1)
     running: collections.deque[tuple[jax.Array, int]] = collections.deque()
     guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
-
-    def finish_to(ahead: int) -> None:
-        while len(running) > ahead:
-            meter.finish(*running.popleft())
-            if meter.fetched and report:
-                report(meter.progress())
-
-    for batch in meter:
+    for batch in meter.timed(iter(batches)):
         rows = rows_in(batch, program.steps_per_call)
         with guard:
             state, recent = program.step(state, recent, batch)
         running.append((recent, rows))
         ended = after_step(state, recent) if after_step else False
-        finish_to(_IN_FLIGHT if meter.steps else 0)
+        while len(running) > (_IN_FLIGHT if meter.progress.rows else 0):
+            meter.finish(*running.popleft())
         if guard_transfers:
             guard = jax.transfer_guard("disallow")
         if ended:
             break
-    finish_to(0)
-    if not meter.steps and not meter.resumed:
+    while running:
+        meter.finish(*running.popleft())
+    if not meter.progress.step:
         raise ValueError(
             "training needs at least one batch, and the iterator gave none; see its rows and remainder"
         )
-    if not meter.fetched:
-        meter.fetch()
-        if report:
-            report(meter.progress())
-    return state, meter.progress()
+    meter.fetch()
+    return state, meter.progress
 
 
 def crosses(before: int, after: int, every: int) -> bool:
@@ -146,73 +138,64 @@ def crosses(before: int, after: int, every: int) -> bool:
 
 
 class _Meter:
-    """Passes the batches on, and counts their steps, rows and times."""
+    """Counts steps, rows and times; fetches metrics, checks and reports them.
 
-    def __init__(self, program: Program, batches: Iterator[Batch], resumed: int, report_every: int) -> None:
-        self._names = program.metrics
-        self._steps_per_call = program.steps_per_call
+    Attributes:
+      progress: the finished steps, with the metrics of the last step fetched.
+    """
+
+    def __init__(
+        self, program: Program, resumed: int, report_every: int, report: Callable[[Progress], None] | None
+    ) -> None:
+        self.progress = Progress(resumed, {}, resumed, 0, 0.0, 0, 0.0)
+        self._program = program
         self._report_every = report_every
-        self._batches = batches
-        self.resumed = resumed
-        self.steps = 0
-        self._checked_steps = 0  # whose losses were fetched
-        self._recent: jax.Array | None = None  # as it was after the last finished step
-        self._metrics: dict[str, float] = {}  # of the last step fetched
-        self._rows = 0
-        self._first_rows = 0
+        self._report = report
+        self._fetched = resumed  # the last step whose metrics were fetched
+        self._recent: jax.Array | None = None  # after the last finished step
         self._started_s = 0.0  # when the first step had finished
-        self._finished_s = 0.0
-        self._wait_s = 0.0
 
-    def __iter__(self) -> Iterator[Batch]:
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches. After the first step, time spent in the iterator is counted."""
         while True:
             asked_s = time.perf_counter()
             try:
-                batch = next(self._batches)
+                batch = next(batches)
             except StopIteration:
                 return
-            if self.steps:
-                self._wait_s += time.perf_counter() - asked_s
+            if self.progress.rows:
+                self._set(wait_s=self.progress.wait_s + time.perf_counter() - asked_s)
             yield batch
-
-    @property
-    def fetched(self) -> bool:
-        """Whether the metrics of the last finished step are on the host."""
-        return self._checked_steps == self.steps
 
     def finish(self, recent: jax.Array, rows: int) -> None:
         """Wait until a call of the step is done, count it, and fetch its metrics if it is time."""
         self._recent = recent.block_until_ready()
-        self._finished_s = time.perf_counter()
-        first, before = not self.steps, self.resumed + self.steps
-        self.steps += self._steps_per_call
-        self._rows += rows
-        if first:
-            self._first_rows, self._started_s = rows, self._finished_s
-        if first or crosses(before, self.resumed + self.steps, self._report_every):
+        now_s, before = time.perf_counter(), self.progress
+        self._set(step=before.step + self._program.steps_per_call, rows=before.rows + rows)
+        if before.rows:
+            self._set(elapsed_s=now_s - self._started_s, elapsed_rows=before.elapsed_rows + rows)
+        else:
+            self._started_s = now_s
+        if not before.rows or crosses(before.step, self.progress.step, self._report_every):
             self.fetch()
 
     def fetch(self) -> None:
-        """Fetch the metrics of the steps since the last fetch. Raises `NotFinite` for the first such loss."""
+        """Fetch and report the metrics since the last fetch. Raises `NotFinite` for the first such loss."""
+        if self._fetched == self.progress.step:
+            return
         assert self._recent is not None
         rows = jax.device_get(self._recent).tolist()
-        for step in range(self.resumed + self._checked_steps + 1, self.resumed + self.steps + 1):
-            metrics = dict(zip(self._names, rows[(step - 1) % len(rows)], strict=True))
+        for step in range(self._fetched + 1, self.progress.step + 1):
+            metrics = dict(zip(self._program.metrics, rows[(step - 1) % len(rows)], strict=True))
             if not math.isfinite(metrics["loss"]):
                 raise NotFinite(step, metrics["loss"])
-        self._metrics, self._checked_steps = metrics, self.steps
+        self._set(metrics=metrics)
+        self._fetched = self.progress.step
+        if self._report is not None:
+            self._report(self.progress)
 
-    def progress(self) -> Progress:
-        """The progress, with the metrics of the last step fetched."""
-        return Progress(
-            step=self.resumed + self.steps,
-            metrics=self._metrics,
-            resumed=self.resumed,
-            rows=self._rows,
-            elapsed_s=self._finished_s - self._started_s,
-            elapsed_rows=self._rows - self._first_rows,
-            wait_s=self._wait_s,
-        )
+    def _set(self, **counted: Any) -> None:
+        self.progress = dataclasses.replace(self.progress, **counted)
 
 
 @dataclasses.dataclass(frozen=True)
