@@ -19,8 +19,7 @@ from counted import ROWS, Counted, expected
 
 import feedline
 from feedline._src.tools.convert import formats
-from feedline._src.tools.convert.convert import converting, open_any
-from feedline._src.tools.convert.shards import Plan
+from feedline._src.tools.convert.convert import Conversion, open_any
 
 FORMATS = ("array_record", "npy", "parquet", "zarr")
 
@@ -48,8 +47,8 @@ def numbers(rows):
 def converted(source, destination="out", **options):
     """[stage, rows] of each step of a conversion into files of 100 rows, as the command runs it."""
     opened = open_any(source)
-    plan = Plan.of(opened, destination, None, 100)
-    return [[step.stage, step.rows] for step in converting(plan, opened, **options)]
+    plan = Conversion.of(opened, destination, None, 100)
+    return [[step.stage, step.rows] for step in plan.run(opened, **options)]
 
 
 def read(source, rows):
@@ -190,7 +189,7 @@ def test_a_conversion_reads_chunks_of_which_files_have_whole_numbers():
     feedline.convert(source, "out")
     assert max(map(len, source.reads)) * 32 == 8 << 20
     for rows, shards in ((1 << 30, 128), (1 << 40, 512)):
-        plan = Plan.of(Counted(rows), "out", "parquet", None)
+        plan = Conversion.of(Counted(rows), "out", "parquet", None)
         assert (plan.rows_per_shard % plan.rows_per_chunk, plan.shards) == (0, shards)
 
 
@@ -292,13 +291,13 @@ def test_a_run_during_which_another_one_finishes(when, monkeypatch):
         flock(*arguments)
 
     flock, finished, source = fcntl.flock, {}, Counted()
-    plan = Plan.of(source, "out", None, 100)
+    plan = Conversion.of(source, "out", None, 100)
     if when == "before the lock":
         monkeypatch.setattr(fcntl, "flock", lock_late)
     else:
         source.before_read = finish_another  # when rows are sampled
     with pytest.raises(ValueError, match=r"another process has just finished .* into out, .* run this one again"):
-        list(converting(plan, source))
+        list(plan.run(source))
     assert len(finished) == 5
     assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in Path("out").iterdir()} == finished
     assert not Path("out.partial").exists()

@@ -67,25 +67,31 @@ class Convert:
           FeedError: a row cannot be read, or is not the source's when it is read back.
           KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
         """
-        from feedline._src.tools.convert.convert import converting
+        from feedline._src.tools.convert.convert import Conversion
         from feedline._src.tools.convert.formats import open_line
-        from feedline._src.tools.convert.shards import Plan
 
         with contextlib.closing(self._opened()) as source:
-            plan = Plan.of(source, self.destination, self.format, self.rows_per_shard)
-            with contextlib.closing(converting(plan, source, self.workers)) as steps:
+            conversion = Conversion.of(source, self.destination, self.format, self.rows_per_shard)
+            with contextlib.closing(conversion.run(source, self.workers)) as steps:
                 try:
                     done = _show(steps)
                 except (KeyboardInterrupt, Terminated) as end:
                     how = str(end) or "interrupted"
-                    end.args = (f"{how}; finished files are in {plan.folder}, and the same command continues",)
+                    end.args = (
+                        f"{how}; finished files are in {conversion.folder}, and the same command continues",
+                    )
                     raise
-        groups = f", in groups of {plan.rows_per_chunk:,}" if plan.format in ("parquet", "zarr") else ""
-        files = "1 file" if plan.shards == 1 else f"{plan.shards:,} files"
+        groups = (
+            f", in groups of {conversion.rows_per_chunk:,}" if conversion.format in ("parquet", "zarr") else ""
+        )
+        files = "1 file" if conversion.shards == 1 else f"{conversion.shards:,} files"
         said = "; ".join(f"{rows:,} {_DONE[stage]}" for stage, rows in done.items() if rows)
-        counted = "1 row" if plan.count == 1 else f"{plan.count:,} rows"
+        counted = "1 row" if conversion.count == 1 else f"{conversion.count:,} rows"
         print(f"{counted} in {files}{groups}: {said}; open them with")
-        print(open_line(plan.pattern(plan.destination), plan.format, plan.rows.dtype), flush=True)
+        print(
+            open_line(conversion.pattern(conversion.destination), conversion.format, conversion.rows.dtype),
+            flush=True,
+        )
         return 0
 
     def _opened(self) -> Any:
