@@ -100,7 +100,7 @@ def test_what_cannot_be_rows_is_refused(tmp_path, version):
     with pytest.raises(ValueError, match=r"scalar\.zarr: an array needs a first axis"):
         feedline.open_source(tmp_path / "scalar.zarr")
     _group(tmp_path / "none.zarr", version)
-    with pytest.raises(ValueError, match=r"must have at least one array, .*none\.zarr has none"):
+    with pytest.raises(ValueError, match=r"must have at least one array with rows, .*none\.zarr has none"):
         feedline.open_source(tmp_path / "none.zarr")
     _write(tmp_path / "empty.zarr", np.zeros((0, 3)), version, (1, 3))
     with pytest.raises(ValueError, match="at least one row"):
@@ -108,7 +108,7 @@ def test_what_cannot_be_rows_is_refused(tmp_path, version):
     _group(tmp_path / "uneven.zarr", version)
     for name, count in (("x", 3), ("y", 4)):
         _write(tmp_path / "uneven.zarr" / name, np.zeros(count), version, (2,))
-    with pytest.raises(ValueError, match=r"uneven\.zarr has x \(3 rows\), y \(4 rows\); .* columns=\['y'\]"):
+    with pytest.raises(ValueError, match=r"uneven\.zarr has x: 3 rows; y: 4 rows; .* columns=\['y'\]"):
         feedline.open_source(tmp_path / "uneven.zarr")
     with pytest.raises(FileNotFoundError, match=r"gone\.zarr is no Zarr array or group"):
         feedline.open_source(tmp_path / "gone.zarr")

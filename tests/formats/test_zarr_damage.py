@@ -245,7 +245,7 @@ def test_a_group_with_coordinates_names_its_arrays_and_those_that_belong_togethe
     path = group(tmp_path / "weather.zarr", version, **arrays, crs=np.array(1))
     with pytest.raises(
         ValueError,
-        match=r"crs \(.*scalar.*\), lat \(5 rows\), lon \(6 rows\), time \(40 rows\), wind \(40 rows\); choose "
+        match=r"crs: .*scalar; lat: 5 rows; lon: 6 rows; time: 40 rows; wind: 40 rows; choose "
         r".*columns=\['time', 'wind'\]",
     ):
         feedline.open_source(path)

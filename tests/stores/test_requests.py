@@ -1,6 +1,7 @@
 """What is asked of a store, how many at a time, and that nothing is asked for which nobody waits."""
 
 import asyncio
+import concurrent.futures
 import os
 import sys
 import threading
@@ -13,11 +14,9 @@ import tensorstore
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
-from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.zarr_in_store import place_in_store
+from feedline._src.files.folder import Part, open_folder
 from feedline._src.stores.cache import BlockCache
 from feedline._src.stores.fetcher import fetcher
-from feedline._src.stores.keyed_objects import KeyedObjects
 from feedline._src.stores.many_objects import ManyObjects, whole
 from feedline._src.stores.opening import listing
 from feedline._src.stores.origin import REQUEST_BYTES
@@ -65,7 +64,8 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
     urls = [Url(store.url, "a.bin"), Url(store.url, "b.bin")]
     many = ManyObjects(options)
     a, b = many.versions(urls)
-    keyed = KeyedObjects(Url(store.url, ""), "b.bin", b, options)
+    folder = open_folder(store.url, options)
+    assert folder.sizes(["a.bin", "b.bin"]) == [12 << 20] * 2
 
     def fault(method, path, part):
         return None if method == "HEAD" else 404 if path == "/a.bin" and not part[0] else 503
@@ -73,7 +73,7 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
     store.fault = fault
     for read in (
         lambda: many.read([whole(url, version) for url, version in zip(urls, (a, b), strict=True)]),
-        lambda: keyed.read(["a.bin", "b.bin"], lambda key: keyed.part(key, 0, 12 << 20)),
+        lambda: folder.read([Part("a.bin"), Part("b.bin")]),
     ):
         with pytest.raises(feedline.FeedError, match="it is not there any more"):
             read()
@@ -81,18 +81,16 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
 
 
 def test_chunks_that_two_threads_want_are_asked_for_once_and_one_may_give_up(store, options, tmp_path):
-    address = zarr(store, tmp_path)
-    place, url = place_in_store(address, OpenOptions(store=options))
-    array = place.array(url)
+    folder = open_folder(zarr(store, tmp_path), options)
+    parts = [Part(f"c/{row}/0") for row in range(64)]
     store.latency_s = 0.2
-    store.requests.clear()
-    assert array.fetch_ahead(range(64), 1, 0)
+    assert folder.will_read(parts, 0)
     time.sleep(0.1)
-    reading = [fetcher().run(array._bytes_of((row, 0))) for row in range(64)]
-    array.close()  # gives up what is fetched ahead, and not what is read
-    chunks = [each.result(10) for each in reading]
-    assert all(chunks)
-    np.testing.assert_array_equal(array.chunks(63), np.arange(6300, 6400).reshape(1, 100) + 1)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        reading = threads.submit(folder.read, parts)
+        time.sleep(0.1)
+        folder.close()  # gives up what is fetched ahead, and not what is read
+        assert all(reading.result(10))
     gets = [request for request in store.requests if request[0] == "GET"]
     assert len(gets) - fetcher().counts.hedged <= len(set(gets))
 

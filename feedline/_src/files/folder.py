@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from feedline._src.errors import FeedError
 from feedline._src.files.file import Indices
 from feedline._src.files.open_files import pread, unreadable
 from feedline._src.files.version import FileVersion, changed
@@ -136,6 +137,11 @@ class Folder(abc.ABC):
         A file that is missing is known to have never been there only if others, which must be there, still are: a
         bucket that is gone has no files either.
         """
+
+    @property
+    def can_list(self) -> bool:
+        """Whether it knows its `folders`; a web server does not."""
+        return True
 
     @abc.abstractmethod
     def folders(self, below: str = "") -> list[str]:
@@ -372,10 +378,21 @@ class StoreFolder(Folder):
     def check(self, files: Sequence[str]) -> None:
         """See `Folder.check`. Asks the store."""
         started = {file: fetcher().run(self._origin.version(self._url.below(file))) for file in files}
-        for file, future in started.items():
-            version = self.versions[file]
-            assert version is not None
-            version.check(result_of(future, self.path_of(file)), self.path_of(file))
+        try:
+            for file, future in started.items():
+                version = self.versions[file]
+                assert version is not None
+                version.check(result_of(future, self.path_of(file)), self.path_of(file))
+        except FeedError:
+            for name, version in list(self.versions.items()):
+                if version is None:  # it may be there once the store has recovered
+                    del self.versions[name]
+            raise
+
+    @property
+    def can_list(self) -> bool:
+        """See `Folder.can_list`."""
+        return self._url.can_list
 
     def folders(self, below: str = "") -> list[str]:
         """See `Folder.folders`."""

@@ -31,7 +31,7 @@ from feedline._src.formats import extras
 from feedline._src.formats.npy import MappedFile
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Grouped, NumberColumn, memory_bytes
+from feedline._src.formats.table import Grouped, NumberColumn, check_lengths, memory_bytes
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
@@ -246,7 +246,7 @@ def _tree_of(file: File, options: OpenOptions) -> dict[str, Any]:
                 "that was killed, run h5clear -s (Debian: hdf5-tools) and check the data"
             ) from error
         raise ValueError(f"{message}It may be truncated or another format; write it again with h5py") from error
-    _check_lengths(tree, refused, file.name)
+    check_lengths(tree, refused, "an HDF5 file", "dataset", file.name)
     return tree
 
 
@@ -439,26 +439,6 @@ def _chunks_of(dataset: Any, created: Any, file: File) -> Array:
             "file, and one has not; the file is damaged, write it again"
         )
     return chunks
-
-
-def _check_lengths(tree: dict[str, Any], refused: dict[str, str], path: str) -> None:
-    """Refuse leaves that are no rows of one table; the error says which would be."""
-    by_name = {name: {leaf.rows for leaf in jax.tree.leaves(node)} for name, node in tree.items()}
-    lengths = set[int]().union(*by_name.values())
-    if len(lengths) == 1 and not refused:
-        return
-    if not lengths and not refused:
-        raise ValueError(f"an HDF5 file must have at least one dataset with rows, {path} has none")
-    found = refused | {name: f"{' or '.join(map(str, sorted(rows)))} rows" for name, rows in by_name.items()}
-    listed = "; ".join(f"{name}: {found[name]}" for name in sorted(found))
-    if not lengths:
-        raise ValueError(f"no dataset of {path} can be read as rows: {listed}")
-    largest = max(jax.tree.leaves(tree), key=lambda leaf: leaf.nbytes).rows
-    fitting = [name for name in sorted(by_name) if by_name[name] == {largest}]
-    fix = f"choose those that belong together: columns={fitting}"
-    if not fitting:
-        fix = "choose datasets inside of groups: columns=['group/name', ...]"
-    raise ValueError(f"all datasets of an HDF5 file must have the same number of rows, {path} has {listed}; {fix}")
 
 
 # --- until sources read by `Grouped` ---

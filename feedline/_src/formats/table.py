@@ -178,6 +178,37 @@ def check_fits(file: Grouped, path: str, first: Grouped, first_path: str) -> Non
         raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")
 
 
+def check_lengths(tree: dict[str, Any], refused: dict[str, str], kind: str, leaf: str, path: str) -> None:
+    """Refuse leaves of a file that are no rows of one table; the error says which would be.
+
+    Args:
+      tree: by name, trees of leaves with `rows` and `nbytes`.
+      refused: by name, why a leaf has no rows.
+      kind, leaf: what the file and a leaf are called.
+
+    Raises:
+      ValueError: other than one length.
+    """
+    by_name = {name: {each.rows for each in jax.tree.leaves(node)} for name, node in tree.items()}
+    lengths = set[int]().union(*by_name.values())
+    if len(lengths) == 1 and not refused:
+        return
+    if not lengths and not refused:
+        raise ValueError(f"{kind} must have at least one {leaf} with rows, {path} has none")
+    found = refused | {
+        name: f"{' or '.join(map(str, sorted(rows)))} rows" for name, rows in by_name.items() if rows
+    }
+    listed = "; ".join(f"{name}: {found[name]}" for name in sorted(found))
+    if not lengths:
+        raise ValueError(f"no {leaf} of {path} can be read as rows: {listed}")
+    largest = max(jax.tree.leaves(tree), key=lambda each: each.nbytes).rows
+    fitting = [name for name in sorted(by_name) if by_name[name] == {largest}]
+    fix = f"choose those that belong together: columns={fitting}"
+    if not fitting:
+        fix = f"choose {leaf}s inside of groups: columns=['group/name', ...]"
+    raise ValueError(f"all {leaf}s of {kind} must have the same number of rows, {path} has {listed}; {fix}")
+
+
 def described(leaf: Leaf) -> str:
     """A leaf in words, such as "bytes" and "float32[3]"."""
     return leaf if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape)}"

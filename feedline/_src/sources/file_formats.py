@@ -15,7 +15,6 @@ from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import MODULES, Format, Way, format_of
 from feedline._src.formats.shard_index import Form
 from feedline._src.formats.versioned_files import VersionedFiles
-from feedline._src.formats.zarr_in_store import is_zarr_in_store, place_in_store
 from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources.array_record import ArrayRecordBytes, ArrayRecordSource
@@ -53,8 +52,8 @@ def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | Encode
 
 
 def _open_zarr(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    folders = zarr.ZarrFolders(place_in_store if is_url(paths[0]) else zarr.local_place)
-    return open_groups(folders, zarr.Folders(paths), options)  # type: ignore[arg-type]  # a part of them
+    folders: Any = zarr.ZarrFolders(paths, options.store)
+    return open_groups(zarr.open_zarr, folders, options)
 
 
 def _open_grouped(form: Format, files: Files, options: OpenOptions) -> IndexedSource | EncodedRows:
@@ -156,7 +155,7 @@ def format_of_paths(paths: list[str], is_glob: bool, store: Store | None) -> For
     if Path(paths[0]).is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
         if not is_url(paths[0]) and is_saved(paths[0]):
             return _SAVED
-        is_zarr = is_url(paths[0]) and is_zarr_in_store(paths[0], store or Store())
+        is_zarr = is_url(paths[0]) and zarr.is_zarr(paths[0], store)
         return format_of(".zarr") if is_zarr else _FOLDER
     if not (Path(paths[0]).suffix or Path(paths[0]).exists()):
         raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
@@ -176,7 +175,7 @@ def _is_packed(path: str) -> bool:
 
 def _suffix(path: str) -> str:
     """What names the format; "train-00000-of-00128" is TFRecord unless a suffix before the numbers says else."""
-    if zarr.is_zarr(Path(path)):
+    if not is_url(path) and zarr.is_zarr(path):
         return ".zarr"
     numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", Path(path).name)
     if numbered is None:
