@@ -5,7 +5,6 @@ A dataset is an object of that library, or a folder that `Dataset.save_to_disk` 
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
@@ -18,12 +17,13 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
+from feedline._src.errors import FeedError
 from feedline._src.files.file import Indices
 from feedline._src.files.files import Files
 from feedline._src.files.opening import opening
 from feedline._src.formats import extras
 from feedline._src.formats.arrow import REWRITE, batches_of
-from feedline._src.formats.arrow_columns import column_of, is_bytes, naming_file, row_of, rows_of
+from feedline._src.formats.arrow_columns import column_of, is_bytes, naming_file, row_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import ByteColumn, NumberColumn
 from feedline._src.rows import digests
@@ -84,6 +84,7 @@ class OpenDataset:
 
     Attributes:
       table: a `pyarrow.Table` of the chosen columns.
+      count: the number of rows.
       files: empty for a dataset in memory.
 
     Raises:
@@ -112,24 +113,20 @@ class OpenDataset:
         """For each row of the dataset its row in the table; None: they are the same."""
         if indices is not None:
             self.rows = np.asarray(indices.table.column(0).to_numpy(), np.uint64).view(np.int64)
-        if len(self) == 0:
+        self.count: int = self.table.num_rows if self.rows is None else len(self.rows)
+        if self.count == 0:
             raise ValueError("a source must have at least one row, and this dataset has none")
-
-    def __len__(self) -> int:
-        return self.table.num_rows if self.rows is None else len(self.rows)
 
     @property
     def sampled_rows(self) -> Indices:
         """The rows of which an identity is made."""
-        return np.array(digests.sampled(len(self), _SAMPLED_ROWS), np.int64)
+        return np.array(digests.sampled(self.count, _SAMPLED_ROWS), np.int64)
 
     def rows_in_table(self, rows: Indices) -> Indices:
-        """int64[k]: where these rows of the dataset lie in the table. IndexError: there is no such row."""
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
-            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+        """int64[k]: where these rows of the dataset lie in the table."""
         return rows if self.rows is None else self.rows[rows]
 
-    def check_files(self) -> None:
+    def check(self) -> None:
         """Refuse, with a FeedError, files that were written to. Calls take turns through many files."""
         for file in itertools.islice(self._to_check, min(_CHECKS_A_READ, len(self.files))):
             file.check_open()
@@ -181,6 +178,11 @@ class FileColumn(NamedTuple):
     paths: ByteColumn
     null: Any
 
+    @property
+    def rows(self) -> int:
+        """k."""
+        return self.data.rows
+
     def path_of(self, row: int) -> str | None:
         """The path of a file that is not in the table; None: it is in the table."""
         if self.data.null is None or not self.data.null[row]:
@@ -188,13 +190,27 @@ class FileColumn(NamedTuple):
         return os.fsdecode(self.paths.take(np.array([row]))[0])
 
     def take(self, rows: Indices) -> list[bytes]:
-        """The bytes of these files. OSError with its path if one cannot be read."""
+        """The bytes of these files.
+
+        Raises:
+          FeedError: there is no file at its path.
+          OSError, MemoryError: it cannot be read.
+        """
         taken = self.data.take(rows)
-        for i, row in enumerate(rows.tolist()):
-            if (path := self.path_of(row)) is not None:
-                if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
-                    raise OSError(errno.EINVAL, "it is no regular file", path)
+        for i, path in enumerate(map(self.path_of, rows.tolist())):
+            if path is None:
+                continue
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise OSError(f"{path} is no regular file")  # a pipe would be waited for
+            try:
                 taken[i] = Path(path).read_bytes()
+            except FileNotFoundError:
+                raise FeedError(
+                    "a file of a dataset must lie in it or at its path, and there is none at this path; load the "
+                    "dataset where its files are, and copy them into it: dataset.save_to_disk(folder)",
+                    stage="read",
+                    file=path,
+                ) from None
         return taken
 
 
@@ -214,38 +230,41 @@ def _is_file(kind: Any) -> bool:
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
 
-def check_types(schema: Any) -> None:
-    """Refuse, with a TypeError, columns of other things than numbers, lists of numbers, bytes, text and files."""
+def columns_of(table: Any) -> list[dict[str, Column]]:
+    """The columns of each piece of a `pyarrow.Table`, which follow each other: views of its memory, by name.
+
+    Only booleans and nulls are copied, out of bits. Lists of any type are rows of one shape if all of them have
+    the same length, as `datasets.Array2D` has, and as tokens have that were padded.
+
+    Raises:
+      TypeError: a column is neither numbers, lists of numbers, bytes, text nor files.
+      ValueError: lists of different lengths.
+    """
     pyarrow = extras.require("pyarrow", "arrow")
-    for field in schema:
-        inner, label = field.type, f"column {field.name!r}"
-        if is_encoded(inner):
-            continue
-        while isinstance(inner, pyarrow.ExtensionType) or _is_list(inner):
-            inner = inner.value_type if _is_list(inner) else inner.storage_type
-        try:
-            row_of(inner, label)
-        except TypeError:
-            change = _remedy(field.type)
-            raise TypeError(
-                f"{label} must have rows that are numbers, bytes or text, or lists of numbers, got {field.type}; "
-                f"{change}, or leave the column out with columns=[...]"
-            ) from None
+    columns = {}
+    for name in table.column_names:
+        _check_type(table.schema.field(name).type, name)
+        chunks = [_of_one_shape(chunk, name) for chunk in table.column(name).chunks if len(chunk)]
+        if len({chunk.type for chunk in chunks}) > 1:
+            raise _different_lengths(name, " and ".join(sorted({str(chunk.type) for chunk in chunks})))
+        columns[name] = pyarrow.chunked_array(chunks)
+    batches = pyarrow.table(columns).to_batches()
+    return [{name: _column_of(batch.column(name), f"column {name!r}") for name in columns} for batch in batches]
 
 
-def _remedy(kind: Any) -> str:
-    """How to make numbers of a column, with `datasets`."""
-    types = extras.require("pyarrow", "arrow").types
-    if types.is_struct(kind):
-        return "make columns of its fields: dataset.flatten()"
-    to = "int32" if types.is_date32(kind) or types.is_time32(kind) else ""
-    to = to or ("int64" if types.is_temporal(kind) else "float64" if types.is_decimal(kind) else "")
-    beyond = ", and see docs/tables.md for its range" if to == "int64" else ""
-    return (
-        f"cast it: dataset.cast_column(name, datasets.Value({to!r})){beyond}"
-        if to
-        else "make numbers of it with dataset.map"
-    )
+def _check_type(kind: Any, name: str) -> None:
+    inner = kind
+    while _is_list(inner) or _is_extension(inner):
+        inner = inner.value_type if _is_list(inner) else inner.storage_type
+    try:
+        if not is_encoded(kind):
+            row_of(inner, name)
+    except TypeError:
+        raise TypeError(
+            f"column {name!r} must have rows that are numbers, bytes or text, or lists of numbers, got {kind}; "
+            "make numbers of it with dataset.cast_column, dataset.flatten or dataset.map, as the table in "
+            "docs/hugging_face.md#which-columns-are-read says, or leave the column out with columns=[...]"
+        ) from None
 
 
 def _is_list(kind: Any) -> bool:
@@ -253,75 +272,50 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def columns_of(table: Any) -> list[dict[str, Column]]:
-    """The columns of each piece of a `pyarrow.Table`, which follow each other: views of its memory, by name.
-
-    Only booleans and nulls are copied, out of bits. Lists of any type are rows of one shape if all of
-    them have the same length, as `datasets.Array2D` has, and as tokens have that were padded.
-
-    Raises:
-      TypeError: see `check_types`.
-      ValueError: lists of different lengths.
-    """
-    check_types(table.schema)
-    pieces: list[dict[str, Column]] = []
-    for batch in table.to_batches():
-        if not batch.num_rows:
-            continue
-        piece = {name: _column_of(batch.column(name), f"column {name!r}") for name in table.column_names}
-        for name, column in piece.items() if pieces else ():
-            first = pieces[0][name]
-            if isinstance(column, NumberColumn) and isinstance(first, NumberColumn):
-                shapes = first.values.shape[1:], column.values.shape[1:]
-                if shapes[0] != shapes[1]:
-                    raise _different_lengths(
-                        f"column {name!r}", f"the shapes {list(shapes[0])} and {list(shapes[1])}"
-                    )
-        pieces.append(piece)
-    return pieces
+def _is_extension(kind: Any) -> bool:
+    """Whether it is a type of `datasets`, such as that of `Array2D`. Arrow's own are of another class."""
+    return isinstance(kind, extras.require("pyarrow", "arrow").ExtensionType)
 
 
 def _column_of(array: Any, label: str) -> Column:
-    if _is_file(array.type):
-        fields = {field.name: part for field, part in zip(array.type, array.flatten(), strict=True)}
-        data, paths = column_of(fields["bytes"], label), column_of(fields["path"], label)
-        assert isinstance(data, ByteColumn)
-        assert isinstance(paths, ByteColumn)
-        null = None if data.null is None or paths.null is None else data.null & paths.null
-        return FileColumn(data, paths, null)
-    return column_of(array, label) if is_bytes(array.type) else rows_of(_of_one_shape(array, label), label)
+    if not _is_file(array.type):
+        return column_of(array, label)
+    fields = {field.name: column_of(part, label) for field, part in zip(array.type, array.flatten(), strict=True)}
+    data, paths = fields["bytes"], fields["path"]
+    assert isinstance(data, ByteColumn)
+    assert isinstance(paths, ByteColumn)
+    return FileColumn(data, paths, None if data.null is None or paths.null is None else data.null & paths.null)
 
 
-def _of_one_shape(array: Any, label: str) -> Any:
+def _of_one_shape(array: Any, name: str) -> Any:
     """A `pyarrow.Array` in the same memory, with lists of fixed sizes in place of others and of extensions."""
     pyarrow = extras.require("pyarrow", "arrow")
-    if isinstance(array, pyarrow.ExtensionArray) and isinstance(array.type, pyarrow.ExtensionType):
-        return _of_one_shape(array.storage, label)
+    if _is_extension(array.type):
+        return _of_one_shape(array.storage, name)
     if not _is_list(array.type):
         return array
     if pyarrow.types.is_fixed_size_list(array.type):
-        length = array.type.list_size
-        first = array.offset * length
+        length, first = array.type.list_size, array.offset * array.type.list_size
     else:
         ends = np.asarray(array.offsets)
-        lengths = np.diff(ends)
-        if len(lengths) and lengths.min() < 0:
+        lengths, first = np.diff(ends), int(ends[0])
+        if lengths.min() < 0:
             raise ValueError(
-                f"{label}: the positions of its lists must ascend; the table is damaged, make it again"
+                f"column {name!r}: the positions of its lists must ascend; the table is damaged, make it again"
             )
-        length, first = (int(lengths[0]), int(ends[0])) if len(lengths) else (0, 0)
-        if (lengths != length).any():
-            raise _different_lengths(label, f"{lengths.min()} to {lengths.max()} values")
-    values = _of_one_shape(array.values.slice(first, length * len(array)), label)
+        if (lengths != lengths[0]).any():
+            raise _different_lengths(name, f"{lengths.min()} to {lengths.max()} values")
+        length = int(lengths[0])
+    values = _of_one_shape(array.values.slice(first, length * len(array)), name)
     mask = array.is_null() if array.null_count else None
     return pyarrow.FixedSizeListArray.from_arrays(values, length, mask=mask)
 
 
-def _different_lengths(label: str, found: str) -> ValueError:
+def _different_lengths(name: str, found: str) -> ValueError:
     return ValueError(
-        f"{label} must have lists of one length, and they have {found}; pad them with dataset.map, or read them "
-        "by their offsets with feedline.Ragged (docs/hugging_face.md). If the rows of this dataset were selected "
-        "from others, copy them with dataset.flatten_indices(). columns=[...] leaves the column out"
+        f"column {name!r} must have lists of one length, and they have {found}; pad them with dataset.map, or "
+        "read them by their offsets with feedline.Ragged (docs/hugging_face.md). If the rows of this dataset were "
+        "selected from others, copy them with dataset.flatten_indices(). columns=[...] leaves the column out"
     )
 
 

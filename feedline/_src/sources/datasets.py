@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.errors import FeedError, RowError
-from feedline._src.files.open_files import unreadable
-from feedline._src.formats.hugging_face import FileColumn, HuggingFaceDataset, OpenDataset, columns_of, is_encoded
+from feedline._src.errors import RowError
+from feedline._src.files.opening import check_may_open
+from feedline._src.formats.hugging_face import (
+    Column,
+    FileColumn,
+    HuggingFaceDataset,
+    OpenDataset,
+    columns_of,
+    is_encoded,
+)
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import NumberColumn
 from feedline._src.placement.plan import Columns
@@ -22,6 +29,11 @@ from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.sources.arrays import ArraySource
+
+_LEAVE_OUT = (
+    "leave such rows out, dataset.filter(lambda value: value is not None, input_columns=[{name!r}]), or the "
+    "column, with columns=[...]"
+)
 
 
 def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> IndexedSource | EncodedRows:
@@ -85,7 +97,7 @@ class SelectedRows(IndexedSource):
 
     def __init__(self, columns: DatasetColumns) -> None:
         self._columns, self._found = columns, columns.found
-        self.spec = columns.spec
+        self.spec, self._rows = columns.spec, Shards([columns.found.count])
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -98,15 +110,19 @@ class SelectedRows(IndexedSource):
         return self._columns.picklable
 
     def __len__(self) -> int:
-        return len(self._found)
+        return self._found.count
 
     def read(self, rows: Indices, out: Any) -> None:
         """Write row rows[i] to index i of each leaf of `out`. FeedError: a file was written to or truncated."""
-        self._columns.read(self._found.rows_in_table(rows), out)
+        self._columns.read(self._in_table(rows), out)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: npt.NDArray[Any]) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
-        self._columns.read_leaf(leaf, self._found.rows_in_table(rows), columns, out)
+        self._columns.read_leaf(leaf, self._in_table(rows), columns, out)
+
+    def _in_table(self, rows: Indices) -> Indices:
+        self._rows.check(rows)
+        return self._found.rows_in_table(rows)
 
     def close(self) -> None:
         """Do nothing: the dataset belongs to the user."""
@@ -131,9 +147,8 @@ def _check_no_null(name: str, null: npt.NDArray[np.bool_]) -> None:
     if len(rows):
         raise ValueError(
             f"every column of a row must have a value, and {name!r} is null in {len(rows):,} of {len(null):,} "
-            f"rows, the first of them row {rows[0]:,}; leave them out, dataset.filter(lambda value: value is not "
-            f"None, input_columns=[{name!r}]), fill them with dataset.map (docs/hugging_face.md), or leave the "
-            "column out with columns=[...]"
+            f"rows, the first of them row {rows[0]:,}; fill them with dataset.map (docs/hugging_face.md), or "
+            f"{_LEAVE_OUT.format(name=name)}"
         )
 
 
@@ -148,12 +163,11 @@ class DatasetRecords(EncodedRows):
     instead = ", or leave columns of bytes and text out with open_source(dataset, columns=[...])"
 
     def __init__(self, found: OpenDataset) -> None:
-        self._found = found
-        self._pieces = columns_of(found.table)
-        counts = [batch.num_rows for batch in found.table.to_batches() if batch.num_rows]
-        self._shards = Shards(counts)
-        names: list[str] = found.table.column_names
-        self.fields = tuple(names) if len(names) > 1 else None
+        self._found, self._pieces = found, columns_of(found.table)
+        self._by_piece = Shards([next(iter(piece.values())).rows for piece in self._pieces])
+        names = tuple(self._pieces[0])
+        self.fields = names if len(names) > 1 else None
+        self._rows = Shards([found.count])
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -168,11 +182,11 @@ class DatasetRecords(EncodedRows):
             for value in record.values() if isinstance(record, Mapping) else [record]:
                 data = value if isinstance(value, bytes) else np.asarray(value).tobytes()
                 hashed.update(b"%d " % len(data) + data[: digests.SAMPLED_BYTES])
-        kinds = [[name, kind] for name, kind in self._kinds()]
+        kinds = [list(kind) for kind in self._kinds()]
         return {"kind": "dataset", "rows": len(self), "columns": kinds, "sampled": hashed.hexdigest()[:32]}
 
     def __len__(self) -> int:
-        return len(self._found)
+        return self._found.count
 
     def records(self, rows: Indices) -> Sequence[Record]:
         """The rows: bytes, or of several columns dicts by name, numbers as NumPy scalars or arrays.
@@ -182,51 +196,21 @@ class DatasetRecords(EncodedRows):
           RowError: a value is null, or a file cannot be read.
           FeedError: a file was changed, or an image file is gone.
         """
-        self._found.check_files()
-        records: list[Record] = [b""] * len(rows)
-        for piece, local, offsets in self._shards.split(self._found.rows_in_table(rows)):
+        self._rows.check(rows)
+        self._found.check()
+        found: list[dict[str, Any]] = [{} for _ in rows]
+        for piece, local, offsets in self._by_piece.split(self._found.rows_in_table(rows)):
             here = np.arange(len(rows))[offsets]
-            columns = self._pieces[piece]
-            values = [self._values(name, columns[name], local, rows[here]) for name in columns]
-            for place, row in zip(here.tolist(), zip(*values, strict=True), strict=True):
-                records[place] = row[0] if self.fields is None else dict(zip(columns, row, strict=True))
-        return records
+            for name, column in self._pieces[piece].items():
+                for place, value in zip(here.tolist(), _taken(name, column, local, rows[here]), strict=True):
+                    found[place][name] = value
+        return [row[name] for row in found for name in row] if self.fields is None else found
 
-    def file_of(self, row: int) -> str | None:
+    def file_of(self, row: int) -> Any:
         """The image file of a row that has its path; None: the row is in the table."""
-        ((piece, local, _),) = self._shards.split(self._found.rows_in_table(np.array([row])))
+        ((piece, local, _),) = self._by_piece.split(self._found.rows_in_table(np.array([row])))
         files = (column for column in self._pieces[piece].values() if isinstance(column, FileColumn))
         return next((path for column in files if (path := column.path_of(int(local[0])))), None)
-
-    def _values(self, name: str, column: Any, local: Indices, rows: Indices) -> Sequence[Any]:
-        """The values of a column: the rows `local` of a piece, which are `rows` of the dataset."""
-        if column.null is not None and (bad := np.flatnonzero(column.null[local])).size:
-            raise RowError(
-                f"every column of a row must have a value, and {name!r} is null in this row; leave such rows out, "
-                f"dataset.filter(lambda value: value is not None, input_columns=[{name!r}]), leave the column out "
-                "with columns=[...], or take another row in its place: feedline.Reading(bad_rows='substitute')",
-                stage="read",
-                row=int(rows[bad[0]]),
-            )
-        try:
-            taken: Sequence[Any] = column.take(local)
-        except FileNotFoundError as error:
-            raise FeedError(
-                "a file of a dataset must lie in it or at its path, and there is none at this path; load the "
-                "dataset where its files are, and copy them into it: dataset.save_to_disk(folder)",
-                stage="read",
-                file=error.filename,
-            ) from None
-        except (OSError, MemoryError) as error:
-            raise unreadable(error, int(rows[0]), getattr(error, "filename", None) or "the dataset") from error
-        except ValueError as error:
-            raise RowError(
-                f"rows that are stored together could not be read: {error}; make the dataset again",
-                stage="read",
-                row=int(rows[0]),
-                file=self._found.files.paths[0] if len(self._found.files) == 1 else None,
-            ) from error
-        return taken
 
     def _kinds(self) -> list[tuple[str, str]]:
         return [
@@ -235,7 +219,23 @@ class DatasetRecords(EncodedRows):
         ]
 
     def _described(self) -> list[tuple[str, str]]:
-        return self._kinds() if self.fields else [("row", kind) for _, kind in self._kinds()]
+        return [("row", "bytes")] if self.fields is None else self._kinds()
 
     def __reduce__(self) -> Any:
         return DatasetRecords, (self._found,)
+
+
+def _taken(name: str, column: Column, local: Indices, rows: Indices) -> list[Any]:
+    """The values of a column: the rows `local` of a piece, which are `rows` of the dataset."""
+    if column.null is not None and (bad := np.flatnonzero(column.null[local])).size:
+        raise RowError(
+            f"every column of a row must have a value, and {name!r} is null in this row; take another row in its "
+            f"place, feedline.Reading(bad_rows='substitute'), or {_LEAVE_OUT.format(name=name)}",
+            stage="read",
+            row=int(rows[bad[0]]),
+        )
+    try:
+        return column.take(local)
+    except (OSError, MemoryError, ValueError) as error:
+        check_may_open(error, "a column of the dataset")
+        raise RowError(f"column {name!r} could not be read: {error}", stage="read", row=int(rows[0])) from error
