@@ -418,10 +418,7 @@ def reads_process(node):
 def test_the_environment_and_the_arguments_are_read_by_tools_and_cluster_only():
     found = files_with(reads_process)
     by_hand = {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
-    by_hand |= {
-        "stores/options.py",
-        "formats/shard_index.py",
-    }  # FEEDLINE_CACHE: where an index lies, not what it holds
+    by_hand |= {"stores/options.py"}  # FEEDLINE_CACHE: where files lie, not what they hold
     assert found
     assert {path for path in found - by_hand if path.partition("/")[0] not in ("tools", "cluster")} == set()
 

@@ -25,9 +25,10 @@ from launched import launched
 from PIL import Image
 
 import feedline
-from feedline._src.formats import parquet, shard_index
+from feedline._src.formats import parquet
 from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder
+from feedline._src.sources import record_index
 from feedline._src.sources.decoded import Row
 from feedline._src.stores.cache import BlockCache, name_of
 from feedline._src.tools.convert.manifest import Manifest
@@ -450,7 +451,7 @@ def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
     (tmp_path / "lane-00000-of-00001.json").write_bytes(deep)
     with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is no file of save_lanes"):
         feedline.load_lanes(tmp_path)
-    assert shard_index._header(b"%08x " % zlib.crc32(deep + b"\n") + deep + b"\n") is None
+    assert record_index._header(b"%08x " % zlib.crc32(deep + b"\n") + deep + b"\n") is None
 
 
 def test_lanes_of_which_one_has_a_field_more_are_not_of_one_step(tmp_path):

@@ -57,7 +57,7 @@ def test_records_are_those_of_webdataset(tmp_path):
     assert source.records(np.array([4, 0, 0, 3, 2, 1])) == [expected[i] for i in (4, 0, 0, 3, 2, 1)]
     assert source[-1] == expected[-1]
     assert source.file_of(3) == str(tmp_path / "a-001.tar")
-    assert repr(source).startswith("<ShardSource: rows 5, cls bytes, jpg bytes, seg.png bytes, from ")
+    assert repr(source).startswith("<RecordFiles: rows 5, cls bytes, jpg bytes, seg.png bytes, from ")
     some = feedline.open_source(tmp_path / "a-*.tar", columns=["cls"])
     assert (some[4], some.fields) == ({"cls": b"4"}, ("cls",))
     assert some.identity != source.identity
@@ -171,7 +171,7 @@ def test_a_huge_member_is_not_allocated(tmp_path):
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_an_archive_that_was_built_again_is_not_read_by_its_old_index(tmp_path, monkeypatch, form):
-    monkeypatch.setattr(digests, "of_file", lambda path: [os.path.getsize(path), "samples that miss the change"])
+    monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])
     path, long = tmp_path / "x.tar", "a folder/" * 12  # a name of several blocks
     members = [(f"{long}{i}.{suffix}", b"%d" % i * 900) for i in range(4) for suffix in ("jpg", "txt")]
     source = feedline.open_source(archive(path, members, form))

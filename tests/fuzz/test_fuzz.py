@@ -10,7 +10,7 @@ import programs
 import pytest
 
 import feedline
-from feedline._src.sources import file_formats
+from feedline._src.formats import tfrecord
 from feedline._src.sources.arrays import ArraySource
 
 SCRIPT = Path(__file__).with_name("fuzz.py")
@@ -90,7 +90,7 @@ def test_a_wrong_record_in_spite_of_a_checksum_refutes(scripts, tmp_path, monkey
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # the checksum of the last record
     assert fuzz_checks.outcome_of("tfrecord", path, chance).kind == "refused"
-    monkeypatch.setattr(file_formats, "_TFRECORD", file_formats._TFRECORD._replace(data_of=lambda part: part))
+    monkeypatch.setattr(tfrecord, "data_of", lambda part: part)
     found = fuzz_checks.outcome_of("tfrecord", path, chance)
     assert found.kind == "a wrong row in spite of a checksum"
     assert found.kind not in fuzz.EXPECTED

@@ -10,6 +10,7 @@ import numpy as np
 from feedline._src.files.file import File, Indices
 from feedline._src.files.local import LocalFile
 from feedline._src.files.open_files import OpenFiles
+from feedline._src.rows import digests
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
 
@@ -20,6 +21,10 @@ Place = tuple[int, Indices, Indices]
 
 class Files(Sequence[File]):
     """Files by their numbers, each of one version. Thread-safe, and it pickles.
+
+    Attributes:
+      paths: as given.
+      open_files: local files that were read last, open; also indices of these files, within one bound.
 
     Args:
       paths: of local files, and addresses of objects, which are all asked for at once.
@@ -34,7 +39,7 @@ class Files(Sequence[File]):
 
     def __init__(self, paths: Sequence[str], store: Store | None = None, versions: Any = None) -> None:
         self.paths, self._store = list(paths), store
-        self._opened = OpenFiles()
+        self.open_files = OpenFiles()
         self._objects: Any = None
         self._whole: Any = None
         if urls := [path for path in self.paths if is_url(path)]:
@@ -48,7 +53,7 @@ class Files(Sequence[File]):
 
     def _file(self, path: str, item: Any, version: Any) -> File:
         if item is None:
-            return LocalFile(path, version, self._opened)
+            return LocalFile(path, version, self.open_files)
         from feedline._src.files.remote import RemoteFile
 
         if version is not None:
@@ -86,6 +91,13 @@ class Files(Sequence[File]):
             for (file, item, some), futures in zip(each, started, strict=True)
         ]
 
+    @property
+    def digests(self) -> list[list[Any]]:
+        """The `File.digest` of each: of all objects at once."""
+        ranges = [digests.samples_of_file(file.size) for file in self._files]
+        found = zip(self._files, self.samples(ranges), strict=True)
+        return [digests.of_samples(file.size, samples) for file, samples in found]
+
     def local_paths(self) -> list[str]:
         """The `File.path` of each, all fetched at once.
 
@@ -99,8 +111,9 @@ class Files(Sequence[File]):
                 file for file, item in zip(self._files, self._items, strict=True) if item is not None
             ]
             whole = WholeFiles([file.name for file in far], self._store or Store())
-            for file, version in zip(far, whole.versions, strict=True):
+            for file, version, path in zip(far, whole.versions, whole.paths, strict=True):
                 file.version.check(version, file.name)
+                file.fetched_to(path)
             self._whole = whole
         fetched = iter(self._whole.paths if self._whole is not None else ())
         return [
@@ -124,8 +137,14 @@ class Files(Sequence[File]):
         return bool(self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead))
 
     def close(self) -> None:
-        """Close descriptors, and give up what is being fetched. A later read opens and fetches again."""
-        self._opened.close()
+        """Close descriptors, give up what is being fetched, and let the cache evict what was fetched whole.
+
+        A later read opens and fetches again.
+        """
+        self.open_files.close()
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            whole.close()
         if self._objects is not None:
             self._objects.close()
 

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from feedline._src.files.file import Bytes, File, Indices, place_in
+from feedline._src.files.version import FileVersion
 from feedline._src.stores.opening import RemoteObjects
 from feedline._src.stores.options import Store
 from feedline._src.stores.remote_object import RemoteObject, open_object
@@ -28,6 +29,11 @@ class RemoteFile(File):
         self._options = options
         self.name, self.version, self.size = str(item.url), item.version, item.size
         self._whole: WholeFiles | None = None
+        self._fetched: tuple[str, FileVersion] | None = None
+
+    def fetched_to(self, path: str) -> None:
+        """Note a local file of all bytes, which must not change until `check_open` was called the last time."""
+        self._fetched = path, FileVersion.of(path)
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """See `File.read`."""
@@ -48,6 +54,7 @@ class RemoteFile(File):
             whole = WholeFiles([self.name], self._options)
             self.item.version.check(whole.versions[0], self.name)
             self._whole = whole
+            self.fetched_to(whole.paths[0])
         return self._whole.paths[0]
 
     @property
@@ -74,6 +81,12 @@ class RemoteFile(File):
 
     def check(self) -> None:
         """Do nothing: the version is compared whenever bytes are fetched."""
+
+    def check_open(self) -> None:
+        """See `File.check_open`: of the file that `path` has returned."""
+        if self._fetched is not None:
+            path, version = self._fetched
+            version.compare(FileVersion.of(path), self.name)
 
     def __reduce__(self) -> Any:
         return _opened_again, (self.name, self._options, self.version)

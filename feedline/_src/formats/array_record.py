@@ -1,8 +1,54 @@
-"""ArrayRecord files, which Grain's datasets lie in."""
+"""ArrayRecord files, read by their library: records of bytes, of one dtype, or decoded by a function."""
 
 from __future__ import annotations
 
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import warn
+from feedline._src.files.file import File, Indices
+from feedline._src.files.opening import opening
+from feedline._src.formats import extras
+from feedline._src.formats.npy import fields
+from feedline._src.formats.open_options import Decode, OpenOptions
 from feedline._src.formats.registry import Format
+from feedline._src.formats.table import BadRecordError, Records
+from feedline._src.rows import digests
+from feedline._src.rows.values import as_array, as_record_leaf, is_list
+
+_OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
+_BUFFER_BYTES = 1 << 15
+
+
+def open_array_record(file: File, options: OpenOptions) -> Records:
+    """How records are unpacked.
+
+    Raises:
+      ValueError: not exactly one of `dtype` and `decode`, where either or `columns` is given; no such column.
+    """
+    dtype, decode = options.dtype, options.decode
+    if dtype is None and decode is None and options.columns is None:
+        return Records(open=Reader, instead=", or if they have one size, give open_source their dtype")
+    if (dtype is None) == (decode is None):
+        raise ValueError(
+            f"records of bytes do not say what they are, got {file.name} with "
+            f"{'neither dtype nor decode' if dtype is None else 'dtype and decode'}; give open_source one of "
+            "dtype=np.dtype([('image', np.uint8, (32, 32, 3)), ('label', np.int32)]) and decode=..., a function "
+            "of a list of bytes"
+        )
+    if decode is None:
+        options.named(fields(np.empty(0, dtype)), file.name)  # a name that is not there is no bad row
+        return Records(open=Reader, unpack=functools.partial(_of_dtype, options, file.name))
+    if options.columns is not None:
+        raise ValueError(f"columns is for arrays with names; a decoder names its own, got {options.columns}")
+    return Records(open=Reader, unpack=functools.partial(_decoded, decode), files=False)
+
 
 FORMAT = Format(
     "array_record",
@@ -10,4 +56,87 @@ FORMAT = Format(
     takes=frozenset({"dtype", "decode", "columns"}),
     extra="array-record",
     way="records",
+    open=open_array_record,
 )
+
+
+class Reader:
+    """An open ArrayRecord file. See `RecordReader`.
+
+    Args:
+      file: for errors and its version.
+      path: of its bytes.
+
+    Raises:
+      ValueError: it is not an ArrayRecord file.
+      OSError: too many files are open.
+    """
+
+    def __init__(self, file: File, path: str) -> None:
+        self._file, self._path = file, path
+        module = extras.require("array_record.python.array_record_module", "array-record")
+        with opening(Path(path)):
+            pass  # the library's errors do not say what to do
+        try:
+            self._reader = module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
+            if not self._reader.ok():
+                self._reader.read([0])  # raises an error that says what is wrong
+        except Exception as error:  # the library does not document the type
+            raise ValueError(
+                f"{file.name} cannot be read as an ArrayRecord file: {error}. It may be truncated or another "
+                "format; write it again with ArrayRecordWriter(path, 'group_size:1')"
+            ) from error
+        self.count: int = self._reader.num_records()
+        group = re.search(r"group_size:(\d+)", self._reader.writer_options_string() or "")  # None: an old version
+        if group and int(group[1]) > 1:
+            warn(
+                f"{file.name} was written in groups of {group[1]} records, which are decompressed whole whichever "
+                "of them a read asks for; write it with ArrayRecordWriter(path, 'group_size:1')"
+            )
+
+    @property
+    def digest(self) -> list[Any]:
+        """See `File.digest`."""
+        return digests.of_file(self._path)
+
+    def read(self, records: Indices) -> list[bytes]:
+        """See `RecordReader.read`."""
+        try:
+            found: list[bytes] = self._reader.read(records.tolist())
+        except Exception as error:
+            self._file.check_open()  # a change explains the error better
+            if len(records) > 1:
+                return [self.read(records[i : i + 1])[0] for i in range(len(records))]  # names the one
+            raise BadRecordError(int(records[0]), f"the bytes cannot be read: {error}") from error
+        self._file.check_open()  # the library reads empty records from a truncated file
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+
+def _of_dtype(options: OpenOptions, path: str, records: list[bytes]) -> Any:
+    dtype = np.dtype(options.dtype)
+    lengths = list(map(len, records))
+    if lengths.count(dtype.itemsize) < len(lengths):
+        found = next(length for length in lengths if length != dtype.itemsize)
+        raise ValueError(
+            f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, this one has {found} bytes; "
+            "declare what it is, or give decode=... where records differ in length"
+        )
+    return options.named(fields(np.frombuffer(b"".join(records), dtype)), path)
+
+
+def _decoded(decode: Decode, records: list[bytes]) -> Any:
+    """What a function of the user makes of records. A list of numbers is an array, as in a record of a dataset."""
+
+    def converted(path: Any, value: Any) -> npt.NDArray[Any]:
+        name = f"batch{jax.tree_util.keystr(path)}"
+        return as_array(name, as_record_leaf(name, value))
+
+    try:
+        return jax.tree_util.tree_map_with_path(converted, decode(records), is_leaf=is_list)
+    except Exception as error:
+        kind = type(error).__name__
+        raise ValueError(f"decode failed on this record with {kind}: {error}") from error

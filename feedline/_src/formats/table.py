@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.files.file import File
 from feedline._src.rows.shards import EvenLengths, Indices, Lengths, rows_in
 
 Array = npt.NDArray[Any]
@@ -212,6 +214,85 @@ def check_lengths(tree: dict[str, Any], refused: dict[str, str], kind: str, leaf
 def described(leaf: Leaf) -> str:
     """A leaf in words, such as "bytes" and "float32[3]"."""
     return leaf if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape)}"
+
+
+ENTRY = 4
+"""Integers of a part: offset and length of its header, length of the data after it, CRC-32 of the header."""
+
+
+class Scan(NamedTuple):
+    """Where the records of a file lie.
+
+    Attributes:
+      fields: the names of the parts of a record; None: a record is one part.
+      parts: the `ENTRY` of each part of each record, in the order of the records and of `fields`.
+    """
+
+    fields: tuple[str, ...] | None
+    parts: array[int]
+
+
+class RecordReader(Protocol):
+    """An open file of records, read by a library. Thread-safe."""
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+
+    @property
+    def digest(self) -> list[Any]:
+        """See `File.digest`."""
+
+    def read(self, records: Indices) -> list[bytes]:
+        """Records by their numbers, which ascend.
+
+        Raises:
+          BadRecordError: one of them cannot be read.
+          FeedError: the file was changed.
+        """
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class BadRecordError(ValueError):
+    """A record that cannot be read.
+
+    Args:
+      record: its number in its file.
+      message: why.
+    """
+
+    def __init__(self, record: int, message: str) -> None:
+        super().__init__(message)
+        self.record = record
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Files of records: ranges of bytes, which a `scan` finds, whose result is kept in an index, or a library.
+
+    Attributes:
+      scan: (file) → where its records lie. ValueError: the file is damaged or of another format.
+      open: (file, path=its local path) → a reader, for libraries that find records themselves.
+      data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `fields` a dict.
+        ValueError: they are damaged.
+      fields: of the dicts that `data_of` returns; None: it returns bytes.
+      unpack: a list of k values → tree of arrays, whose first axes are k; None: rows are bytes. ValueError:
+        a record cannot be unpacked.
+      spec: of a row of arrays; None: that of the first record.
+      files: whether the bytes of the files alone say what a row is, and no function of the user.
+      instead: another way to arrays than decoding, for the error of a feed that was given bytes.
+    """
+
+    scan: Callable[[File], Scan] | None = None
+    open: Callable[..., RecordReader] | None = None
+    data_of: Callable[[bytes], Any] = bytes
+    fields: tuple[str, ...] | None = None
+    unpack: Callable[[list[bytes]], Any] | None = None
+    spec: Any = None
+    files: bool = True
+    instead: str = ""
 
 
 def memory_bytes() -> int:

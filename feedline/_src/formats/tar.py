@@ -10,10 +10,9 @@ from array import array
 from collections.abc import Iterable
 from typing import BinaryIO
 
+from feedline._src.files.file import File
 from feedline._src.formats.registry import Format
-from feedline._src.formats.shard_index import Scan
-
-FORMAT = Format("tar", (".tar",), takes=frozenset({"columns"}), way="records")
+from feedline._src.formats.table import Records, Scan
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key
 _META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # what WebDataset leaves out too
@@ -23,14 +22,18 @@ _READ_BYTES = 1 << 20
 _REWRITE = "write it again: tar --sort=name -cf shard.tar folder, or with webdataset.TarWriter"
 
 
-def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
+def scan(file: File) -> Scan:
     """Where the fields of each record lie.
 
     Raises:
       ValueError: it is not a plain tar archive of regular files, or its records have different fields.
     """
-    start = file.read(_BLOCK_BYTES)
-    if start.startswith(_COMPRESSED):
+    with file.open(sequential=True) as opened:
+        return _scan(opened, file.size, file.name)
+
+
+def _scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
+    if file.read(_BLOCK_BYTES).startswith(_COMPRESSED):
         raise ValueError(
             f"an archive must not be compressed, since rows are read in any order, and {path} is; decompress it: "
             "gunzip or unzstd (images are compressed already)"
@@ -57,6 +60,11 @@ def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
         ) from error
     _check_end(file, end, size_bytes, path)
     return samples.scan()
+
+
+FORMAT = Format(
+    "tar", (".tar",), takes=frozenset({"columns"}), way="records", open=lambda file, options: Records(scan)
+)
 
 
 class _RefusedError(ValueError):

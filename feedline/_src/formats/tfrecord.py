@@ -9,11 +9,10 @@ from array import array
 from collections.abc import Callable
 from typing import BinaryIO
 
+from feedline._src.files.file import File
 from feedline._src.formats import extras
 from feedline._src.formats.registry import Format
-from feedline._src.formats.shard_index import ENTRY, Scan
-
-FORMAT = Format("tfrecord", (".tfrecord", ".tfrecords"), extra="tfrecord", way="records")
+from feedline._src.formats.table import ENTRY, Records, Scan
 
 _HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum
 _CHECKSUM_BYTES = 4
@@ -21,12 +20,17 @@ _READ_BYTES = 1 << 14  # many small records; little beside large ones, which are
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # gzip, zlib
 
 
-def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
+def scan(file: File) -> Scan:
     """Where the records of a file lie: each part is the header of a record, its data and their checksum.
 
     Raises:
       ValueError: it is not a TFRecord file, or is compressed, damaged or truncated.
     """
+    with file.open(sequential=True) as opened:
+        return Scan(None, _parts(opened, file.size, file.name))
+
+
+def _parts(file: BinaryIO, size_bytes: int, path: str) -> array[int]:
     crc32c = _crc32c()
     parts = array("q")
     at = start = 0
@@ -36,17 +40,18 @@ def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
             start = file.seek(at)
             block = file.read(_READ_BYTES)
         header = block[at - start : at - start + _HEADER.size]
+        record = f"record {len(parts) // ENTRY} of {path}, at byte {at}"
         if len(header) < _HEADER.size:
-            raise _truncated(path, len(parts) // ENTRY, at, f"ends {_HEADER.size - len(header)} bytes too early")
+            raise _truncated(record, f"ends {_HEADER.size - len(header)} bytes too early")
         length, checksum = _HEADER.unpack(header)
         if masked(crc32c(header[:8])) != checksum:
-            raise _damaged(path, len(parts) // ENTRY, at, header)
+            raise _damaged(path, record, at, header)
         stop = at + _HEADER.size + length + _CHECKSUM_BYTES
         if stop > size_bytes:
-            raise _truncated(path, len(parts) // ENTRY, at, f"promises bytes up to {stop}, of {size_bytes}")
+            raise _truncated(record, f"promises bytes up to {stop}, of {size_bytes}")
         parts.extend((at, _HEADER.size, length + _CHECKSUM_BYTES, zlib.crc32(header)))
         at = stop
-    return Scan(None, parts)
+    return parts
 
 
 def data_of(part: bytes) -> bytes:
@@ -57,7 +62,7 @@ def data_of(part: bytes) -> bytes:
     """
     data = part[:-_CHECKSUM_BYTES]
     if masked(_crc32c()(data)) != int.from_bytes(part[-4:], "little"):
-        raise ValueError("its data has another checksum")
+        raise ValueError("its data has another checksum; the file is damaged, copy or write it again")
     return data
 
 
@@ -72,18 +77,18 @@ def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _truncated(path: str, record: int, at: int, found: str) -> ValueError:
+def _truncated(record: str, found: str) -> ValueError:
     return ValueError(
-        f"a TFRecord file must hold whole records, and record {record} of {path}, at byte {at}, {found}; the file "
-        "is truncated, copy or write it again"
+        f"a TFRecord file must hold whole records, and {record}, {found}; the file is truncated, copy or write it "
+        "again"
     )
 
 
-def _damaged(path: str, record: int, at: int, header: bytes) -> ValueError:
-    if record:
+def _damaged(path: str, record: str, at: int, header: bytes) -> ValueError:
+    if at:
         return ValueError(
-            f"the length of each record must have the checksum beside it, and that of record {record} of {path}, "
-            f"at byte {at}, has not; the file is damaged, copy or write it again"
+            f"the length of each record must have the checksum beside it, and that of {record}, has not; the file "
+            "is damaged, copy or write it again"
         )
     if header.startswith(_COMPRESSED):
         return ValueError(
@@ -94,3 +99,12 @@ def _damaged(path: str, record: int, at: int, header: bytes) -> ValueError:
         f"a TFRecord file begins with the length of a record and its checksum, and {path} with {header!r}; it is "
         "another format, or damaged: rename it, or write it again with tf.io.TFRecordWriter"
     )
+
+
+FORMAT = Format(
+    "tfrecord",
+    (".tfrecord", ".tfrecords"),
+    extra="tfrecord",
+    way="records",
+    open=lambda file, options: Records(scan, data_of=data_of),
+)

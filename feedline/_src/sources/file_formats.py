@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from feedline._src.files.files import Files
-from feedline._src.formats import arrow, hdf5, tar, tfrecord, zarr
+from feedline._src.formats import arrow, hdf5, zarr
 from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import MODULES, Format, Way, format_of
-from feedline._src.formats.shard_index import Form
 from feedline._src.formats.versioned_files import VersionedFiles
 from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
-from feedline._src.sources.array_record import ArrayRecordBytes, ArrayRecordSource
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.encoded import folder
-from feedline._src.sources.encoded.shard_source import ShardSource
 from feedline._src.sources.groups import open_groups
 from feedline._src.sources.mapped import MappedSource
+from feedline._src.sources.record_files import open_records
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
 
@@ -61,12 +59,6 @@ def _open_grouped(form: Format, files: Files, options: OpenOptions) -> IndexedSo
     return open_groups(form.open, files, options)
 
 
-def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
-    if options.dtype is None and options.decode is None and options.columns is None:
-        return ArrayRecordBytes(paths, options)
-    return ArrayRecordSource(paths, options)
-
-
 def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
     if is_url(paths[0]):
         source: folder.FolderSource = folder.open_listed_folder(paths[0], options.store or Store())
@@ -87,15 +79,10 @@ FILES = Format("files", ())
 """Files whose suffix is that of no format: each is a row."""
 _FOLDER = Format("folder", ())
 _SAVED = Format("saved", (), takes=frozenset({"columns"}))
-_TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
-_TAR = Form("tar", tar.scan, bytes)
 _OPENERS: dict[str, Opener] = {
     "npy": ArraySource,
     "raw": ArraySource,
-    "array_record": _open_array_record,
     "arrow": _open_arrow,
-    "tfrecord": lambda paths, options: ShardSource(_TFRECORD, paths, options),
-    "tar": lambda paths, options: ShardSource(_TAR, paths, options),
     "hdf5": _open_hdf5,
     "zarr": _open_zarr,
     "files": lambda paths, _: folder.open_files(paths),
@@ -105,7 +92,10 @@ _OPENERS: dict[str, Opener] = {
 """By name, what opens files of a format that is not read by its way alone."""
 
 
-WAYS: dict[Way, Callable[[Format, Files, OpenOptions], IndexedSource | EncodedRows]] = {"grouped": _open_grouped}
+WAYS: dict[Way, Callable[[Format, Files, OpenOptions], IndexedSource | EncodedRows]] = {
+    "grouped": _open_grouped,
+    "records": open_records,
+}
 """For each way to read rows, the source of files of a format that has an `open`."""
 
 

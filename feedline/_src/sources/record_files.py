@@ -1,0 +1,298 @@
+"""Records of bytes in files, found by an index or by a library: the way to read TFRecord, tar, ArrayRecord, JSON.
+
+Datasets and objects of the user that give records one by one are in `sources/records.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import RowError
+from feedline._src.files.files import Files, Place
+from feedline._src.files.open_files import unreadable
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.registry import Format
+from feedline._src.formats.table import BadRecordError, RecordReader
+from feedline._src.rows.encoded_source import EncodedRows, Record
+from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.shards import Indices, Shards
+from feedline._src.rows.spec import RowSpec
+from feedline._src.sources.record_index import Index, IndexedFile, open_index
+
+_RECORDS_A_READ = 1 << 11  # fewer are slower to read, more leave the processor's cache
+
+
+def open_records(form: Format, files: Files, options: OpenOptions) -> RecordFiles | RecordArrays:
+    """The rows of files of records: bytes, or arrays if the format or the options say how to make them."""
+    records = RecordFiles(form, files, options)
+    return records if records.form.unpack is None else RecordArrays(records)
+
+
+class RecordFiles(EncodedRows):
+    """An `EncodedSource` over files of records.
+
+    Thread-safe. With an index, at most 64 files are open, and neither files nor indices are held in memory.
+
+    Args:
+      format: of the files.
+      files: whose records follow each other.
+      options: `columns` selects fields.
+      indices: as another process opened them; None: they are opened, and made if need be.
+
+    Attributes:
+      form: what the format says of its records.
+
+    Raises:
+      ValueError: no records, not of this format, or files with different fields.
+      OSError: no index can be written.
+      FeedError: a file was changed, or a store cannot be read.
+    """
+
+    def __init__(
+        self, format: Format, files: Files, options: OpenOptions, indices: Sequence[Index] | None = None
+    ) -> None:
+        self._format, self._files, self._options = format, files, options
+        self._paths = files.paths
+        assert format.open is not None
+        open_form = format.open
+        self.form = files.opened(0, lambda file: open_form(file, options))
+        self.instead = self.form.instead
+        self._readers: list[RecordReader] = []
+        """By number of the file, of a format with `form.open`; empty after `close`."""
+        if self.form.open is None:
+            self._indexed = self._opened(indices)
+            counts = [file.index.row_count for file in self._indexed]
+        else:
+            self._indexed = []
+            counts = [self._reader(number).count for number in range(len(files))]
+        self._shards = Shards(counts)
+        if len(self._shards) == 0:
+            raise ValueError(
+                f"a source must have at least one row, got {self._paths[0]} with no records; check what wrote it"
+            )
+        self._parts = self._chosen()
+        self.fields = self.form.fields if self._parts is None else self._parts
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
+        for file in self._files:
+            file.check()
+        if self.form.open is not None:
+            digests = [self._reader(number).digest for number in range(len(self._files))]
+            return {"kind": self._format.name, "files": digests}
+        fields = None if self.fields is None else list(self.fields)
+        return {"kind": self._format.name, "fields": fields, "files": [f.index.digest for f in self._indexed]}
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def records(self, rows: Indices) -> Sequence[Record]:
+        """The records of these rows: bytes, or dicts.
+
+        Raises:
+          IndexError: there is no such row.
+          RowError: a record cannot be read, or is damaged.
+          FeedError: a file or its index was changed or deleted.
+        """
+        found: list[Record] = [b""] * len(rows)
+        for number, records, offsets in self.split(rows):
+            for offset, record in zip(offsets.tolist(), self.read(number, records), strict=True):
+                found[offset] = record
+        return found
+
+    def split(self, rows: Indices) -> Iterator[tuple[int, Indices, Indices]]:
+        """The rows in pieces that are fast to read: (file, its records, ascending, their offsets in `rows`)."""
+        if self._files.in_store:
+            self._fetch_ahead(rows, 0)  # of all files at once
+        for number, local, offsets in self._shards.split(rows):
+            order = np.argsort(local, kind="stable")
+            here = np.arange(offsets.start, offsets.stop)[order] if isinstance(offsets, slice) else offsets[order]
+            ordered = local[order]
+            for start in range(0, len(order), _RECORDS_A_READ):
+                some = slice(start, start + _RECORDS_A_READ)
+                yield number, ordered[some], here[some]
+
+    def read(self, number: int, records: Indices) -> list[Any]:
+        """Records of one file, which ascend. Raises RowError and FeedError as `records`."""
+        try:
+            if self.form.open is None:
+                return self._indexed[number].read(records, self._parts)
+            return self._reader(number).read(records)
+        except BadRecordError as error:
+            raise self.error(
+                number,
+                error.record,
+                f"a record must be read as it was written, and of record {error.record} {error}, or take another "
+                "row in its place with feedline.Reading(bad_rows='substitute')",
+            ) from error
+        except (OSError, MemoryError) as error:
+            path = getattr(error, "filename", None) or self._paths[number]
+            raise unreadable(error, int(self._shards.firsts[number] + records[0]), path) from error
+
+    def error(self, number: int, record: int, message: str) -> RowError:
+        """The error for a record of a file."""
+        row = int(self._shards.firsts[number] + record)
+        return RowError(message, stage="read", row=row, file=self._paths[number])
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
+        return self._fetch_ahead if self._files.in_store and self.form.open is None else None
+
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        return self.form.open is not None or self._files.will_read(self._places(rows), ahead)
+
+    def _places(self, rows: Indices) -> Iterator[Place]:
+        for number, records, _ in self._shards.split(rows):
+            yield number, *self._indexed[number].places(records, self._parts)
+
+    def file_of(self, row: int) -> str:
+        """The file that holds the row."""
+        return self._paths[int(self._shards.of(np.array([row]))[0])]
+
+    def close(self) -> None:
+        """Close the files. A later `records` opens them again."""
+        self._files.close()
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            reader.close()
+
+    def _opened(self, indices: Sequence[Index] | None) -> list[IndexedFile]:
+        name, form = self._format.name, self.form
+        if indices is None:
+            pairs = zip(self._files, self._files.digests, strict=True)
+            indices = [open_index(file, digest, name, form) for file, digest in pairs]
+        found = zip(self._files, indices, strict=True)
+        return [IndexedFile(file, index, name, form, self._files.open_files) for file, index in found]
+
+    def _reader(self, number: int) -> RecordReader:
+        """The open file, of a format with `form.open`; all are opened together."""
+        readers = self._readers
+        if not readers:
+            assert self.form.open is not None
+            open_file, paths = self.form.open, self._files.local_paths()
+            readers = [
+                self._files.opened(number, functools.partial(open_file, path=path))
+                for number, path in enumerate(paths)
+            ]
+            self._readers = readers
+        return readers[number]
+
+    def _chosen(self) -> tuple[str, ...] | None:
+        """The parts of a record that are read; None: it is one part."""
+        found = [(number, file.index.fields) for number, file in enumerate(self._indexed) if file.index.row_count]
+        if not found or found[0][1] is None:
+            return None
+        first, first_path = found[0][1], self._paths[found[0][0]]
+        for number, fields in found:
+            path = self._paths[number]
+            if sorted(fields or ()) != sorted(first):
+                raise ValueError(
+                    f"all files must have the same fields, and {path} has {', '.join(fields or ())}, "
+                    f"{first_path} {', '.join(first)}; open them apart, or write them again"
+                )
+        return tuple(self._options.chosen(first, self._paths[0]))
+
+    def __reduce__(self) -> Any:
+        indices = [file.index for file in self._indexed]
+        return RecordFiles, (self._format, self._files, self._options, indices)
+
+
+class RecordArrays(IndexedSource):
+    """A `RowSource` over files of records of which arrays are made, many at once. Thread-safe.
+
+    Args:
+      records: whose format says how to unpack them.
+
+    Raises:
+      RowError: the format gives no spec, and the first record cannot be unpacked.
+    """
+
+    def __init__(self, records: RecordFiles) -> None:
+        self._records, self._paths = records, records._paths
+        spec = records.form.spec
+        if spec is None:
+            first = int(np.flatnonzero(records._shards.ends)[0])
+            row = self._unpacked(first, np.zeros(1, np.int64), records.read(first, np.zeros(1, np.int64)))
+            spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), row)
+        self._spec = RowSpec.of(spec)
+        self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """That of the records. What a function of the user makes of them is not part of it."""
+        return self._records.identity
+
+    @property
+    def files(self) -> Iterable[str] | None:
+        """See `Indexed.files`; None where a function of the user unpacks the records."""
+        return super().files if self._records.form.files else None
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read(self, rows: Indices, out: Any) -> None:
+        """Write record rows[i] to index i of each leaf of `out`.
+
+        Raises:
+          RowError: a record cannot be read, or has another form than the spec; it names the row and its file.
+          FeedError: a file was written to or truncated.
+        """
+        targets = jax.tree_util.tree_leaves(out)
+        for number, records, offsets in self._records.split(rows):
+            leaves = self._checked(number, records)
+            for target, values in zip(targets, leaves, strict=True):
+                target[offsets] = values
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """See `RecordFiles.will_read`."""
+        return self._records.will_read
+
+    def file_of(self, row: int) -> str:
+        """The file that holds the row."""
+        return self._records.file_of(row)
+
+    def close(self) -> None:
+        """Close the files. A later `read` opens them again."""
+        self._records.close()
+
+    def _checked(self, number: int, records: Indices) -> list[npt.NDArray[Any]]:
+        """The leaves of records of a file, which have the form of the spec."""
+        leaves, treedef = jax.tree_util.tree_flatten(
+            self._unpacked(number, records, self._records.read(number, records))
+        )
+        found = [(value.shape, value.dtype) for value in leaves]
+        wanted = [((len(records), *leaf.shape), leaf.dtype) for leaf in self._spec.leaves]
+        if treedef != self._spec.treedef or found != wanted:
+            raise self._records.error(
+                number,
+                records[0],
+                f"decode must give arrays of one form; of {len(records)} records from this one on it made {found}"
+                f", and the form of the first record gives {wanted}; crop or pad them there",
+            )
+        return leaves
+
+    def _unpacked(self, number: int, records: Indices, data: list[bytes]) -> Any:
+        """These records as a tree of arrays. The error names the first that alone cannot be unpacked."""
+        assert self._records.form.unpack is not None
+        try:
+            return self._records.form.unpack(data)
+        except ValueError as error:
+            message = str(error)
+            if len(records) > 1:
+                for i in range(len(records)):
+                    self._unpacked(number, records[i : i + 1], data[i : i + 1])
+                cause = error.__cause__ or error
+                message = f"{len(records)} records from this one on fail together, and none alone: {cause}"
+            raise self._records.error(number, records[0], message) from error.__cause__ or error
+
+    def __reduce__(self) -> Any:
+        return RecordArrays, (self._records,)

@@ -1,0 +1,252 @@
+"""Index files, which say where the records of a file lie. They are made once, and kept beside the file.
+
+An index is one line, the CRC-32 of a JSON object and that object, and then little-endian int64[records, parts, 4]:
+where each part of each record lies, and the CRC-32 of its header. It belongs to one version of its file: size,
+time of modification and sampled bytes. An index that is damaged, or of another version, is made again. A file that
+was built again may have the version of the old one, but not its headers, which are compared when a record is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from feedline._src.errors import FeedError
+from feedline._src.files.file import File, Indices
+from feedline._src.files.open_files import OpenFile, OpenFiles
+from feedline._src.files.version import changed
+from feedline._src.formats.table import ENTRY, BadRecordError, Records, Scan
+from feedline._src.rows.encoded_source import Record
+from feedline._src.stores.cache import in_folder
+
+_FORMAT = 2  # an index with another number is made again
+_SUFFIX = ".feedline-index"
+_MOST_HEADER_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
+_TRIES = 10
+"""Times that an index is made or opened while someone else deletes the cache folder."""
+
+
+class Index(NamedTuple):
+    """An index file, valid when it was opened.
+
+    Attributes:
+      path: of the index.
+      line: its first line, which identifies it: another process may have replaced it by an equal one.
+      digest: of the file of records.
+      fields: as of a `Scan`.
+      row_count: the number of records.
+    """
+
+    path: str
+    line: bytes
+    digest: list[Any]
+    fields: tuple[str, ...] | None
+    row_count: int
+
+
+def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index:
+    """The index of a file, which is made if there is none for this version of it.
+
+    Args:
+      digest: the `File.digest`.
+      name: of the format.
+
+    Raises:
+      ValueError: the file is not of this format.
+      OSError: the index can be written neither beside the file nor into the cache folder.
+      FeedError: the file changed meanwhile, or cannot be read.
+    """
+    assert form.scan is not None
+    belongs = {"index": _FORMAT, "of": name, "file": [*digest, file.stamp]}
+    places = file.places_beside(_SUFFIX)
+    scanned, place = None, places[0]
+    for _ in range(_TRIES):
+        found = next((index for place in places if (index := _found(place, belongs)) is not None), None)
+        if found is not None:
+            return found
+        if scanned is None:
+            scanned = form.scan(file)
+            file.check()
+        place = _write(places, belongs, scanned, file.name)
+    raise OSError(f"{place} cannot be read although it was just written; check the disk, or set FEEDLINE_CACHE")
+
+
+class IndexedFile:
+    """A file of records, read by its index. Neither of them is held in memory. Thread-safe.
+
+    Args:
+      file: of the records.
+      index: of the file.
+      name, form: of the format.
+      opened: index files that are open.
+    """
+
+    def __init__(self, file: File, index: Index, name: str, form: Records, opened: OpenFiles) -> None:
+        self._file, self.index, self._name, self._form, self._opened = file, index, name, form, opened
+
+    def places(self, records: Indices, fields: Sequence[str] | None) -> tuple[Indices, Indices]:
+        """Offsets and lengths of these records. Errors as of `read`."""
+        offset, header, length, _ = self._entries(records, fields).reshape(-1, ENTRY).T
+        return offset, header + length
+
+    def read(self, records: Indices, fields: Sequence[str] | None) -> list[Record]:
+        """Records by their numbers, as dicts of these fields; None: a record is one part.
+
+        Raises:
+          BadRecordError: one is damaged.
+          FeedError: the file or its index was changed.
+          OSError, MemoryError: of the disk.
+        """
+        entries = self._entries(records, fields)
+        offset, header, length, _ = entries.reshape(-1, ENTRY).T
+        # apart, since cutting the header off a large part would copy it; small ones are merged all the same
+        offsets, lengths = np.stack([offset, offset + header], 1), np.stack([header, length], 1)
+        stored = self._file.read(offsets.ravel(), lengths.ravel())
+        width, numbers, data = entries.shape[1], records.tolist(), []
+        for i, (_, _, wanted, checksum) in enumerate(entries.reshape(-1, ENTRY).tolist()):
+            self._check_header(stored[2 * i], checksum, numbers[i // width])
+            data.append(self._data(stored[2 * i + 1], wanted, numbers[i // width]))
+            stored[2 * i + 1] = b""  # the copy of the next part gets its memory: new pages cost more than the copy
+        if fields is None:
+            return data
+        return [dict(zip(fields, data[i : i + width], strict=True)) for i in range(0, len(data), width)]
+
+    def _open(self) -> OpenFile:
+        """The open index, which is made again if it was deleted."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return self._opened.get(self.index.path, None, self.index.line)
+            self.index = open_index(self._file, self.index.digest, self._name, self._form)
+        return self._opened.get(self.index.path, None, self.index.line)
+
+    def _entries(self, records: Indices, fields: Sequence[str] | None) -> Indices:
+        """int64[k, parts, 4]: the entries of these records, all of which lie within the file."""
+        opened, index, size = self._open(), self.index, self._file.size
+        names = index.fields or ("",)
+        width = len(names) * ENTRY * 8
+        entries = b"".join(opened.read(len(index.line) + records * width, np.full(len(records), width)))
+        opened.check()
+        if len(entries) != len(records) * width:
+            raise changed(index.path, "it is shorter than it was")
+        parts = np.frombuffer(entries, "<i8").reshape(len(records), len(names), ENTRY)
+        if fields is not None:
+            parts = parts[:, [names.index(field) for field in fields]]
+        places = parts[:, :, :3]
+        if not ((places >= 0) & (places <= size)).all() or (places.sum(axis=2) > size).any():
+            raise FeedError(
+                f"an index must name parts of its file, and {index.path} names bytes beyond the {size} of "
+                f"{self._file.name}; delete the index, which is then made again",
+                stage="read",
+                file=self._file.name,
+            )
+        return parts.astype(np.int64, copy=False)
+
+    def _check_header(self, found: bytes, checksum: int, record: int) -> None:
+        """Refuse a file that was built again with its old version: its records lie elsewhere."""
+        if zlib.crc32(found) != checksum:
+            raise FeedError(  # no bad row: substitutes would hide that all rows have changed
+                f"an index must be that of its file, and record {record} has another header than when "
+                f"{self.index.path} was made: the file was built again with the same size and time, or is damaged"
+                ". Delete that index, which is then made again, and build a new feed",
+                stage="read",
+                file=self._file.name,
+            )
+
+    def _data(self, part: bytes, wanted: int, record: int) -> Any:
+        try:
+            if len(part) != wanted:
+                raise ValueError(f"{wanted - len(part)} bytes of it are missing")
+            return self._form.data_of(part)
+        except ValueError as error:
+            raise BadRecordError(record, str(error)) from error
+
+
+def _found(place: str, belongs: dict[str, Any]) -> Index | None:
+    """The index at `place`; None if there is no whole index there that belongs to the file."""
+    try:
+        with open(place, "rb") as file:
+            line = file.readline(_MOST_HEADER_BYTES)
+            header = _header(line)
+            if header is None or {name: header.get(name) for name in belongs} != belongs:
+                return None
+            fields, count = header["fields"], header["count"]
+            size = len(line) + 8 * ENTRY * count * (1 if fields is None else len(fields))
+            if os.fstat(file.fileno()).st_size != size or _checksum(file) != header["crc32"]:
+                return None
+    except (OSError, KeyError):
+        return None
+    return Index(place, line, belongs["file"][:2], None if fields is None else tuple(fields), count)
+
+
+def _header(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of the first line of an index; None if it is not whole."""
+    checksum, _, rest = line.partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
+        return None
+    try:
+        header = json.loads(rest)
+        fields, count = header["fields"], header["count"]
+        are_names = fields is None or (
+            isinstance(fields, list)
+            and all(isinstance(name, str) for name in fields)
+            and len(set(fields)) == len(fields)
+            and (len(fields) > 0 or count == 0)
+        )
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    return header if are_names and type(count) is int and count >= 0 else None
+
+
+def _checksum(file: BinaryIO) -> int:
+    checksum = 0
+    while block := file.read(_READ_BYTES):
+        checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, path: str) -> str:
+    """Write an index to the first place that can be written to, and return that place.
+
+    The file appears whole, whatever number of processes write it at once. Whoever can read the data can read it.
+    """
+    fields, payload = scanned.fields, np.asarray(scanned.parts, "<i8").tobytes()
+    count = len(scanned.parts) // ENTRY // (1 if fields is None else max(1, len(fields)))
+    header = {**belongs, "fields": fields, "count": count, "crc32": zlib.crc32(payload)}
+    text = json.dumps(header).encode() + b"\n"
+    content = b"%08x " % zlib.crc32(text) + text + payload
+    mode = os.stat(path).st_mode if os.path.exists(path) else 0o666  # no local file: an object
+    errors = []
+    for place in places:
+        try:
+            in_folder(os.path.dirname(place) or ".", functools.partial(_replace, place, content, mode & 0o666))
+        except OSError as error:
+            errors.append(f"{place}: {error.strerror}")
+        else:
+            return place
+    raise OSError(
+        f"an index must be kept beside its file or in the cache folder, and neither can be written "
+        f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write"
+    )
+
+
+def _replace(place: str, content: bytes, mode: int) -> None:
+    """Write a file under another name, and then give it its name."""
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place) or ".", prefix=".feedline-", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(descriptor, mode)
+        os.replace(temporary, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
