@@ -223,7 +223,7 @@ OF_FEEDLINE = {
     "errors": [],
     "options": [],
     # what it asks for, and what follows from that; for the plan it opens the source, and calls the transform
-    "feed_options": ["options", "order.schedule", "placement.plan", "plan.plan", "sources.metadata",
+    "feed_options": ["options", "order.schedule", "placement.plan", "plan.plan", "sources.open_source",
                      "loader.form"],
     "plan": ["plan", "placement", "order.schedule", "rows", "options"],
     "building": ["feed_options"],  # its type
@@ -252,7 +252,7 @@ OF_FEEDLINE = {
                 "placement.plan", "plan.asked", "errors", "options"],
     "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
-    "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
+    "streams": ["streams", "loader", "sources.lanes", "rows", "order.schedule",
                 "observe.times", "runtime.jax_settings", "runtime.annotations", "errors"],
     "streams.lane_files": ["agreement.step_places"],
     # what processes tell each other, and how they come together

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError, warn
 from feedline._src.formats.open_options import CACHE_BYTES, Decode, OpenOptions
+from feedline._src.plan.asked import SourceMetadata
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline._src.rows.values import is_in_memory, is_list, is_table
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.lanes import Lanes
+from feedline._src.sources.lanes import FirstItem, Lanes
 
 if TYPE_CHECKING:
     from feedline._src.formats.hugging_face import HuggingFaceDataset
@@ -253,3 +254,21 @@ def read_first(source: RowSource, out: Any) -> None:
             stage="read",
             row=0,
         ) from error
+
+
+def opened_metadata(source: Any) -> SourceMetadata:
+    """The metadata of a user's source, which is closed if it was opened here.
+
+    Raises:
+      ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
+      FeedError: only a row tells its spec, and that row cannot be read.
+    """
+    opened = as_source(source)
+    if isinstance(opened, grain.IterDataset | Lanes):
+        lanes = Lanes.of(opened)
+        return SourceMetadata(FirstItem(lanes).spec, None, lanes.count)
+    try:
+        return SourceMetadata.of(opened)
+    finally:
+        if opened is not source:
+            opened.close()

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from feedline._src.errors import FeedError
 from feedline._src.order.schedule import Cursor
-from feedline._src.sources.lane_errors import lane_error, raised_by_user_code
-from feedline._src.sources.lanes import Lanes
+from feedline._src.sources.lanes import Lanes, lane_error, raised_by_user_code
 from feedline._src.streams.tuples import difference, marked, unmarked
 
 
