@@ -6,7 +6,7 @@ import pytest
 import feedline
 from feedline._src.formats.registry import MODULES
 
-TEXT = b"no rows, but a line of text\n" * 300
+TEXT = b"no rows, but a line of text\nand\tone, two, three\n" * 200
 SUFFIXES = sorted(MODULES.keys() - {".zarr"})  # a folder
 
 

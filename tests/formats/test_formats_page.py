@@ -18,6 +18,7 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
         "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8)",
         "{'image': ShapeDtypeStruct(shape=(3072,), dtype=uint8)}",
         "ShapeDtypeStruct(shape=(3072,), dtype=uint8)",
+        "{'score': ShapeDtypeStruct(shape=(), dtype=float64)}",
         "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8) 999",
         "{'image': b'second', 'label': np.int64(1)}",
         "ShapeDtypeStruct(shape=(3,), dtype=bfloat16)",

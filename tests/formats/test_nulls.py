@@ -1,5 +1,6 @@
 """A null in a Parquet or Arrow file is a bad row by itself."""
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
@@ -71,11 +72,55 @@ def test_each_null_is_replaced_by_itself(tmp_path, sharding, delivered, kind, ca
     np.testing.assert_array_equal(fine[valid], np.flatnonzero(valid))
 
 
-def test_raise_names_the_first_null_of_a_batch(tmp_path, sharding):
-    KINDS["parquet"](_table(), tmp_path / "x.parquet")
-    feed = feedline.Feed(tmp_path / "x.parquet", 16, sharding, order=feedline.Order(shuffle=False))
+@pytest.mark.parametrize("name", ["x.feather", "x.parquet"])
+def test_raise_names_the_first_null_of_a_batch(tmp_path, sharding, name):
+    if name == "x.parquet":
+        pq.write_table(_table(), tmp_path / name, write_statistics=False)
+    else:
+        KINDS["feather"](_table(), tmp_path / name)
+    feed = feedline.Feed(tmp_path / name, 16, sharding, order=feedline.Order(shuffle=False))
     with feed, pytest.raises(feedline.RowError, match=r"is null in this row.*row 3, epoch 0, position 3"):
         next(feed)
+
+
+KNOWN = r"'label' has 6 nulls.*; fill nulls .*columns=.*bad_rows='substitute'.*x\.{}"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_nulls_that_metadata_count_are_refused_when_a_feed_is_built(tmp_path, sharding, kind):
+    path = tmp_path / f"x.{kind}"
+    KINDS[kind](_table(), path)
+    with pytest.raises(feedline.RowError, match=KNOWN.format(kind)) as error:
+        feedline.Feed(path, 16, sharding)
+    assert (error.value.row, error.value.file) == (None, str(path))
+    feedline.Feed(feedline.open_source(path, columns=["fine", "pair"]), 16, sharding).close()
+    for mode in ("substitute", "mask"):
+        reading = feedline.Reading(bad_rows=mode, bad_rows_budget=0.5)
+        with feedline.Feed(path, 16, sharding, reading=reading) as feed:
+            next(feed)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_known_nulls_are_refused_behind_a_decoder_and_in_a_mixture(tmp_path, sharding, kind):
+    KINDS[kind](_table().append_column("text", [["x"] * 300]), tmp_path / f"x.{kind}")
+
+    def decode(record, out, row):
+        out["fine"][...] = record["fine"]
+
+    decoded = feedline.decoded(tmp_path / f"x.{kind}", decode, {"fine": jax.ShapeDtypeStruct((), np.int64)})
+    fine = feedline.open_source(tmp_path / f"x.{kind}", columns=["fine"])
+    for source in (decoded, feedline.Mixture({"a": fine, "b": decoded}, weights={"a": 1, "b": 1})):
+        with pytest.raises(feedline.RowError, match=KNOWN.format(kind)):
+            feedline.Feed(source, 16, sharding)
+        reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=0.5)
+        feedline.Feed(source, 16, sharding, reading=reading).close()
+
+
+def test_known_nulls_of_several_files_are_counted_together(tmp_path, sharding):
+    for i, values in enumerate(([*range(8)], [None, 3], [None, None])):
+        pq.write_table(pa.table({"x": pa.array(values, pa.int32())}), tmp_path / f"{i}.parquet")
+    with pytest.raises(feedline.RowError, match=r"'x' has 3 nulls in 2 of the 3 files; .*1\.parquet"):
+        feedline.Feed(feedline.open_source(tmp_path / "*.parquet"), 8, sharding)
 
 
 @pytest.mark.parametrize("kind", KINDS)

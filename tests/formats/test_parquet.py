@@ -109,9 +109,9 @@ def test_a_row_group_is_decoded_once_while_it_is_cached(tmp_path, monkeypatch):
     source = feedline.open_source(tmp_path / "x.parquet", columns=["label"])
     read, counted = groups.GroupSource._read_group, []
 
-    def counting(self, leaf, group):
+    def counting(self, leaf, group, *place):
         counted.append(group)
-        return read(self, leaf, group)
+        return read(self, leaf, group, *place)
 
     monkeypatch.setattr(groups.GroupSource, "_read_group", counting)
     for start in range(0, 640, 32):
@@ -330,7 +330,7 @@ def test_a_blocked_order_reads_each_row_group_once(tmp_path, sharding, delivered
     pq.write_table(pa.table({"x": np.arange(1024)}), tmp_path / "x.parquet", row_group_size=64)
     read, counted = groups.GroupSource._read_group, []
     monkeypatch.setattr(
-        groups.GroupSource, "_read_group", lambda self, leaf, i: counted.append(i) or read(self, leaf, i)
+        groups.GroupSource, "_read_group", lambda self, leaf, i, *at: counted.append(i) or read(self, leaf, i, *at)
     )
     window = 2 * 64 * 8  # bytes
     source = feedline.open_source(tmp_path / "x.parquet", cache_bytes=window)

@@ -41,9 +41,6 @@ def test_what_a_feed_refuses_has_the_error_of_a_feed(refused):
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("rows.csv", "tables"),
-        ("rows.tsv", "tables"),
-        ("rows.csv.gz", "tables"),
         ("rows.jsonl", "text#files-of-tokens"),
         ("rows.jsonl", "tables"),
         ("rows.json.zst", "tables"),

@@ -17,7 +17,7 @@ from feedline._src.formats import extras
 from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Column, Grouped, NumberColumn
+from feedline._src.formats.table import ByteColumn, Column, Grouped, NumberColumn
 
 Array = npt.NDArray[Any]
 _FILE_MARK = b"ARROW1"
@@ -27,7 +27,7 @@ REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_
 
 def is_mapped(path: Path, options: OpenOptions) -> bool:
     """Whether the rows of a file can be used without copying them: it is not compressed, and has no nulls."""
-    return _without_nulls(_numbers(path, options)[1]) is not None
+    return _without_nulls(_mapped(path, options)[1]) is not None
 
 
 def mapped(path: Path, options: OpenOptions) -> list[dict[str, Array]]:
@@ -36,7 +36,7 @@ def mapped(path: Path, options: OpenOptions) -> list[dict[str, Array]]:
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    spec, batches = _numbers(path, options)
+    spec, batches = _mapped(path, options)
     trees = _without_nulls(batches)
     if trees is None:
         raise ValueError(f"{path} must be uncompressed and without nulls to be mapped; {REWRITE}")
@@ -44,36 +44,42 @@ def mapped(path: Path, options: OpenOptions) -> list[dict[str, Array]]:
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The record batches of a file or a stream. Bytes in an uncompressed local file are used where they lie.
+    """The record batches of a file or a stream. Those of an uncompressed local file are used where they lie.
 
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
+    if not file.in_store:  # a file of the cache may be truncated, which pyarrow would not survive if it was mapped
+        spec, views = _mapped(Path(file.path()), options)
+        if views is not None:
+            return _in_place(spec, views)
     with naming_file(file.name, "an Arrow file", REWRITE):
         is_file = file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
-        found = _BatchesOfFile(file) if is_file else _BatchesOfStream(file)
-    spec = spec_of(found.schema, options, file.name)
+        batches = _BatchesOfFile(file) if is_file else _BatchesOfStream(file)
+    spec = spec_of(batches.schema, options, file.name)
     names = sorted(spec)
-    has_bytes = any(isinstance(leaf, str) for leaf in spec.values())
     with naming_file(file.name, "an Arrow file", REWRITE):
-        memory = file.memory() if has_bytes and not file.in_store else None
-        views = None if memory is None else _views(memory, names)
-        lengths = found.lengths(spec) if views is None else [next(iter(batch.values())).rows for batch in views]
+        lengths = batches.lengths(spec)
 
     def read(leaf: int, group: int) -> Column:
-        if views is not None:
-            return views[group][names[leaf]]
-        batch = found.batch(group, names[leaf])
+        batch = batches.batch(group, names[leaf])
         batch.validate()  # invalid lengths would make pyarrow abort the process
         # copied: views would keep alive whatever pyarrow has read with them
         return column_of(batch.column(names[leaf]), f"column {names[leaf]!r}").copied()
 
+    return Grouped(spec, [lengths] * len(names), read, extents=lambda leaf, group: [batches.extent(group)])
+
+
+def _in_place(spec: dict[str, Any], views: list[dict[str, Column]]) -> Grouped:
+    """Record batches that lie in memory."""
+    names = sorted(spec)
+    masks = {leaf: [batch[name].null for batch in views] for leaf, name in enumerate(names)}
     return Grouped(
         spec,
-        [lengths] * len(names),
-        read,
-        is_mapped=views is not None,
-        extents=lambda leaf, group: [found.extent(group)],
+        [[next(iter(batch.values())).rows for batch in views]] * len(names),
+        lambda leaf, group: views[group][names[leaf]],
+        in_place=True,
+        nulls={leaf: sum(int(mask.sum()) for mask in some if mask is not None) for leaf, some in masks.items()},
     )
 
 
@@ -181,21 +187,20 @@ def _check_end(position: int, size: int, last: bytes) -> None:
 # --- mapped files ---
 
 
-def _numbers(path: Path, options: OpenOptions) -> tuple[dict[str, Any], list[dict[str, Column]] | None]:
+def _mapped(path: Path, options: OpenOptions) -> tuple[dict[str, Any], list[dict[str, Column]] | None]:
     """The spec of the chosen columns, and each record batch as `_views`."""
     with naming_file(path, "an Arrow file", REWRITE), opening(path) as file:
         whole: Array = np.asarray(np.memmap(file, np.uint8, "r"))
         schema, _ = batches_of(whole)
     spec = spec_of(schema, options, path)
-    if any(isinstance(leaf, str) for leaf in spec.values()):
-        return spec, None
     with naming_file(path, "an Arrow file", REWRITE):
         return spec, _views(whole, list(spec))
 
 
 def _without_nulls(batches: list[dict[str, Column]] | None) -> list[dict[str, Array]] | None:
     """The arrays of record batches; None if there are nulls in them."""
-    if batches is None or any(column.null is not None for batch in batches for column in batch.values()):
+    columns = [column for batch in batches or [] for column in batch.values()]
+    if batches is None or any(isinstance(c, ByteColumn) or c.null is not None for c in columns):
         return None
     return [{name: c.values for name, c in batch.items() if isinstance(c, NumberColumn)} for batch in batches]
 

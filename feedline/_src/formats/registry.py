@@ -49,6 +49,8 @@ MODULES = {
     ".array_record": "array_record",
     ".arrayrecord": "array_record",
     ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
     ".arrow": "arrow",
     ".feather": "arrow",
     ".tfrecord": "tfrecord",

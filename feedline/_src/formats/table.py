@@ -112,11 +112,12 @@ class Grouped:
       lengths: for each leaf the rows of each of its groups.
       read: (leaf, group) → the rows of a group, in memory of their own, since they are cached. The caller compares
         them with `spec` and `lengths`.
+      in_place: `read` gives views of what is in memory anyway, such as a mapped local file, and is not cached.
       read_rows: (leaves, rows of the file) → for each of these leaves a list of its values: bytes, NumPy scalars
         or arrays. For files of bytes from which single rows can be read; then rows are not read by `read`.
-      is_mapped: `read_rows` takes rows from mapped memory, so that the file is checked before and not after.
       extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead; empty: unknown.
-      nulls: by the number of a leaf how many nulls it has, for leaves of which the metadata say so.
+      nulls: by the number of a leaf how many nulls it has, for leaves of which this is known.
+      held_bytes: memory that is held as long as the description is; that of all files must fit into cache_bytes.
       identity: (allow_bad_rows) → JSON values that identify the data, without a path; None: the digest of the
         file. A sampled row that cannot be read is a RowError, or with `allow_bad_rows` part of the identity.
       will_read: (leaf, groups, ahead) → False if it is too early to fetch groups that are read `ahead` batches
@@ -128,9 +129,10 @@ class Grouped:
     lengths: Sequence[Lengths]
     read: Callable[[int, int], Column]
     read_rows: Callable[[Sequence[int], Indices], Sequence[Sequence[Any]]] | None = None
-    is_mapped: bool = False
+    in_place: bool = False
     extents: Callable[[int, int], Sequence[tuple[int, int]]] = lambda leaf, group: ()
     nulls: dict[int, int] = dataclasses.field(default_factory=dict)
+    held_bytes: int = 0
     identity: Callable[[bool], Any] | None = None
     will_read: Callable[[int, Sequence[int], int], bool] | None = None
     close: Callable[[], None] = lambda: None

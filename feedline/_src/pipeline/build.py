@@ -202,10 +202,12 @@ def _build(
 
 
 def _digest(source: RowSource, reading: Reading) -> str:
+    allowing = None
+    if isinstance(source, IndexedSource):
+        allowing = getattr(source, "identity_allowing_bad_rows", None)
+        if reading.bad_rows == "raise":
+            source.check_rows()
     try:
-        allowing = (
-            getattr(source, "identity_allowing_bad_rows", None) if isinstance(source, IndexedSource) else None
-        )
         return states.digest(source.identity if allowing is None or reading.bad_rows == "raise" else allowing())
     except TypeError as error:
         raise TypeError(

@@ -34,6 +34,13 @@ class Indexed:
         """Paths of the files and folders that the rows are made of; None: they are made of other things, too."""
         return self._paths or None
 
+    def check_rows(self) -> None:
+        """Refuse rows that are known to be bad although none was read, for a feed that raises bad rows.
+
+        Raises:
+          RowError: there are some.
+        """
+
     def __getitem__(self, index: SupportsIndex) -> Any:
         """One row, in memory of its own.
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError
 from feedline._src.order.epoch import keys_at
 from feedline._src.rows.bad_rows import raise_of_signal_handler
-from feedline._src.rows.encoded_source import EncodedSource, Record, is_encoded_source
+from feedline._src.rows.encoded_source import EncodedRows, EncodedSource, Record, is_encoded_source
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.spec import RowSpec
@@ -144,6 +144,11 @@ class DecodedSource(IndexedSource):
     def close(self) -> None:
         """Close the source of the records."""
         self.encoded.close()
+
+    def check_rows(self) -> None:
+        """See `Indexed.check_rows`: of the records."""
+        if isinstance(self.encoded, EncodedRows):
+            self.encoded.check_rows()
 
     def check_decoder(self) -> None:
         """Decode one record twice, over different memory, and compare.

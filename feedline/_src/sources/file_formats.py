@@ -110,7 +110,6 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/tables.md)"
 _TOKENS = "write text as .bin files of tokens once (docs/text.md#files-of-tokens)"
 _TEXT = {
-    **dict.fromkeys((".csv", ".tsv"), _TABLE.format("csv")),
     **dict.fromkeys((".json", ".jsonl", ".ndjson"), f"{_TOKENS}, and {_TABLE.format('json')}"),
     ".txt": f"{_TOKENS}, or give a folder or a glob of files that are a row each",
 }

@@ -80,6 +80,12 @@ class _GroupedRows(Indexed):
             raise ValueError(
                 f"a source must have at least one row, got {self._paths[0]} with none; check what wrote it"
             )
+        if (held := sum(table.held_bytes for table in self._tables)) > options.cache_bytes:
+            raise ValueError(
+                f"files that are read into memory must fit into cache_bytes={options.cache_bytes} together, and "
+                f"the {len(files)} from {self._paths[0]} have {held} bytes; raise cache_bytes, or write them as "
+                "Parquet"
+            )
         self._cache: LruCache[Column] = LruCache(options.cache_bytes)
 
     def __len__(self) -> int:
@@ -124,14 +130,15 @@ class _GroupedRows(Indexed):
 
     def _column(self, leaf: int, group: int) -> Column:
         """The rows of a group, from the cache or the file."""
-        return self._cache.get((leaf, group), functools.partial(self._read_group, leaf, group))
+        ((file, within, _),) = self._groups[leaf].split(np.array([group]))
+        read = functools.partial(self._read_group, leaf, group, file, int(within[0]))
+        return read() if self._tables[file].in_place else self._cache.get((leaf, group), read)
 
-    def _read_group(self, leaf: int, group: int) -> Column:
+    def _read_group(self, leaf: int, group: int, file: int, within: int) -> Column:
         one = np.array([group])
-        ((file, within, _),) = self._groups[leaf].split(one)
 
         def read() -> Column:
-            column = self._tables[file].read(leaf, int(within[0]))
+            column = self._tables[file].read(leaf, within)
             check_column(column, int(self._shards[leaf].lengths_of(one)[0]), self._leaves[leaf])
             return column
 
@@ -142,8 +149,9 @@ class _GroupedRows(Indexed):
     def _checked(self, read: Callable[[], T], file: int, row: int, what: str) -> T:
         """What `read` returns, of a file that does not change meanwhile. Other errors are those of a row."""
         check_may_read()
+        check = self._files[file].check_open if self._tables[file].in_place else self._files[file].check
         try:
-            self._files[file].check()
+            check()
             found = read()
         except FeedError:
             raise
@@ -153,7 +161,7 @@ class _GroupedRows(Indexed):
             raise RowError(
                 f"{what} could not be read: {error}", stage="read", row=row, file=self._paths[file]
             ) from error
-        self._files[file].check()
+        check()
         return found
 
     def _check_null(self, leaf: int, null: Any, rows: Indices) -> None:
@@ -319,12 +327,7 @@ class TableSource(_GroupedRows, EncodedRows):
         for group, offsets in offsets_by_label(groups, int(groups.max(initial=0)) + 1):
             asked = rows[offsets]
             local = asked - int(shards.firsts_of(np.array([group]))[0])
-            file = int(self._groups[leaf].of(np.array([group]))[0])
-            if self._tables[file].is_mapped:
-                self._files[file].check_open()
-                column = self._tables[file].read(leaf, group - int(self._groups[leaf].firsts[file]))
-            else:
-                column = self._column(leaf, group)
+            column = self._column(leaf, group)
             if column.null is not None:
                 self._check_null(leaf, column.null[local], asked)
             try:
@@ -334,7 +337,7 @@ class TableSource(_GroupedRows, EncodedRows):
                     f"rows that are stored together could not be read: {error}",
                     stage="read",
                     row=int(asked[0]),
-                    file=self._paths[file],
+                    file=self.file_of(int(asked[0])),
                 ) from error
             for place, value in zip(np.arange(len(rows))[offsets].tolist(), values, strict=True):
                 found[place] = value

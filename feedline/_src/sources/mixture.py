@@ -108,6 +108,12 @@ class Mixture(IndexedSource):
         sources = [[name, len(source), of(source)] for name, source in self._sources.items()]
         return {"kind": "mixture", "sources": sources}
 
+    def check_rows(self) -> None:
+        """See `Indexed.check_rows`: of all sources."""
+        for source in self._sources.values():
+            if isinstance(source, IndexedSource):
+                source.check_rows()
+
     @property
     def picklable(self) -> bool:
         """Whether worker processes can open all sources again."""

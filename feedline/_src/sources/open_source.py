@@ -50,8 +50,8 @@ def open_source(
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
-    `.feather`, `.h5` or `.hdf5`, `.zarr`. Files of one array give batches that are one array, all others dicts by
-    name.
+    `.feather`, `.csv` or `.tsv`, `.h5` or `.hdf5`, `.zarr`. Files of one array give batches that are one array,
+    all others dicts by name.
 
     Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives

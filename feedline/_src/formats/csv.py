@@ -1,0 +1,71 @@
+"""CSV files, which are read into memory when they are opened: rows of text cannot be found without reading all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from feedline._src.files.file import File
+from feedline._src.formats import extras
+from feedline._src.formats.arrow_columns import column_of, naming_file, spec_of
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.registry import Format
+from feedline._src.formats.table import Column, Grouped
+
+_BLOCK_BYTES = (1 << 31) - 1
+"""pyarrow takes types from the first block, so that all of a file is one, up to the largest that it can parse."""
+
+
+def open_file(file: File, options: OpenOptions) -> Grouped:
+    """The rows of a file, as one group in memory. Its first line has the names of the columns.
+
+    Raises:
+      ValueError, TypeError: it cannot be read as rows, or takes more than `cache_bytes`.
+    """
+    pyarrow, csv = extras.require("pyarrow", "arrow"), extras.require("pyarrow.csv", "arrow")
+    _check_size("bytes of text", file.size, options, file.name)
+    data = file.read(np.array([0]), np.array([file.size]))[0]
+    with naming_file(file.name, "a CSV file", "correct the line, or write it again"):
+        table = csv.read_csv(
+            pyarrow.BufferReader(data),
+            read_options=csv.ReadOptions(block_size=max(1, min(len(data), _BLOCK_BYTES))),
+            parse_options=csv.ParseOptions(
+                delimiter="\t" if file.name.endswith(".tsv") else ",", newlines_in_values=True
+            ),
+        )
+    if table.num_rows == 0:
+        raise ValueError(f"a source must have at least one row, got {file.name} with none; check what wrote it")
+    spec = spec_of(table.schema, options, file.name)
+    names = sorted(spec)
+    columns = [_column_of(table.column(name), name) for name in names]
+    held = sum(column.nbytes for column in columns)
+    _check_size("bytes in memory", held, options, file.name)
+
+    def read(leaf: int, group: int) -> Column:
+        return columns[leaf]
+
+    nulls = {leaf: int(column.null.sum()) for leaf, column in enumerate(columns) if column.null is not None}
+    return Grouped(spec, [[table.num_rows]] * len(names), read, in_place=True, nulls=nulls, held_bytes=held)
+
+
+FORMAT = Format(
+    "csv", (".csv", ".tsv"), takes=frozenset({"columns", "cache_bytes"}), extra="arrow", open=open_file
+)
+
+
+def _column_of(column: Any, name: str) -> Column:
+    pyarrow = extras.require("pyarrow", "arrow")
+    types = pyarrow.types
+    if types.is_string(column.type) or types.is_binary(column.type):  # 64-bit positions: it may have over 2 GiB
+        column = column.cast(pyarrow.large_binary())
+    return column_of(column.combine_chunks(), f"column {name!r}").copied()
+
+
+def _check_size(what: str, found: int, options: OpenOptions, path: str) -> None:
+    if found > options.cache_bytes:
+        raise ValueError(
+            f"a CSV file is read into memory, so it must fit into cache_bytes={options.cache_bytes}, and {path} "
+            f"has {found} {what}; raise cache_bytes, or write it as Parquet once: "
+            "pyarrow.dataset.write_dataset(pyarrow.csv.open_csv(path), folder, format='parquet')"
+        )

@@ -1,0 +1,126 @@
+"""CSV files against the rows that they were written from."""
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pytest
+
+import feedline
+
+COUNT = 500
+ROWS = {
+    "label": np.arange(COUNT),
+    "score": np.arange(COUNT) / 8,
+    "good": np.arange(COUNT) % 2 == 0,
+}
+
+
+def _text(rows, delimiter=","):
+    lines = [delimiter.join(rows), *(delimiter.join(map(str, row)) for row in zip(*rows.values(), strict=True))]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_numbers_are_leaves(tmp_path, is_source_of, suffix, delimiter):
+    (tmp_path / f"x.{suffix}").write_bytes(_text(ROWS, delimiter))
+    source = feedline.open_source(tmp_path / f"x.{suffix}")
+    assert {name: leaf.dtype for name, leaf in source.spec.items()} == {
+        "label": np.int64, "score": np.float64, "good": np.bool_,
+    }  # fmt: skip
+    is_source_of(source, ROWS)
+    is_source_of(feedline.open_source(tmp_path / f"x.{suffix}", columns=["score"]), {"score": ROWS["score"]})
+
+
+def test_text_is_bytes(tmp_path):
+    (tmp_path / "x.csv").write_bytes('n,text\n1,ä\n2,\n3,"a ""quoted"", line\nand another"\n'.encode())
+    source = pickle.loads(pickle.dumps(feedline.open_source(tmp_path / "x.csv")))
+    assert source.fields == ("n", "text")
+    texts = [record["text"] for record in source.records(np.array([2, 0, 1]))]
+    assert texts == [b'a "quoted", line\nand another', "ä".encode(), b""]
+    assert source[-1]["n"] == 3
+
+
+def test_a_type_follows_from_all_rows(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"a\n" + b"1\n" * (1 << 20) + b"1.5\n")
+    source = feedline.open_source(tmp_path / "x.csv")
+    assert (source.spec["a"].dtype, source[-1]["a"]) == (np.float64, 1.5)
+
+
+def test_missing_numbers_are_nulls(tmp_path, sharding, delivered):
+    (tmp_path / "x.csv").write_bytes(b"a,b\n1,1\n,2\nNA,3\n4,4\n5,5\n6,6\n7,7\n8,8\n")
+    source = feedline.open_source(tmp_path / "x.csv")
+    with pytest.raises(feedline.RowError, match="'a' is null in this row"):
+        _ = source[2]
+    with pytest.raises(feedline.RowError, match=r"'a' has 2 nulls; fill nulls .*x\.csv"):
+        feedline.Feed(source, 8, sharding)
+    reading = feedline.Reading(bad_rows="mask", bad_rows_budget=0.5)
+    (batch,) = delivered(feedline.Feed(source, 8, sharding, epochs=1, reading=reading))
+    assert sorted(np.asarray(batch["a"])[np.asarray(batch["valid"])].tolist()) == [1, *range(4, 9)]
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", "cannot be read as a CSV file: Empty CSV file"),
+        (b"a,b\n", "at least one row, got .* with none"),
+        (b"a,b\n1,2\n1,2,3\n", "cannot be read as a CSV file: .*Expected 2 columns, got 3.*correct the line"),
+        (b"a,a\n1,2\n", "has 'a' twice"),
+        (b"a,b\n1,2024-01-01\n", r"'b' is date32.*cast it: .*columns=\['a'\]"),
+        (b"a,b\n1,\n2,\n", "'b' is null"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, data, found):
+    (tmp_path / "x.csv").write_bytes(data)
+    with pytest.raises((ValueError, TypeError), match=found) as error:
+        feedline.open_source(tmp_path / "x.csv")
+    assert str(tmp_path / "x.csv") in str(error.value)
+
+
+def test_files_beyond_cache_bytes_are_refused_with_a_line_that_converts_them(tmp_path, is_source_of):
+    rows = {name: ROWS[name] for name in ("label", "score")}
+    for i in range(2):
+        (tmp_path / f"{i}.csv").write_bytes(_text(rows))
+    for cache_bytes, found in ((4000, "4[0-9]{3} bytes of text"), (7000, "8000 bytes in memory")):
+        with pytest.raises(ValueError, match=rf"0\.csv has {found}; raise .*write_dataset.pyarrow\.csv\.open_csv"):
+            feedline.open_source(tmp_path / "0.csv", cache_bytes=cache_bytes)
+    with pytest.raises(ValueError, match=r"cache_bytes=9000 together, and the 2 from .*0\.csv have 16000 bytes"):
+        feedline.open_source(tmp_path / "*.csv", cache_bytes=9000)
+    assert len(feedline.open_source(tmp_path / "*.csv", cache_bytes=16_000)) == 2 * COUNT
+    pa.dataset.write_dataset(pa.csv.open_csv(tmp_path / "0.csv"), tmp_path / "converted", format="parquet")
+    is_source_of(feedline.open_source(tmp_path / "converted" / "*.parquet"), rows)
+
+
+@pytest.mark.slow
+def test_a_worker_process_reads_the_file_again(tmp_path, sharding, delivered):
+    (tmp_path / "x.csv").write_bytes(_text(ROWS))
+    reading = feedline.Reading(workers=1)
+    batches = delivered(
+        feedline.Feed(tmp_path / "x.csv", 96, sharding, epochs=1, reading=reading, remainder="pad")
+    )
+    assert np.unique(np.concatenate([batch["label"] for batch in batches])).tolist() == list(range(COUNT))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_an_object_in_a_store_is_read_as_a_file_is(as_local, suffix):
+    data = _text(ROWS | {"text": [f"ä{i}" for i in range(COUNT)]}, "\t" if suffix == "tsv" else ",")
+    as_local(f"x.{suffix}", data)
+
+
+def test_a_file_that_changes_is_an_error(tmp_path):
+    (tmp_path / "x.csv").write_bytes(_text(ROWS))
+    source = feedline.open_source(tmp_path / "x.csv")
+    sent = pickle.dumps(source)
+    (tmp_path / "x.csv").write_bytes(_text(ROWS) + b"1,1,true\n")
+    for ask in (lambda: source[0], lambda: source.identity, lambda: pickle.loads(sent)):
+        with pytest.raises(feedline.FeedError, match=r"must not change while.* bytes and had"):
+            ask()
+
+
+def test_identity_follows_the_data_and_not_the_path(tmp_path):
+    for name, data in (("a", ROWS), ("b", ROWS), ("c", ROWS | {"label": ROWS["label"] + 1})):
+        (tmp_path / f"{name}.csv").write_bytes(_text(data))
+    a, b, c = (feedline.open_source(tmp_path / f"{name}.csv").identity for name in "abc")
+    assert a == b != c
