@@ -1,145 +1,484 @@
-"""Zarr arrays and groups of versions 2 and 3, which TensorStore wrote, against NumPy."""
+"""Zarr arrays and groups of versions 2 and 3, which TensorStore wrote, on a local disk and in a store."""
 
 import json
+import os
+import pickle
+import shutil
+import sys
+import time
 
+import jax
 import numpy as np
+import programs
 import pytest
 import tensorstore as ts
 
 import feedline
+from feedline._src.errors import FeedError, RowError
 from feedline._src.rows.shards import EvenLengths
+from feedline._src.stores.fetcher import fetcher
 
+ROWS = np.arange(1, 161, dtype=np.int32).reshape(40, 4)
+IMAGES = np.random.default_rng(5).integers(1, 255, (200, 30, 20), np.uint8)
+LABELS = np.arange(1, 201)
 DRIVERS = {2: "zarr", 3: "zarr3"}
+METADATA = {2: ".zarray", 3: "zarr.json"}
+CHUNKS = {2: "{}.0", 3: "c/{}/0"}
+GROUPS = {2: (".zgroup", {"zarr_format": 2}), 3: ("zarr.json", {"zarr_format": 3, "node_type": "group"})}
 
 
-def _write(path, array, version, chunks, metadata=None):
+def shards(inner, **configuration):
+    inner_codecs = [{"name": "bytes"}, {"name": "zstd"}]
+    index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    given = {"chunk_shape": list(inner), "codecs": inner_codecs, "index_codecs": index, **configuration}
+    return {"codecs": [{"name": "sharding_indexed", "configuration": given}]}
+
+
+GZIP = {"codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}]}
+INNER = (16, 16, 20)
+FORMS = {
+    "v2": (2, (200, 30, 20), {}),
+    "v2 zlib": (2, INNER, {"compressor": {"id": "zlib", "level": 1}}),
+    "v2 with slashes": (2, (7, 30, 20), {"dimension_separator": "/"}),
+    "v3": (3, (1000, 30, 20), {}),
+    "v3 gzip": (3, INNER, GZIP),
+    "v3 with dots": (3, (16, 30, 20), {"chunk_key_encoding": {"name": "v2"}}),
+    "shards": (3, (64, 32, 40), shards(INNER)),
+    "shards, index first": (3, (64, 32, 40), shards(INNER, index_location="start")),
+}
+"""Version, shape of a chunk or shard, and metadata."""
+
+
+def write(path, rows=ROWS, version=3, chunks=None, metadata=None, only=..., fill=None):
+    chunks = [10, *rows.shape[1:]][: rows.ndim] if chunks is None else chunks
+    spec = {
+        "driver": DRIVERS[version],
+        "kvstore": {"driver": "file", "path": str(path)},
+        "metadata": metadata or {},
+    }
     store = ts.open(
-        {
-            "driver": DRIVERS[version],
-            "kvstore": {"driver": "file", "path": str(path)},
-            "metadata": metadata or {},
-        },
-        create=True,
-        dtype=array.dtype,
-        shape=array.shape,
-        chunk_layout=ts.ChunkLayout(chunk_shape=chunks),
-    ).result()
-    store.write(array).result()
+        spec, create=True, dtype=rows.dtype, shape=rows.shape, fill_value=fill,
+        chunk_layout=ts.ChunkLayout(write_chunk_shape=chunks),
+    ).result()  # fmt: skip
+    store[only].write(rows[only]).result()
+    return path
 
 
-def _group(path, version):
-    path.mkdir(parents=True, exist_ok=True)
+def group(path, version=3, **arrays):
+    """A group, of version 3 with consolidated metadata; a dict is a group in it."""
+    path.mkdir()
+    for name, rows in arrays.items():
+        group(path / name, version, **rows) if isinstance(rows, dict) else write(path / name, rows, version)
+    file, content = GROUPS[version]
     if version == 3:
-        (path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group"}))
-    else:
-        (path / ".zgroup").write_text(json.dumps({"zarr_format": 2}))
+        metadata = {name: json.loads((path / name / "zarr.json").read_text()) for name in arrays}
+        content = {**content, "consolidated_metadata": {"metadata": metadata}}
+    (path / file).write_text(json.dumps(content))
+    return path
 
 
-def _rows(count=100):
-    random = np.random.default_rng(0)
-    return {"image": random.integers(1, 255, (count, 6, 5), np.uint8), "label": random.integers(1, 9, count)}
+def edit(path, version, **changes):
+    file = path / METADATA[version]
+    metadata = json.loads(file.read_text())
+    if version == 3 and "chunks" in changes:
+        metadata["chunk_grid"]["configuration"]["chunk_shape"] = changes.pop("chunks")
+    file.write_text(json.dumps(metadata | changes))
+    return path
 
 
-@pytest.mark.slow
+def put(store, folder, at=""):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.objects[f"{at}/{path.relative_to(folder.parent)}"] = path.read_bytes()
+    return f"{store.url}{at}/{folder.name}"
+
+
+def read(source, *rows):
+    out = jax.tree.map(lambda leaf: np.zeros((len(rows), *leaf.shape), leaf.dtype), source.spec)
+    source.read(np.array(rows), out)
+    return out
+
+
+# --- arrays and groups ---
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_and_identity_are_the_same_here_and_in_a_store(form, store, options, tmp_path, is_source_of):
+    version, chunks, metadata = FORMS[form]
+    write(tmp_path / "x.zarr", IMAGES, version, chunks, metadata)
+    local = feedline.open_source(tmp_path / "x.zarr")
+    is_source_of(local, IMAGES)
+    assert local._tables[0].lengths == [EvenLengths(200, INNER[0] if "shards" in form else min(200, chunks[0]))]
+    remote = feedline.open_source(put(store, tmp_path / "x.zarr"), store=options)
+    assert (len(remote), remote.identity) == (200, local.identity)
+    rows = np.random.default_rng(6).permutation(200)[:90]
+    for source in (remote, pickle.loads(pickle.dumps(remote))):
+        assert source.will_read(rows, 0)
+        np.testing.assert_array_equal(read(source, *rows), IMAGES[rows])
+    gets = [request for request in store.requests if request[0] == "GET"]
+    assert len(gets) - fetcher().counts.hedged <= len(set(gets))  # nothing twice, by sources that share a cache
+
+
 @pytest.mark.parametrize("version", DRIVERS)
-@pytest.mark.parametrize("chunks", [(100, 6, 5), (7, 4, 5), (1, 1, 1), (1000, 6, 5)])
-def test_an_array_is_read_chunk_by_chunk(tmp_path, is_source_of, version, chunks):
-    rows = _rows(40)["image"]
-    _write(tmp_path / "x.zarr", rows, version, chunks)
-    is_source_of(feedline.open_source(tmp_path / "x.zarr"), rows)
-    is_source_of(feedline.open_source(tmp_path / "x.zarr", columns=["image"], cache_bytes=0), {"image": rows})
+def test_groups_are_dicts_and_follow_each_other(tmp_path, is_source_of, version):
+    for name, part in (("a", slice(0, 37)), ("b", slice(37, 200))):
+        group(tmp_path / name, version, image=IMAGES[part], more={"label": LABELS[part]})
+        (tmp_path / name).rename(tmp_path / f"{name}.zarr")
+    expected = {"image": IMAGES, "more": {"label": LABELS}}
+    is_source_of(feedline.open_source(tmp_path / "*.zarr"), expected)
+    is_source_of(
+        feedline.open_source(tmp_path / "*.zarr", columns=["more"], cache_bytes=0), {"more": expected["more"]}
+    )
+    (tmp_path / "b.zarr").rename(tmp_path / "no suffix")
+    assert feedline.open_source(tmp_path / "no suffix")[-1]["more"]["label"] == 200
 
 
-@pytest.mark.parametrize("version", DRIVERS)
-def test_a_group_is_a_dict_and_groups_follow_each_other(tmp_path, is_source_of, version):
-    whole = _rows()
-    for name, part in (("a.zarr", slice(0, 37)), ("b.zarr", slice(37, 100))):
-        _group(tmp_path / name, version)
-        _write(tmp_path / name / "image", whole["image"][part], version, (10, 6, 5))
-        _write(tmp_path / name / "label", whole["label"][part], version, (16,))
-    is_source_of(feedline.open_source(tmp_path / "*.zarr"), whole)
-    is_source_of(feedline.open_source(tmp_path / "*.zarr", columns=["label"]), {"label": whole["label"]})
-
-
-def test_a_group_in_a_group_is_a_dict_in_a_dict_and_needs_no_suffix(tmp_path, is_source_of):
-    whole = _rows()
-    _group(tmp_path / "data", 3)
-    _group(tmp_path / "data" / "inner", 3)
-    _write(tmp_path / "data" / "inner" / "image", whole["image"], 3, (10, 6, 5))
-    _write(tmp_path / "data" / "label", whole["label"], 3, (16,))
-    expected = {"inner": {"image": whole["image"]}, "label": whole["label"]}
-    is_source_of(feedline.open_source(tmp_path / "data"), expected)
-
-
-def test_a_sharded_array_is_read_by_its_inner_chunks(tmp_path, is_source_of):
-    rows = _rows(64)["image"]
-    inner = {"chunk_shape": [4, 6, 5], "codecs": [{"name": "bytes"}, {"name": "zstd"}]}
-    shards = {"name": "regular", "configuration": {"chunk_shape": [32, 6, 5]}}
-    store = ts.open(
-        {
-            "driver": "zarr3",
-            "kvstore": {"driver": "file", "path": str(tmp_path / "x.zarr")},
-            "metadata": {
-                "shape": [64, 6, 5],
-                "data_type": "uint8",
-                "chunk_grid": shards,
-                "codecs": [{"name": "sharding_indexed", "configuration": inner}],
-            },
-        },
-        create=True,
-    ).result()
-    store.write(rows).result()
-    source = feedline.open_source(tmp_path / "x.zarr")
-    is_source_of(source, rows)
-    assert source._tables[0].lengths == [EvenLengths(64, 4)]
+@pytest.mark.parametrize("place", ["s3://corpus", "web"])
+def test_groups_in_a_store(place, bucket, options, tmp_path):
+    web = put(bucket, group(tmp_path / "g.zarr", x=IMAGES, y=LABELS), "/corpus")
+    address = web if place == "web" else f"{place}/g.zarr"
+    local = feedline.open_source(tmp_path / "g.zarr")
+    for end in ("", "/"):
+        remote = feedline.open_source(address + end, store=options)
+        assert remote.identity == local.identity
+        np.testing.assert_array_equal(read(remote, 199, 0)["x"], IMAGES[[199, 0]])
+    one = feedline.open_source(f"{address}/y", store=options)  # an address without a suffix
+    assert int(one[7]) == 8
+    assert sorted(feedline.open_source(address, columns=["y"], store=options).spec) == ["y"]
+    bucket.objects["/corpus/g.zarr/zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+    if place == "web":
+        with pytest.raises(ValueError, match="the metadata of a Zarr group must be consolidated"):
+            feedline.open_source(address, store=options)
 
 
 @pytest.mark.parametrize("version", DRIVERS)
 def test_what_cannot_be_rows_is_refused(tmp_path, version):
-    _write(tmp_path / "scalar.zarr", np.array(1.0), version, ())
+    write(tmp_path / "scalar.zarr", np.array(1.0), version)
     with pytest.raises(ValueError, match=r"scalar\.zarr: an array needs a first axis"):
         feedline.open_source(tmp_path / "scalar.zarr")
-    _group(tmp_path / "none.zarr", version)
+    group(tmp_path / "none.zarr", version)
     with pytest.raises(ValueError, match=r"must have at least one array with rows, .*none\.zarr has none"):
         feedline.open_source(tmp_path / "none.zarr")
-    _write(tmp_path / "empty.zarr", np.zeros((0, 3)), version, (1, 3))
+    write(tmp_path / "empty.zarr", np.zeros((0, 3)), version)
     with pytest.raises(ValueError, match="at least one row"):
         feedline.open_source(tmp_path / "empty.zarr")
-    _group(tmp_path / "uneven.zarr", version)
-    for name, count in (("x", 3), ("y", 4)):
-        _write(tmp_path / "uneven.zarr" / name, np.zeros(count), version, (2,))
-    with pytest.raises(ValueError, match=r"uneven\.zarr has x: 3 rows; y: 4 rows; .* columns=\['y'\]"):
-        feedline.open_source(tmp_path / "uneven.zarr")
-    with pytest.raises(FileNotFoundError, match=r"gone\.zarr is no Zarr array or group"):
-        feedline.open_source(tmp_path / "gone.zarr")
+
+
+@pytest.mark.parametrize("version", METADATA)
+def test_a_group_with_coordinates_names_the_arrays_that_belong_together(tmp_path, is_source_of, version):
+    arrays = {"lat": np.ones(5), "lon": np.ones(6), "time": np.arange(1.0, 41), "wind": np.ones((40, 5, 6))}
+    path = group(tmp_path / "weather.zarr", version, **arrays, crs=np.array(1))
+    with pytest.raises(
+        ValueError,
+        match=r"crs: .*scalar; lat: 5 rows; lon: 6 rows; time: 40 rows; wind: 40 rows; .*\['time', 'wind'\]",
+    ):
+        feedline.open_source(path)
+    chosen = {name: arrays[name] for name in ("time", "wind")}
+    is_source_of(feedline.open_source(path, columns=["time", "wind"]), chosen)
+
+
+@pytest.mark.parametrize("version", METADATA)
+def test_an_array_of_very_many_chunks_is_opened_at_once(tmp_path, version):
+    path = edit(write(tmp_path / "x.zarr", version=version), version, shape=[2**40, 4])
+    source = feedline.open_source(path)
+    assert len(source) == 2**40
+    np.testing.assert_array_equal(read(source, 39, 0), ROWS[[39, 0]])
+    with pytest.raises(RowError, match="every chunk must be there") as error:
+        read(source, 2**40 - 1)
+    assert error.value.row == (2**40 - 1) // 10 * 10
+
+
+def test_chunks_are_fetched_ahead_once_and_together(store, options, tmp_path):
+    write(tmp_path / "x.zarr", IMAGES, chunks=INNER)
+    source = feedline.open_source(put(store, tmp_path / "x.zarr"), store=options)
+    store.latency_s = 0.3
+    store.requests.clear()
+    assert source.will_read(np.arange(200), 0)
+    np.testing.assert_array_equal(read(source, *range(200)), IMAGES)
+    assert len(store.gets()) - fetcher().counts.hedged <= -(-200 // 16) * 2  # 13 rows of two chunks
+    assert store.most_at_once >= 16
+    cached = fetcher().counts.cached
+    assert source.will_read(np.arange(200), 0)
+    time.sleep(0.2)
+    assert fetcher().counts.cached == cached  # nor are they read from the cache a second time
+    source.close()
+
+
+def test_chunks_of_shards_are_fetched_ahead_once_their_indices_are_there(store, options, tmp_path):
+    write(tmp_path / "x.zarr", IMAGES, chunks=(64, 32, 40), metadata=shards(INNER))
+    source = feedline.open_source(put(store, tmp_path / "x.zarr"), store=options)
+    store.latency_s = 0.1
+    assert not source.will_read(np.arange(200), 1)  # which does not wait
+    deadline = time.monotonic() + 10
+    while not source.will_read(np.arange(200), 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    store.latency_s = 0
+    np.testing.assert_array_equal(read(source, *range(200)), IMAGES)
+    gets = [request for request in store.requests if request[0] == "GET"]
+    assert len(gets) - fetcher().counts.hedged <= len(set(gets))
+
+
+def test_a_feed_over_shards_in_a_store(store, options, tmp_path, sharding):
+    group(tmp_path / "g.zarr", y=LABELS)
+    write(tmp_path / "g.zarr" / "x", IMAGES, chunks=(64, 32, 40), metadata=shards(INNER))
+    (tmp_path / "g.zarr" / "zarr.json").write_text(json.dumps({**GROUPS[3][1], "consolidated_metadata": {
+        "metadata": {"x": {}, "y": {}}}}))  # fmt: skip
+    source = feedline.open_source(put(store, tmp_path / "g.zarr"), store=options)
+    with feedline.Feed(source, 40, sharding, epochs=1) as feed:
+        for batch in feed:
+            np.testing.assert_array_equal(np.asarray(batch["x"]), IMAGES[np.asarray(batch["y"]) - 1])
+
+
+# --- missing chunks ---
+
+
+@pytest.mark.parametrize("version", METADATA)
+def test_a_missing_chunk_is_an_error_that_names_it(tmp_path, version):
+    path = write(tmp_path / "x.zarr", version=version)
+    (path / CHUNKS[version].format(2)).unlink()
+    source = feedline.open_source(path)
+    np.testing.assert_array_equal(read(source, 19, 30), ROWS[[19, 30]])
+    for use in (lambda: read(source, 5, 25), lambda: source.identity):
+        with pytest.raises(
+            RowError, match=r'every chunk must be there, .* missing.*missing_chunks="fill"'
+        ) as error:
+            use()
+        assert (error.value.row, error.value.file) == (20, str(path))
+
+
+@pytest.mark.parametrize("version", METADATA)
+def test_rows_of_a_missing_chunk_are_bad_rows_also_where_the_fingerprint_samples_them(tmp_path, version, sharding):
+    path = write(tmp_path / "x.zarr", version=version)
+    (path / CHUNKS[version].format(2)).unlink()
+    source = feedline.open_source(path)
+    reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=100)
+    with feedline.Feed(source, 8, sharding, epochs=1, reading=reading) as feed:
+        seen = np.concatenate(list(feed))
+        assert feed.statistics().bad_rows == 10
+    good = np.delete(ROWS, np.s_[20:30], 0)
+    assert {*seen[:, 0].tolist()} <= {*good[:, 0].tolist()}
+    np.testing.assert_array_equal(read(pickle.loads(pickle.dumps(source)), 19, 30), ROWS[[19, 30]])
+    with pytest.raises(RowError, match="every chunk must be there"):
+        feedline.Feed(source, 8, sharding)
+
+
+@pytest.mark.parametrize("version", METADATA)
+def test_missing_chunks_have_the_fill_value_if_requested(tmp_path, version):
+    path = edit(write(tmp_path / "x.zarr", version=version), version, fill_value=-7)
+    (path / CHUNKS[version].format(2)).unlink()
+    source = feedline.open_source(path, missing_chunks="fill")
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        assert (read(each, 20, 29) == -7).all()
+        np.testing.assert_array_equal(read(each, 19, 30), ROWS[[19, 30]])
+
+
+def test_metadata_without_a_fill_value_fill_nothing(tmp_path):
+    path = write(tmp_path / "x.zarr", version=2)  # TensorStore writes null
+    (path / "2.0").unlink()
+    with pytest.raises(RowError, match="every chunk must be there"):
+        read(feedline.open_source(path, missing_chunks="fill"), 25)
+    with pytest.raises(ValueError, match=r'missing_chunks must be "error", or "fill" .*, got 0'):
+        feedline.open_source(path, missing_chunks=0)
+
+
+def test_a_missing_inner_chunk_of_a_shard_is_an_error(tmp_path):
+    rows = ROWS.copy()
+    rows[5:10] = 0  # the fill value: TensorStore leaves such chunks out
+    path = write(tmp_path / "x.zarr", rows, 3, (20, 4), shards((5, 4)))
+    with pytest.raises(RowError, match=r"chunk .* is missing"):
+        read(feedline.open_source(path), 7)
+    source = feedline.open_source(path, missing_chunks="fill")
+    np.testing.assert_array_equal(read(source, 7, 39), rows[[7, 39]])
+    (path / "c/1/0").unlink()
+    with pytest.raises(RowError, match=r"chunk .* is missing") as error:
+        read(feedline.open_source(path), 3, 37)
+    assert error.value.row == 35
+
+
+@pytest.mark.parametrize("form", ["v2 zlib", "v3 gzip", "shards"])
+def test_a_missing_chunk_in_a_store_is_a_bad_row_or_has_the_fill_value(form, store, options, tmp_path):
+    version, chunks, metadata = FORMS[form]
+    write(tmp_path / "x.zarr", IMAGES, version, chunks, metadata, only=slice(0, 128), fill=7)
+    address = put(store, tmp_path / "x.zarr")
+    source = feedline.open_source(address, store=options)
+    np.testing.assert_array_equal(source[127], IMAGES[127])
+    with pytest.raises(RowError, match=r"every chunk must be there, and one is not.*missing_chunks="):
+        source[199]
+    filled = feedline.open_source(address, missing_chunks="fill", store=options)
+    assert filled.identity == feedline.open_source(tmp_path / "x.zarr", missing_chunks="fill").identity
+    assert filled.will_read(np.arange(200), 0)
+    assert (filled[199] == 7).all()
+    np.testing.assert_array_equal(filled[127], IMAGES[127])
+
+
+@pytest.mark.parametrize("form", ["v3", "shards"])
+@pytest.mark.parametrize("fault", [403, 503, "gone"])
+def test_trouble_of_the_store_is_no_missing_chunk(fault, form, store, tmp_path):
+    version, _, metadata = FORMS[form]
+    write(tmp_path / "x.zarr", IMAGES, version, (64, 32, 40), metadata, fill=7)
+    options = feedline.Store(cache=tmp_path / "cache", patience_s=0.2)
+    address = put(store, tmp_path / "x.zarr")
+    source = feedline.open_source(address, missing_chunks="fill", store=options)
+    objects = dict(store.objects)
+    if fault == "gone":
+        store.objects.clear()
+    else:
+        store.fault = lambda *request: fault
+    with pytest.raises(FeedError) as caught:
+        source[100]
+    assert not isinstance(caught.value, RowError)
+    store.objects |= objects
+    store.fault = lambda *request: None
+    np.testing.assert_array_equal(source[100], IMAGES[100])
+
+
+# --- changes ---
+
+
+@pytest.mark.parametrize("missing", ["error", "fill"])
+@pytest.mark.parametrize("version", METADATA)
+def test_a_folder_that_is_deleted_while_it_is_read_ends_the_feed(tmp_path, sharding, version, missing):
+    rows = np.ones((4000, 4), np.int32)
+    path = edit(write(tmp_path / "x.zarr", rows, version), version, fill_value=0)
+    source = feedline.open_source(path, missing_chunks=missing, cache_bytes=0)
+    reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=10**6, threads=1)
+    with feedline.Feed(source, 8, sharding, reading=reading) as feed:
+        assert np.asarray(next(feed)).all()
+        if missing == "error":
+            (path / METADATA[version]).unlink()  # else rows may find no substitute before it goes
+            shutil.rmtree(path)
+        else:  # at once: of chunks that are deleted one by one, each might as well have been left out
+            path.rename(tmp_path / "elsewhere")
+        with pytest.raises(FeedError, match=r"it cannot be found any more .* since the source was open") as error:
+            assert all(np.asarray(batch).all() for batch in feed)
+        assert not isinstance(error.value, RowError)
+        assert error.value.file == str(path / METADATA[version])
+
+
+@pytest.mark.parametrize("version", METADATA)
+def test_metadata_that_change_are_seen_by_reads_and_by_other_processes(tmp_path, version):
+    path = write(tmp_path / "x.zarr", version=version)
+    source = feedline.open_source(path, cache_bytes=0)
+    pickled = pickle.dumps(source)
+    os.replace(path, tmp_path / "old.zarr")
+    write(path, ROWS + 1, version)
+    for use in (lambda: read(source, 3), lambda: pickle.loads(pickled)):
+        with pytest.raises(FeedError, match="another file lies at its path since the source was opened") as error:
+            use()
+        assert not isinstance(error.value, RowError)
+    (path / METADATA[version]).write_text("{")
+    with pytest.raises(FeedError, match="must not change while a feed reads it"):
+        pickle.loads(pickled)
+    shutil.rmtree(path)
+    with pytest.raises(FeedError, match="cannot be found any more"):
+        pickle.loads(pickled)
+
+
+def test_other_processes_see_that_chunks_changed_where_the_identity_samples_them(tmp_path, store, options):
+    path = write(tmp_path / "x.zarr")
+    address = put(store, path)
+    local, remote = feedline.open_source(path), feedline.open_source(address, store=options)
+    assert local.identity == remote.identity == pickle.loads(pickle.dumps(remote)).identity
+    sent = [pickle.dumps(source) for source in (local, remote)]
+    shutil.copyfile(path / "c/1/0", path / "c/0/0")
+    put(store, path)
+    for source in sent:
+        with pytest.raises(FeedError, match=r"chunks of a Zarr array must not change .* differ now\. .*x\.zarr"):
+            pickle.loads(source)
+    store.objects["/x.zarr/zarr.json"] += b" "
+    with pytest.raises(FeedError, match="must not change while a feed reads it"):
+        pickle.loads(sent[1])
+
+
+def test_a_chunk_in_a_store_that_is_replaced_after_it_was_seen(store, tmp_path):
+    address = put(store, write(tmp_path / "x.zarr", LABELS, chunks=(16,)))
+    options = feedline.Store(cache=tmp_path / "cache")
+    source = feedline.open_source(address, cache_bytes=0, store=options)
+    assert [int(source[3]), int(source[100])] == [4, 101]  # the second group takes the place of the first
+    for path in (tmp_path / "cache").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    store.objects["/x.zarr/c/0"] = store.objects["/x.zarr/c/1"]
+    with pytest.raises(FeedError, match="must not change"):
+        source[3]
+
+
+# --- damage ---
 
 
 @pytest.mark.parametrize("version", DRIVERS)
-def test_broken_metadata_and_chunks_are_named(tmp_path, version):
-    rows = _rows(100)["image"]
-    _write(
-        tmp_path / "x.zarr", rows, version, (10, 6, 5), None if version == 2 else {"codecs": [{"name": "zstd"}]}
-    )
-    chunk = tmp_path / "x.zarr" / ("3.0.0" if version == 2 else "c/3/0/0")
+def test_a_damaged_chunk_makes_bad_rows(tmp_path, version):
+    metadata = {"codecs": [{"name": "zstd"}]} if version == 3 else {}
+    path = write(tmp_path / "x.zarr", IMAGES, version, (10, 30, 20), metadata)
+    chunk = path / ("3.0.0" if version == 2 else "c/3/0/0")
     chunk.write_bytes(chunk.read_bytes()[:10])
-    source = feedline.open_source(tmp_path / "x.zarr")
-    source.read(np.array([0, 99]), np.empty((2, 6, 5), np.uint8))
-    with pytest.raises(feedline.RowError, match="could not be read") as error:
-        source.read(np.array([35]), np.empty((1, 6, 5), np.uint8))
-    assert (error.value.row, error.value.file) == (30, str(tmp_path / "x.zarr"))
-    mark = tmp_path / "x.zarr" / (".zarray" if version == 2 else "zarr.json")
-    mark.write_text("{")
-    with pytest.raises(ValueError, match=r"x\.zarr.* cannot be read as .*Zarr"):
-        feedline.open_source(tmp_path / "x.zarr")
+    source = feedline.open_source(path)
+    np.testing.assert_array_equal(read(source, 0, 99), IMAGES[[0, 99]])
+    with pytest.raises(RowError, match="could not be read") as error:
+        read(source, 35)
+    assert (error.value.row, error.value.file) == (30, str(path))
 
 
-@pytest.mark.parametrize("version", DRIVERS)
-def test_identity_follows_the_data_and_not_the_path(tmp_path, version):
-    rows = _rows()["image"]
-    changed = rows.copy()
-    changed[-1] += 1
-    for name, data in (("a", rows), ("b", rows), ("c", changed)):
-        _write(tmp_path / name, data, version, (10, 6, 5))
-    a, b, c = (feedline.open_source(tmp_path / name).identity for name in "abc")
-    assert a == b != c
-    assert str(tmp_path) not in str(a)
+def test_damage_in_a_store(store, options, tmp_path):
+    address = put(store, write(tmp_path / "x.zarr", IMAGES, 3, (64, 32, 40), shards(INNER)))
+    shard = store.objects["/x.zarr/c/0/0/0"]
+    for data in (shard[:-5], shard[:-1] + bytes([shard[-1] ^ 1]), b"\0" * 50 + shard[50:], b""):
+        store.objects["/x.zarr/c/0/0/0"] = data
+        source = feedline.open_source(address, store=options)
+        with pytest.raises(RowError, match="could not be read"):
+            source[0]
+        np.testing.assert_array_equal(source[199], IMAGES[199])
+    for data in (b"{", b"[]", b'{"zarr_format": 3, "node_type": "array"}'):
+        store.objects["/x.zarr/zarr.json"] = data
+        with pytest.raises(ValueError, match=r"x\.zarr.* cannot be read as"):
+            feedline.open_source(address, store=options)
+
+
+INVALID = [
+    ({"shape": [40, 2**40]}, r"a row of its chunks must fit into memory, and takes \d+ bytes"),
+    ({"chunks": [10, 2**40]}, r"one of its chunks must fit into memory, and takes \d+ bytes"),
+    ({"chunks": [2**40, 4]}, r"one of its chunks must fit into memory, and takes \d+ bytes"),
+    ({"chunks": [10, 2**58]}, r"x\.zarr"),
+    ({"shape": [40, 2**60]}, r"x\.zarr"),
+    ({"shape": [-3, 4]}, r"x\.zarr cannot be read as a Zarr array"),
+    ({"shape": [40, 4.5]}, r"x\.zarr cannot be read as a Zarr array"),
+    ({"shape": "x"}, r"x\.zarr cannot be read as a Zarr array"),
+    ({"chunks": [0, 4]}, r"x\.zarr cannot be read as a Zarr array"),
+    ({"chunks": [10]}, r"x\.zarr cannot be read as a Zarr array"),
+]
+
+
+@pytest.mark.parametrize("version", METADATA)
+@pytest.mark.parametrize(("changes", "match"), INVALID)
+def test_invalid_metadata_are_refused(tmp_path, version, changes, match):
+    path = edit(write(tmp_path / "x.zarr", version=version), version, **changes)
+    with pytest.raises(ValueError, match=match):
+        feedline.open_source(path)
+
+
+def test_metadata_that_are_no_object_or_of_an_unknown_kind_are_named(tmp_path):
+    for text in ("[]", "{", "[" * 100_000, '{"node_type": 3}'):
+        path = tmp_path / "x.zarr"
+        path.mkdir(exist_ok=True)
+        (path / "zarr.json").write_text(text)
+        with pytest.raises(ValueError, match=r"x\.zarr/zarr\.json"):
+            feedline.open_source(path)
+
+
+UNDER_A_LIMIT = """
+import resource, sys
+import tensorstore
+import feedline
+used = resource.getpagesize() * int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30), resource.RLIM_INFINITY))
+feedline.open_source(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_chunk_must_fit_into_what_is_left_of_a_limit(tmp_path):
+    """Else TensorStore would abort the process when it reads it."""
+    path = edit(write(tmp_path / "x.zarr", version=2), 2, chunks=[(3 << 26) + 1, 4])
+    done = programs.run([sys.executable, "-c", UNDER_A_LIMIT, path], capture_output=True, text=True)
+    assert "one of its chunks must fit into memory, and takes 3221225488 bytes of" in done.stderr
