@@ -27,7 +27,7 @@ from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import Transform
 from feedline._src.options import Auto, Order, Reading, Settings, checked_integer
 from feedline._src.order.schedule import BatchSizes, Cursor, Remainder
-from feedline._src.pipeline.build import build, refused
+from feedline._src.pipeline.build import build, moved, refused
 from feedline._src.pipeline.loops import Loops
 from feedline._src.pipeline.observing import Observing
 from feedline._src.pipeline.shown import Shown
@@ -348,6 +348,58 @@ class Feed(Shown, ProcessBound):
             )
         self._stages.access.check_position(position)
         self._go_to(_Delivered(self._delivered.step, Cursor(epoch, position), None))
+
+    def start(self) -> None:
+        """Begin to read ahead, if the feed does not yet: the first `next` then waits less.
+
+        Call it after `set_state` and before the model is restored or compiled. Without it the first `next` begins.
+        At the end of a pass it does nothing.
+
+        Raises:
+          ValueError: the feed is closed.
+          ProcessError: with several processes, another one went to another place by `seek` or `set_state`.
+        """
+        with self._single_thread:
+            self._check_open()
+            if self._pipeline is None and not self._exhausted:
+                self._use(self._stages.at(self._delivered.step))
+                self._pipeline = self._start()
+
+    def move(self, sharding: Any) -> None:
+        """Go on on another mesh of the same processes, as from eight devices to six: the rows stay the same.
+
+        The next batch begins with the first row that was not delivered. With several processes, all of them call
+        it after the same batch. The batch size must suit the new mesh. Batches that were placed ahead are dropped,
+        and their rows read again.
+
+        Args:
+          sharding: as of the feed.
+
+        Raises:
+          ValueError, TypeError: the sharding does not suit the batch, or other processes own its devices. The feed
+            goes on where it was.
+          ProcessError: processes move to other meshes, or after other batches.
+
+        Example:
+          >>> import jax, numpy as np
+          >>> feed = Feed(np.arange(48), 12, jax.devices()[0], order=Order(shuffle=False))
+          >>> first = next(feed)
+          >>> feed.move(jax.devices()[-1])
+          >>> second = next(feed)
+          >>> second.tolist()[0], second.devices() == {jax.devices()[-1]}
+          (12, True)
+          >>> feed.close()
+        """
+        sharding = as_shardings(sharding)
+        with self._single_thread:
+            self._check_open()
+            if self._diagnosed is not None:
+                raise ValueError(
+                    "a feed stays on its mesh while it is diagnosed; leave the context of diagnose first"
+                )
+            options, stages = moved(self._first_stages, self._options, sharding, self._place())
+            self._use(stages.at(self._delivered.step))
+            self._first_stages, self._options = stages, options
 
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
         """Which rows the batch holds that comes next after `state`. Reads no data.

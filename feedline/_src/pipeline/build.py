@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import grain
@@ -17,10 +18,11 @@ from feedline._src.loader.batch_reader import BatchReader
 from feedline._src.loader.restarts import Restarts
 from feedline._src.options import Order, Reading
 from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
-from feedline._src.pipeline.access import RandomAccess
+from feedline._src.pipeline.access import RandomAccess, StreamAccess
 from feedline._src.pipeline.description import described, processes_of
 from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
 from feedline._src.pipeline.stages import Stages
+from feedline._src.placement.place import check_shardings
 from feedline._src.plan.asked import PLACE, SourceMetadata, check_options, number_of
 from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.indexed import IndexedSource, format_of
@@ -36,10 +38,14 @@ if TYPE_CHECKING:
     from feedline._src.sources.mixture import Mixture
 
 
-def build(options: FeedOptions) -> Stages:
+def build(options: FeedOptions, running: tuple[Stages, Sequence[int]] | None = None) -> Stages:
     """Open the source, plan what this process reads, and check that all of it fits together.
 
     With a mesh of several processes all of them do so, and compare what they built.
+
+    Args:
+      running: the stages of a feed that moves to another mesh, whose source is read on, and its place: step,
+        epoch and position, which all processes must share.
 
     Raises:
       ValueError, TypeError, FileNotFoundError: it does not.
@@ -54,7 +60,7 @@ def build(options: FeedOptions) -> Stages:
                 "first row, and calls the transform with that"
             ),
         ):
-            stages = _build_sizes(options, collective.key)
+            stages = _build_sizes(options, collective.key, None if running is None else running[0])
         try:
             collective.agree(
                 described(
@@ -65,10 +71,12 @@ def build(options: FeedOptions) -> Stages:
                     reading=reading,
                     prefetch=stages.settings.prefetch if stages.access.agrees_on_ends else None,
                     spec=stages.placement.spec,
+                    place=None if running is None else list(running[1]),
                 )
             )
         except BaseException:
-            stages.close()
+            if running is None:
+                stages.close()
             raise
     service, key = coordination(), collective.key
     if service is None or key is None:
@@ -118,13 +126,44 @@ def _check(service: Coordination, key: str, options: FeedOptions, stages: Stages
     )
 
 
-def _build_sizes(options: FeedOptions, key: str | None) -> Stages:
+def moved(stages: Stages, options: FeedOptions, sharding: Any, place: Sequence[int]) -> tuple[FeedOptions, Stages]:
+    """The options and stages of a running feed on another mesh of the same processes.
+
+    Args:
+      stages: of the feed, for its first batch size.
+      place: as `build` takes it.
+
+    Raises:
+      ValueError: other processes own the devices of `sharding`, or would read other lanes of a stream; or what
+        `build` raises. The feed may go on as it was.
+      ProcessError: processes move to other meshes, or at other places.
+    """
+    check_shardings(sharding)
+    before, after = processes_of(options.sharding), processes_of(sharding)
+    if before != after:
+        raise ValueError(
+            f"a feed moves to a mesh of the same processes, {sorted(before)}, and that of sharding has devices of "
+            f"{sorted(after)}; save get_state(), and build a feed there"
+        )
+    options = dataclasses.replace(options, sharding=sharding)
+    new = build(options, (stages, place))
+    was, now = stages.access, new.access
+    if isinstance(was, StreamAccess) and isinstance(now, StreamAccess) and was.lanes != now.lanes:
+        new = new.tuned(stages.settings)
+    return options, new.with_bad_rows_of(stages)
+
+
+def _build_sizes(options: FeedOptions, key: str | None, running: Stages | None) -> Stages:
     """This process's own part of it, for each batch size. The source is opened once.
 
     Args:
       key: a path for what the processes of this feed tell each other.
+      running: as of `build`.
     """
-    source, restarts = as_source(options.source), Restarts(options.reading.restart)
+    if running is None or not isinstance(running.access, RandomAccess):
+        source, restarts = as_source(options.source), Restarts(options.reading.restart)
+    else:
+        source, restarts = running.access.reader.source, running.access.restarts
     if isinstance(source, grain.IterDataset | Lanes):
         from feedline._src.pipeline.build_stream import build_stream
 

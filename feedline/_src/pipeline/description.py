@@ -43,6 +43,7 @@ def described(
     reading: Reading,
     prefetch: int | None,
     spec: Any,
+    place: list[int] | None = None,
 ) -> dict[str, Any]:
     """JSON values by field: all that must be the same in every process for batch k to be the same.
 
@@ -52,6 +53,7 @@ def described(
       batch_size: an integer, or sizes and the steps from which on they hold.
       prefetch: where the processes agree on the ends of lanes, in windows of it; None: it may differ.
       spec: of the global batch, with shardings: dtype, shape, and which part lies on which device.
+      place: of a feed that moves to another mesh: step, epoch and position; None: it is built.
     """
     leaves = {
         f"batch{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
@@ -65,6 +67,7 @@ def described(
         "bad_rows": reading.bad_rows,
         "check_replicas_every": reading.check_replicas_every,
         "prefetch": prefetch,
+        "place": place,
         "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
         "sharding": {name: _layout(leaf.sharding, leaf.shape) for name, leaf in leaves.items()},
     }

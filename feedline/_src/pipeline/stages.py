@@ -120,6 +120,12 @@ class Stages:
         self.access.buffers.staging.keep(ahead.host_batches_on_cpu_devices)  # as many as build keeps
         return dataclasses.replace(self, settings=settings)
 
+    def with_bad_rows_of(self, other: Stages) -> Stages:
+        """These stages with the bad rows that `other` has seen, for all batch sizes."""
+        quarantine = dataclasses.replace(self.quarantine, seen=other.quarantine.seen)
+        change = self.change and (self.change[0], self.change[1].with_bad_rows_of(other))
+        return dataclasses.replace(self, quarantine=quarantine, change=change)
+
     def placer(self, observer: Observer) -> Callable[[HostBatch], Placed]:
         """Places host batches; any thread may call it."""
         return _Place(self.placement, self.check, observer, self.place_at)

@@ -1,0 +1,163 @@
+"""`feed.move` to another mesh, and `feed.start`: the rows of a feed that did neither."""
+
+import itertools
+import threading
+
+import grain
+import jax
+import numpy as np
+import pytest
+from background import PATIENCE_S
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+
+ROWS = {"row": np.arange(240, dtype=np.int32), "x": np.arange(480, dtype=np.float32).reshape(240, 2)}
+
+
+def on(count):
+    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("data",)), PartitionSpec("data"))
+
+
+def taken(feed, count):
+    return [(np.asarray(b["row"]).tolist(), len(b["row"].devices())) for b in itertools.islice(feed, count)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("source", ["memory", "file", "mixture", "sizes"])
+def test_the_rows_of_a_feed_that_moves_are_those_of_one_that_does_not(tmp_path, source, prefetch):
+    np.savez(tmp_path / "rows.npz", **ROWS)
+    made = {
+        "memory": lambda: ROWS,
+        "file": lambda: tmp_path / "rows.npz",
+        "mixture": lambda: feedline.Mixture({"a": ROWS, "b": ROWS}, weights={"a": 0.7, "b": 0.3}),
+        "sizes": lambda: ROWS,
+    }[source]
+    size = [(0, 24), (4, 48)] if source == "sizes" else 24
+    with feedline.Feed(made(), size, on(8), prefetch=prefetch) as feed:
+        whole = [rows for rows, _ in taken(feed, 13)]
+    with feedline.Feed(made(), size, on(8), prefetch=prefetch) as feed:
+        moved = taken(feed, 3)
+        state = feed.get_state()
+        feed.move(on(6))
+        assert feed.get_state() == state
+        assert feed.spec["x"].sharding == feed.options.sharding == on(6)
+        moved += taken(feed, 3)
+        feed.move(on(8))
+        feed.move(on(2))
+        moved += taken(feed, 3)
+        feed.seek(feed.epoch, feed.position)
+        feed.move(on(8))
+        moved += taken(feed, 4)
+        assert feed.statistics().batches == 13
+    assert [rows for rows, _ in moved] == whole
+    assert [devices for _, devices in moved] == [8] * 3 + [6] * 3 + [2] * 3 + [8] * 4
+
+
+def items(lane, count):
+    return grain.MapDataset.range(1000)[lane::count].map(lambda i: {"row": np.int32(i)}).to_iter_dataset()
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_streams_and_lanes_move_with_their_iterators(lanes):
+    source = items(0, 1) if lanes is None else feedline.Lanes(items, lanes)
+    with feedline.Feed(source, 24, on(8)) as feed:
+        moved = taken(feed, 3)
+        feed.move(on(4))
+        moved += taken(feed, 3)
+    assert [sorted(rows) for rows, _ in moved] == np.arange(144).reshape(6, 24).tolist()
+    assert [devices for _, devices in moved] == [8] * 3 + [4] * 3
+
+
+@pytest.mark.parametrize("objects", [True, False])
+def test_objects_and_datasets_move(objects):
+    rows = [{"row": np.int32(i)} for i in range(240)]
+    source = Objects(rows) if objects else grain.MapDataset.source(rows)
+    with feedline.Feed(source, 24, on(8), order=feedline.Order(shuffle=False)) as feed:
+        moved = taken(feed, 2)
+        feed.move(on(6))
+        moved += taken(feed, 2)
+    assert moved == [(list(range(24 * i, 24 * i + 24)), 8 if i < 2 else 6) for i in range(4)]
+
+
+class Objects:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+def test_a_move_that_does_not_suit_changes_nothing():
+    with feedline.Feed(ROWS, 24, on(8), order=feedline.Order(shuffle=False)) as feed:
+        next(feed)
+        with pytest.raises(ValueError, match="24"):
+            feed.move(on(7))
+        with pytest.raises(TypeError, match=r"must be a jax\.sharding\.Sharding"):
+            feed.move("cpu")
+        with feed.diagnose(steps=40), pytest.raises(ValueError, match="while it is diagnosed"):
+            feed.move(on(4))
+        assert feed.options.sharding == on(8)
+        assert taken(feed, 1) == [(list(range(24, 48)), 8)]
+    with pytest.raises(ValueError, match="the feed is closed"):
+        feed.move(on(4))
+
+
+def test_bad_rows_are_counted_over_a_move(tmp_path):
+    class Bad(feedline.RowSource):
+        spec, identity = {"row": jax.ShapeDtypeStruct((), np.int32)}, {"kind": "bad"}
+
+        def __len__(self):
+            return 48
+
+        def read(self, rows, out):
+            if 3 in rows:
+                raise feedline.RowError("it is bad", stage="read", row=3)
+            out["row"][...] = rows
+
+        def close(self):
+            pass
+
+    reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=1, quarantine=tmp_path / "bad.jsonl")
+    with feedline.Feed(Bad(), 24, on(8), reading=reading) as feed:
+        taken(feed, 2)
+        feed.move(on(4))
+        taken(feed, 4)  # the same row again, in later epochs
+    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 1
+
+
+class Waits(feedline.RowSource):
+    """Says when it is read."""
+
+    spec, identity = {"row": jax.ShapeDtypeStruct((), np.int32)}, {"kind": "waits"}
+
+    def __init__(self):
+        self.read_first = threading.Event()
+
+    def __len__(self):
+        return 48
+
+    def read(self, rows, out):
+        out["row"][...] = rows
+        self.read_first.set()
+
+    def close(self):
+        pass
+
+
+def test_a_feed_that_is_started_reads_before_its_first_next():
+    source = Waits()
+    with feedline.Feed(source, 24, on(8), order=feedline.Order(shuffle=False), epochs=1) as feed:
+        feed.set_state({**feed.get_state(), "position": 24})
+        feed.start()
+        assert source.read_first.wait(PATIENCE_S)
+        feed.start()  # a second one does nothing
+        assert feed.get_state()["position"] == 24
+        assert taken(feed, 5) == [(list(range(24, 48)), 8)]
+        feed.start()  # at the end of a pass neither
+        assert taken(feed, 5) == [(list(range(24)), 8), (list(range(24, 48)), 8)]
+    with pytest.raises(ValueError, match="the feed is closed"):
+        feed.start()
