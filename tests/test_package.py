@@ -246,7 +246,7 @@ OF_FEEDLINE = {
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
-    "files": ["files", "stores", "rows.digests", "errors"],
+    "files": ["files", "stores", "rows.digests", "native.library", "errors"],
     "formats": ["formats", "files", "stores", "rows", "runtime.ending", "errors", "options"],
     "sources": ["sources", "formats", "files", "stores", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "plan.asked", "errors", "options"],

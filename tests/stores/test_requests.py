@@ -14,8 +14,8 @@ import tensorstore
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
+from feedline._src.files.cache import Cache
 from feedline._src.files.folder import Part, open_folder
-from feedline._src.stores.cache import BlockCache
 from feedline._src.stores.fetcher import fetcher
 from feedline._src.stores.many_objects import ManyObjects, whole
 from feedline._src.stores.opening import listing
@@ -97,8 +97,8 @@ def test_chunks_that_two_threads_want_are_asked_for_once_and_one_may_give_up(sto
 
 def test_the_files_of_a_cache_are_counted_once_for_all_arrays(store, options, tmp_path, monkeypatch):
     counted = []
-    found = BlockCache._found
-    monkeypatch.setattr(BlockCache, "_found", lambda self: counted.append(self) or found(self))
+    found = Cache._found
+    monkeypatch.setattr(Cache, "_found", lambda self: counted.append(self) or found(self))
     sources = [feedline.open_source(zarr(store, tmp_path, f"{name}.zarr", 2), store=options) for name in "abcd"]
     for source in sources:
         source.read(np.arange(2), np.empty((2, 100), np.int64))

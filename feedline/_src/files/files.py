@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
+from feedline._src.files.cache import BLOCK_BYTES
 from feedline._src.files.file import File, Indices
 from feedline._src.files.local import LocalFile
+from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.open_files import OpenFiles
 from feedline._src.rows import digests
+from feedline._src.stores.fetcher import result_of
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
 
+if TYPE_CHECKING:
+    from feedline._src.files.remote import RemoteFile
+
 T = TypeVar("T")
+_OPEN_SEGMENTS = 64
 Place = tuple[int, Indices, Indices]
 """The number of a file, and offsets and lengths of parts of it."""
 
@@ -40,30 +45,28 @@ class Files(Sequence[File]):
     def __init__(self, paths: Sequence[str], store: Store | None = None, versions: Any = None) -> None:
         self.paths, self._store = list(paths), store
         self.open_files = OpenFiles()
-        self._objects: Any = None
-        self._whole: Any = None
-        if urls := [path for path in self.paths if is_url(path)]:
-            from feedline._src.stores.opening import RemoteObjects
+        self._segments: LruCache[Any] = LruCache(_OPEN_SEGMENTS)
+        self._far: dict[str, RemoteFile] = {}
+        """The objects in a store, by address."""
+        if urls := list(dict.fromkeys(path for path in self.paths if is_url(path))):
+            from feedline._src.files.remote import open_objects
 
-            self._objects = RemoteObjects(urls, store or Store())
-        self._items: list[Any] = [self._objects.by_url[path] if is_url(path) else None for path in self.paths]
-        """The object of each file; None if it lies on local disk."""
+            self._far = dict(zip(urls, open_objects(urls, store or Store(), self._segments), strict=True))
         wanted = [None] * len(paths) if versions is None else versions
-        self._files: list[File] = [self._file(*each) for each in zip(self.paths, self._items, wanted, strict=True)]
+        self._files = [self._file(*each) for each in zip(self.paths, wanted, strict=True)]
 
-    def _file(self, path: str, item: Any, version: Any) -> File:
-        if item is None:
+    def _file(self, path: str, version: Any) -> File:
+        file = self._far.get(path)
+        if file is None:
             return LocalFile(path, version, self.open_files)
-        from feedline._src.files.remote import RemoteFile
-
         if version is not None:
-            version.check(item.version, path)
-        return RemoteFile(item, self._store or Store())
+            version.check(file.version, path)
+        return file
 
     @property
     def in_store(self) -> bool:
         """Whether any of them is an object in a store, so that it pays to say what will be read."""
-        return self._objects is not None
+        return bool(self._far)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -84,11 +87,11 @@ class Files(Sequence[File]):
 
     def samples(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> list[list[bytes]]:
         """For each file the bytes of its (offset, length), as of `File.samples`: of all objects at once."""
-        each = list(zip(self._files, self._items, ranges, strict=True))
-        started = [[] if item is None else item.start_samples(some) for _, item, some in each]
+        each = list(zip(self._files, map(self._far.get, self.paths), ranges, strict=True))
+        started = [[] if far is None else far.start_samples(some) for _, far, some in each]
         return [
-            file.samples(list(some)) if item is None else [item.result(future) for future in futures]
-            for (file, item, some), futures in zip(each, started, strict=True)
+            file.samples(list(some)) if far is None else [result_of(future, far.name) for future in futures]
+            for (file, far, some), futures in zip(each, started, strict=True)
         ]
 
     @property
@@ -104,21 +107,11 @@ class Files(Sequence[File]):
         Raises:
           FeedError: also if the cache is too small for all of them.
         """
-        if self._objects is not None and self._whole is None:
-            from feedline._src.stores.whole_files import WholeFiles
+        if self._far:
+            from feedline._src.files.remote import fetch_whole
 
-            far: list[Any] = [
-                file for file, item in zip(self._files, self._items, strict=True) if item is not None
-            ]
-            whole = WholeFiles([file.name for file in far], self._store or Store())
-            for file, version, path in zip(far, whole.versions, whole.paths, strict=True):
-                file.version.check(version, file.name)
-                file.fetched_to(path)
-            self._whole = whole
-        fetched = iter(self._whole.paths if self._whole is not None else ())
-        return [
-            path if item is None else next(fetched) for path, item in zip(self.paths, self._items, strict=True)
-        ]
+            fetch_whole(list(self._far.values()))
+        return [file.path() for file in self._files]
 
     def will_read(self, places: Iterable[Place], ahead: int) -> bool:
         """Begin to fetch parts that are read `ahead` batches later, of objects in a store.
@@ -127,14 +120,20 @@ class Files(Sequence[File]):
           False if that is too early: they would not fit into a quarter of the cache beside those of the batches
           until then, or enough is in flight. Nothing was begun, and the caller asks again later.
         """
-        if self._objects is None:
+        wanted = [
+            (file, blocks)
+            for number, offsets, lengths in places
+            if (file := self._far.get(self.paths[number])) is not None
+            and len(blocks := file.blocks_of(offsets, lengths))
+        ]
+        if not wanted:
             return True
-        blocks = [np.zeros(0, np.int64)]
-        for number, offsets, lengths in places:
-            item, parts = self._items[number], zip(offsets.tolist(), lengths.tolist(), strict=True)
-            if item is not None:
-                blocks += [item.blocks_of(*part) for part in parts if part[1] > 0]
-        return bool(self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead))
+        cache = wanted[0][0].cache
+        if cache.is_too_early(sum(len(blocks) for _, blocks in wanted) * BLOCK_BYTES, ahead):
+            return False
+        for file, blocks in wanted:
+            file.fetch(blocks)
+        return True
 
     def close(self) -> None:
         """Close descriptors, give up what is being fetched, and let the cache evict what was fetched whole.
@@ -142,11 +141,9 @@ class Files(Sequence[File]):
         A later read opens and fetches again.
         """
         self.open_files.close()
-        whole, self._whole = self._whole, None
-        if whole is not None:
-            whole.close()
-        if self._objects is not None:
-            self._objects.close()
+        for file in self._far.values():
+            file.close()
+        self._segments.clear()
 
     def __reduce__(self) -> Any:
         return Files, (self.paths, self._store, [file.version for file in self._files])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import collections
+import concurrent.futures
 import functools
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,18 +15,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from feedline._src.errors import FeedError
+from feedline._src.files.cache import cache_of, name_of
 from feedline._src.files.file import Indices
 from feedline._src.files.open_files import pread, unreadable
+from feedline._src.files.remote import cached
 from feedline._src.files.version import FileVersion, changed
 from feedline._src.rows import digests
-from feedline._src.stores.ahead import AHEAD, Ahead
-from feedline._src.stores.cache import cache_of, name_of
 from feedline._src.stores.client import Listed, Version
-from feedline._src.stores.fetcher import fetcher
+from feedline._src.stores.fetcher import fetcher, result_of
 from feedline._src.stores.opening import folders, listing
 from feedline._src.stores.options import Store
-from feedline._src.stores.origin import REQUEST_BYTES, Origin, bytes_in, cached, gathered
-from feedline._src.stores.residency import result_of
+from feedline._src.stores.origin import REQUEST_BYTES, Origin, gathered
 from feedline._src.stores.urls import Url, is_url
 
 T = TypeVar("T")
@@ -319,10 +317,8 @@ class StoreFolder(Folder):
         self.versions: dict[str, Version | None] = {}
         self._asking = Shared[Version | None]()
         self._getting = Shared[bytes]()
-        self._fetched: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
-        """Parts that were fetched ahead last, and so are in the cache still. Guarded by _lock."""
-        self._lock = threading.Lock()
-        self._ahead = Ahead()
+        self._ahead: dict[Part, concurrent.futures.Future[Any]] = {}
+        """Parts that are being fetched ahead."""
 
     @property
     def in_store(self) -> bool:
@@ -331,7 +327,7 @@ class StoreFolder(Folder):
 
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
         """See `Folder.read`."""
-        found: list[Any] = [self.cached(part) if self._ahead.get(part) is None else None for part in parts]
+        found: list[Any] = [None if part in self._ahead else self.cached(part) for part in parts]
         started = {}
         began = time.monotonic()
         try:
@@ -350,23 +346,33 @@ class StoreFolder(Folder):
         if version is None:
             return None
         pieces = [
-            bytes_in(self._cache, name_of(self.path_of(part.file), version.cache_tag, *piece), piece[1] - piece[0])
-            for piece in _pieces(part, version.size_bytes)
+            self._cache.get(name_of(self.path_of(part.file), version.cache_tag, start, stop), stop - start)
+            for start, stop in _pieces(part, version.size_bytes)
         ]
+        fetcher().counts.cached += sum(piece is not None for piece in pieces)
         return None if any(piece is None for piece in pieces) else b"".join(piece or b"" for piece in pieces)
 
     def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
         """See `Folder.will_read`."""
         sizes = [self._bytes_in(part, part_bytes) for part in parts]
-        limit_bytes = self._cache.limit_bytes
-        if self._ahead.is_too_early(sum(sizes), ahead, limit_bytes):
+        if self._cache.is_too_early(sum(sizes), ahead):
             return False
-        most = int(limit_bytes * AHEAD) // max(1, *sizes)
         for part in parts:
-            if part not in self._fetched:
-                request = functools.partial(_dropped, self._bytes_of, part)
-                self._ahead.fetch(part, request, functools.partial(self._note, part, most))
+            if part not in self._ahead and not self._is_cached(part):
+                future = self._ahead[part] = fetcher().run(self._bytes_of(part))
+                future.add_done_callback(functools.partial(self._fetched, part))
         return True
+
+    def _fetched(self, part: Part, future: concurrent.futures.Future[Any]) -> None:
+        self._ahead.pop(part, None)
+
+    def _is_cached(self, part: Part) -> bool:
+        """Whether the cache has a part, which is noted to be in use."""
+        version = self._known(part.file)
+        return version is not None and all(
+            self._cache.has(name_of(self.path_of(part.file), version.cache_tag, *piece))
+            for piece in _pieces(part, version.size_bytes)
+        )
 
     def sizes(self, files: Sequence[int | str]) -> list[int | None]:
         """See `Folder.sizes`."""
@@ -409,7 +415,8 @@ class StoreFolder(Folder):
 
     def close(self) -> None:
         """See `Folder.close`."""
-        self._ahead.close()
+        for future in list(self._ahead.values()):
+            future.cancel()
 
     def _known(self, file: int | str) -> Version | None:
         return self._listed.of(file) if isinstance(file, int) else self.versions.get(file)
@@ -451,13 +458,6 @@ class StoreFolder(Folder):
         if expected is not None:
             expected.check(version, self.path_of(name))
         return version
-
-    def _note(self, part: Part, most: int) -> None:
-        """A part was fetched ahead."""
-        with self._lock:
-            self._fetched[part] = None
-            while len(self._fetched) > most:
-                self._fetched.popitem(last=False)
 
     def __reduce__(self) -> Any:
         given = self._url, self._options, self.names, self._listed, None, self._origin
@@ -584,7 +584,3 @@ class Shared(Generic[T]):
 
 async def _awaited(result: Awaitable[T]) -> T:
     return await result
-
-
-async def _dropped(get: Callable[[Part], Awaitable[Any]], part: Part) -> None:
-    await get(part)

@@ -55,6 +55,14 @@ class LruCache(Generic[Value]):
             assert entry.value is not None
             return entry.value
 
+    def discard(self, key: Hashable, value: Value) -> None:
+        """Drop a value, unless the key has another one by now."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and entry.value is value:
+                del self._entries[key]
+                self._bytes -= value.nbytes
+
     def clear(self) -> None:
         """Drop all values."""
         with self._lock:

@@ -1,61 +1,145 @@
-"""A file in a store: ranges of its bytes come through the cache on local disk."""
+"""A file in a store: its blocks come through the cache on local disk, and once all are there they are mapped."""
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+import asyncio
+import concurrent.futures
+import contextlib
+import ctypes
+import fcntl
+import functools
+import io
+import itertools
+import logging
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
+from feedline._src.errors import FeedError
+from feedline._src.files.cache import AHEAD, BLOCK_BYTES, Cache, CacheFile, cache_of, in_folder, name_of, touched
 from feedline._src.files.file import Bytes, File, Indices, place_in
+from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.version import FileVersion
-from feedline._src.stores.opening import RemoteObjects
+from feedline._src.native.library import library
+from feedline._src.stores.client import Version
+from feedline._src.stores.fetcher import AT_ONCE, MOST, fetcher, result_of
 from feedline._src.stores.options import Store
-from feedline._src.stores.remote_object import RemoteObject, open_object
-from feedline._src.stores.whole_files import WholeFiles
+from feedline._src.stores.origin import REQUEST_BYTES, Origin, gathered
+from feedline._src.stores.urls import Url
+
+_log = logging.getLogger("feedline")
+OPEN_SEGMENTS = 64
+_MOST_BLOCKS = REQUEST_BYTES // BLOCK_BYTES
+"""Of a request: adjacent blocks are fetched together."""
+_EVERY_S = 20.0
+_TRIES = 100
+_FILES_AT_ONCE = 32
+_LOOK_AGAIN_S = 0.1
+SMALL_BYTES = 1 << 14
+"""What a file object reads at once of headers."""
+_EXACT_BYTES = 1 << 17
+"""Up to this size, as of headers and footers, only these bytes are fetched, and not the blocks that hold them."""
+
+
+class _Whole(NamedTuple):
+    """The file of an object that was fetched whole, and its version when it was complete."""
+
+    path: str
+    file: CacheFile
+    version: FileVersion
 
 
 class RemoteFile(File):
     """A `File` that is an object in a store.
 
+    Its blocks lie in segments of up to 64 MiB, each of which is a file of the cache. Which of them are there, with
+    the right checksum, this process notes by the id of the file: another one at the same path has other blocks.
+
     Args:
-      item: the object, open.
+      url, version: of the object.
+      origin: of its bytes, which has compared the version.
       options: cache and patience.
+      opened: the segments of a source that were used last, open.
     """
 
     in_store = True
+    version: Version
 
-    def __init__(self, item: RemoteObject, options: Store) -> None:
-        self.item = item
-        self._options = options
-        self.name, self.version, self.size = str(item.url), item.version, item.size
-        self._whole: WholeFiles | None = None
-        self._fetched: tuple[str, FileVersion] | None = None
-
-    def fetched_to(self, path: str) -> None:
-        """Note a local file of all bytes, which must not change until `check_open` was called the last time."""
-        self._fetched = path, FileVersion.of(path)
+    def __init__(
+        self, url: Url, version: Version, origin: Origin, options: Store, opened: LruCache[CacheFile] | None = None
+    ) -> None:
+        self.name, self.version, self.size = str(url), version, version.size_bytes
+        self._url, self._origin, self._options = url, origin, options
+        self.cache = cache_of(options)
+        self._opened: LruCache[CacheFile] = opened or LruCache(OPEN_SEGMENTS)
+        self._step = self.cache.segment_bytes
+        self._segments = -(-self.size // self._step)
+        self._known: dict[int, tuple[bytes, Any]] = {}
+        """By segment, the id of its file, and which of its blocks are there."""
+        self._lock = threading.RLock()  # a request may be done before its callback is added
+        self._pending: dict[int, concurrent.futures.Future[None]] = {}
+        """The requests that fetch a block. Guarded by _lock."""
+        self._used: set[int] = set()
+        """Segments that were read since the last maintenance."""
+        self._maintained = time.monotonic()
+        self._evictions = 0
+        self._complete = 0
+        """The segments before this one were complete."""
+        self._mapped: tuple[Bytes, list[tuple[str, os.stat_result]]] | None = None
+        """The mapped object, and the path and state of each of its files."""
+        self._whole: _Whole | None = None
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """See `File.read`."""
-        residency = self.item._residency
-        with residency.reading():
-            parts = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
-            blocks = [self.item.blocks_of(*part) for part in parts if part[1] > 0]
-            residency.wait_for(np.concatenate([np.zeros(0, np.int64), *blocks]))
-            return [bytes(self.item.memory[at : at + length]) for at, length in parts]
+        found = self._read(offsets, lengths)
+        assert found is not None
+        return found
+
+    def _read(self, offsets: Indices, lengths: Indices, wait: bool = True) -> list[bytes] | None:
+        """The bytes of `read`; None: they are not in the cache, and `wait` is False."""
+        pieces: list[dict[int, bytes]] = [{} for _ in offsets]
+
+        def read(file: CacheFile, part: int, within: int, start: int, stop: int) -> int:
+            data = pieces[part][within] = os.pread(file.descriptor, stop - start, start)
+            return len(data)
+
+        if not self._each(offsets, np.minimum(offsets + lengths, self.size), read, wait):
+            return None
+        return [b"".join(some[at] for at in sorted(some)) for some in pieces]
+
+    def read_rows(self, offsets: Indices, out: Bytes) -> None:
+        """See `File.read_rows`. Adjacent rows are read at once."""
+        length = out.shape[1]
+        if len(offsets) and int(offsets.max()) + length > self.size:
+            super().read_rows(offsets, out)  # raises
+        firsts = np.append(0, np.flatnonzero(np.diff(offsets) != length) + 1)[: len(offsets)]  # of adjacent rows
+        ends = np.append(firsts[1:], len(offsets))[: len(firsts)]
+        rows = [out[first:end].reshape(-1) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
+
+        def read(file: CacheFile, part: int, within: int, start: int, stop: int) -> int:
+            return os.preadv(file.descriptor, [rows[part][within : within + stop - start].data], start)
+
+        self._each(offsets[firsts], offsets[firsts] + length * (ends - firsts), read)
 
     def memory(self) -> Bytes | None:
-        """See `File.memory`."""
-        return None
+        """See `File.memory`. None without the C library, whose gather survives what happens to mapped files."""
+        self._maintain()
+        if self._mapped is None and library() is not None and self._is_complete():
+            self._mapped = self._map()
+        return None if self._mapped is None else self._mapped[0]
 
     def path(self) -> str:
         """See `File.path`."""
         if self._whole is None:
-            whole = WholeFiles([self.name], self._options)
-            self.item.version.check(whole.versions[0], self.name)
-            self._whole = whole
-            self.fetched_to(whole.paths[0])
-        return self._whole.paths[0]
+            fetch_whole([self])
+        assert self._whole is not None
+        return self._whole.path
 
     @property
     def has_path(self) -> bool:
@@ -64,35 +148,484 @@ class RemoteFile(File):
 
     def open(self, sequential: bool = False) -> BinaryIO:
         """See `File.open`."""
-        return open_object(self.item, sequential)
+        return cast(BinaryIO, io.BufferedReader(_OpenObject(self, sequential), SMALL_BYTES))
 
-    def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+    def samples(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """See `File.samples`."""
-        return self.item.samples(ranges)
+        return [result_of(future, self.name) for future in self.start_samples(ranges)]
+
+    def start_samples(self, ranges: Sequence[tuple[int, int]]) -> list[concurrent.futures.Future[bytes]]:
+        """Start the requests of `samples`; returns a future for each."""
+        clipped = [(min(offset, self.size), min(offset + length, self.size)) for offset, length in ranges]
+        return [fetcher().run(self._sample(start, stop)) for start, stop in clipped]
 
     @property
     def stamp(self) -> str:
         """Its ETag; a weak one with a random number, so that nothing is taken for what was made of it before."""
-        return self.item.version.cache_tag
+        return self.version.cache_tag
 
     def places_beside(self, suffix: str) -> list[str]:
         """See `File.places_beside`: in the cache folder."""
         return [place_in(self._options.folder, f"{self.name} {self.stamp}", suffix)]
 
     def check(self) -> None:
-        """Do nothing: the version is compared whenever bytes are fetched."""
+        """Unmap the object for later reads if files of the cache are gone or truncated. Its version is compared
+        whenever bytes are fetched."""
+        self._maintained = 0.0
+        self._maintain()
 
     def check_open(self) -> None:
-        """See `File.check_open`: of the file that `path` has returned."""
-        if self._fetched is not None:
-            path, version = self._fetched
-            version.compare(FileVersion.of(path), self.name)
+        """Refuse a file that was fetched whole, and written to since. Of blocks, see `check`."""
+        whole = self._whole
+        if whole is not None:
+            whole.version.compare(FileVersion.of_open(whole.file.descriptor), self.name)
+
+    def blocks_of(self, offsets: Indices, lengths: Indices) -> Indices:
+        """The numbers of the blocks that hold some bytes, ascending."""
+        stops = np.minimum(offsets + lengths, self.size)
+        offsets, stops = offsets[stops > offsets], stops[stops > offsets]
+        first, more = offsets // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES - offsets // BLOCK_BYTES
+        longest = int(more.max(initial=0))
+        spread = np.minimum(np.arange(longest + 1), more[:, None]) + first[:, None]
+        return np.unique(spread)
+
+    def fetch(self, blocks: Indices) -> list[concurrent.futures.Future[None]]:
+        """Start to fetch those of some ascending blocks that are not there. Returns the requests."""
+        missing = [block for block in blocks.tolist() if not self._has(block)]
+        futures: set[concurrent.futures.Future[None]] = set()
+        with self._lock:
+            pending = {block: self._pending[block] for block in missing if block in self._pending}
+            pending = {block: future for block, future in pending.items() if not future.done()}
+            futures.update(pending.values())
+            for run in self._runs([block for block in missing if block not in pending]):
+                future = fetcher().run(self._fetch(run))
+                self._pending.update(dict.fromkeys(run, future))
+                future.add_done_callback(functools.partial(self._done, run))
+                futures.add(future)
+        return list(futures)
+
+    def comes(self, offset: int, length: int) -> bool:
+        """Whether all blocks that hold some bytes are there, or are being fetched."""
+        blocks = self.blocks_of(np.array([offset]), np.array([length])).tolist()
+        return all(self._has(block) or block in self._pending for block in blocks)
+
+    def _is_there(self, start: int, stop: int) -> bool:
+        return all(map(self._has, self.blocks_of(np.array([start]), np.array([stop - start])).tolist()))
+
+    def read_on_from(self, offset: int) -> None:
+        """Start to fetch the blocks that a reader of the whole object needs next."""
+        first = offset // BLOCK_BYTES
+        most = min(MOST, int(self.cache.limit_bytes * AHEAD) // BLOCK_BYTES)
+        if len(self._pending) < AT_ONCE:
+            self.fetch(np.arange(first, min(-(-self.size // BLOCK_BYTES), first + most)))
+
+    def close(self) -> None:
+        """Give up what is being fetched, and let the cache evict the file of `path`."""
+        self._whole = None
+        with self._lock:
+            futures = set(self._pending.values())
+        for future in futures:
+            future.cancel()
 
     def __reduce__(self) -> Any:
         return _opened_again, (self.name, self._options, self.version)
 
+    def _each(
+        self,
+        offsets: Indices,
+        stops: Indices,
+        read: Callable[[CacheFile, int, int, int, int], int],
+        wait: bool = True,
+    ) -> bool:
+        """Call `read` with a file of the cache for each part, or, where segments meet, for each piece of one.
 
-def _opened_again(name: str, options: Store, version: Any) -> RemoteFile:
-    item = RemoteObjects([name], options).by_url[name]
-    version.check(item.version, name)
-    return RemoteFile(item, options)
+        Args:
+          read: (file, number of the part, where in it the piece lies, start and stop in the file) → bytes read.
+          wait: fetch what is not there.
+
+        Returns:
+          False: something is not there, and `wait` is False.
+        """
+        self._maintain()
+        if wait:
+            self._wait_for(self.blocks_of(offsets, stops - offsets))
+        by_segment: dict[int, list[tuple[int, int, int]]] = {}
+        for part, (start, stop) in enumerate(zip(offsets.tolist(), stops.tolist(), strict=True)):
+            for segment in range(start // self._step, -(-stop // self._step) if stop > start else 0):
+                first = segment * self._step
+                by_segment.setdefault(segment, []).append((part, max(start, first), min(stop, first + self._step)))
+        for segment, pieces in by_segment.items():
+            self._used.add(segment)
+            for _ in range(_TRIES):
+                if self._read_segment(segment, pieces, offsets, read):
+                    break
+                if not wait:
+                    return False
+                starts, ends = np.array([(start, stop) for _, start, stop in pieces], np.int64).T
+                self._wait_for(self.blocks_of(starts, ends - starts))
+            else:
+                raise FeedError(
+                    "the files of a cache must stay as they are for as long as a read takes, and those of "
+                    f"{self.name} were changed {_TRIES} times; look for the program that writes to them",
+                    stage="read",
+                    file=self.name,
+                )
+        return True
+
+    def _read_segment(
+        self,
+        segment: int,
+        pieces: list[tuple[int, int, int]],
+        offsets: Indices,
+        read: Callable[[CacheFile, int, int, int, int], int],
+    ) -> bool:
+        """Whether the pieces could be read: their blocks are there, and nobody has truncated the file."""
+        file, first = self._segment(segment), segment * self._step
+        there = file.verified
+        for part, start, stop in pieces:
+            if not there[(start - first) // BLOCK_BYTES : -(-(stop - first) // BLOCK_BYTES)].all():
+                return False
+            if read(file, part, start - int(offsets[part]), start - first, stop - first) != stop - start:
+                break
+        else:
+            if file.is_intact:
+                return True
+        file.unlink()
+        self._drop(segment, file)
+        return False
+
+    def _wait_for(self, blocks: Indices) -> None:
+        if all(map(self._has, blocks.tolist())):
+            return
+        began = time.monotonic()
+        try:
+            for future in self.fetch(blocks):
+                result_of(future, self.name)
+        finally:
+            fetcher().counts.wait_s += time.monotonic() - began
+
+    def _has(self, block: int) -> bool:
+        """Whether a block is there, as far as this process knows."""
+        segment, within = divmod(block, self._step // BLOCK_BYTES)
+        known = self._known.get(segment)
+        return known is not None and bool(known[1][within])
+
+    def _range(self, block: int) -> tuple[int, int]:
+        return block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)
+
+    def _runs(self, blocks: Sequence[int]) -> Iterator[list[int]]:
+        """Ascending blocks in runs of adjacent ones of one segment, none longer than a request."""
+        per_segment = self._step // BLOCK_BYTES
+        keys = ((block - i, block // per_segment) for i, block in enumerate(blocks))
+        for _, run in itertools.groupby(zip(keys, blocks, strict=True), lambda pair: pair[0]):
+            adjacent = [block for _, block in run]
+            for start in range(0, len(adjacent), _MOST_BLOCKS):
+                yield adjacent[start : start + _MOST_BLOCKS]
+
+    def _is_complete(self) -> bool:
+        """Whether all blocks are in the cache, as far as this process knows."""
+        for number in range(self._complete, self._segments):
+            known = self._known.get(number)
+            if known is None or not known[1].all():
+                return False
+            self._complete = number
+        return True
+
+    def _segment(self, number: int) -> CacheFile:
+        """The open file of a segment."""
+
+        def opened() -> CacheFile:
+            start, stop = number * self._step, min((number + 1) * self._step, self.size)
+            file = self.cache.open(name_of(self.name, self.version.cache_tag, start, stop), stop - start)
+            known = self._known.get(number)
+            if known is not None and known[0] == file.id:
+                file.verified = known[1]
+            else:
+                self._known[number] = file.id, file.verified
+                self._complete = 0
+            return file
+
+        return self._opened.get((self.name, number), opened)
+
+    def _drop(self, number: int, file: CacheFile) -> None:
+        """Use another file for a segment from now on: this one is damaged, or has lost its name."""
+        self._opened.discard((self.name, number), file)
+        self._known.pop(number, None)
+        self._complete = 0
+
+    async def _fetch(self, run: list[int]) -> None:
+        """Put adjacent blocks into the cache, unless they are there."""
+        absent = await asyncio.to_thread(self._from_cache, run)
+        for part in self._runs(absent):
+            start, stop = self._range(part[0])[0], self._range(part[-1])[1]
+            data = memoryview(await self._origin.fetch(self._url, self.version, start, stop))
+            await asyncio.to_thread(self._keep, part, data)
+
+    def _from_cache(self, run: list[int]) -> list[int]:
+        """Compare the checksums of the blocks that the cache has. Returns the others."""
+        file, first = self._writable(run[0])
+        absent = [block for block in run if not file.has(block - first)]
+        fetcher().counts.cached += len(run) - len(absent)
+        return absent
+
+    def _keep(self, run: list[int], data: memoryview) -> None:
+        """Put blocks into the cache."""
+        file, first = self._writable(run[0])
+        begin = self._range(run[0])[0]
+        for block in run:
+            start, stop = self._range(block)
+            self.cache.write(file, block - first, data[start - begin : stop - begin])
+
+    def _writable(self, block: int) -> tuple[CacheFile, int]:
+        """The file of a block's segment, and the number of the first block in it."""
+        number = block * BLOCK_BYTES // self._step
+        file = self._segment(number)
+        if file.is_gone or not file.is_intact:
+            file.unlink()
+            self._drop(number, file)
+            file = self._segment(number)
+        return file, number * self._step // BLOCK_BYTES
+
+    def _done(self, run: list[int], future: concurrent.futures.Future[None]) -> None:
+        with self._lock:
+            for block in run:
+                if self._pending.get(block) is future:
+                    del self._pending[block]
+
+    def _maintain(self) -> None:
+        """Every 20 s, and after an eviction: note in the cache what is in use, and give up files that are gone."""
+        now, evictions = time.monotonic(), self.cache.evictions
+        if now < self._maintained + _EVERY_S and evictions == self._evictions:
+            return
+        with self._lock:  # one thread
+            if now < self._maintained + _EVERY_S and evictions == self._evictions:
+                return
+            self._maintained, self._evictions = now, evictions
+            used, self._used = self._used, set()
+        for number in used:
+            file = self._segment(number)
+            if not file.touch() and file.is_gone:
+                self._drop(number, file)
+        mapped = self._mapped
+        if mapped is None:
+            return
+        there = [touched(path, status) for path, status in mapped[1]]  # all of them, although one may be gone
+        if not all(there):
+            self._mapped = None
+            for number in range(self._segments):
+                self._drop(number, self._segment(number))
+
+    def _map(self) -> tuple[Bytes, list[tuple[str, os.stat_result]]] | None:
+        """All segments, mapped one behind the other, and their files; None if one is not there any more."""
+        space, files = _AddressSpace(self.size), []
+        for number in range(self._segments):
+            file = self._segment(number)
+            if not file.touch():
+                self._drop(number, file)
+                return None
+            files.append((file.path, os.fstat(file.descriptor)))
+            if not file.verified.all() or not space.map(number * self._step, file):
+                return None
+        return space.bytes, files
+
+    async def _sample(self, start: int, stop: int) -> bytes:
+        offset, length = np.array([start]), np.array([stop - start])
+        found = await asyncio.to_thread(self._read, offset, length, False) if self._is_there(start, stop) else None
+        if found is not None:
+            return found[0]
+
+        async def piece(at: int) -> bytes:
+            stops = min(at + REQUEST_BYTES, stop)
+            return await cached(self.cache, self._origin, self._url, self.version, at, stops)
+
+        return b"".join(await gathered(map(piece, range(start, stop, REQUEST_BYTES))))
+
+    async def _fetch_whole(self, files: asyncio.Semaphore, requests: asyncio.Semaphore) -> None:
+        """Fetch the object as one file, which stays in the cache for as long as this `File` does."""
+        name = name_of(self.name, self.version.cache_tag, 0, self.size)
+        async with files, _alone(self.cache.path(name) + ".lock"):
+            whole = await asyncio.to_thread(self.cache.open_whole, name, self.size)
+            absent = np.flatnonzero(~whole.verified).tolist()
+            fetcher().counts.cached += not absent
+
+            async def part(run: list[int]) -> None:
+                start, stop = self._range(run[0])[0], self._range(run[-1])[1]
+                async with requests:  # as much is in memory as is being fetched
+                    data = memoryview(await self._origin.fetch(self._url, self.version, start, stop))
+                    for block in run:
+                        at, end = self._range(block)
+                        await asyncio.to_thread(self.cache.write, whole, block, data[at - start : end - start])
+
+            await gathered(part(run) for run in self._runs(absent))
+            of_descriptor = f"/proc/self/fd/{whole.descriptor}"
+            path = of_descriptor if os.path.exists(of_descriptor) else whole.path
+            self._whole = _Whole(path, whole, FileVersion.of_open(whole.descriptor))
+
+
+def fetch_whole(files: Sequence[RemoteFile]) -> None:
+    """Fetch all these objects, each as one file, so that they have a `path`.
+
+    Several processes share the files: one fetches an object, while the others wait for it.
+
+    Raises:
+      FeedError: the store cannot be read, or the cache is too small for all of them.
+    """
+    absent = [file for file in files if not file.has_path]
+    if not absent:
+        return
+    size, limit_bytes = sum(file.size for file in files), absent[0].cache.limit_bytes
+    if size > limit_bytes:
+        raise FeedError(
+            "files of this format are opened by path, so the cache must hold all of them, and they have "
+            f"{size} bytes where cache_bytes={limit_bytes}; raise cache_bytes of feedline.Store, or convert them "
+            "to TFRecord, of which parts are read",
+            stage="read",
+            file=absent[0].name,
+        )
+    _log.info("%d objects, %d bytes in all, are fetched whole unless the cache has them", len(absent), size)
+    slots = asyncio.Semaphore(_FILES_AT_ONCE), asyncio.Semaphore(AT_ONCE)
+    started = [fetcher().run(file._fetch_whole(*slots)) for file in absent]
+    try:
+        for file, future in zip(absent, started, strict=True):
+            result_of(future, file.name)
+    except BaseException:
+        for future in started:
+            future.cancel()
+        raise
+
+
+@contextlib.asynccontextmanager
+async def _alone(path: str) -> AsyncIterator[None]:
+    """Within the `with` block, no other process has the lock. That of a killed process is gone."""
+    with in_folder(os.path.dirname(path), lambda: open(path, "a")) as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # who waits for it looks into the cache first
+
+
+async def cached(cache: Cache, origin: Origin, url: Url, version: Version, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of an object, from the cache, or else fetched and put there as a file."""
+    if stop <= start:
+        return b""
+    name = name_of(str(url), version.cache_tag, start, stop)
+    found = await asyncio.to_thread(cache.get, name, stop - start)
+    if found is None:
+        found = bytes(await origin.fetch(url, version, start, stop))
+        await asyncio.to_thread(cache.put, name, found)
+    else:
+        fetcher().counts.cached += 1
+    return found
+
+
+def _opened_again(name: str, options: Store, version: Version) -> RemoteFile:
+    (file,) = open_objects([name], options)
+    version.check(file.version, name)
+    return file
+
+
+def open_objects(
+    urls: Sequence[str], options: Store, opened: LruCache[CacheFile] | None = None
+) -> list[RemoteFile]:
+    """Objects of their present versions, which are all asked for at once: each alone would cost the latency.
+
+    Raises:
+      FileNotFoundError: there is no such object.
+      FeedError: the store cannot be read.
+    """
+    cache_of(options)  # before requests
+    parsed = [Url.parse(url) for url in urls]
+    origins = [Origin(options.patience_s) for _ in parsed]
+    asked = gathered(origin.sampled_version(url) for url, origin in zip(parsed, origins, strict=True))
+    versions = fetcher().run(asked).result()
+    return [
+        RemoteFile(url, version, origin, options, opened)
+        for url, version, origin in zip(parsed, versions, origins, strict=True)
+    ]
+
+
+class _OpenObject(io.RawIOBase):
+    """Reads of an object, the small ones without the blocks that hold them. For one thread."""
+
+    def __init__(self, file: RemoteFile, sequential: bool) -> None:
+        self._file, self._sequential = file, sequential
+        self._at = 0
+
+    def readable(self) -> bool:
+        """True: it is open for reading."""
+        return True
+
+    def seekable(self) -> bool:
+        """True: the next read may begin anywhere."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Let the next read begin at `offset` from the start, from here or from the end. Returns where that is."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill `buffer` from here on, and go on behind it. Returns the number of bytes; 0 at the end."""
+        at, wanted = self._at, len(buffer)
+        if self._sequential:
+            self._file.read_on_from(at)
+        if self._sequential or wanted > _EXACT_BYTES or self._file.comes(at, wanted):
+            (data,) = self._file.read(np.array([at]), np.array([wanted]))
+        else:
+            (data,) = self._file.samples([(at, wanted)])
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+_MAP_FIXED, _PROT_NONE = 0x10, 0  # of Linux and macOS; Python's mmap does not have them
+_FAILED = ctypes.c_void_p(-1).value
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    number, size = ctypes.c_int, ctypes.c_size_t
+    libc.mmap.argtypes = (ctypes.c_void_p, size, number, number, number, ctypes.c_int64)
+    libc.munmap.argtypes = (ctypes.c_void_p, size)
+    return libc
+
+
+class _AddressSpace:
+    """A range of addresses, in which files are mapped one behind the other.
+
+    Attributes:
+      bytes: all of it, read-only. Views of it keep the mappings.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._address, self.bytes = 0, np.zeros(size and 1, np.uint8)
+        self._is_reserved = size == 0
+        if size:
+            address = _libc().mmap(None, size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+            self._is_reserved = address != _FAILED
+            if self._is_reserved:
+                self._address = address
+                raw = (ctypes.c_char * size).from_address(address)
+                weakref.finalize(raw, _libc().munmap, address, size).atexit = False
+                self.bytes = np.frombuffer(memoryview(raw).toreadonly(), np.uint8)
+
+    def map(self, start: int, file: CacheFile) -> bool:
+        """Make the bytes of a file those from `start` on, a multiple of the page size. False: it failed."""
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        address = self._address + start
+        return self._is_reserved and (
+            _libc().mmap(address, file.size, mmap.PROT_READ, flags, file.descriptor, 0) != _FAILED
+        )

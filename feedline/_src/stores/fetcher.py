@@ -6,6 +6,7 @@ import asyncio
 import collections
 import concurrent.futures
 import dataclasses
+import errno
 import functools
 import logging
 import math
@@ -17,6 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from feedline._src.errors import FeedError
+from feedline._src.runtime.ending import check_may_read
 from feedline._src.runtime.exit import close_at_exit
 from feedline._src.stores.client import TransientError, UnreachableError
 
@@ -25,6 +27,8 @@ T = TypeVar("T")
 AT_ONCE = 64
 """Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s. Half as
 many of twice the size would hold as much memory, but give half of that."""
+MOST = 2 * AT_ONCE
+"""Requests that wait or are in flight: more are not fetched ahead."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _UNREACHABLE_S = 10.0
 """The most patience for a store that was never reached, whose address may be wrong."""
@@ -75,6 +79,7 @@ class Fetcher:
         self._forked = False
         self._thread: threading.Thread | None = None
         self._slots: asyncio.Semaphore
+        self._running: set[concurrent.futures.Future[Any]] = set()
         self._durations: dict[int, collections.deque[float]] = {}
         """Of the last requests, by the logarithm of their size. Used by the thread only, as is the next:"""
         self._warned = -math.inf
@@ -97,7 +102,15 @@ class Fetcher:
             if self._loop is None:
                 self._start()
             assert self._loop is not None
-            return asyncio.run_coroutine_threadsafe(request, self._loop)
+            future = asyncio.run_coroutine_threadsafe(request, self._loop)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
+
+    @property
+    def in_flight(self) -> int:
+        """How many coroutines are running."""
+        return len(self._running)
 
     async def patiently(
         self, name: str, patience_s: float, size: int | None, request: Callable[[], Awaitable[T]]
@@ -243,6 +256,31 @@ class Fetcher:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.stop()
+
+
+def result_of(future: concurrent.futures.Future[T], name: object) -> T:
+    """The result of a request. What a store or the local disk does is a FeedError, never a bad row.
+
+    Raises:
+      FeedError: the request failed, or was cancelled.
+      SystemExit: the interpreter exits, and this is a daemon thread.
+    """
+    try:
+        return future.result()
+    except FeedError:
+        raise
+    except FileNotFoundError:
+        found = "it is not there any more; put it back, or build a new feed over what is there"
+    except concurrent.futures.CancelledError:
+        check_may_read()
+        found = "its source was closed during a read"
+    except OSError as error:
+        found = f"reading it failed: {error}"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            found += "; raise the limit of open files (ulimit -n)"
+    raise FeedError(
+        f"an object must stay readable while a feed reads it, and {found}", stage="read", file=str(name)
+    )
 
 
 def _host(name: str) -> str:

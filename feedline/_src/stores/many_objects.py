@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from feedline._src.stores.ahead import Ahead
 from feedline._src.stores.cache import cache_of, name_of
 from feedline._src.stores.client import Version
-from feedline._src.stores.fetcher import fetcher
+from feedline._src.stores.fetcher import fetcher, result_of
 from feedline._src.stores.options import Store
 from feedline._src.stores.origin import REQUEST_BYTES, Origin, bytes_in, cached
-from feedline._src.stores.residency import result_of
 from feedline._src.stores.urls import Url
 
 

@@ -19,9 +19,9 @@ from feedline._src.stores.address_space import AddressSpace
 from feedline._src.stores.ahead import AHEAD
 from feedline._src.stores.cache import name_of
 from feedline._src.stores.client import Version
-from feedline._src.stores.fetcher import AT_ONCE, fetcher
+from feedline._src.stores.fetcher import AT_ONCE, fetcher, result_of
 from feedline._src.stores.origin import REQUEST_BYTES, Origin, cached, gathered
-from feedline._src.stores.residency import BLOCK_BYTES, Residency, result_of
+from feedline._src.stores.residency import BLOCK_BYTES, Residency
 from feedline._src.stores.urls import Url
 
 T = TypeVar("T")

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import errno
 import functools
 import itertools
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.errors import FeedError
-from feedline._src.runtime.ending import check_may_read
 from feedline._src.stores.ahead import AHEAD, MOST
 from feedline._src.stores.cache import cache_of
-from feedline._src.stores.fetcher import fetcher
+from feedline._src.stores.fetcher import fetcher, result_of
 from feedline._src.stores.options import Store
 
 Indices = npt.NDArray[np.int64]
-T = TypeVar("T")
 BLOCK_BYTES = 1 << 21
 """A row of a shuffled batch costs a block the first time, so a larger one delays the first batch on a slow link.
 Each is a file of the cache, so a smaller one makes more of them."""
@@ -265,28 +261,3 @@ def _make_room() -> None:
 
 def _now() -> int:
     return int(time.monotonic())
-
-
-def result_of(future: concurrent.futures.Future[T], url: Any) -> T:
-    """The result of a request. What a store or the local disk does is a FeedError, never a bad row.
-
-    Raises:
-      FeedError: the request failed, or was cancelled.
-      SystemExit: the interpreter exits, and this is a daemon thread.
-    """
-    try:
-        return future.result()
-    except FeedError:
-        raise
-    except FileNotFoundError:
-        found = "it is not there any more; put it back, or build a new feed over what is there"
-    except concurrent.futures.CancelledError:
-        check_may_read()
-        found = "its source was closed during a read"
-    except OSError as error:
-        found = f"reading it failed: {error}"
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            found += "; raise the limit of open files (ulimit -n)"
-    raise FeedError(
-        f"an object must stay readable while a feed reads it, and {found}", stage="read", file=str(url)
-    )

@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 from feedline._src.errors import FeedError
 from feedline._src.stores.cache import BlockCache, cache_of, in_folder, name_of
 from feedline._src.stores.client import Version
-from feedline._src.stores.fetcher import AT_ONCE, fetcher
+from feedline._src.stores.fetcher import AT_ONCE, fetcher, result_of
 from feedline._src.stores.options import Store
 from feedline._src.stores.origin import REQUEST_BYTES, Origin, gathered
-from feedline._src.stores.residency import result_of
 from feedline._src.stores.urls import Url
 
 _log = logging.getLogger("feedline")

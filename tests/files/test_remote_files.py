@@ -1,0 +1,430 @@
+"""Files in a store: the bytes of the object, whatever happens to the files of the cache meanwhile."""
+
+import contextlib
+import hashlib
+import itertools
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import programs
+import pytest
+
+import feedline
+from feedline._src.files.files import Files
+from feedline._src.files.local import LocalFile
+from feedline._src.native.library import library
+from feedline._src.stores.fetcher import fetcher
+
+BLOCK = 1 << 21
+DATA = np.random.default_rng(0).integers(0, 256, 11 * BLOCK // 2, np.uint8).tobytes()
+needs_c = pytest.mark.skipif(library() is None, reason="without the C library nothing is mapped")
+
+
+@pytest.fixture
+def url(store):
+    store.objects["/x.bin"] = DATA
+    return f"{store.url}/x.bin"
+
+
+@pytest.fixture(params=["one segment", "six segments"])
+def options(request, tmp_path):
+    """A cache whose segments hold 64 MiB, or one block."""
+    limit = (1 << 40) if request.param == "one segment" else 64 << 20
+    return feedline.Store(cache=tmp_path / "cache", cache_bytes=limit, patience_s=10)
+
+
+def opened(url, options):
+    return Files([url], options)[0]
+
+
+def parts(count=60, seed=1, most=3000):
+    random = np.random.default_rng(seed)
+    return random.integers(0, len(DATA), count), random.integers(0, most, count)
+
+
+def reads_all(file, seed=1):
+    for offsets, lengths in (parts(seed=seed), parts(5, seed, 3 * BLOCK)):
+        expected = [DATA[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
+        assert file.read(offsets, lengths) == expected
+    offsets = np.append(parts(seed=seed)[0] % (len(DATA) - 700), np.arange(BLOCK - 1400, BLOCK + 1400, 700))
+    out = np.zeros((len(offsets), 700), np.uint8)
+    file.read_rows(offsets, out)
+    assert [bytes(row) for row in out] == [DATA[at : at + 700] for at in offsets.tolist()]
+
+
+def cache_files(folder):
+    """Of blocks, not those of samples."""
+    with contextlib.suppress(FileNotFoundError):
+        return [path for path in Path(folder).rglob("*") if path.is_file() and path.stat().st_size >= BLOCK // 2]
+    return []
+
+
+def test_a_file_in_a_store_is_read_as_a_local_one(url, options, tmp_path):
+    file = opened(url, options)
+    (tmp_path / "x.bin").write_bytes(DATA)
+    local = LocalFile(str(tmp_path / "x.bin"))
+    for each in (file, pickle.loads(pickle.dumps(file))):
+        assert (each.size, each.digest) == (local.size, local.digest)
+        reads_all(each)
+        assert each.samples([(5, 9), (len(DATA) - 3, 9), (len(DATA) + 9, 1)]) == [DATA[5:14], DATA[-3:], b""]
+        for sequential in (False, True):
+            with each.open(sequential) as read:
+                assert read.read(100) == DATA[:100]
+                assert read.seek(-50, os.SEEK_END) == len(DATA) - 50
+                assert read.read() == DATA[-50:]
+        with pytest.raises(feedline.FeedError, match="too early"):
+            each.read_rows(np.array([len(DATA) - 3]), np.zeros((1, 5), np.uint8))
+        assert not each.has_path
+        assert Path(each.path()).read_bytes() == DATA
+        assert each.has_path
+
+
+def test_what_one_source_fetched_serves_the_next_and_is_fetched_once(store, url, options):
+    reads_all(opened(url, options))
+    asked = [(start, stop) for start, stop in store.gets()]
+    assert sum(stop - start for start, stop in asked) <= len(DATA)
+    assert max(stop - start for start, stop in asked) <= 2 * BLOCK
+    store.requests.clear()
+    reads_all(opened(url, options), seed=1)
+    assert [method for method, *_ in store.requests] == ["HEAD"]
+
+
+@needs_c
+def test_memory_is_there_once_all_blocks_are_and_not_once_they_are_gone(store, url, options):
+    file = opened(url, options)
+    assert file.memory() is None
+    file.read(np.array([0]), np.array([10]))
+    assert file.memory() is None
+    file.read(np.array([0]), np.array([len(DATA)]))
+    memory = file.memory()
+    assert memory is file.memory()
+    assert bytes(memory) == DATA
+    assert not memory.flags.writeable
+    shutil.rmtree(options.cache)
+    file.check()
+    assert file.memory() is None
+    assert bytes(memory) == DATA, "it stays as long as somebody refers to it"
+    store.requests.clear()
+    reads_all(file)
+    assert store.gets()
+    file.read(np.array([0]), np.array([len(DATA)]))
+    assert bytes(file.memory()) == DATA
+
+
+@needs_c
+def test_mapped_memory_is_unmapped_with_its_last_array(url, options):
+    file = opened(url, options)
+    file.read(np.array([0]), np.array([len(DATA)]))
+    row = file.memory()[10:20]
+    del file
+    assert bytes(row) == DATA[10:20]
+    assert str(options.cache) in Path("/proc/self/maps").read_text()
+    del row
+    for _ in range(100):  # the thread that fetched may still refer to the file
+        if str(options.cache) not in Path("/proc/self/maps").read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("it is still mapped")
+
+
+def test_without_the_c_library_nothing_is_mapped(url, options, monkeypatch):
+    monkeypatch.setattr("feedline._src.files.remote.library", lambda: None)
+    file = opened(url, options)
+    file.read(np.array([0]), np.array([len(DATA)]))
+    assert file.memory() is None
+    assert str(options.cache) not in Path("/proc/self/maps").read_text()
+
+
+def shorter_and_longer(path):
+    size = path.stat().st_size
+    os.truncate(path, 9)
+    os.truncate(path, size)
+
+
+DAMAGE = {
+    "truncated to nothing": lambda path: os.truncate(path, 0),
+    "truncated by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "truncated in a block": lambda path: os.truncate(path, 1000),
+    "deleted": lambda path: path.unlink(),
+    "truncated and longer again": shorter_and_longer,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("when", ["in use", "before it is opened"])
+def test_files_of_the_cache_that_are_damaged_are_fetched_again(url, options, damage, when):
+    file = opened(url, options)
+    reads_all(file)
+    for path in cache_files(options.cache):
+        DAMAGE[damage](path)
+    if when == "before it is opened":
+        file = opened(url, options)
+    reads_all(file)
+    reads_all(file, seed=7)
+    reads_all(opened(url, options))
+
+
+def test_a_block_whose_bytes_differ_is_fetched_again(store, url, options):
+    reads_all(opened(url, options))
+    for path in cache_files(options.cache):
+        data = path.read_bytes()
+        path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    store.requests.clear()
+    reads_all(opened(url, options))
+    assert store.gets()
+
+
+def test_new_blocks_of_a_file_that_was_deleted_lie_in_a_new_one(url, options, monkeypatch):
+    monkeypatch.setattr("feedline._src.files.cache._NAMELESS_S", 0)
+    file = opened(url, options)
+    file.read(np.array([0]), np.array([10]))
+    shutil.rmtree(options.cache)
+    file.read(np.array([len(DATA) - 3, 1]), np.array([3, 1]))
+    again = opened(url, options)
+    before = fetcher().counts.cached
+    again.read(np.array([len(DATA) - 3]), np.array([3]))
+    assert fetcher().counts.cached == before + 1
+
+
+def test_what_will_be_read_is_fetched_within_a_quarter_of_the_cache(store, tmp_path):
+    store.objects["/x.bin"] = bytes(64 * BLOCK)
+    files = Files([f"{store.url}/x.bin"], feedline.Store(cache=tmp_path, cache_bytes=32 * BLOCK))
+
+    def blocks(first, count):
+        return [(0, BLOCK * np.arange(first, first + count), np.full(count, BLOCK))]
+
+    assert files.will_read(blocks(0, 4), 0)
+    assert files.will_read(blocks(4, 4), 1)
+    assert not files.will_read(blocks(8, 4), 2)
+    assert files[0].read(np.array([0]), np.array([8 * BLOCK])) == [bytes(8 * BLOCK)]
+    assert sum(stop - start for start, stop in store.gets()) == 8 * BLOCK
+    files.close()
+
+
+def test_a_closed_source_gives_up_its_requests_and_is_read_again(store, url, options):
+    files = Files([url], options)
+    reached, go_on = threading.Event(), threading.Event()
+    store.fault = lambda *request: reached.set() or (go_on.wait(20) and None)
+    found = []
+
+    def read():
+        try:
+            files[0].read(np.array([0]), np.array([10]))
+        except feedline.FeedError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert reached.wait(20)
+    files.close()
+    thread.join(15)
+    go_on.set()
+    assert "closed during a read" in found[0]
+    reads_all(files[0])
+
+
+def test_a_small_cache_stays_small_and_costs_fetches(store, tmp_path):
+    store.objects["/x.bin"] = DATA
+    options = feedline.Store(cache=tmp_path, cache_bytes=3 * BLOCK)
+    file = opened(f"{store.url}/x.bin", options)
+    for seed in range(5):
+        reads_all(file, seed)
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.rglob("*")) <= 4.2 * BLOCK
+    assert file.memory() is None
+
+
+def test_threads_read_while_blocks_are_evicted(store, tmp_path):
+    store.objects["/x.bin"] = DATA
+    file = opened(f"{store.url}/x.bin", feedline.Store(cache=tmp_path, cache_bytes=2 * BLOCK))
+    wrong = []
+
+    def read(seed):
+        try:
+            for again in range(5):
+                reads_all(file, 100 * seed + again)
+        except (AssertionError, feedline.FeedError) as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_more_segments_than_may_be_open_are_read(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("feedline._src.files.files._OPEN_SEGMENTS", 2)
+    store.objects["/x.bin"] = DATA
+    file = opened(f"{store.url}/x.bin", feedline.Store(cache=tmp_path, cache_bytes=64 << 20))
+    reads_all(file)
+    store.requests.clear()
+    reads_all(file)
+    assert store.requests == []
+    inside = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
+    assert sum(path.startswith(str(tmp_path)) for path in inside) <= 2
+
+
+def test_objects_without_bytes(store, options):
+    store.objects["/empty"] = b""
+    file = opened(f"{store.url}/empty", options)
+    assert file.read(np.array([0, 3]), np.array([5, 0])) == [b"", b""]
+    assert file.samples([(0, 3)]) == [b""]
+    assert Path(file.path()).read_bytes() == b""
+    with file.open() as read:
+        assert read.read() == b""
+
+
+READER = """
+import sys, time, numpy as np, feedline
+from feedline._src.files.files import Files
+from feedline._src.native.gather import MemoryLostError, Segments
+from feedline._src.native.library import library
+url, cache, cache_bytes, seed = sys.argv[1:]
+data = np.load(sys.stdin.buffer)
+random = np.random.default_rng(int(seed))
+mapped = 0
+print("ready", flush=True)
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    file = Files([url], feedline.Store(cache=cache, cache_bytes=int(cache_bytes)))[0]
+    for _ in range(20):
+        offsets = random.integers(0, len(data) - 3000, 40)
+        out = np.empty((40, 3000), np.uint8)
+        memory = file.memory()
+        if memory is not None:
+            rows = np.lib.stride_tricks.sliding_window_view(memory, 3000)
+            try:
+                Segments([rows]).gather(library(), offsets, (slice(None),), out)
+            except MemoryLostError:
+                file.check()
+                memory = None
+            mapped += memory is not None
+        if memory is None:
+            file.read_rows(offsets, out)
+            np.testing.assert_array_equal(out, data[offsets[:, None] + np.arange(3000)])
+        file.read(np.arange(0, len(data), 1 << 21), np.full(-(-len(data) // (1 << 21)), 1))
+print("mapped", mapped)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("segments", ["one", "several"])
+@pytest.mark.parametrize("pure", ["0", "1"])
+def test_no_process_dies_whoever_deletes_and_truncates_files_of_the_cache(store, tmp_path, segments, pure):
+    """Three processes read, and two more of them are killed again and again, while files are destroyed."""
+    store.objects["/x.bin"] = DATA
+    data = np.frombuffer(DATA, np.uint8)
+    np.save(tmp_path / "rows.npy", data)
+    cache = tmp_path / "cache"
+    limit = str(1 << 40 if segments == "one" else 64 << 20)
+    command = [sys.executable, "-c", READER, f"{store.url}/x.bin", str(cache), limit]
+    environment = {**os.environ, "FEEDLINE_PURE_PYTHON": pure}
+    done = threading.Event()
+
+    def destroy():
+        random = np.random.default_rng(3)
+        for i in itertools.count():
+            if done.wait(0.02):
+                return
+            for path in cache_files(cache):
+                with contextlib.suppress(OSError):
+                    [*DAMAGE.values()][random.integers(len(DAMAGE))](path) if random.random() < 0.5 else None
+            if i % 25 == 24:
+                shutil.rmtree(cache, ignore_errors=True)
+
+    with contextlib.ExitStack() as stack:
+
+        def start(seed):
+            given = stack.enter_context(open(tmp_path / "rows.npy", "rb"))
+            return stack.enter_context(
+                programs.started(
+                    [*command, str(seed)], stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env=environment,
+                )
+            )  # fmt: skip
+
+        readers, killed = [start(seed) for seed in range(3)], start(9)
+        for each in (*readers, killed):
+            assert each.stdout.readline() == "ready\n"
+        destroyer = threading.Thread(target=destroy)
+        destroyer.start()
+        killed.kill()
+        ended = [each.communicate(timeout=120) for each in readers]
+        done.set()
+        destroyer.join()
+    assert [(each.returncode, error) for each, (_, error) in zip(readers, ended, strict=True)] == [(0, "")] * 3
+    mapped = [int(out.split()[-1]) for out, _ in ended]
+    assert (sum(mapped) > 0) == (pure == "0" and library() is not None)
+
+
+FILLER = """
+import sys, numpy as np, feedline
+from feedline._src.files.files import Files
+from feedline._src.stores.fetcher import fetcher
+file = Files([sys.argv[1]], feedline.Store(cache=sys.argv[2]))[0]
+print("ready", flush=True)
+sys.stdin.readline()
+offsets = (1 << 21) * np.array(eval(sys.argv[3]))
+data = file.read(offsets, np.full(len(offsets), 1 << 21))
+print(sum(map(len, data)), fetcher().counts.fetched_bytes, flush=True)
+sys.stdin.readline()
+data = file.read(np.array([0]), np.array([file.size]))[0]
+import hashlib; print(hashlib.sha256(data).hexdigest(), fetcher().counts.fetched_bytes)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_fill_one_object(store, url, tmp_path):
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                programs.started(
+                    [sys.executable, "-c", FILLER, url, str(tmp_path / "c"), blocks],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )
+            )
+            for blocks in ("[0, 2, 4]", "[1, 3]")
+        ]  # fmt: skip
+        assert [each.stdout.readline() for each in both] == ["ready\n"] * 2
+        for expected in (3 * BLOCK, 2 * BLOCK), None:
+            for each in both:
+                each.stdin.write("\n")
+                each.stdin.flush()
+            if expected:
+                assert [each.stdout.readline().split() for each in both] == [[str(n)] * 2 for n in expected]
+        found = [each.stdout.read().split() for each in both]
+    assert {digest for digest, _ in found} == {hashlib.sha256(DATA).hexdigest()}
+    assert max(int(fetched) for _, fetched in found) < len(DATA), "each uses the blocks of the other"
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_writes_leaves_no_wrong_block(store, url, tmp_path):
+    """It is stopped inside its second block: half of its bytes are there, and no mark."""
+    script = """
+import os, sys, numpy as np, feedline
+from feedline._src.files.files import Files
+file = Files([sys.argv[1]], feedline.Store(cache=sys.argv[2]))[0]
+file.read(np.array([0]), np.array([9]))
+write = os.pwrite
+def half(descriptor, data, at):
+    if len(data) < 1000:
+        return write(descriptor, data, at)
+    write(descriptor, bytes(len(data) // 2), at)
+    os.kill(os.getpid(), 9)
+os.pwrite = half
+file.read(np.array([1 << 21]), np.array([9]))
+"""
+    ended = programs.run([sys.executable, "-c", script, url, str(tmp_path / "c")], capture_output=True, timeout=60)
+    assert ended.returncode == -9
+    store.requests.clear()
+    file = opened(url, feedline.Store(cache=tmp_path / "c"))
+    assert file.read(np.array([0, BLOCK]), np.array([9, BLOCK])) == [DATA[:9], DATA[BLOCK : 2 * BLOCK]]
+    assert store.gets() == [(BLOCK, 2 * BLOCK)]
