@@ -41,6 +41,8 @@ def test_text_is_bytes(tmp_path):
     texts = [record["text"] for record in source.records(np.array([2, 0, 1]))]
     assert texts == [b'a "quoted", line\nand another', "ä".encode(), b""]
     assert source[-1]["n"] == 3
+    (tmp_path / "y.csv").write_bytes(b"n,text\n1,\n2,\n")
+    assert feedline.open_source(tmp_path / "y.csv", columns=["text"]).records(np.arange(2)) == [b"", b""]
 
 
 def test_a_type_follows_from_all_rows(tmp_path):
@@ -69,7 +71,7 @@ def test_missing_numbers_are_nulls(tmp_path, sharding, delivered):
         (b"a,b\n1,2\n1,2,3\n", "cannot be read as a CSV file: .*Expected 2 columns, got 3.*correct the line"),
         (b"a,a\n1,2\n", "has 'a' twice"),
         (b"a,b\n1,2024-01-01\n", r"'b' is date32.*cast it: .*columns=\['a'\]"),
-        (b"a,b\n1,\n2,\n", "'b' is null"),
+        (b"a,b\n1,2\n3,4", "must end with a line break.*append one"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, data, found):

@@ -149,7 +149,7 @@ def _parquet(path, rows):
 
 @case("parquet text", MIXED)
 def _parquet_text(path, rows):
-    pq.write_table(texts(rows), path, row_group_size=50)
+    pq.write_table(texts(rows), path, row_group_size=50, compression="zstd")
 
 
 def write_arrow(path, content, compression=None, write=pa.ipc.new_file):
@@ -180,6 +180,34 @@ def _arrow_text(path, rows):
 @case("arrow compressed text", MIXED)
 def _arrow_compressed_text(path, rows):
     write_arrow(path, texts(rows), "zstd")
+
+
+@case("arrow compressed stream", NUMBERS)
+def _arrow_compressed_stream(path, rows):
+    write_arrow(path, table(rows), "lz4", pa.ipc.new_stream)
+
+
+@case("arrow stream text", MIXED)
+def _arrow_stream_text(path, rows):
+    write_arrow(path, texts(rows), write=pa.ipc.new_stream)
+
+
+def write_csv(path, columns, delimiter):
+    lines = [delimiter.join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join([delimiter.join(columns), *lines, ""]))
+
+
+SCORES = {"n": N.astype(np.int64), "score": X[:, 0].astype(np.float64)}
+
+
+@case("csv", SCORES)
+def _csv(path, rows):
+    write_csv(path, {name: column[rows] for name, column in SCORES.items()}, ",")
+
+
+@case("csv text", {"n": list(N.astype(np.int64)), "text": TEXT}, suffix=".tsv")
+def _csv_text(path, rows):
+    write_csv(path, {"n": N[rows], "text": [text.decode() for text in TEXT[rows]]}, "\t")
 
 
 @case("tfrecord", TEXT, has_checksums=True)

@@ -26,6 +26,11 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     pyarrow, csv = extras.require("pyarrow", "arrow"), extras.require("pyarrow.csv", "arrow")
     _check_size("bytes of text", file.size, options, file.name)
     data = file.read(np.array([0]), np.array([file.size]))[0]
+    if data and not data.endswith((b"\n", b"\r")):
+        raise ValueError(
+            f"a CSV file must end with a line break, since one without may be truncated, and {file.name} does "
+            "not; if it is whole, append one, and else check what wrote it"
+        )
     with naming_file(file.name, "a CSV file", "correct the line, or write it again"):
         table = csv.read_csv(
             pyarrow.BufferReader(data),
@@ -34,6 +39,10 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
                 delimiter="\t" if file.name.endswith(".tsv") else ",", newlines_in_values=True
             ),
         )
+    for i, column in enumerate(table.columns):
+        if pyarrow.types.is_null(column.type):  # no value at all: empty text
+            empty = pyarrow.repeat(pyarrow.scalar(b""), table.num_rows)
+            table = table.set_column(i, table.column_names[i], empty)
     if table.num_rows == 0:
         raise ValueError(f"a source must have at least one row, got {file.name} with none; check what wrote it")
     spec = spec_of(table.schema, options, file.name)
