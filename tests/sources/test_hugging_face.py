@@ -130,7 +130,7 @@ def test_dtypes_are_those_of_the_columns_and_numbers_are_not_copied(tmp_path):
     }  # fmt: skip
     column = dataset.data.table.column("grey").chunk(0)
     where = column.storage.values.values.buffers()[1].address
-    grey = [parts[0] for parts in source._leaves if parts[0].dtype == np.uint8]
+    grey = [parts[0] for parts in source._table._leaves if parts[0].dtype == np.uint8]
     assert [part.ctypes.data for part in grey] == [where]
 
 

@@ -5,13 +5,14 @@ A dataset is an object of that library, or a folder that `Dataset.save_to_disk` 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import pickle
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
@@ -126,10 +127,23 @@ class OpenDataset:
         """int64[k]: where these rows of the dataset lie in the table."""
         return rows if self.rows is None else self.rows[rows]
 
-    def check(self) -> None:
-        """Refuse, with a FeedError, files that were written to. Calls take turns through many files."""
-        for file in itertools.islice(self._to_check, min(_CHECKS_A_READ, len(self.files))):
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Refuse, with a FeedError, what is read in the block if a file was written to, also meanwhile.
+
+        Only the next few of many files are checked each time, to stay cheap.
+        """
+        few = list(itertools.islice(self._to_check, min(_CHECKS_A_READ, len(self.files))))
+        for file in few:
             file.check_open()
+        try:
+            yield
+        except FeedError:
+            few = list(self.files)  # a change explains it better
+            raise
+        finally:
+            for file in few:
+                file.check_open()
 
     def __reduce__(self) -> Any:
         return _opened_again, (self.files, pickle.dumps(self._given), self._options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,12 +48,11 @@ def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Ind
     found = OpenDataset(dataset, options)
     if any(map(is_encoded, found.table.schema.types)):
         return DatasetRecords(found)
-    columns = DatasetColumns(found)
-    return columns if found.rows is None else SelectedRows(columns)
+    return DatasetRows(found)
 
 
-class DatasetColumns(ArraySource):
-    """All rows of the table of a dataset of numbers, as views of its memory."""
+class DatasetRows(IndexedSource):
+    """The rows of a dataset of numbers, which are copied from the memory of its table."""
 
     def __init__(self, found: OpenDataset) -> None:
         pieces = [
@@ -64,82 +62,52 @@ class DatasetColumns(ArraySource):
         for name in found.table.column_names:
             columns = [piece[name] for piece in pieces]
             if any(column.null is not None for column in columns):
-                nulls: list[Any] = [
-                    np.zeros(len(c.values), np.bool_) if c.null is None else c.null for c in columns
-                ]
+                nulls: list[Any] = [np.zeros(c.rows, np.bool_) if c.null is None else c.null for c in columns]
                 _check_no_null(name, np.concatenate(nulls)[... if found.rows is None else found.rows])
-        super().__init__([{name: column.values for name, column in piece.items()} for piece in pieces])
-        self.found = found
-        versions: dict[str, Any] = {file.name: file.version for file in found.files}
-        self._opened.versions.update(versions)
-        self._files_to_check = itertools.cycle(versions.items())
+        self._found, self._rows = found, Shards([found.count])
+        self._table = ArraySource([{name: column.values for name, column in piece.items()} for piece in pieces])
+        self.spec = self._table.spec
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Dtypes, shapes, and sampled rows, however the dataset is cut into files and pieces."""
-        return _identity(self, self.found.sampled_rows)
+        """Dtypes, shapes, and sampled rows, however the dataset is cut into files and pieces.
+
+        The fingerprint that `datasets` gives is no part of it: it differs between machines, by times of files.
+        """
+        rows = self._found.sampled_rows
+        sampled = {name: np.empty((len(rows), *leaf.shape), leaf.dtype) for name, leaf in self.spec.items()}
+        self.read(rows, sampled)
+        columns = {
+            name: [leaf.dtype.str, list(leaf.shape[1:]), hashlib.sha256(leaf.tobytes()).hexdigest()[:32]]
+            for name, leaf in sampled.items()
+        }
+        return {"kind": "dataset", "rows": len(self), "columns": columns}
 
     @property
     def picklable(self) -> bool:
         """Whether worker processes can map the files of the dataset."""
-        return bool(self.found.files)
-
-    def __reduce__(self) -> Any:
-        return DatasetColumns, (self.found,)
-
-
-class SelectedRows(IndexedSource):
-    """The rows of a dataset that was shuffled, filtered or selected from: some rows of a table, in another order.
-
-    Args:
-      columns: all rows of the table.
-    """
-
-    def __init__(self, columns: DatasetColumns) -> None:
-        self._columns, self._found = columns, columns.found
-        self.spec, self._rows = columns.spec, Shards([columns.found.count])
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Dtypes, shapes, and sampled rows: those of a copy of these rows are the same."""
-        return _identity(self, self._found.sampled_rows)
-
-    @property
-    def picklable(self) -> bool:
-        """Whether worker processes can map the files of the dataset."""
-        return self._columns.picklable
+        return bool(self._found.files)
 
     def __len__(self) -> int:
         return self._found.count
 
     def read(self, rows: Indices, out: Any) -> None:
         """Write row rows[i] to index i of each leaf of `out`. FeedError: a file was written to or truncated."""
-        self._columns.read(self._in_table(rows), out)
+        self._rows.check(rows)
+        with self._found.unchanged():
+            self._table.read(self._found.rows_in_table(rows), out)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: npt.NDArray[Any]) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
-        self._columns.read_leaf(leaf, self._in_table(rows), columns, out)
-
-    def _in_table(self, rows: Indices) -> Indices:
         self._rows.check(rows)
-        return self._found.rows_in_table(rows)
+        with self._found.unchanged():
+            self._table.read_leaf(leaf, self._found.rows_in_table(rows), columns, out)
 
     def close(self) -> None:
         """Do nothing: the dataset belongs to the user."""
 
     def __reduce__(self) -> Any:
-        return SelectedRows, (self._columns,)
-
-
-def _identity(source: IndexedSource, rows: Indices) -> dict[str, Any]:
-    """The fingerprint that `datasets` gives is no part of it: it differs between machines, by times of files."""
-    sampled = {name: np.empty((len(rows), *leaf.shape), leaf.dtype) for name, leaf in source.spec.items()}
-    source.read(rows, sampled)
-    columns = {
-        name: [leaf.dtype.str, list(leaf.shape[1:]), hashlib.sha256(leaf.tobytes()).hexdigest()[:32]]
-        for name, leaf in sampled.items()
-    }
-    return {"kind": "dataset", "rows": len(source), "columns": columns}
+        return DatasetRows, (self._found,)
 
 
 def _check_no_null(name: str, null: npt.NDArray[np.bool_]) -> None:
@@ -197,7 +165,10 @@ class DatasetRecords(EncodedRows):
           FeedError: a file was changed, or an image file is gone.
         """
         self._rows.check(rows)
-        self._found.check()
+        with self._found.unchanged():
+            return self._records(rows)
+
+    def _records(self, rows: Indices) -> Sequence[Record]:
         found: list[dict[str, Any]] = [{} for _ in rows]
         for piece, local, offsets in self._by_piece.split(self._found.rows_in_table(rows)):
             here = np.arange(len(rows))[offsets]
