@@ -170,7 +170,7 @@ class DiagnosingPipeline:
             after, lanes = self._stages.access.next_pass(after), None
 
     def _placed_again(self) -> Iterator[Placed]:
-        """The same host batch, placed by threads as the feed's own batches are."""
+        """One host batch again and again, placed by threads like the feed's own batches."""
         host = self._host
         if host is not None:
             watch = Watch(self._stages.reading)
@@ -180,7 +180,7 @@ class DiagnosingPipeline:
                 yield pipeline.take()
 
     def _resident(self) -> Iterator[Placed]:
-        """The same batch on the devices; copies made there if the step donates its batch."""
+        """One batch on the devices again and again; copies made there if the step donates its batch."""
         host = self._host
         if host is None:
             return

@@ -83,7 +83,7 @@ class Quarantine:
             raise error
 
     def _append(self, line: bytes) -> None:
-        """As a line of its own at the end of the file, in which other processes write too.
+        """Write a line at the end of the file, in which other processes write too.
 
         Whoever holds the lock finds whole lines, but for the last one if a full disk or a kill cut it off.
         """

@@ -45,7 +45,7 @@ class Prefetcher(ThreadedPipeline[T], Generic[H, T]):
         self._thread.start()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """As `ThreadedPipeline.join`, which says why `reads` makes no difference."""
+        """See `ThreadedPipeline.join`, which says why `reads` makes no difference."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         return self._thread.name if self._thread.is_alive() else None

@@ -103,14 +103,14 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
             thread.start()
 
     def close(self) -> None:
-        """As `ThreadedPipeline.close`."""
+        """See `ThreadedPipeline.close`."""
         super().close()
         for _ in self._threads:
             self._claims.put(None)
             self._permits.put(None)
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """As `ThreadedPipeline.join`."""
+        """See `ThreadedPipeline.join`."""
         me, deadline = threading.current_thread(), time.monotonic() + timeout_s
         if me in self._reading:  # two threads that close the feed in a transform would wait for each other
             return me.name

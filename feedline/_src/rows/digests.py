@@ -33,7 +33,7 @@ def samples_of_file(size: int) -> list[tuple[int, int]]:
 
 
 def of_samples(size: int, samples: Sequence[bytes]) -> list[Any]:
-    """As `of_file`, of a size and the blocks of `samples_of_file`."""
+    """The digest that `of_file` gives, from a size and the blocks of `samples_of_file`."""
     return [size, hashlib.sha256(b"".join(samples)).hexdigest()[:32]]
 
 
@@ -45,7 +45,7 @@ def of_array(array: npt.NDArray[Any], samples: int = _SAMPLES) -> list[Any]:
 def of_rows(
     dtype: np.dtype[Any], shape: tuple[int, ...], row_at: Callable[[int], Any], samples: int = _SAMPLES
 ) -> list[Any]:
-    """As `of_array`, for rows that are read one by one."""
+    """The digest that `of_array` gives, from rows that are read one by one."""
     hashed = hashlib.sha256()
     for row in sampled(shape[0], samples):
         hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:SAMPLED_BYTES].tobytes())

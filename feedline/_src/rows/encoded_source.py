@@ -65,11 +65,11 @@ class EncodedRows(Indexed):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """As of an `EncodedSource`."""
+        """See `EncodedSource`."""
         raise NotImplementedError
 
     def records(self, rows: npt.NDArray[np.int64]) -> Sequence[Record]:
-        """As of an `EncodedSource`."""
+        """See `EncodedSource`."""
         raise NotImplementedError
 
     def file_of(self, row: int) -> str | None:

@@ -101,7 +101,7 @@ class PositionedSource(RowSource, Protocol):
     """A `RowSource` whose rows depend on where they stand: other random values in each epoch, for example."""
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """As `read`, of the rows `rows.index`. A feed calls it in place of `read`."""
+        """Read the rows `rows.index`. A feed calls it in place of `read`."""
 
 
 class RaggedSource(RowSource, Protocol):

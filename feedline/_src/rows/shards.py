@@ -147,7 +147,7 @@ def joined(files: Sequence[Lengths]) -> Shards | EvenShards:
 
 
 class EvenShards:
-    """As `Shards`, for files that are cut into shards of even lengths, in memory independent of their number.
+    """`Shards` for files that are cut into shards of even lengths, in memory independent of their number.
 
     Example:
       >>> shards = EvenShards([EvenLengths(7, 3), EvenLengths(2, 2)])

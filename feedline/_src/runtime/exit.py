@@ -20,7 +20,7 @@ _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
 """Longer, because a thread of the feed waits for its workers to end, and kills those that do not within 5 s."""
 _TELL_AFTER_S = 10.0
-"""As long as workers may take, which is no reason to warn."""
+"""Workers may take that long to end, which is no reason to warn."""
 _PATIENCE_WITH_DEVICES_S = 60.0
 """Longer than a step of the devices takes. jax itself waits for that one when the process ends."""
 
