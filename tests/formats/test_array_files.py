@@ -46,36 +46,41 @@ def read(source, *rows):
     ("header", "match"),
     [
         (described("'|S0'", "(-1,)"), "its shape must be a tuple of lengths"),
-        (described("'|V0'", "(-1,)"), "its shape must be a tuple of lengths"),
         (described("'|V0'", "(3,)"), "its elements must have bytes"),
         (described("[]", "(3,)"), "its elements must have bytes"),
         (described(shape="(3, -4)"), "its shape must be a tuple of lengths"),
         (described(shape="(3, True)"), "its shape must be a tuple of lengths"),
-        (described(shape="[3, 4]"), "its shape must be a tuple of lengths"),
-        (described(shape="(2**3,)"), "its header is no Python literal"),
         (described(shape=f"({2**64}, 4)"), r"its header promises \d+ bytes"),
         (described(shape=f"({2**40}, {2**40})"), r"its header promises \d+ bytes"),
         (described(shape=f"({'1, ' * 100})"), "maximum supported dimension"),
-        (described(fortran="1"), "fortran_order must be True or False"),
-        (described("'<i99'"), "its dtype '<i99' is none that NumPy knows"),
         (described("'|O'"), "it holds Python objects"),
-        (described("[('x', '<i4'), ('x', '<i4')]"), "is none that NumPy knows"),
-        (described("[(3,)]"), "is none that NumPy knows"),
         (described("{}"), "its elements must have bytes"),
-        (described("[[[]]]"), "is none that NumPy knows"),
-        (described("('<i4', (-1,))"), "is none that NumPy knows"),
-        (described("('<i4', 2**70)"), "its header is no Python literal"),
-        (described("f'{1}'"), "its header is no Python literal"),
-        ("{'descr': '<i4', 'shape': (3, 4)}", "its header must be a dict of descr, fortran_order, shape"),
-        ("[1, 2", "its header is no Python literal"),
-        ("(" * 5000, "its header is no Python literal"),
-        ("{'a':" * 1500, "its header is no Python literal"),
-        ("'''", "its header is no Python literal"),
-        ("\0", "its header is no Python literal"),
-        ("    0\n  1", "its header is no Python literal"),
-        ("1" * 9000, "its header"),
-        ("{[]: 1}", "its header is no Python literal"),
+        *(
+            (header, r"NumPy cannot read its header \(")
+            for header in (
+                described(shape="[3, 4]"),
+                described(shape="(2**3,)"),
+                described(fortran="1"),
+                described("'<i99'"),
+                described("[('x', '<i4'), ('x', '<i4')]"),
+                described("[(3,)]"),
+                described("[[[]]]"),
+                described("('<i4', (-1,))"),
+                described("('<i4', 2**70)"),
+                described("f'{1}'"),
+                "{'descr': '<i4', 'shape': (3, 4)}",
+                "[1, 2",
+                "(" * 5000,
+                "{'a':" * 1500,
+                "'''",
+                "\0",
+                "    0\n  1",
+                "1" * 9000,
+                "{[]: 1}",
+            )
+        ),
     ],
+    ids=lambda given: given[:30],
 )
 def test_invalid_headers_are_refused_with_the_name_of_the_file(tmp_path, header, match):
     (tmp_path / "bad.npy").write_bytes(npy(header))
@@ -108,8 +113,10 @@ def test_all_versions_are_read_as_numpy_reads_them(tmp_path, is_source_of, versi
         data = rows.T.tobytes() if fortran == "True" else rows.tobytes()
         (tmp_path / "x.npy").write_bytes(npy(described(fortran=fortran), version, data))
         is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
-    (tmp_path / "x.npy").write_bytes(npy(described(shape="(3L, 4L)"), version, rows.tobytes()))  # Python 2
-    is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
+    if version != (3, 0):
+        (tmp_path / "x.npy").write_bytes(npy(described(shape="(3L, 4L)"), version, rows.tobytes()))
+        with pytest.warns(UserWarning, match="created on Python 2"):
+            is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Arrays, `.npy` and `.npz` files, alone and in shards, against NumPy indexing."""
 
-import mmap
 import os
 import pickle
 import resource
@@ -14,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import RowSource, open_source
+from feedline._src.files.local import LocalFile
 from feedline._src.formats import npy
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.table import FileArray
 from feedline._src.options import Order
 from feedline._src.order.epoch import rows_at
 from feedline._src.sources.arrays import ArraySource
@@ -78,13 +80,12 @@ def test_npy_and_stored_npz_are_mapped_and_compressed_npz_is_read(tmp_path):
     np.savez(tmp_path / "stored.npz", x=x, y=y)
     np.savez_compressed(tmp_path / "packed.npz", x=x, y=y)
     np.save(tmp_path / "fortran.npy", np.asfortranarray(x))
-    assert isinstance(npy.load(tmp_path / "x.npy").arrays.base, mmap.mmap)
-    stored, packed = (npy.load(tmp_path / f"{name}.npz").arrays for name in ("stored", "packed"))
-    assert all(isinstance(array.base, mmap.mmap) for array in stored.values())
-    for arrays in (stored, packed):
-        np.testing.assert_array_equal(arrays["x"], x)
-        np.testing.assert_array_equal(arrays["y"], y)
-    np.testing.assert_array_equal(npy.load(tmp_path / "fortran.npy").arrays, x)
+    for name, leaves, is_mapped in (("x.npy", [x], 1), ("stored.npz", [x, y], 1), ("packed.npz", [x, y], 0)):
+        (tree,) = npy.read(LocalFile(str(tmp_path / name)), OpenOptions())
+        assert [isinstance(leaf, FileArray) for leaf in jax.tree.leaves(tree)] == [is_mapped] * len(leaves)
+        for got, leaf in zip(jax.tree.leaves(_read(open_source(tmp_path / name), range(50))), leaves, strict=True):
+            np.testing.assert_array_equal(got, leaf)
+    np.testing.assert_array_equal(_read(open_source(tmp_path / "fortran.npy"), range(50)), x)
 
 
 def test_a_glob_opens_its_files_in_the_order_of_their_names(tmp_path):

@@ -37,7 +37,6 @@ FILES = {
     "one.npy": (npy(np.arange(3)), {}),
     "scalars.npy": (npy(np.arange(1_000_000)), {}),
     "records.npy": (npy(RECORDS), {}),
-    "fortran.npy": (npy(np.asfortranarray(ROWS[:100])), {}),
     "stored.npz": (npz(np.savez, image=ROWS[:2000], label=LABELS[:2000]), {}),
     "compressed.npz": (npz(np.savez_compressed, image=ROWS[:50], label=LABELS[:50]), {"columns": ["label"]}),
     "tokens.bin": (ROWS.tobytes(), {"dtype": np.uint16, "window": 1025, "stride": 700}),
@@ -220,7 +219,17 @@ def test_no_more_is_fetched_ahead_than_the_cache_holds(store, tmp_path):
     assert not source.will_read(np.arange(8, 12), 2)
     out = np.empty((8, BLOCK), np.uint8)
     source.read(np.arange(8), out)
-    assert sum(stop - start for start, stop in store.gets()) == 8 * BLOCK + (1 << 14)
+    assert sum(stop - start for start, stop in store.gets()) == 8 * BLOCK
+
+
+def test_arrays_in_a_store_and_on_local_disk_are_leaves_of_one_source(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
+    store.objects["/x.npy"] = npy(ROWS)
+    np.save(tmp_path / "label.npy", LABELS)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    with feedline.Feed({"x": f"{store.url}/x.npy", "label": tmp_path / "label.npy"}, 64, sharding) as feed:
+        batch = next(feed)
+        np.testing.assert_array_equal(batch["x"], ROWS[np.asarray(batch["label"])])
 
 
 def test_mixtures_of_arrays_in_stores_and_in_memory(store, options):

@@ -300,7 +300,7 @@ def test_a_replaced_object_is_an_error(store, source):
 def test_a_late_answer_is_asked_for_a_second_time(store, source):
     for row in range(0, 5000, 40):  # small samples, until the usual time is known
         fetcher().run(
-            source._opened.objects.by_url[f"{store.url}/x.npy"]._sample(row * 3000, row * 3000 + 99)
+            source._opened._objects.by_url[f"{store.url}/x.npy"]._sample(row * 3000, row * 3000 + 99)
         ).result()
     slow = []
 
@@ -309,7 +309,7 @@ def test_a_late_answer_is_asked_for_a_second_time(store, source):
 
     store.fault = first_is_late
     before, began = fetcher().counts.hedged, time.monotonic()
-    item = source._opened.objects.by_url[f"{store.url}/x.npy"]
+    item = source._opened._objects.by_url[f"{store.url}/x.npy"]
     assert item.samples([(777, 99)]) == [store.objects["/x.npy"][777:876]]
     assert time.monotonic() - began < 30
     assert fetcher().counts.hedged == before + 1

@@ -108,7 +108,7 @@ def test_the_files_of_a_cache_are_counted_once_for_all_arrays(store, options, tm
 def test_no_request_is_larger_than_the_memory_that_is_promised_for_one(store, options):
     store.objects["/x.bin"] = os.urandom(10 << 20)
     source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 10)), store=options)
-    (item,) = source._opened.objects.by_url.values()
+    (item,) = source._opened._objects.by_url.values()
     assert item.samples([(5, 9 << 20), (7, 0)]) == [store.objects["/x.bin"][5 : 5 + (9 << 20)], b""]
     assert max(stop - start for start, stop in store.gets()) <= REQUEST_BYTES
 
@@ -117,7 +117,7 @@ def test_a_reader_of_a_whole_object_fetches_ahead_what_a_small_cache_holds(store
     store.objects["/x.bin"] = bytes(100 << 20)
     options = feedline.Store(cache=tmp_path, cache_bytes=32 << 20)
     source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 10)), store=options)
-    (item,) = source._opened.objects.by_url.values()
+    (item,) = source._opened._objects.by_url.values()
     go_on = threading.Event()
     store.fault = lambda *request: go_on.wait(20) and None
     item.read_on_from(0)

@@ -25,7 +25,7 @@ def source(store, options):
 
 @pytest.fixture
 def item(source):
-    (found,) = source._opened.objects.by_url.values()
+    (found,) = source._opened._objects.by_url.values()
     return found
 
 
@@ -145,26 +145,6 @@ def test_blocks_that_arrive_after_a_source_was_closed_do_no_harm(source, item, m
     assert values(source, [0, 7]) == [0, 7]
 
 
-def test_a_mixture_reads_sources_in_stores_through_their_cache_also_once_all_is_fetched(source, item):
-    assert values(source, range(8)) == list(range(8))
-    assert source.will_read is None, "all rows are there"
-    small = feedline.open_source(
-        source._given[0], dtype=np.uint8, window=8, columns=["x"], store=source._options.store
-    )
-    out = {"x": np.empty((len(small), 8), np.uint8)}
-    small.read(np.arange(len(small)), out)
-    assert small.will_read is None
-    mixture = feedline.Mixture({"far": small, "near": {"x": np.zeros((5, 8), np.uint8)}}, {"far": 1, "near": 1})
-    assert mixture.arrays is None
-    (object_of_small,) = small._opened.objects.by_url.values()
-    evict(object_of_small, 1)
-    with object_of_small._residency.reading():
-        pass
-    read = {"x": np.empty((2, 8), np.uint8), "source": np.empty(2, np.int32)}
-    mixture.read(np.array([BLOCK // 8, BLOCK]), read)
-    assert read["x"][:, 0].tolist() == [1, 0]
-
-
 class Told:
     """Rows in memory, whose source need be told of reads at every second look."""
 
@@ -214,7 +194,7 @@ def test_blocks_that_were_read_long_ago_are_unmapped_where_the_process_has_many_
                 assert values(source, [row]) == [row]
                 assert blocks_mapped(options) <= 11
     assert values(sources[0], range(8)) == [*range(8)]  # one read that needs almost all
-    counts = [source._opened.objects.residency.mapped for source in sources]
+    counts = [source._opened._objects.residency.mapped for source in sources]
     assert sum(counts) == blocks_mapped(options)
     assert counts[0] == 8  # those of the others were older
 
@@ -230,12 +210,12 @@ def test_a_complete_source_that_nobody_reads_is_unmapped_before_one_that_is_read
         for name in "ab"
     )
     assert values(idle, range(8)) == [*range(8)]
-    assert idle._opened.objects.residency.is_complete
+    assert idle._opened._objects.residency.is_complete
     for _ in range(2):
         for row in range(8):
             assert values(training, [row]) == [row]
-    assert idle._opened.objects.residency.mapped <= 2
-    assert training._opened.objects.residency.mapped == 8
+    assert idle._opened._objects.residency.mapped <= 2
+    assert training._opened._objects.residency.mapped == 8
 
 
 def blocks_mapped(options):

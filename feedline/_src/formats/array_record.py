@@ -15,10 +15,9 @@ from feedline._src.errors import warn
 from feedline._src.files.file import File, Indices
 from feedline._src.files.opening import opening
 from feedline._src.formats import extras
-from feedline._src.formats.npy import fields
 from feedline._src.formats.open_options import Decode, OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import BadRecordError, Records
+from feedline._src.formats.table import BadRecordError, Records, fields
 from feedline._src.rows import digests
 from feedline._src.rows.values import as_array, as_record_leaf, is_list
 

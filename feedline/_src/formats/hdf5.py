@@ -26,9 +26,7 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError
 from feedline._src.files.file import File
 from feedline._src.files.local import LocalFile
-from feedline._src.files.opening import opening
 from feedline._src.formats import extras
-from feedline._src.formats.npy import MappedFile
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
 from feedline._src.formats.table import Grouped, NumberColumn, check_lengths, memory_bytes
@@ -457,9 +455,8 @@ def is_mapped(path: Path, options: OpenOptions) -> bool:
 
 def mapped(path: Path, options: OpenOptions) -> list[Any]:
     """The rows of a file that `is_mapped`, as a tree of arrays, which are views of the mapped file."""
-    with opening(path) as mapped_file:
-        memory = MappedFile(mapped_file).bytes
     file = LocalFile(str(path))
+    memory = file.memory()
     tree = _tree_of(file, options)
 
     def array(leaf: _Leaf) -> Array:

@@ -1,40 +1,66 @@
-"""`.npy`, `.npz` and raw binary files as arrays, mapped into memory wherever the format allows it."""
+"""`.npy` and `.npz` files: arrays that lie in them as they are, and compressed members, which are read whole."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import io
 import math
-import mmap
-import re
 import struct
 import threading
 import zipfile
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.files.opening import opening
-from feedline._src.files.version import FileVersion
+from feedline._src.files.file import File
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import memory_bytes
-
-FORMAT = Format("npy", (".npy", ".npz"), takes=frozenset({"columns", "window", "stride"}), way="mapped")
+from feedline._src.formats.table import FileArray, fields, memory_bytes
 
 Array = npt.NDArray[Any]
 _MAGIC = b"\x93NUMPY"
 _ENCODINGS = {(1, 0): "latin1", (2, 0): "latin1", (3, 0): "utf8"}
-MOST_HEADER_BYTES = 10_000
+HEADER_BYTES = 10_000
 """NumPy's limit: Python's parser is not safe for long untrusted texts."""
-_NAMES = {"descr", "fortran_order", "shape"}
-_AST = threading.RLock()
+_AST = threading.Lock()
 """In Python 3.11, threads that use `ast` at the same time may get a SystemError (CPython issue 106905)."""
-_ATTEMPTS = 9
-"""Other modules use `ast` too."""
+
+
+def read(file: File, options: OpenOptions) -> list[Any]:
+    """The arrays of a file: one, or a dict by name. Records (a structured dtype) become a dict of their fields.
+
+    Raises:
+      ValueError: it is truncated, damaged, of another format, or holds Python objects.
+      TypeError: its elements are bytes whose dtype `numpy.save` has lost.
+    """
+    suffix = PurePosixPath(file.name).suffix
+    try:
+        if suffix == ".npz":
+            with file.open() as opened:
+                arrays = _members(file, opened)
+        else:
+            arrays = {"": _array(file, file.samples([(0, HEADER_BYTES)])[0], 0, file.size)}
+    except ValueError as error:
+        writer = "numpy.savez" if suffix == ".npz" else "numpy.save"
+        raise ValueError(
+            f"{file.name} cannot be read as a {suffix} file of numbers: {error}. It may be truncated or "
+            f"another format; write it again with {writer}"
+        ) from error
+    for name, array in arrays.items():
+        _check_dtype(file.name, name, array)
+    return [options.named(arrays if suffix == ".npz" else fields(arrays[""]), file.name)]
+
+
+FORMAT = Format(
+    "npy",
+    (".npy", ".npz"),
+    takes=frozenset({"columns", "window", "stride"}),
+    way="mapped",
+    open=read,
+    head_bytes=HEADER_BYTES,
+)
 
 
 class Header(NamedTuple):
@@ -51,11 +77,6 @@ class Header(NamedTuple):
     fortran: bool
     start: int
 
-    @property
-    def order(self) -> Literal["C", "F"]:
-        """The order of the elements, in NumPy's notation."""
-        return "F" if self.fortran else "C"
-
 
 def read_header(read: Callable[[int], bytes], size: int) -> Header:
     """The header of a `.npy` of `size` bytes, whose next bytes come from `read`.
@@ -64,7 +85,6 @@ def read_header(read: Callable[[int], bytes], size: int) -> Header:
       ValueError: it is not a valid header, or describes more elements than fit into that many bytes.
 
     Example:
-      >>> import io
       >>> file = io.BytesIO()
       >>> np.save(file, np.zeros((2, 3), np.int16))
       >>> file.seek(0)
@@ -81,121 +101,35 @@ def read_header(read: Callable[[int], bytes], size: int) -> Header:
     prefix = 2 if version == (1, 0) else 4
     length = int.from_bytes(read(prefix), "little")
     start = len(first) + prefix + length
-    if start > MOST_HEADER_BYTES or start > size:
+    if start > HEADER_BYTES or start > size:
         raise ValueError(
-            f"its header must have at most {MOST_HEADER_BYTES} bytes and end in the file, got {length} bytes"
+            f"its header must have at most {HEADER_BYTES} bytes and end in the file, got {length} bytes"
         )
-    found = _literal(read(length).decode(_ENCODINGS[version]))
-    if not isinstance(found, dict) or found.keys() != _NAMES:
-        raise ValueError(f"its header must be a dict of {', '.join(sorted(_NAMES))}, got {found!r:.200}")
-    shape = found["shape"]
-    if not isinstance(shape, tuple) or not all(type(axis) is int and axis >= 0 for axis in shape):
-        raise ValueError(f"its shape must be a tuple of lengths, got {shape!r:.200}")
-    if not isinstance(found["fortran_order"], bool):
-        raise ValueError(f"fortran_order must be True or False, got {found['fortran_order']!r:.200}")
-    dtype = _dtype(found["descr"])
-    needed = start + math.prod(shape) * dtype.itemsize
-    if needed > size:
-        raise ValueError(f"its header promises {needed} bytes, but there are {size}")
-    return Header(shape, dtype, found["fortran_order"], start)
-
-
-def _literal(text: str) -> Any:
     try:
-        return _evaluated(text)
+        # NumPy reads 3.0 only together with its elements: here all versions become 2.0 of ASCII
+        text = read(length).decode(_ENCODINGS[version]).encode("ascii", "backslashreplace")
+        file = io.BytesIO(struct.pack("<I", len(text)) + text)
+        with _AST:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file, max_header_size=len(text))
     except Exception as error:  # of many types, for arbitrary text
-        written = re.sub(r"(?<=\d)L(?=[,)])", "", text)  # (10L,) is how Python 2 wrote some lengths
-        if written != text:
-            return _literal(written)
-        raise ValueError(f"its header is no Python literal ({type(error).__name__}: {error})") from error
-
-
-def _evaluated(text: str) -> Any:
-    with _AST:
-        for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(SystemError):
-                return ast.literal_eval(text)
-        return ast.literal_eval(text)
-
-
-def _dtype(described: Any) -> np.dtype[Any]:
-    try:
-        dtype = np.lib.format.descr_to_dtype(described)
-    except Exception as error:  # of many types, as above
-        raise ValueError(f"its dtype {described!r:.200} is none that NumPy knows ({error})") from error
+        raise ValueError(f"NumPy cannot read its header ({type(error).__name__}: {error})") from error
+    if not all(type(axis) is int and axis >= 0 for axis in shape):
+        raise ValueError(f"its shape must be a tuple of lengths, got {shape!r:.200}")
     if dtype.hasobject:
         raise ValueError("it holds Python objects (dtype object), which cannot be mapped or placed")
     if dtype.itemsize == 0:
-        raise ValueError(f"its elements must have bytes, and those of dtype {described!r:.200} have none")
-    return dtype
+        raise ValueError(f"its elements must have bytes, and those of dtype {dtype!r:.200} have none")
+    needed = start + math.prod(shape) * dtype.itemsize
+    if needed > size:
+        raise ValueError(f"its header promises {needed} bytes, but there are {size}")
+    np.broadcast_to(np.empty((), dtype), shape)  # refuses more axes than an array can have
+    return Header(shape, dtype, fortran, start)
 
 
-class Mapped(Protocol):
-    """The bytes of a file or of an object in a store as memory, in which not all may be read at any time.
-
-    Attributes:
-      bytes: of which arrays may be views.
-    """
-
-    bytes: Any
-
-    def array(self, header: Header, offset: int) -> npt.NDArray[Any]:
-        """The array of a `.npy` that begins at byte `offset`: a view."""
-
-
-class MappedObject:
-    """The memory of an object in a store.
-
-    Args:
-      memory: all of its bytes, which must not be read before they were fetched.
-    """
-
-    def __init__(self, memory: memoryview) -> None:
-        self.bytes = memory
-
-    def array(self, header: Header, offset: int) -> npt.NDArray[Any]:
-        """The array of a `.npy` that begins at byte `offset`: a view."""
-        return np.ndarray(header.shape, header.dtype, self.bytes, offset + header.start, order=header.order)
-
-
-class MappedFile:
-    """All bytes of a file, read from disk when they are used. It keeps one file descriptor open.
-
-    A file that is replaced or deleted stays mapped, with its old bytes. Writes to the file are visible in the
-    mapping. An access beyond the end of a truncated file ends the process (SIGBUS), unless the gather in C makes
-    it. So call `version.check_open` before other reads, and after each one.
-
-    Args:
-      opened: the file; it may be closed afterwards.
-
-    Attributes:
-      version: of the file that is mapped.
-      bytes: read-only; arrays may be views of it.
-    """
-
-    def __init__(self, opened: BinaryIO) -> None:
-        self.version = FileVersion.of_open(opened.fileno())
-        if self.version.size_bytes == 0:
-            self.bytes: mmap.mmap | bytes = b""  # nothing can be mapped
-        else:
-            self.bytes = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def array(self, header: Header, offset: int) -> npt.NDArray[Any]:
-        """The array of a `.npy` that begins at byte `offset`: a view."""
-        return np.ndarray(header.shape, header.dtype, self.bytes, offset + header.start, order=header.order)
-
-
-def file_at(address: int) -> str | None:
-    """The file that is mapped at an address; None if there is none, or the system does not tell."""
-    try:
-        with open("/proc/self/maps", errors="surrogateescape") as maps:
-            for line in maps:
-                begin, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
-                if begin <= address < end:
-                    return line[line.index("/") :].rstrip("\n") if "/" in line else None
-    except OSError:
-        pass
-    return None
+def _array(file: File, head: bytes, start: int, size: int) -> FileArray:
+    """The array of the `.npy` of `size` bytes at byte `start`, which begins with `head`."""
+    header = read_header(io.BytesIO(head).read, size)
+    return FileArray.of(file, header.dtype, header.shape, start + header.start, header.fortran)
 
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a member: signature, the lengths of its name and extra field
@@ -206,17 +140,13 @@ _DEFLATE_RATIO = 1032
 """More bytes than this cannot come out of a byte: 258 of them need at least two bits."""
 
 
-def read_members(file: Mapped, opened: BinaryIO) -> dict[str, Array]:
+def _members(file: File, opened: BinaryIO) -> dict[str, Any]:
     """The arrays of a `.npz`, by name.
-
-    Args:
-      file: the mapped file.
-      opened: the same file, open for reading.
 
     Raises:
       ValueError: it is damaged or encrypted, has no members or two of one name; the error names the member.
     """
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Any] = {}
     with _archive(opened) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
@@ -238,13 +168,13 @@ def _archive(opened: BinaryIO) -> zipfile.ZipFile:
         raise ValueError(f"it is no zip archive ({error or type(error).__name__})") from error
 
 
-def _member(file: Mapped, opened: BinaryIO, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+def _member(file: File, opened: BinaryIO, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
     if member.flag_bits & _ENCRYPTED:
         raise ValueError("it is encrypted; write it without a password")
     if member.compress_type == zipfile.ZIP_STORED:
         return _stored(file, opened, member)
-    if member.compress_size > len(file.bytes):
-        raise ValueError(f"it has {member.compress_size} compressed bytes, and the file has {len(file.bytes)}")
+    if member.compress_size > file.size:
+        raise ValueError(f"it has {member.compress_size} compressed bytes, and the file has {file.size}")
     most = memory_bytes()
     if member.compress_type == zipfile.ZIP_DEFLATED:
         most = min(most, _DEFLATE_RATIO * (member.compress_size + 1))
@@ -255,12 +185,11 @@ def _member(file: Mapped, opened: BinaryIO, archive: zipfile.ZipFile, member: zi
         )
     with archive.open(member) as stream:
         header = read_header(stream.read, member.file_size)
-        array = np.empty(header.shape, header.dtype, header.order)
+        array = np.empty(header.shape, header.dtype, "F" if header.fortran else "C")
         filled = array.reshape(-1, order="A").view(np.uint8)
         at = 0
-        while piece := stream.read(
-            min(_CHUNK_BYTES, filled.nbytes - at) or 1
-        ):  # a read at the end compares the checksum
+        # a read at the end compares the checksum
+        while piece := stream.read(min(_CHUNK_BYTES, filled.nbytes - at) or 1):
             if at + len(piece) > filled.nbytes:
                 break  # numpy.load ignores what follows, too
             filled[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
@@ -270,8 +199,8 @@ def _member(file: Mapped, opened: BinaryIO, archive: zipfile.ZipFile, member: zi
     return array
 
 
-def _stored(file: Mapped, opened: BinaryIO, member: zipfile.ZipInfo) -> Array:
-    """A member that is not compressed: a view of the file."""
+def _stored(file: File, opened: BinaryIO, member: zipfile.ZipInfo) -> FileArray:
+    """A member that is not compressed lies in the file as it is."""
     opened.seek(member.header_offset)
     local = opened.read(_LOCAL_HEADER.size)
     start = member.header_offset + _LOCAL_HEADER.size
@@ -280,68 +209,13 @@ def _stored(file: Mapped, opened: BinaryIO, member: zipfile.ZipInfo) -> Array:
     _, name, extra = _LOCAL_HEADER.unpack(local)
     start += name + extra
     end = start + member.file_size
-    if end > len(file.bytes):
-        raise ValueError(f"it ends at byte {end}, and the file has {len(file.bytes)}")
+    if end > file.size:
+        raise ValueError(f"it ends at byte {end}, and the file has {file.size}")
     opened.seek(start)
-    header = read_header(io.BytesIO(opened.read(min(end - start, MOST_HEADER_BYTES))).read, member.file_size)
-    return file.array(header, start)
+    return _array(file, opened.read(min(end - start, HEADER_BYTES)), start, member.file_size)
 
 
-SUFFIXES = (".npy", ".npz", ".bin")
-_WRITERS = {".npy": "numpy.save", ".npz": "numpy.savez", ".bin": "ndarray.tofile"}
 _LOST_DTYPES = {1: "float8_e4m3fn", 2: "bfloat16"}  # the most common one of each size in bytes
-
-
-class Loaded(NamedTuple):
-    """The contents of a file.
-
-    Attributes:
-      arrays: an array, or a dict of arrays by name.
-      version: of the file; to be checked before each read of the arrays.
-    """
-
-    arrays: Any
-    version: FileVersion
-
-
-def load(path: Path, dtype: Any = None) -> Loaded:
-    """The array of a `.npy` file, the arrays of a `.npz` file by name, or a `.bin` file as elements of `dtype`.
-
-    A `.npy` file, a `.bin` file and the stored members of a `.npz` file (`numpy.savez`) are mapped: their
-    rows are read from disk when they are used. Compressed members (`numpy.savez_compressed`) are read whole.
-    Records (a structured dtype) become a dict of their fields.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is truncated, damaged, of another format, holds Python objects, or is raw and `dtype` is None.
-      TypeError: its elements are bytes whose dtype `numpy.save` has lost.
-    """
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"a file of arrays ends in {', '.join(SUFFIXES)}, got {path}; convert it with numpy.save")
-    with opening(path) as opened:
-        file = MappedFile(opened)
-        return Loaded(arrays_in(file, opened, str(path), dtype), file.version)
-
-
-def arrays_in(file: Mapped, opened: BinaryIO, path: str, dtype: Any) -> Any:
-    """The arrays that `load` returns, of a file that is mapped and open. Raises what `load` does."""
-    suffix = PurePosixPath(path).suffix
-    try:
-        if suffix == ".npz":
-            arrays: Any = read_members(file, opened)
-        elif suffix == ".npy":
-            arrays = file.array(read_header(opened.read, len(file.bytes)), 0)
-        else:
-            arrays = _raw(file, dtype)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read as a {suffix} file of numbers: {error}. It may be truncated or "
-            f"another format; write it again with {_WRITERS[suffix]}"
-        ) from error
-    if suffix != ".bin":
-        for name, array in (arrays if isinstance(arrays, dict) else {"": arrays}).items():
-            _check_dtype(path, name, array)
-    return arrays if isinstance(arrays, dict) else fields(arrays)
 
 
 def _check_dtype(path: str, name: str, array: Array) -> None:
@@ -358,27 +232,3 @@ def _check_dtype(path: str, name: str, array: Array) -> None:
         "NumPy's own dtypes alone, and not bfloat16 or float8. Write array.tofile('x.bin'), and open it with "
         f"feedline.open_source('x.bin', dtype={row})"
     )
-
-
-def _raw(file: Mapped, dtype: Any) -> Array:
-    """The array of a file that consists only of elements of one dtype."""
-    if dtype is None:
-        raise ValueError(
-            "raw bytes do not say what they are; pass their dtype: feedline.open_source(path, dtype=...)"
-        )
-    size = len(file.bytes)
-    if size % dtype.itemsize:
-        raise ValueError(f"it has {size} bytes, no multiple of the {dtype.itemsize} that one {dtype} takes")
-    return np.ndarray(size // dtype.itemsize, dtype, file.bytes)
-
-
-def fields(array: Array) -> Any:
-    """An array of records as a dict of its fields, which are views; any other array as it is.
-
-    Example:
-      >>> fields(np.zeros(2, [("x", np.uint8, (3,)), ("y", np.int32)]))["x"].shape
-      (2, 3)
-    """
-    if array.dtype.names is None:
-        return array
-    return {name: fields(array[name]) for name in array.dtype.names}

@@ -25,6 +25,8 @@ class Format:
       way: how rows are read. A format of which some files can be mapped and others cannot says "grouped".
       open: (file, options) → its description: the arrays, groups or records that it has. `None` for formats that
         `sources.file_formats` opens.
+      head_bytes: how many bytes from the start of a file `open` reads first. Of objects in a store, those of all
+        files are fetched at once.
 
     Example:
       >>> format_of(".tfrecord").extra
@@ -37,6 +39,7 @@ class Format:
     extra: str = ""
     way: Way = "grouped"
     open: Callable[..., Any] | None = None
+    head_bytes: int = 0
 
     def __reduce__(self) -> Any:
         return format_named, (self.name,)

@@ -6,18 +6,21 @@ A leaf of a row has a shape and a dtype, or is bytes (or text, or a list) of any
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import resource
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.files.file import File
 from feedline._src.rows.shards import EvenLengths, Indices, Lengths, rows_in
+
+if TYPE_CHECKING:
+    from feedline._src.files.file import File
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -25,6 +28,95 @@ Leaf = jax.ShapeDtypeStruct | str
 """Shape and dtype of a leaf of one row; or for leaves of any length what they are: "bytes", "bytes of int32"."""
 _MOST_ROWS = 1 << 48
 """Of a file: sums over files stay below the largest int64."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FileArray:
+    """An array that lies in a file as it is: a view of the file's memory, or rows to read at their offsets.
+
+    A format describes a file of such arrays as a list of trees, whose rows follow each other. The leaves are
+    `FileArray`s, or NumPy arrays of what had to be decoded, such as a compressed member of a `.npz`.
+
+    Attributes:
+      file: that holds it.
+      dtype: of its elements; fields of a structured one are arrays of their own: array["name"].
+      shape: [rows, *row shape].
+      offset: of its first element in the file, in bytes.
+      strides: in bytes, as those of a NumPy array, but never negative.
+
+    Raises:
+      ValueError: it ends after the file does.
+    """
+
+    file: File
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, file: File, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, fortran: bool = False
+    ) -> FileArray:
+        """An array without gaps, in C or in Fortran order. A dtype may have a shape of its own."""
+        strides = _strides(shape[::-1], dtype.itemsize)[::-1] if fortran else _strides(shape, dtype.itemsize)
+        more = _strides(dtype.shape, dtype.base.itemsize)
+        return cls(file, dtype.base, (*shape, *dtype.shape), offset, (*strides, *more))
+
+    def __post_init__(self) -> None:
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        end = self.offset + last + self.dtype.itemsize
+        if 0 not in self.shape and not 0 <= self.offset < end <= self.file.size:
+            raise ValueError(f"it has the bytes from {self.offset} to {end}, and the file has {self.file.size}")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, name: str) -> FileArray:
+        field, at = self.dtype.fields[name][:2] if self.dtype.fields is not None else (self.dtype, 0)
+        more = _strides(field.shape, field.base.itemsize)
+        shape, strides = (*self.shape, *field.shape), (*self.strides, *more)
+        return FileArray(self.file, field.base, shape, self.offset + at, strides)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of a row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def rows_have_gaps(self) -> bool:
+        """Whether the elements of a row do not lie in C order, one after the other."""
+        packed = _strides(self.shape[1:], self.dtype.itemsize)
+        axes = zip(self.shape[1:], self.strides[1:], packed, strict=True)
+        return any(size > 1 and stride != step for size, stride, step in axes)
+
+    def view(self, memory: npt.NDArray[np.uint8]) -> Array:
+        """The array, of all bytes of the file."""
+        if 0 in self.shape:
+            return np.empty(self.shape, self.dtype)
+        return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """In C order, without gaps."""
+    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def fields(array: Any) -> Any:
+    """An array of records, in memory or in a file, as a dict of its fields; any other array as it is.
+
+    Example:
+      >>> fields(np.zeros(2, [("x", np.uint8, (3,)), ("y", np.int32)]))["x"].shape
+      (2, 3)
+    """
+    if array.dtype.names is None:
+        return array
+    return {name: fields(array[name]) for name in array.dtype.names}
 
 
 class NumberColumn(NamedTuple):

@@ -1,87 +1,86 @@
-"""Arrays of files, of objects in stores and in memory as trees, whose rows follow each other."""
+"""Trees of arrays, in files and in memory, whose rows follow each other."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.table import FileArray
 from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array, is_in_memory, is_list
 
 if TYPE_CHECKING:
-    from feedline._src.files.version import FileVersion
-    from feedline._src.stores.opening import RemoteObjects
+    from feedline._src.files.file import File
+    from feedline._src.formats.registry import Format
 
 Array = npt.NDArray[Any]
+Read = Callable[["File", OpenOptions], list[Any]]
+"""The trees of arrays of a file: what `Format.open` is for formats that are mapped."""
 
 
-class OpenedArrays(NamedTuple):
-    """What is open: the versions of files by path, and the objects in stores."""
+def mapped_format(path: str) -> Format:
+    """The format of a file of arrays.
 
-    versions: dict[str, FileVersion]
-    objects: RemoteObjects | None
+    Raises:
+      ValueError: its suffix names none.
+    """
+    from feedline._src.formats.registry import MODULES, format_of
 
-    @classmethod
-    def of(cls, paths: Sequence[str], options: OpenOptions) -> OpenedArrays:
-        """The objects among some paths, and no file yet."""
-        if not paths:
-            return cls({}, None)
-        from feedline._src.stores.urls import is_url
-
-        urls = [path for path in paths if is_url(path)]
-        if not urls:
-            return cls({}, None)
-        from feedline._src.stores.opening import RemoteObjects
-        from feedline._src.stores.options import Store
-        from feedline._src.stores.remote_object import SMALL_BYTES
-
-        objects = RemoteObjects(urls, options.store or Store())
-        objects.samples([(url, 0, SMALL_BYTES) for url in objects.by_url])  # the headers, all at once
-        return cls({}, objects)
-
-    def load(self, path: str, dtype: Any = None) -> Any:
-        """The arrays of a file or of an object."""
-        from feedline._src.formats import npy
-        from feedline._src.stores.urls import is_url
-
-        if self.objects is None or not is_url(path):
-            arrays, self.versions[os.path.abspath(path)] = npy.load(Path(path), dtype)
-            return arrays
-        from feedline._src.formats.npy import MappedObject
-        from feedline._src.stores.remote_object import open_object
-
-        item = self.objects.by_url[path]
-        return npy.arrays_in(MappedObject(item.memory), open_object(item), path, dtype)
+    suffix = PurePath(path).suffix
+    form = format_of(suffix) if suffix in MODULES else None
+    if form is None or form.way != "mapped" or form.open is None:
+        raise ValueError(f"a file of arrays ends in .npy, .npz, .bin, got {path}; convert it with numpy.save")
+    return form
 
 
-def as_tree(shard: Any, options: OpenOptions, opened: OpenedArrays) -> Any:
-    """A shard as a tree of arrays."""
+def read_by_suffix(file: File, options: OpenOptions) -> list[Any]:
+    """The trees of arrays of a file of any format that is mapped."""
+    read: Any = mapped_format(file.name).open
+    found: list[Any] = read(file, options)
+    return found
+
+
+def head_of(path: str) -> list[tuple[int, int]]:
+    """Offset and length of what is read first of a file of arrays, to fetch it of all files at once."""
+    length = mapped_format(path).head_bytes
+    return [(0, length)] if length else []
+
+
+def trees_of(shard: Any, options: OpenOptions, opened: Callable[[str, OpenOptions], list[Any]]) -> list[Any]:
+    """A shard as trees of arrays, whose rows follow each other.
+
+    Args:
+      shard: a path, or a tree of arrays and paths.
+      options: of a file that is a shard, and window and stride.
+      opened: (path, options) → the trees of a file.
+    """
     if isinstance(shard, str | os.PathLike):
         name = os.fspath(shard)
-        arrays = opened.load(name, options.dtype)
-        shard = jax.tree_util.tree_map_with_path(functools.partial(_checked, name), options.named(arrays, name))
-    tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, opened), shard, is_leaf=is_list)
-    length = options.window
-    if length is None:
-        return tree
-    return jax.tree.map(lambda array: windows(array, length, options.stride or length), tree)
+        checked = functools.partial(_checked, name)
+        trees = [jax.tree_util.tree_map_with_path(checked, tree) for tree in opened(name, options)]
+    else:
+        trees = [jax.tree_util.tree_map_with_path(functools.partial(_leaf, opened), shard, is_leaf=is_list)]
+    if (length := options.window) is not None:
+        trees = jax.tree.map(lambda array: windows(array, length, options.stride or length), trees)
+    return trees
 
 
-def _as_array(opened: OpenedArrays, path: Any, leaf: Any) -> Array:
+def _leaf(opened: Callable[[str, OpenOptions], list[Any]], path: Any, leaf: Any) -> Array | FileArray:
     name = f"source{jax.tree_util.keystr(path)}"
     file = None
     if isinstance(leaf, str | os.PathLike):
         file = os.fspath(leaf)
-        array: Any = opened.load(file)
-        if not isinstance(array, np.ndarray):
+        array, *more = opened(file, OpenOptions())
+        if more or not isinstance(array, np.ndarray | FileArray):
             raise ValueError(
                 f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
             )
@@ -103,7 +102,7 @@ def _as_array(opened: OpenedArrays, path: Any, leaf: Any) -> Array:
     return _checked(file, path, array)
 
 
-def _checked(file: str | None, path: Any, array: Array) -> Array:
+def _checked(file: str | None, path: Any, array: Array | FileArray) -> Array | FileArray:
     """The array of a leaf, after a check that it holds rows of numbers; `file` is None if it lies in memory."""
     name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
     if array.ndim == 0:
@@ -113,10 +112,10 @@ def _checked(file: str | None, path: Any, array: Array) -> Array:
             f"{name}: an accelerator holds numbers and booleans, got dtype {array.dtype}; encode it as "
             "numbers first (rows of different lengths make dtype object: pad them)"
         )
-    return np.asarray(array)
+    return array if isinstance(array, FileArray) else np.asarray(array)
 
 
-def checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array]:
+def checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array | FileArray]:
     """The leaves of a shard, after checks of their lengths and that they have the form of the first shard."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
@@ -145,7 +144,7 @@ def why_empty(options: OpenOptions, first: str) -> str:
     return f"{first}, and no shard with {options.window} elements, the length of a window; choose a shorter one"
 
 
-def windows(array: Array, length: int, stride: int) -> Array:
+def windows(array: Array | FileArray, length: int, stride: int) -> Array | FileArray:
     """The view [n, length, …] of an array [m, …]: n = (m − length) // stride + 1, and 0 if m < length.
 
     Window i holds elements i·stride … i·stride + length − 1. Elements after the last whole window are left out.
@@ -156,5 +155,8 @@ def windows(array: Array, length: int, stride: int) -> Array:
     """
     if len(array) < length:
         return np.empty((0, length, *array.shape[1:]), array.dtype)
-    sliding = np.lib.stride_tricks.sliding_window_view(array, length, axis=0)
-    return np.moveaxis(sliding, -1, 1)[::stride]
+    shape = ((len(array) - length) // stride + 1, length, *array.shape[1:])
+    strides = (stride * array.strides[0], *array.strides)
+    if isinstance(array, FileArray):
+        return dataclasses.replace(array, shape=shape, strides=strides)
+    return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)

@@ -1,12 +1,13 @@
-"""The columnar source: rows of arrays in memory or mapped from files."""
+"""The mapped way to read: rows of arrays that lie in memory or in files as they are."""
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.table import FileArray
 from feedline._src.native.library import library
 from feedline._src.options import Order
 from feedline._src.order.compiled import EpochOrder, Positions, epoch_order
@@ -22,15 +24,29 @@ from feedline._src.placement.plan import Columns
 from feedline._src.rows import digests
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices
-from feedline._src.sources.array_trees import OpenedArrays, as_tree, checked_leaves, why_empty
-from feedline._src.sources.row_gather import RowGather, fill
+from feedline._src.rows.values import is_list
+from feedline._src.sources.array_trees import (
+    Read,
+    checked_leaves,
+    head_of,
+    read_by_suffix,
+    trees_of,
+    why_empty,
+    windows,
+)
+from feedline._src.sources.row_gather import FileRows, RowGather, file_at, fill
 
 if TYPE_CHECKING:
-    from feedline._src.files.version import FileVersion
+    from feedline._src.files.file import File
+    from feedline._src.files.files import Files
     from feedline._src.order.mixture import MixtureOrder
-    from feedline._src.stores.client import Version
 
 Array = npt.NDArray[Any]
+Readers = Sequence[RowGather | FileRows]
+"""For each leaf what reads its rows."""
+Cut = tuple[int, Columns, Array]
+"""The number of a leaf, its columns to read, and where to write them."""
+T = TypeVar("T")
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
 _MAX_SAMPLES_A_SHARD = 16
 _CHECKS_A_READ = 4  # files, at some 5 µs each: checks must cost less than the copy
@@ -39,19 +55,22 @@ _CHECKS_A_READ = 4  # files, at some 5 µs each: checks must cost less than the 
 class ArraySource(IndexedSource):
     """A `RowSource` over a tree of arrays whose first axes agree; each leaf may come in shards.
 
-    Reads are thread-safe: they only copy out of arrays. A pickled source holds paths, and opens the
-    files again in the other process.
+    Reads are thread-safe. A pickled source holds paths, and opens the files again in the other process.
+
+    Local files are mapped. Rows of objects in a store are read from the cache, until it has all of them: from then
+    on they are mapped as well, until it evicts one.
 
     Args:
-      shards: each a path to a `.npy`, `.npz`, or `.bin` file, or a tree of arrays and of
-        paths to `.npy` files, all of one structure. The source has the rows of the first shard, then of the
-        second, and so on.
+      shards: each a path to a file of arrays, or a tree of arrays and of paths to files of one array, all of one
+        structure. The source has the rows of the first shard, then of the second, and so on.
       options: dtype, columns and windows (see `feedline.open_source`).
-      names: of the shards, for errors; by default, their paths or numbers.
+      read: (file, options) → the arrays of a file, as a list of trees whose rows follow each other.
+      files: those of the shards, if they are open; or, of arrays in memory, those that must not change.
 
     Raises:
       ValueError: no rows, or leaves or shards that do not fit together.
       TypeError: a leaf is neither an array nor a path, or its dtype is not numeric.
+      FeedError: a file changed while it was opened.
 
     Example:
       >>> source = ArraySource([{"x": np.arange(6).reshape(3, 2)}])
@@ -62,15 +81,69 @@ class ArraySource(IndexedSource):
     """
 
     def __init__(
-        self, shards: Sequence[Any], options: OpenOptions | None = None, names: Sequence[str] | None = None
+        self,
+        shards: Sequence[Any],
+        options: OpenOptions | None = None,
+        read: Read = read_by_suffix,
+        files: Files | None = None,
     ) -> None:
-        self._given = list(shards)
-        self._names = names
-        self._options = options or OpenOptions()
-        leaves = jax.tree.leaves(self._given)
+        self._given, self._options, self._read_file = list(shards), options or OpenOptions(), read
+        leaves = [leaf for shard in shards for leaf in jax.tree.leaves(shard, is_leaf=is_list)]
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
-        self._opened = OpenedArrays.of(self._paths, self._options)
-        self._open()
+        self._all_paths = len(self._paths) == len(leaves)
+        if files is None and self._paths:
+            from feedline._src.files.files import Files
+
+            files = Files(list(dict.fromkeys(self._paths)), self._options.store)
+        self._opened, self._files = files, cast("Sequence[File]", files or ())
+        if files is not None and files.in_store and read is read_by_suffix:
+            files.samples([head_of(path) for path in files.paths])  # into the cache, all at once
+        numbers = {} if files is None else {path: number for number, path in enumerate(files.paths)}
+
+        def opened(path: str, some: OpenOptions) -> list[Any]:
+            assert files is not None
+            return files.opened(numbers[path], lambda file: read(file, some))
+
+        trees, names = [], []
+        for number, shard in enumerate(self._given):
+            path = os.fspath(shard) if isinstance(shard, str | os.PathLike) else None
+            for tree in trees_of(shard, self._options, opened):
+                trees.append((tree, path or f"shard {number}"))
+                names.append(path)
+        parts = [checked_leaves(tree, name, *trees[0]) for tree, name in trees]
+        self._hold(list(zip(*parts, strict=True)), jax.tree.structure(trees[0][0]), names)
+        if len(self) == 0:
+            raise ValueError(f"a source must have at least one row, got {why_empty(self._options, trees[0][1])}")
+
+    def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
+        """Read from these parts of each leaf of a tree of this form. `names`: the file of each part, if known."""
+        self._leaves, self._names = leaves, names
+        rows = [jax.ShapeDtypeStruct(parts[0].shape[1:], parts[0].dtype) for parts in leaves]
+        self.spec = jax.tree.unflatten(form, rows)
+        self._rows = sum(map(len, leaves[0]))
+        self._files_to_check = itertools.cycle(self._files)
+        self._checks = min(_CHECKS_A_READ, len(self._files))
+        in_files = [part for parts in leaves for part in parts if isinstance(part, FileArray)]
+        self.is_remote = self._opened is not None and self._opened.in_store and bool(in_files)
+        """Whether any leaf lies in a store, so that rows must be fetched before they are read."""
+        if not self.is_remote:
+            self._readers = self._gathers(_memory)
+            self._survives = all(reader.survives_lost_files for reader in self._readers)
+            return
+        for part in in_files:
+            if part.rows_have_gaps:
+                raise ValueError(
+                    f"each row of an array in a store must be one range of bytes, and {part.file.name} is in "
+                    "Fortran order; write it again: np.save(path, np.ascontiguousarray(array))"
+                )
+        self._from_files = [FileRows(parts, self._files) for parts in leaves]
+        self._followed: tuple[Readers, int | None] = self._from_files, 0
+        """In a store: the readers, and the number of a file that was not complete in the cache when that was last
+        asked. None: all were, and the readers are gathers."""
+        self._survives = True
+
+    def _gathers(self, memory_of: Callable[[File], Any]) -> Readers:
+        return [RowGather([_view(part, memory_of) for part in parts]) for parts in self._leaves]
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
@@ -82,64 +155,67 @@ class ArraySource(IndexedSource):
           number: the key of a leaf more: the number of the source of each row.
         """
         source = cls.__new__(cls)
-        versions = {path: version for each in sources for path, version in each._opened.versions.items()}
-        source._opened, source._remote = OpenedArrays(versions, None), None
-        source._files_to_check = itertools.cycle(versions.items())
+        source._opened, source._files = None, [file for each in sources for file in each._files]
         parts: list[Any] = [
             tuple(itertools.chain(*leaves)) for leaves in zip(*(each._leaves for each in sources), strict=True)
         ]
         # no memory: all rows of a source lie at the same address
         numbers = tuple(np.broadcast_to(np.int32(i), (len(each),)) for i, each in enumerate(sources))
-        form = jax.tree.structure(sources[0].spec)
-        source._leaves = jax.tree.leaves(
-            {**jax.tree.unflatten(form, parts), number: numbers}, is_leaf=lambda node: isinstance(node, tuple)
-        )
-        source._rows = sum(map(len, sources))
-        source._gathers = [RowGather(leaf) for leaf in source._leaves]
-        source.spec = {**sources[0].spec, number: jax.ShapeDtypeStruct((), np.int32)}
+        tree = {**jax.tree.unflatten(jax.tree.structure(sources[0].spec), parts), number: numbers}
+        leaves, form = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, tuple))
+        source._hold(leaves, form, [name for each in sources for name in each._names])
         return source
 
-    def _open(self) -> None:
-        trees = [as_tree(shard, self._options, self._opened) for shard in self._given]
-        names = self._names or [
-            os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"
-            for i, shard in enumerate(self._given)
-        ]
-        self._files_to_check = itertools.cycle(self._opened.versions.items())
-        parts = [checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
-        self._leaves = list(zip(*parts, strict=True))
-        self._rows = sum(len(part[0]) for part in parts)
-        if self._rows == 0:
-            raise ValueError(f"a source must have at least one row, got {why_empty(self._options, names[0])}")
-        self._gathers = [RowGather(leaf) for leaf in self._leaves]
-        remote = self._opened.objects
-        self._remote = None
-        if remote is not None:
-            from feedline._src.sources.remote_rows import RemoteRows
-
-            self._remote = RemoteRows(self._leaves, remote)
-        self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
+    def windows(self, length: int, stride: int) -> ArraySource:
+        """The windows of the rows of each part, as `open_source` has them, of the same open files."""
+        source = copy.copy(self)
+        source._options = dataclasses.replace(self._options, window=length, stride=stride)
+        cut = [[windows(part, length, stride) for part in parts] for parts in self._leaves]
+        source._hold(cut, jax.tree.structure(self.spec), self._names)
+        return source
 
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
-        self._check(list(self._opened.versions.items())[:_CHECKS_A_READ])
+        self._check(self._files[:_CHECKS_A_READ])
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
-        parts = list(zip(*self._leaves, strict=True))
-        if self._remote is not None:
-            return {"kind": "arrays", "shards": self._remote.digests(parts, samples)}
-        sampled = [[digests.of_array(part, samples) for part in shard] for shard in parts]
-        return {"kind": "arrays", "shards": sampled}
+        fetched = self._sampled(samples) if self.is_remote else {}
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether any leaf lies in a store, so that rows must be fetched before their memory is read."""
-        return self._remote is not None
+        def digest(leaf: int, shard: int) -> list[Any]:
+            part, rows = self._leaves[leaf][shard], fetched.get((leaf, shard))
+            if rows is not None:
+                return digests.of_rows(part.dtype, part.shape, rows.__getitem__, samples)
+            return digests.of_array(_view(part, _memory), samples)
+
+        leaves, shards = range(len(self._leaves)), range(len(self._leaves[0]))
+        return {"kind": "arrays", "shards": [[digest(leaf, shard) for leaf in leaves] for shard in shards]}
+
+    def _sampled(self, samples: int) -> dict[tuple[int, int], dict[int, Array]]:
+        """For each leaf and part in a file: some bytes of the sampled rows, of all files at once."""
+        numbers = {id(file): number for number, file in enumerate(self._files)}
+        ranges: list[list[tuple[int, int]]] = [[] for _ in self._files]
+        places = []
+        for leaf, parts in enumerate(self._leaves):
+            for shard, part in enumerate(parts):
+                if not isinstance(part, FileArray):
+                    continue
+                number, length = numbers[id(part.file)], min(part.row_bytes, digests.SAMPLED_BYTES)
+                for row in digests.sampled(len(part), samples):
+                    places.append(((leaf, shard), row, part, number, len(ranges[number])))
+                    ranges[number].append((part.offset + row * part.strides[0], length))
+        assert self._opened is not None
+        data = self._opened.samples(ranges)
+        found: dict[tuple[int, int], dict[int, Array]] = {}
+        for key, row, part, number, at in places:
+            # of a 1-D array the scalar, which NumPy makes in native byte order
+            first = np.frombuffer(data[number][at], part.dtype if part.ndim == 1 else np.uint8)
+            found.setdefault(key, {})[row] = first[0] if part.ndim == 1 else first
+        return found
 
     @property
     def picklable(self) -> bool:
         """Whether worker processes can open it again, because every leaf is a path."""
-        return all(isinstance(leaf, str | os.PathLike) for leaf in jax.tree.leaves(self._given))
+        return self._all_paths
 
     def __len__(self) -> int:
         return self._rows
@@ -149,33 +225,18 @@ class ArraySource(IndexedSource):
 
         Raises:
           RowError: a row is in a file whose disk failed.
-          FeedError: a file was written to or truncated.
+          FeedError: a file was written to or truncated, or its store cannot be read.
         """
-        with self._files_unchanged(), self._present(range(len(self._leaves)), rows):
-            for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
-                gather.read(rows, (slice(None),) * (target.ndim - 1), target)
-
-    @property
-    def files(self) -> Iterable[str] | None:
-        """As of `Indexed`; None also if one of them was replaced: the source reads the file that it has open."""
-        try:
-            for path, version in self._opened.versions.items():
-                version.check(path)
-        except FeedError:
-            return None
-        return super().files if self.picklable else None
+        targets = jax.tree_util.tree_leaves(out)
+        cuts = [(leaf, (slice(None),) * (target.ndim - 1), target) for leaf, target in enumerate(targets)]
+        self._guarded(_read, rows, cuts)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
-        with self._files_unchanged(), self._present([leaf], rows):
-            self._gathers[leaf].read(rows, columns, out)
+        self._guarded(_read, rows, [(leaf, columns, out)])
 
     def read_in_order(
-        self,
-        order: Order | MixtureOrder,
-        epoch: int,
-        positions: Positions,
-        cuts: Sequence[tuple[int, Columns, Array]],
+        self, order: Order | MixtureOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]
     ) -> Indices:
         """Call `read_leaf` for each (leaf, columns, out) of `cuts`, with the rows at some positions of an epoch.
 
@@ -184,108 +245,118 @@ class ArraySource(IndexedSource):
         Returns:
           int64[k]: the row at each position.
         """
-        with self._files_unchanged():
-            return self._read_in_order(order, epoch, positions, cuts)
+        return self._guarded(self._read_in_order, order, epoch, positions, cuts)
 
     def _read_in_order(
-        self,
-        order: Order | MixtureOrder,
-        epoch: int,
-        positions: Positions,
-        cuts: Sequence[tuple[int, Columns, Array]],
+        self, readers: Readers, order: Order | MixtureOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]
     ) -> Indices:
-        with contextlib.nullcontext(True) if self._remote is None else self._remote.all_present() as readable:
-            filled = self._filled(order, epoch, positions, cuts) if readable else None
-        if filled is not None:
-            return filled
+        if (compiled := library()) is not None:
+            copies = [readers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
+            made = [copy for copy in copies if copy is not None]
+            if isinstance(order, Order):
+                struct: EpochOrder | None = epoch_order(order, len(self), epoch)
+            else:
+                struct = order.struct(epoch, positions)
+            if struct is not None and len(made) == len(copies):
+                return fill(compiled, struct, positions, made)
         if isinstance(order, Order):
             rows = rows_at(order, len(self), epoch, positions)
         else:
             rows = order.rows_at(epoch, positions)
-        with self._present([leaf for leaf, _, _ in cuts], rows):
-            for leaf, columns, out in cuts:
-                self._gathers[leaf].read(rows, columns, out)
+        _read(readers, rows, cuts)
         return rows
 
-    def _filled(
-        self,
-        order: Order | MixtureOrder,
-        epoch: int,
-        positions: Positions,
-        cuts: Sequence[tuple[int, Columns, Array]],
-    ) -> Indices | None:
-        """As `read_in_order`, in one call of the C library; None if it cannot do this."""
-        if (compiled := library()) is None:
+    def _guarded(self, read: Callable[..., T], *arguments: Any) -> T:
+        """What `read` returns for the present readers and these arguments.
+
+        A file that was written to is refused, also if that happens during the read: rows may be of both states.
+        Only the next few of many files are checked each time, to stay cheap.
+        """
+        few = list(itertools.islice(self._files_to_check, self._checks))
+        readers = self._follow(few) if self.is_remote else self._readers
+        if not self._survives:
+            self._check(few)
+        try:
+            found = read(readers, *arguments)
+        except FeedError:
+            self._check(self._files)  # a change explains it better
+            if not self.is_remote or readers is self._from_files:
+                raise
+            found = read(self._from_files, *arguments)  # a mapped file of the cache was truncated
+        self._check(few)
+        return found
+
+    def _follow(self, few: Sequence[File]) -> Readers:
+        """The readers for what the cache has now: gathers while all files are complete in it.
+
+        Each call asks about one file that was missing, or about the `few` that are checked. A file that was
+        evicted since it was mapped stays readable.
+        """
+        readers, missing = self._followed
+        if missing is None:
+            if all(file.memory() is not None for file in few):
+                return readers
+            self._followed = self._from_files, 0
+        elif library() is not None and self._files[missing].memory() is not None:
+            others = itertools.chain(range(missing + 1, len(self._files)), range(missing))
+            missing = next((number for number in others if self._files[number].memory() is None), None)
+            self._followed = self._from_files, missing or 0
+            if missing is None:
+                memories = {id(file): file.memory() for file in self._files}
+                if all(memory is not None for memory in memories.values()):
+                    self._followed = self._gathers(lambda file: memories[id(file)]), None
+        return self._followed[0]
+
+    def _check(self, files: Iterable[File]) -> None:
+        for file in files:
+            file.check_open()
+
+    @property
+    def files(self) -> Iterable[str] | None:
+        """As of `Indexed`; None also if one of them was replaced: the source reads the file that it has open."""
+        try:
+            for file in self._files:
+                file.check()
+        except FeedError:
             return None
-        copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
-        made = [copy for copy in copies if copy is not None]
-        if isinstance(order, Order):
-            struct: EpochOrder | None = epoch_order(order, len(self), epoch)
-        else:
-            struct = order.struct(epoch, positions)
-        if len(made) < len(copies) or struct is None:
-            return None
-        return fill(compiled, struct, positions, made)
+        return super().files if self.picklable else None
 
     def file_of(self, row: int) -> str | None:
         """The file that holds a row of the first leaf; None if that is memory."""
-        from feedline._src.formats.npy import file_at
-
-        for part in self._leaves[0]:
+        for part, name in zip(self._leaves[0], self._names, strict=True):
             if row < len(part):
-                return file_at(part[row:].ctypes.data)
+                if isinstance(part, FileArray):
+                    return part.file.name
+                return name or file_at(part[row:].ctypes.data)
             row -= len(part)
         return None
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """The `will_read` of a `ToldSource`, for arrays in a store until all rows are there; None for others."""
-        return None if self._remote is None or self._remote.is_complete else self._remote.fetch_ahead
+        """The `will_read` of a `ToldSource`, for arrays in a store until all are mapped; None for others."""
+        return self._fetch_ahead if self.is_remote and self._followed[1] is not None else None
+
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        assert self._opened is not None
+        return self._opened.will_read((place for each in self._from_files for place in each.places(rows)), ahead)
 
     def close(self) -> None:
         """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
-        if self._opened.objects is not None:
-            self._opened.objects.close()
-
-    def _present(self, leaves: Sequence[int], rows: Indices) -> contextlib.AbstractContextManager[None]:
-        """Within the `with` block, these rows of these leaves can be read."""
-        return contextlib.nullcontext() if self._remote is None else self._remote.present(leaves, rows)
-
-    @contextlib.contextmanager
-    def _files_unchanged(self) -> Iterator[None]:
-        """Refuse what is read in the block if a file was written to, also meanwhile: rows may be of both states.
-
-        Only the next few of many files are checked each time, to stay cheap.
-        """
-        few = list(itertools.islice(self._files_to_check, min(_CHECKS_A_READ, len(self._opened.versions))))
-        if not all(gather.survives_lost_files for gather in self._gathers):
-            self._check(few)
-        try:
-            yield
-        except FeedError:
-            self._check(self._opened.versions.items())  # a change explains it better
-            raise
-        self._check(few)
-
-    def _check(self, files: Iterable[tuple[str, FileVersion]]) -> None:
-        for path, version in files:
-            version.check_open(path)
+        if self._opened is not None:
+            self._opened.close()
 
     def __reduce__(self) -> Any:
-        remote = None if self._opened.objects is None else self._opened.objects.versions
-        return _opened_again, (self._given, self._options, self._opened.versions, remote)
+        return ArraySource, (self._given, self._options, self._read_file, self._opened)
 
 
-def _opened_again(
-    given: list[Any], options: OpenOptions, versions: dict[str, FileVersion], remote: dict[str, Version] | None
-) -> ArraySource:
-    """A copy of a source that another process has open. FeedError if a file has changed since."""
-    try:
-        source = ArraySource(given, options)
-    finally:  # also if it cannot be opened: a change explains that better
-        for path, version in versions.items():
-            version.check(path)
-    for url, before in (remote or {}).items():
-        assert source._opened.objects is not None
-        before.check(source._opened.objects.by_url[url].version, url)
-    return source
+def _memory(file: File) -> Any:
+    return file.memory()
+
+
+def _view(part: Array | FileArray, memory_of: Callable[[File], Any]) -> Array:
+    return part.view(memory_of(part.file)) if isinstance(part, FileArray) else part
+
+
+def _read(readers: Readers, rows: Indices, cuts: Sequence[Cut]) -> None:
+    for leaf, columns, out in cuts:
+        readers[leaf].read(rows, columns, out)

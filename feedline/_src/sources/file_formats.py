@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from feedline._src.files.file import File
 from feedline._src.files.files import Files
 from feedline._src.formats import arrow, hdf5, zarr
 from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
@@ -20,10 +22,25 @@ from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.encoded import folder
 from feedline._src.sources.groups import open_groups
-from feedline._src.sources.mapped import MappedSource
 from feedline._src.sources.record_files import open_records
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
+
+
+@dataclasses.dataclass(frozen=True)
+class _ByPath:
+    """A function of a local path as one of a `File`."""
+
+    read: Callable[[Path, OpenOptions], list[Any]]
+
+    def __call__(self, file: File, options: OpenOptions) -> list[Any]:
+        """The arrays of the file. Errors name it as the user did."""
+        path = file.path()
+        try:
+            return self.read(Path(path), options)
+        except (ValueError, TypeError) as error:
+            raise type(error)(str(error).replace(path, file.name)) from error
+
 
 Opener = Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
 
@@ -41,7 +58,7 @@ def _open_by(module: Any, paths: list[str], options: OpenOptions) -> IndexedSour
     """Files that are mapped, or others, by functions of these names of a format."""
     files = VersionedFiles(paths, options.store)
     if all(files.opened(number, module.is_mapped, options) for number in range(len(paths))):
-        return MappedSource(module.mapped, paths, options, files)
+        return ArraySource(paths, options, _ByPath(module.mapped))
     return open_groups(module.FORMAT.open, Files(paths, options.store), options)
 
 
@@ -80,8 +97,6 @@ FILES = Format("files", ())
 _FOLDER = Format("folder", ())
 _SAVED = Format("saved", (), takes=frozenset({"columns"}))
 _OPENERS: dict[str, Opener] = {
-    "npy": ArraySource,
-    "raw": ArraySource,
     "arrow": _open_arrow,
     "hdf5": _open_hdf5,
     "zarr": _open_zarr,
@@ -95,6 +110,7 @@ _OPENERS: dict[str, Opener] = {
 WAYS: dict[Way, Callable[[Format, Files, OpenOptions], IndexedSource | EncodedRows]] = {
     "grouped": _open_grouped,
     "records": open_records,
+    "mapped": lambda form, files, options: ArraySource(files.paths, options, files=files),
 }
 """For each way to read rows, the source of files of a format that has an `open`."""
 

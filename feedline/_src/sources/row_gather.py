@@ -1,22 +1,26 @@
-"""The gather of rows from arrays into a batch: by the C library if it was built, else by NumPy."""
+"""Readers of the rows of one leaf: a gather from memory, by the C library or by NumPy, and reads from files."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
+from feedline._src.formats.table import FileArray
 from feedline._src.native.gather import Bad, Copy, MemoryLostError, Segments
 from feedline._src.native.library import library
 from feedline._src.order.compiled import EpochOrder, Positions, PositionsPointer
 from feedline._src.placement.plan import Columns
-from feedline._src.rows.shards import Indices
-from feedline._src.sources.numpy_gather import NumpyGather
+from feedline._src.rows.shards import Indices, Shards, offsets_by_label
+
+if TYPE_CHECKING:
+    from feedline._src.files.file import File
+    from feedline._src.files.files import Place
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +29,8 @@ class RowGather:
     """The rows of arrays of one dtype and row shape, those of the first array first.
 
     Reads are thread-safe. Rows are checked against each array's length, and memory outside of the arrays is never
-    addressed.
+    addressed. The C library gathers them in one call. Without it, and if the elements of a row have gaps between
+    them, NumPy reads array by array.
 
     Args:
       parts: the arrays, which are kept alive. They may lie anywhere in memory, with any strides.
@@ -41,11 +46,10 @@ class RowGather:
     def __init__(self, parts: Sequence[Array]) -> None:
         compiled, filled = library(), [part for part in parts if len(part)]
         self._by_c: tuple[ctypes.CDLL, Segments] | None = None
-        self._by_numpy: NumpyGather | None = None
         if compiled is not None and filled and all(part[0, ...].flags.c_contiguous for part in filled):
             self._by_c = compiled, Segments(filled)
         else:
-            self._by_numpy = NumpyGather(parts)
+            self._parts, self._shards = parts, Shards([len(part) for part in parts])
 
     @property
     def survives_lost_files(self) -> bool:
@@ -63,12 +67,105 @@ class RowGather:
             compiled, segments = self._by_c
             with _naming_the_file():
                 segments.gather(compiled, np.ascontiguousarray(rows, np.int64), columns, out)
-        elif self._by_numpy is not None:
-            self._by_numpy.read(rows, columns, out)
+            return
+        for part, local, at in self._shards.split(rows):
+            array, target = self._parts[part], out[at] if isinstance(at, slice) else None
+            if target is not None and _can_take(array, columns, target):
+                np.take(array, local, axis=0, out=target, mode="clip")  # a single copy
+            else:
+                out[at] = _picked(array, local, columns)
 
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
         """The C struct for a copy of the `columns` of `count` rows to `out`; None if C cannot make this copy."""
         return None if self._by_c is None else self._by_c[1].copy(count, columns, out)
+
+
+def _can_take(array: Array, columns: Columns, out: Array) -> bool:
+    """Whether `np.take` writes rows directly to `out`. Of an array with gaps it would make a copy first."""
+    direct = all(each.flags.c_contiguous and each.flags.aligned for each in (array, out))
+    return direct and array.dtype == out.dtype and _are_whole(columns)
+
+
+def _are_whole(columns: Columns) -> bool:
+    return all(isinstance(column, slice) and column == slice(None) for column in columns)
+
+
+def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
+    """array[rows], cut to columns. Slices come first, so that no other columns are copied."""
+    if all(isinstance(column, slice) for column in columns):
+        return array[(slice(None), *columns)][rows]
+    return _cut(array[rows], columns)
+
+
+def _cut(values: Array, columns: Columns) -> Array:
+    for axis, column in enumerate(columns, start=1):
+        values = values[(slice(None),) * axis + (column,)]
+    return values
+
+
+class FileRows:
+    """The rows of arrays of which some lie in files that are not mapped: objects, until the cache has all of them.
+
+    Args:
+      parts: the arrays; rows of those in files have no gaps.
+      files: that hold them.
+    """
+
+    survives_lost_files = True
+    """Nothing is mapped."""
+
+    def __init__(self, parts: Sequence[Array | FileArray], files: Sequence[File]) -> None:
+        numbers = {id(file): number for number, file in enumerate(files)}
+        self._parts, self._files = parts, files
+        self._shards = Shards([len(part) for part in parts])
+        in_files = [part if isinstance(part, FileArray) else None for part in parts]
+        self._file_of = np.array([-1 if part is None else numbers[id(part.file)] for part in in_files])
+        """The number of the file of each part; -1 for an array in memory."""
+        self._first = np.array([0 if part is None else part.offset for part in in_files], np.int64)
+        self._stride = np.array([0 if part is None else part.strides[0] for part in in_files], np.int64)
+        self._shape, self._dtype = parts[0].shape[1:], parts[0].dtype
+        self._some_in_memory = None in in_files
+        self._row_bytes = max((part.row_bytes for part in in_files if part is not None), default=0)
+
+    def read(self, rows: Indices, columns: Columns, out: Array) -> None:
+        """Write the `columns` of row rows[i] to out[i], which may be strided.
+
+        Raises:
+          IndexError: there is no such row.
+          FeedError: a file was changed, or its store cannot be read.
+        """
+        direct = _are_whole(columns) and out.dtype == self._dtype and out.flags.c_contiguous
+        target = out if direct else np.empty((len(rows), *self._shape), self._dtype)
+        data = target.reshape(len(rows), -1 if target.size else 0).view(np.uint8)
+        for number, at, offsets in self._located(rows):
+            if isinstance(at, slice):
+                self._files[number].read_rows(offsets, data[at])
+            else:
+                scratch = np.empty((len(offsets), self._row_bytes), np.uint8)
+                self._files[number].read_rows(offsets, scratch)
+                data[at] = scratch
+        if self._some_in_memory:
+            for number, local, at in self._shards.split(rows):
+                if isinstance(part := self._parts[number], np.ndarray):
+                    target[at] = part[local]
+        if not direct:
+            out[...] = _cut(target, columns)
+
+    def copy(self, count: int, columns: Columns, out: Array) -> None:
+        """None: C cannot copy these rows."""
+
+    def places(self, rows: Indices) -> Iterator[Place]:
+        """Where these rows lie in the files."""
+        for number, _, offsets in self._located(rows):
+            yield number, offsets, np.full(len(offsets), self._row_bytes)
+
+    def _located(self, rows: Indices) -> Iterator[tuple[int, slice | Indices, Indices]]:
+        """For each file that has some of the rows: its number, which of the rows, and their offsets in it."""
+        part = self._shards.of(rows)
+        offsets = self._first.take(part) + (rows - self._shards.firsts.take(part)) * self._stride.take(part)
+        for label, at in offsets_by_label(self._file_of.take(part) + 1, len(self._files) + 1):
+            if label > 0:
+                yield label - 1, at, offsets[at]
 
 
 def fill(library: ctypes.CDLL, epoch: EpochOrder, positions: Positions, copies: Sequence[Copy]) -> Indices:
@@ -110,8 +207,6 @@ def _naming_the_file() -> Iterator[None]:
     try:
         yield
     except MemoryLostError as lost:
-        from feedline._src.formats.npy import file_at
-
         file = file_at(lost.address)
         if lost.row is None:
             raise FeedError(
@@ -127,3 +222,16 @@ def _naming_the_file() -> Iterator[None]:
             row=lost.row,
             file=file,
         ) from lost
+
+
+def file_at(address: int) -> str | None:
+    """The file that is mapped at an address; None if there is none, or the system does not tell."""
+    try:
+        with open("/proc/self/maps", errors="surrogateescape") as maps:
+            for line in maps:
+                begin, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
+                if begin <= address < end:
+                    return line[line.index("/") :].rstrip("\n") if "/" in line else None
+    except OSError:
+        pass
+    return None
