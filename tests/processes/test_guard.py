@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from background import PATIENCE_S, spawn
 
 import feedline
 
@@ -44,4 +45,33 @@ def guarded(here, prefetch, layout):
 @pytest.mark.parametrize("prefetch", PREFETCH)
 def test_batches_are_delivered_where_transfers_are_forbidden(outcome, prefetch, layout, topology):
     found = outcome(topology, guarded, prefetch, layout)
+    assert_same(found, batches(SOURCES["memory"], 1, SIZE, "drop"))
+
+
+@case(PREFETCH, on=lambda prefetch: [TOPOLOGIES[0]])
+def in_one_thread(here, prefetch):
+    """All batches of an epoch, each summed by a jitted step, while only this thread may start computations."""
+    total = jax.jit(lambda batch: jax.tree.map(jax.numpy.sum, batch))
+    with (
+        feedline.Feed(
+            **SOURCES["memory"].arguments(here.folder),
+            batch_size=SIZE,
+            sharding=sharding_of("data", here.devices),
+            epochs=1,
+            prefetch=PREFETCH[prefetch],
+        ) as feed,
+        jax.thread_guard(True),
+    ):
+        found = []
+        for batch in feed:
+            jax.block_until_ready(total(batch))
+            found.append(batch)
+        with pytest.raises(Exception, match="thread"):
+            spawn(lambda: total(found[0])).result(PATIENCE_S)
+        return found
+
+
+@pytest.mark.parametrize("prefetch", PREFETCH)
+def test_batches_are_delivered_where_one_thread_may_compute(outcome, prefetch):
+    found = outcome(TOPOLOGIES[0], in_one_thread, prefetch)
     assert_same(found, batches(SOURCES["memory"], 1, SIZE, "drop"))
