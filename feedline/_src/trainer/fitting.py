@@ -176,6 +176,11 @@ def fit(
         raise TypeError(f"callbacks must be a list of functions of a Progress, got {callbacks!r}")
     _check_feeds(feed, steps, evaluation, evaluate_every, report_every)
     checked_integer("save_every", save_every, at_least=1)
+    if checkpoint_dir is not None and not hasattr(feed, "set_state"):
+        raise ValueError(
+            f"checkpoints need a feed that can be restored, but {type(feed).__name__} has no set_state; give a "
+            "feedline.Feed, or leave checkpoint_dir out"
+        )
     task = Task(init, loss, optimizer, seed)
     per_call = getattr(feed, "steps_per_call", 1)
     program = compiled(task, mode, feed.spec, practices, per_call)
@@ -192,7 +197,12 @@ def fit(
             )
         return measured.measure
 
-    with _checkpoints(checkpoint_dir, feed, program, practices.save_asynchronously) as checkpoints:
+    opened: contextlib.AbstractContextManager[Checkpoints | None] = contextlib.nullcontext()
+    if checkpoint_dir is not None:
+        from feedline._src.trainer.checkpoints import Checkpoints  # Orbax takes long to import; few runs need it
+
+        opened = Checkpoints(Path(checkpoint_dir), feed, program.mesh, practices.save_asynchronously)
+    with opened as checkpoints:
         state = program.start() if checkpoints is None else checkpoints.restore(program.start())
         done = int(jax.device_get(state.step))
         left = None if steps is None else max(0, steps - done)
@@ -305,7 +315,7 @@ class _Run:
         """Compare where the batch of a step began with the other processes."""
         if self._places:
             self._compared = step
-            self._step_places.compare(step, *self._places[-1 - self._calls_since(step)])
+            self._step_places.compare(step, *self._places[-1 - (self._step - step) // self._steps_per_call])
 
     def report(self, progress: Progress) -> None:
         if crosses(self._compared, progress.step, _STEPS_PER_COMPARISON):
@@ -325,32 +335,29 @@ class _Run:
         fails. No process waits for others here.
         """
         found = f"training ends: {found}"
-        looks: dict[int, list[int]] = {}  # calls after it → which of its batches are those of the two steps
-        for each in (step, step - 1):
-            since, later_in_call = divmod(self._step - each, self._steps_per_call)
-            if since < len(self._places):
-                looks.setdefault(since, []).append(self._steps_per_call - 1 - later_in_call)
+        looks = []  # of the two steps: the feed's state before the call, the call's rows, and which batch of it
         try:
             now = self._feed.get_state()
-            states = [self._state_of_call(now, since) for since in looks]
-            rows = [self._feed.rows_of(state) for state in states]
+            for each in (step, step - 1):
+                since, later = divmod(self._step - each, self._steps_per_call)
+                if since < len(self._places):
+                    state = self._state_of_call(now, since)
+                    looks.append((state, self._feed.rows_of(state), self._steps_per_call - 1 - later))
         except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream
             return FeedError(
                 f"{found}; look whether the rows of that step, or those of the step before, hold extreme values, "
                 "or lower the learning rate",
                 stage="train",
             )
-        where = {"epoch": states[0]["epoch"], "position": states[0]["position"]}
         here = "" if jax.process_count() == 1 else " that this process holds"
         looked = f"all values of it and of the step before{here} are finite"
         bad, leaves = set[int](), set[str]()
         try:
             # all of them, whatever the first one holds: all processes read the same batches again
-            for state, rows_of_call, batches in zip(states, rows, looks.values(), strict=True):
+            for state, rows, index in looks:
                 self._feed.set_state(state)
-                for leaf, place in _not_finite(next(iter(self._feed)), rows_of_call.ndim):
-                    of_step = rows_of_call.ndim == 1 or place[0] in batches
-                    if of_step and (row := int(rows_of_call[place])) >= 0:
+                for leaf, place in _not_finite(next(iter(self._feed)), rows.ndim):
+                    if place[:-1] in ((), (index,)) and (row := int(rows[place])) >= 0:
                         bad.add(row)
                         leaves.add(leaf)
         except Exception as error:  # noqa: BLE001  of any type: it must not hide the bad loss
@@ -358,11 +365,11 @@ class _Run:
         finally:
             with contextlib.suppress(Exception):  # neither must this one
                 self._feed.set_state(now)
-        rows_of_step = rows[0] if rows[0].ndim == 1 else rows[0][looks[self._calls_since(step)][0]]
+        state, rows, index = looks[0]
         advice = (
-            f"The batch of that step holds the training rows {_shown(rows_of_step.tolist())}; {looked}. Look "
-            "for extreme values in them, and in the loss for a division by 0 or a logarithm of 0, or lower the "
-            "learning rate"
+            f"The batch of that step holds the training rows "
+            f"{_shown((rows if rows.ndim == 1 else rows[index]).tolist())}; {looked}. Look for extreme values in "
+            "them, and in the loss for a division by 0 or a logarithm of 0, or lower the learning rate"
         )
         if bad:
             advice = (
@@ -370,11 +377,7 @@ class _Run:
                 f"{', '.join(sorted(leaves))} of the training rows {_shown(sorted(bad))}; mend these rows, or "
                 "leave them out"
             )
-        return FeedError(f"{found}. {advice}", stage="train", **where)
-
-    def _calls_since(self, step: int) -> int:
-        """How many calls were dispatched after the one with that step."""
-        return (self._step - step) // self._steps_per_call
+        return FeedError(f"{found}. {advice}", stage="train", epoch=state["epoch"], position=state["position"])
 
     def _state_of_call(self, now: dict[str, Any], since: int) -> dict[str, Any]:
         """The feed's state before the call that was followed by `since` other calls."""
@@ -407,21 +410,6 @@ def _not_finite(batch: Batch, axes: int) -> Iterator[tuple[str, tuple[int, ...]]
 @functools.partial(jax.jit, static_argnums=1)
 def _bad_rows(values: jax.Array, axes: int) -> jax.Array:
     return ~jnp.isfinite(values).all(axis=tuple(range(axes, values.ndim)))
-
-
-def _checkpoints(
-    directory: Path | str | None, feed: Any, program: Program, asynchronous: bool
-) -> contextlib.AbstractContextManager[Checkpoints | None]:
-    if directory is None:
-        return contextlib.nullcontext()
-    if not hasattr(feed, "set_state"):
-        raise ValueError(
-            f"checkpoints need a feed that can be restored, but {type(feed).__name__} has no set_state; give a "
-            "feedline.Feed, or leave checkpoint_dir out"
-        )
-    from feedline._src.trainer.checkpoints import Checkpoints  # Orbax takes long to import, and few runs need it
-
-    return Checkpoints(Path(directory), feed, program.mesh, asynchronous)
 
 
 def _begin_pass(feed: Any) -> None:
