@@ -117,18 +117,6 @@ def assert_same_bits(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_a_resumed_run_has_the_same_bits(mode, tmp_path):
-    state, losses = run(mode, 12)
-    begun = run(mode, 8, tmp_path)[1]  # saved after 3 and 6
-    resumed, rest = run(mode, 12, tmp_path)
-    assert begun == losses[:8]
-    assert rest == losses[6:]
-    assert_same_bits(values(resumed), values(state))
-    assert int(resumed.step) == 12
-
-
-@pytest.mark.slow
 def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path):
     seen = []
     run("jit_multi", 9, tmp_path, sizes=WIDE, seen=seen)

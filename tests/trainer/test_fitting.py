@@ -165,6 +165,8 @@ def test_evaluation_counts_each_row_once_and_stands_in_the_history(mode):
         fitted = fit_on(feed_of(mode), mode, steps=25, evaluation=test, evaluate_every=10, callbacks=[kept.append])
         tested = fitted.evaluate(test)
         other = fitted.evaluate(test, lambda params, batch: (jnp.mean(batch["valid"]), {"two": 2.0}))
+    with feed_of(mode, epochs=1) as unpadded:
+        assert fitted.evaluate(unpadded).rows == 192
     assert tested.rows == 90
     assert tested.metrics == pytest.approx(mean_metrics(fitted.params, X[:90], Y[:90]), rel=1e-4)
     assert other.metrics["two"] == 2

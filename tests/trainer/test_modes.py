@@ -81,22 +81,6 @@ def test_a_step_transfers_nothing_between_host_and_devices(mode):
     assert np.isfinite(recent).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_recent_metrics_are_those_of_the_last_steps(mode):
-    program = program_of(mode, SIZES)
-    assert program.metrics == ("loss", "accuracy")
-    batches = [placed(batch, mode) for batch in BATCHES[:5]]
-    state, recent, expected = program.start(), program.recent(3), []
-    for batch in batches:
-        metrics, rows = program.measure(state.params, batch)
-        assert int(rows) == 64
-        expected.append([float(metrics[name]) for name in program.metrics])
-        state, recent = program.step(state, recent, batch)
-    # row 0 holds step 4 (after 3), row 1 step 5, row 2 step 3
-    np.testing.assert_allclose(recent, [expected[3], expected[4], expected[2]], rtol=1e-5)
-
-
 def test_pmap_weighs_the_devices_by_their_valid_rows():
     """Also where a device has no valid row, and its mean and gradient are NaN."""
 

