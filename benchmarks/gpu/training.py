@@ -87,7 +87,7 @@ def matmul_share(workload, compute, square, rounds, seconds):
     with feedline.Feed(workload.data(_BATCHES), workload.rows, sharding) as feed:
         program = compiled(workload.task(), "jit_multi", feed.spec, Practices(compute=compute))
         began = time.perf_counter()
-        step, executable = program.compile(_REPORT_EVERY)
+        step, executable = program.compile()
         compile_s = time.perf_counter() - began
         run = _Steps(program._replace(step=step), workload.flops)
         devices = program.mesh.size

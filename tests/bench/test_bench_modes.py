@@ -51,7 +51,7 @@ def test_twice_the_devices_halve_the_activations(mode):
             name: jax.ShapeDtypeStruct((workload.rows, width), np.float32, sharding=sharding)
             for name, width in (("x", 16), ("y", 4))
         }
-        executable = compiled(workload.task(), mode, spec).compile(10)[1]
+        executable = compiled(workload.task(), mode, spec).compile()[1]
         temporary[devices] = compiled_bytes(executable)["temporary"]
     assert temporary[4] == pytest.approx(temporary[2] / 2, rel=0.02)
     assert temporary[8] == pytest.approx(temporary[4] / 2, rel=0.02)
@@ -65,7 +65,7 @@ def test_flops_are_those_that_the_compiler_counts():
         name: jax.ShapeDtypeStruct((512, width), np.float32, sharding=sharding)
         for name, width in (("x", 64), ("y", 16))
     }
-    counted = compiled(workload.task(), "jit_single", spec).compile(10)[1].cost_analysis()["flops"]
+    counted = compiled(workload.task(), "jit_single", spec).compile()[1].cost_analysis()["flops"]
     assert counted == pytest.approx(workload.flops, rel=0.05)  # it also counts Adam, ReLU, biases
 
 

@@ -83,13 +83,13 @@ def run(mode, steps, folder=None, every=3, sizes=SMALL, seen=None):
     program, losses = program_of(mode, sizes), []
     with feedline.Feed(ROWS, 64, sharding_of(mode), order=ORDER) as feed:
         if folder is None:
-            return advance(program, program.start(), feed, steps, losses, lambda state, recent: None), losses
+            return advance(program, program.start(), feed, steps, losses, lambda state, metrics: None), losses
         with Checkpoints(folder, feed, program.mesh) as checkpoints:
             state = checkpoints.restore(program.start())
 
-            def after_step(state, recent):
+            def after_step(state, metrics):
                 if state.step % every == 0:
-                    checkpoints.save_if_finite(int(state.step), state, recent)
+                    checkpoints.save_if_finite(int(state.step), state, [metrics])
                 if seen is not None:
                     seen.append(values(state))
 
@@ -98,11 +98,10 @@ def run(mode, steps, folder=None, every=3, sizes=SMALL, seen=None):
 
 
 def advance(program, state, feed, steps, losses, after_step):
-    recent = program.recent(1)
     for _, batch in zip(range(steps), feed, strict=False):
-        state, recent = program.step(state, recent, batch)
-        after_step(state, recent)
-        losses.append(float(recent[0, 0]))
+        state, metrics = program.step(state, batch)
+        after_step(state, metrics)
+        losses.append(float(metrics[0]))
     return state
 
 
@@ -166,9 +165,9 @@ def test_a_step_is_saved_once_and_none_from_a_bad_loss_on(tmp_path):
     ):
         state = program.start()
         for loss in (1.0, 2.0, float("nan")):
-            state, _ = program.step(state, program.recent(1), next(feed))
+            state, _ = program.step(state, next(feed))
             for _ in range(2):
-                checkpoints.save_if_finite(int(state.step), state, np.float32([[loss, 0]]))
+                checkpoints.save_if_finite(int(state.step), state, [jnp.array([loss, 0])])
         next(feed)
         with pytest.raises(ValueError, match="trainer has done 3 and the feed has delivered 4; begin with a new"):
             checkpoints.save(state)

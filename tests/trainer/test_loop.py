@@ -26,24 +26,22 @@ class Clock:
         return value
 
 
-class Recent:
-    """The metrics of the last steps, as a step returns them: known once they were waited for."""
+class Metrics:
+    """The metrics of a step: known once they were waited for."""
 
-    def __init__(self, rows, clock, seconds=0.0):
-        self.rows, self.clock, self.seconds, self.done = rows, clock, seconds, False
+    shape = (1,)
 
-    def __len__(self):
-        return len(self.rows)
+    def __init__(self, loss, clock, seconds):
+        self.loss, self.clock, self.seconds, self.done = loss, clock, seconds, False
 
     def block_until_ready(self):
-        if not self.done:
-            self.clock.now_s += self.seconds
-            self.done = True
+        self.clock.now_s += self.seconds
+        self.done = True
         return self
 
-    def tolist(self):
+    def reshape(self, *shape):
         assert self.done, "metrics must not be read before their step is done"
-        return self.rows
+        return np.array([[self.loss]])
 
 
 @pytest.fixture
@@ -66,18 +64,13 @@ class State:
 def program_of(clock, seconds=0.0, seen=None, losses=None):
     """A program whose step k has the k-th of these losses; else 10, 9, …"""
 
-    def step(state, recent, batch):
-        rows = list(recent.rows)
-        rows[state.step % len(rows)] = [10.0 - state.step if losses is None else losses[state.step]]
-        after = Recent(rows, clock, seconds)
+    def step(state, batch):
+        after = Metrics(10.0 - state.step if losses is None else losses[state.step], clock, seconds)
         if seen is not None:
             seen.append(after)
         return State(state.step + 1), after
 
-    def recent(steps):
-        return Recent([[0.0]] * steps, clock)
-
-    return Program(None, ("loss",), None, recent, step, None, None)
+    return Program(None, ("loss",), None, step, None, None)
 
 
 def test_time_counts_from_the_end_of_the_first_step(clock):
@@ -139,7 +132,7 @@ def test_a_resumed_run_may_have_no_step_left(clock):
 def test_after_a_step_training_may_be_ended_and_no_other_batch_is_taken(clock):
     asked = []
     batches = (asked.append(k) or {"label": np.zeros(10)} for k in itertools.count())
-    _, progress = train(program_of(clock), State(0), batches, after_step=lambda state, recent: state.step == 4)
+    _, progress = train(program_of(clock), State(0), batches, after_step=lambda state, metrics: state.step == 4)
     assert (progress.step, progress.loss, asked) == (4, 7.0, [0, 1, 2, 3])
 
 

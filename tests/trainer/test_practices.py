@@ -67,7 +67,7 @@ def test_rematerialisation_changes_no_loss_and_saves_memory(remat):
     }
     temporary = {
         policy: compiled(Task(*classifier(sizes, policy), optax.adam(1e-3)), "jit_multi", spec)
-        .compile(1)[1]
+        .compile()[1]
         .memory_analysis()
         .temp_size_in_bytes
         for policy in ("none", remat)
@@ -100,7 +100,7 @@ def after_one_step(practices, mode="jit_multi"):
     batch = jax.device_put(made_up_rows(64), sharding_of(mode))
     program = compiled(Task(*classifier(SIZES), optax.adam(1e-3)), mode, batch, practices)
     state = program.start()
-    return state, batch, program.step(state, program.recent(1), batch)[0]
+    return state, batch, program.step(state, batch)[0]
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_a_sharded_state_on_a_mesh_of_two_axes_is_split_over_the_axis_of_the_row
     task = Task(lambda key: {"w": jnp.ones((3, 4)), "b": jnp.ones(3)},
                 lambda p, b: (jnp.mean(b["x"] @ p["w"].T + p["b"]), {}), optax.sgd(0.1))  # fmt: skip
     program = compiled(task, "jit_multi", batch, Practices(shard_state=True))
-    state, _ = program.step(program.start(), program.recent(1), batch)
+    state, _ = program.step(program.start(), batch)
     assert state.params["w"].sharding.spec == P(None, "data")
     assert state.params["b"].sharding.is_fully_replicated
 

@@ -36,10 +36,11 @@ def main(address: str, index: int) -> None:
         batches = [placed(mode, batch) for batch in BATCHES]
         test = [placed(mode, {**batch, "valid": np.arange(64) < 32}) for batch in BATCHES[:2]]
         with jax.transfer_guard("disallow"):
-            state, recent = program.start(), program.recent(len(batches))
+            state, losses = program.start(), []
             for batch in batches:
-                state, recent = program.step(state, recent, batch)
-            seen[mode] = jax.device_get(recent)[:, 0].tolist()
+                state, metrics = program.step(state, batch)
+                losses.append(metrics)
+            seen[mode] = [float(metrics[0]) for metrics in jax.device_get(losses)]
             result = evaluate(tested.measure, state.params, test)
         evaluated += [[result.rows, *(round(mean, 4) for mean in result.metrics.values())]]
     try:

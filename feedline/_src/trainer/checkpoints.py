@@ -18,7 +18,7 @@ import re
 import socket
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -31,6 +31,7 @@ from jax.sharding import PartitionSpec as P
 
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError, OtherDataError
+from feedline._src.trainer.loop import steps_of
 from feedline._src.trainer.task import State, all_finite
 
 _log = logging.getLogger("feedline")
@@ -159,16 +160,15 @@ class Checkpoints:
         restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
         return restored
 
-    def save_if_finite(self, step: int, state: State, recent: jax.Array) -> None:
+    def save_if_finite(self, step: int, state: State, metrics: Iterable[jax.Array]) -> None:
         """Save the state after a step, before the next batch is asked for.
 
         Not once a loss or the parameters are not finite: such a checkpoint would displace a good one.
 
         Args:
-          recent: the metrics of the last steps, as in `modes.Program`.
+          metrics: of the steps whose losses were not checked yet, as `modes.Program.step` gives them.
         """
-        losses = jax.device_get(recent)[:, 0].tolist()  # 0 where no step has been
-        if all(map(math.isfinite, losses)) and all_finite(state.params):
+        if all(math.isfinite(step[0]) for step in steps_of(metrics)) and all_finite(state.params):
             self.save(state)
 
     def save(self, state: State) -> None:

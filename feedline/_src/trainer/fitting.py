@@ -217,7 +217,7 @@ def fit(
         if evaluation is not None and evaluate_every is not None:
             measured = measuring(evaluation, measure)
 
-            def test(step: int, state: State, recent: jax.Array) -> None:
+            def test(step: int, state: State, metrics: list[jax.Array]) -> None:
                 _begin_pass(evaluation)
                 run.evaluations[step] = evaluate(measured, state.params, evaluation)
 
@@ -258,7 +258,7 @@ class _Run:
     """One run of the loop: does what is due after a step, keeps the history, names rows with values not finite.
 
     Attributes:
-      each: (n, function): called every n steps with the step, the state and the metrics of the last steps.
+      each: (n, function): called every n steps with the step, the state and the metrics not fetched yet.
       evaluations: those that were not reported yet, by their steps.
       history: the reports, as in `Fitted`.
       stopped: whether `after_step` of the user ended training.
@@ -273,7 +273,7 @@ class _Run:
         callbacks: Sequence[Callback],
         then: Callable[[int], bool | None] | None,
     ) -> None:
-        self.each: list[tuple[int, Callable[[int, State, jax.Array], None]]] = []
+        self.each: list[tuple[int, Callable[[int, State, list[jax.Array]], None]]] = []
         self.evaluations: dict[int, Evaluation] = {}
         self.history: list[dict[str, float]] = []
         self.stopped = False
@@ -304,10 +304,10 @@ class _Run:
             self._step += self._steps_per_call
             yield batch
 
-    def after_step(self, state: State, recent: jax.Array) -> bool:
+    def after_step(self, state: State, metrics: list[jax.Array]) -> bool:
         for every, due in self.each:
             if crosses(self._step - self._steps_per_call, self._step, every):
-                due(self._step, state, recent)
+                due(self._step, state, metrics)
         self.stopped = bool(self._then is not None and self._then(self._step))
         return self.stopped
 

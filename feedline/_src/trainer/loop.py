@@ -79,13 +79,13 @@ def train(
     report: Callable[[Progress], None] | None = None,
     report_every: int = 10,
     guard_transfers: bool = True,
-    after_step: Callable[[State, jax.Array], bool | None] | None = None,
+    after_step: Callable[[State, list[jax.Array]], bool | None] | None = None,
 ) -> tuple[State, Progress]:
     """Run the step on every batch. Returns the last state and the progress.
 
-    At most two calls of the step run while the host asks for a batch. The metrics of the last `report_every` steps
-    stay on the devices in one small array. It is fetched once in `report_every` steps, after its step is done; no
-    other data moves between host and devices. Each fetch checks that every loss is finite.
+    At most two calls of the step run while the host asks for a batch. The metrics of `report_every` steps stay on
+    the devices and are fetched together, after these steps are done; no other data moves between host and devices.
+    Each fetch checks that every loss is finite.
 
     Args:
       batches: a finite iterable; cut an endless one with `itertools.islice`.
@@ -93,24 +93,23 @@ def train(
         thread.
       guard_transfers: make it an error if a step moves an array between host and devices, except the first, whose
         tracing may move constants.
-      after_step: called with each new state and the array of recent metrics, before the next batch is asked for,
-        so that iterator and state are at the same step. The next step donates the state. If the result is true, no
-        other batch is asked for.
+      after_step: called with each new state and the metrics that were not fetched yet, before the next batch is
+        asked for, so that iterator and state are at the same step. The next step donates the state. If the result
+        is true, no other batch is asked for.
 
     Raises:
       ValueError: there was no batch, and no step was done before.
       NotFinite: a loss is not finite.
     """
     meter = _Meter(program, int(jax.device_get(state.step)), report_every, report)
-    recent = program.recent(report_every + program.steps_per_call - 1)
     running: collections.deque[tuple[jax.Array, int]] = collections.deque()
     guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
     for batch in meter.timed(iter(batches)):
         rows = rows_in(batch, program.steps_per_call)
         with guard:
-            state, recent = program.step(state, recent, batch)
-        running.append((recent, rows))
-        ended = after_step(state, recent) if after_step else False
+            state, metrics = program.step(state, batch)
+        running.append((metrics, rows))
+        ended = after_step(state, [*meter.unfetched, *(each for each, _ in running)]) if after_step else False
         while len(running) > (_IN_FLIGHT if meter.progress.rows else 0):
             meter.finish(*running.popleft())
         if guard_transfers:
@@ -125,6 +124,12 @@ def train(
         )
     meter.fetch()
     return state, meter.progress
+
+
+def steps_of(metrics: Iterable[jax.Array]) -> list[list[float]]:
+    """The metrics of each step, fetched from those of some calls; the loss is the first."""
+    calls = jax.device_get(list(metrics))
+    return [step for call in calls for step in call.reshape(-1, call.shape[-1]).tolist()]
 
 
 def crosses(before: int, after: int, every: int) -> bool:
@@ -142,17 +147,17 @@ class _Meter:
 
     Attributes:
       progress: the finished steps, with the metrics of the last step fetched.
+      unfetched: the metrics of finished calls, until they are fetched.
     """
 
     def __init__(
         self, program: Program, resumed: int, report_every: int, report: Callable[[Progress], None] | None
     ) -> None:
         self.progress = Progress(resumed, {}, resumed, 0, 0.0, 0, 0.0)
+        self.unfetched: list[jax.Array] = []
         self._program = program
         self._report_every = report_every
         self._report = report
-        self._fetched = resumed  # the last step whose metrics were fetched
-        self._recent: jax.Array | None = None  # after the last finished step
         self._started_s = 0.0  # when the first step had finished
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -167,9 +172,9 @@ class _Meter:
                 self._set(wait_s=self.progress.wait_s + time.perf_counter() - asked_s)
             yield batch
 
-    def finish(self, recent: jax.Array, rows: int) -> None:
-        """Wait until a call of the step is done, count it, and fetch its metrics if it is time."""
-        self._recent = recent.block_until_ready()
+    def finish(self, metrics: jax.Array, rows: int) -> None:
+        """Wait until a call of the step is done, count it, and fetch metrics if it is time."""
+        self.unfetched.append(metrics.block_until_ready())
         now_s, before = time.perf_counter(), self.progress
         self._set(step=before.step + self._program.steps_per_call, rows=before.rows + rows)
         if before.rows:
@@ -181,16 +186,14 @@ class _Meter:
 
     def fetch(self) -> None:
         """Fetch and report the metrics since the last fetch. Raises `NotFinite` for the first such loss."""
-        if self._fetched == self.progress.step:
+        if not self.unfetched:
             return
-        assert self._recent is not None
-        rows = jax.device_get(self._recent).tolist()
-        for step in range(self._fetched + 1, self.progress.step + 1):
-            metrics = dict(zip(self._program.metrics, rows[(step - 1) % len(rows)], strict=True))
-            if not math.isfinite(metrics["loss"]):
-                raise NotFinite(step, metrics["loss"])
-        self._set(metrics=metrics)
-        self._fetched = self.progress.step
+        fetched = steps_of(self.unfetched)
+        for step, values in enumerate(fetched, self.progress.step + 1 - len(fetched)):
+            if not math.isfinite(values[0]):
+                raise NotFinite(step, values[0])
+        self.unfetched.clear()
+        self._set(metrics=dict(zip(self._program.metrics, fetched[-1], strict=True)))
         if self._report is not None:
             self._report(self.progress)
 

@@ -21,7 +21,7 @@ Mode = Literal["jit_single", "jit_multi", "pmap"]
 Compute = Literal["float32", "bfloat16"]
 AXIS = "data"
 
-Step = Callable[[State, jax.Array, Batch], tuple[State, jax.Array]]
+Step = Callable[[State, Batch], tuple[State, jax.Array]]
 Measure = Callable[[Params, Batch], tuple[Metrics, jax.Array]]
 
 
@@ -67,22 +67,21 @@ class Program(NamedTuple):
       mesh: the devices.
       metrics: names of what a step measures; the first is "loss".
       start: () → the state before the first step, the same bits on every device of every process.
-      recent: steps → an array for the metrics of that many steps, float32 [steps, len(metrics)], on every device.
-      step: (state, recent, batch) → the new state, and `recent` with this step's metrics in row
-        `state.step % len(recent)`. The argument `state` is donated.
+      step: (state, batch) → the new state, and the step's metrics, float32 [len(metrics)], on every device. The
+        argument `state` is donated.
       measure: (params, batch) → the batch's metrics, and its number of valid rows on all devices.
-      compile: steps of recent metrics → the step compiled now, and what the compiler says of it, such as its
-        memory on each device (`memory_analysis`).
-      steps_per_call: K. If it is more than 1, `step` takes K steps with leaves [K, B, ...].
+      compile: () → the step compiled now, and what the compiler says of it, such as its memory on each device
+        (`memory_analysis`).
+      steps_per_call: K. If it is more than 1, `step` takes K steps with leaves [K, B, ...], and its metrics are
+        [K, len(metrics)].
     """
 
     mesh: Mesh
     metrics: tuple[str, ...]
     start: Callable[[], State]
-    recent: Callable[[int], jax.Array]
     step: Step
     measure: Measure
-    compile: Callable[[int], tuple[Step, jax.stages.Compiled]]
+    compile: Callable[[], tuple[Step, jax.stages.Compiled]]
     steps_per_call: int = 1
 
 
@@ -121,8 +120,8 @@ def compiled(
       ... )
       >>> batch = {"x": jax.device_put(jnp.ones(8), NamedSharding(mesh_for("jit_multi"), P("data")))}
       >>> program = compiled(task, "jit_multi", batch)
-      >>> state, recent = program.step(program.start(), program.recent(1), batch)
-      >>> program.metrics, float(recent[0, 0])
+      >>> state, metrics = program.step(program.start(), batch)
+      >>> program.metrics, float(metrics[0])
       (('loss',), 9.0)
     """
     _check_mode(mode)
@@ -169,13 +168,12 @@ def _program(
     rows_axis = 0 if steps_per_call == 1 else 1
     like = jax.eval_shape(task.start)
 
-    def one_step(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
+    def one_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
         after, metrics = task.update(state, batch, axis)
-        row = jnp.stack([metrics[name] for name in names])
-        return after, jax.lax.dynamic_update_index_in_dim(recent, row, state.step % len(recent), 0)
+        return after, jnp.stack([metrics[name] for name in names])
 
-    def several(state: State, recent: jax.Array, batches: Batch) -> tuple[State, jax.Array]:
-        return jax.lax.scan(lambda both, batch: (one_step(*both, batch), None), (state, recent), batches)[0]
+    def several(state: State, batches: Batch) -> tuple[State, jax.Array]:
+        return jax.lax.scan(one_step, state, batches)
 
     def measured(params: Params, batch: Batch) -> tuple[Metrics, jax.Array]:
         return task.measure(params, batch, axis)
@@ -194,7 +192,7 @@ def _program(
         everywhere = NamedSharding(flat.local_mesh, P())
         shardings = jax.tree.map(lambda leaf: everywhere, like)
         mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": devices}
-        step = jax.pmap(step, in_axes=(None, None, rows_axis), donate_argnums=donated, **mapped)
+        step = jax.pmap(step, in_axes=(None, rows_axis), donate_argnums=donated, **mapped)
         measure = jax.pmap(measured, in_axes=(None, 0), **mapped)
 
         def by_device(leaf: jax.Array) -> jax.Array:
@@ -213,8 +211,8 @@ def _program(
         split = None
 
     def running(step: Any) -> Step:
-        def call(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
-            result: tuple[State, jax.Array] = step(state, recent, split(batch) if split else batch)
+        def call(state: State, batch: Batch) -> tuple[State, jax.Array]:
+            result: tuple[State, jax.Array] = step(state, split(batch) if split else batch)
             if practices.donate_batch:  # JAX cannot donate it: no result of a step has the shape of a batch
                 for leaf in jax.tree.leaves(batch):
                     leaf.delete()  # the runtime keeps the memory until the step has read it
@@ -222,24 +220,17 @@ def _program(
 
         return call
 
-    def recent(steps: int) -> jax.Array:
-        zeros: jax.Array = jax.jit(lambda: jnp.zeros((steps, len(names))), out_shardings=everywhere)()
-        return zeros
-
-    def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
+    def compile() -> tuple[Step, jax.stages.Compiled]:
         placed = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            (like, jax.ShapeDtypeStruct((steps, len(names)), jnp.float32)),
-            (shardings, everywhere),
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like, shardings
         )
-        done = step.lower(*placed, jax.eval_shape(split, spec) if split else spec).compile()
+        done = step.lower(placed, jax.eval_shape(split, spec) if split else spec).compile()
         return running(done), done
 
     return Program(
         mesh,
         names,
         start=jax.jit(task.start, out_shardings=shardings),
-        recent=recent,
         step=running(step),
         measure=(lambda params, batch: measure(params, split(batch))) if split else measure,
         compile=compile,

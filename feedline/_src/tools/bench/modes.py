@@ -28,7 +28,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 COLUMNS = "mode           rows  step ms   fed ms     rows/s   of matmul     peak MiB  compiled MiB  compile s"
 _BATCHES = 4  # in the data
 _PREFETCH = 2
-_RECENT = 10  # steps whose losses are compared
+_COMPARED = 10  # steps whose losses are compared
 _PRODUCTS = 8  # matrix products in one call
 Figures = dict[str, Any]
 
@@ -73,7 +73,7 @@ def batch_figures(workload: Workload, mode: Mode, seconds: float) -> Figures:
     with Feed(workload.data(_BATCHES), workload.rows, _sharding(mode), prefetch=_PREFETCH) as feed:
         program = compiled(workload.task(), mode, feed.spec)
         began = time.perf_counter()
-        step, executable = program.compile(_RECENT)
+        step, executable = program.compile()
         found: Figures = {"rows": workload.rows, "compile_s": time.perf_counter() - began}
         found["compiled_bytes"] = compiled_bytes(executable, feed.spec, waiting=_PREFETCH + 1)
         found["limit_bytes"] = device_limit()
@@ -96,11 +96,10 @@ def batch_figures(workload: Workload, mode: Mode, seconds: float) -> Figures:
 def _times(workload: Workload, program: Program, feed: Feed, seconds: float) -> Figures:
     losses: list[float] = []
 
-    def after_step(state: Any, recent: jax.Array) -> None:
-        if len(recent) == int(jax.device_get(state.step)):
-            losses.extend(jax.device_get(recent)[:, 0].tolist())
+    def report(progress: Progress) -> None:
+        losses.append(progress.loss)
 
-    state, _ = train(program, program.start(), itertools.islice(feed, _RECENT), after_step=after_step)
+    state, _ = train(program, program.start(), itertools.islice(feed, _COMPARED), report=report, report_every=1)
     batch = next(feed)
     state, probed = train(program, state, itertools.repeat(batch, 4))
     steps = 1 + max(4, round(seconds / step_s(probed)))
@@ -162,7 +161,7 @@ def _compiled_total(workload: Workload, mode: Mode) -> int:
         name: jax.ShapeDtypeStruct((workload.rows, width), np.float32, sharding=sharding)
         for name, width in (("x", workload.inputs), ("y", workload.outputs))
     }
-    executable = compiled(workload.task(), mode, spec).compile(_RECENT)[1]
+    executable = compiled(workload.task(), mode, spec).compile()[1]
     return compiled_bytes(executable, spec, waiting=_PREFETCH + 1)["total"]
 
 
@@ -208,7 +207,9 @@ def remarks(found: dict[str, Figures]) -> list[str]:
             for figures in found.values()
             for a, b in zip(figures.get("losses", ()), found["pmap"]["losses"], strict=False)
         )
-        lines.append(f"the losses of the first {_RECENT} steps differ between modes by {apart:.1e} of themselves")
+        lines.append(
+            f"the losses of the first {_COMPARED} steps differ between modes by {apart:.1e} of themselves"
+        )
     for mode, figures in found.items():
         if "largest" in figures:
             most, limit = figures["largest"], figures["limit_bytes"] / 2**20

@@ -147,7 +147,7 @@ def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float
         )
         began = time.perf_counter()
         program = compiled(workload.task(), "jit_multi", feed.spec, setup.practices, setup.steps_per_call)
-        step, executable = program.compile(setup.report_every + setup.steps_per_call - 1)
+        step, executable = program.compile()
         program = program._replace(step=step)
         figures = {
             "compile_s": time.perf_counter() - began,
