@@ -19,6 +19,10 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
         "{'image': ShapeDtypeStruct(shape=(3072,), dtype=uint8)}",
         "ShapeDtypeStruct(shape=(3072,), dtype=uint8)",
         "{'score': ShapeDtypeStruct(shape=(), dtype=float64)}",
+        "{'embedding': ShapeDtypeStruct(shape=(2,), dtype=float64), "
+        "'stars': ShapeDtypeStruct(shape=(), dtype=int64)}",
+        "{'embedding': array([2.5, 1. ]), 'stars': np.int64(5)}",
+        "{'text': b'good good ', 'stars': np.int64(2)}",
         "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8) 999",
         "{'image': b'second', 'label': np.int64(1)}",
         "ShapeDtypeStruct(shape=(3,), dtype=bfloat16)",

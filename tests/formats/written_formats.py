@@ -5,6 +5,7 @@ Every function is given a path, and which of the rows to write.
 
 import dataclasses
 import io
+import json
 import tarfile
 from collections.abc import Callable
 from typing import Any
@@ -223,6 +224,21 @@ def _tar(path, rows):
                 info = tarfile.TarInfo(name)
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
+
+
+def write_lines(path, rows, columns):
+    lines = ({name: column[i] for name, column in columns.items()} for i in range(COUNT)[rows])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@case("jsonl", NUMBERS)
+def _jsonl(path, rows):
+    write_lines(path, rows, {"n": N.tolist(), "x": X.tolist()})
+
+
+@case("jsonl text", MIXED, suffix=".ndjson")
+def _jsonl_text(path, rows):
+    write_lines(path, rows, {"n": N.tolist(), "text": [text.decode() for text in TEXT]})
 
 
 @case("hdf5", NUMBERS)

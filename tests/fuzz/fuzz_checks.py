@@ -156,10 +156,12 @@ def _compared_columns(source: Any, order: list[int]) -> Outcome:
     valid = fuzz_inputs.rows()
     found: Any = None
     if isinstance(source.spec, dict) and all(hasattr(leaf, "shape") for leaf in source.spec.values()):
-        found = {name: (leaf.shape, leaf.dtype) for name, leaf in source.spec.items()}
-    same_spec = found == {name: (values.shape[1:], values.dtype) for name, values in valid.items()}
-    if same_spec and len(source) == ROWS and first == [valid[name][order].tobytes() for name in sorted(valid)]:
-        return Outcome("right")
+        found = {name: (leaf.shape, leaf.dtype.kind) for name, leaf in source.spec.items()}
+    same_spec = found == {name: (values.shape[1:], values.dtype.kind) for name, values in valid.items()}
+    if same_spec and len(source) == ROWS:
+        right = [valid[name][order].astype(source.spec[name].dtype) for name in sorted(valid)]  # JSON has 64 bits
+        if first == [leaf.tobytes() for leaf in right]:
+            return Outcome("right")
     return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
 
 

@@ -44,6 +44,11 @@ def write_array_record(path: Path) -> None:
     writer.close()
 
 
+def write_lines(path: Path) -> None:
+    columns = [values.tolist() for values in rows().values()]
+    path.write_text("".join(json.dumps({"x": x, "y": y}) + "\n" for x, y in zip(*columns, strict=True)))
+
+
 def write_table(path: Path, **options: Any) -> None:
     import pyarrow
     import pyarrow.feather
@@ -109,6 +114,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "npz compressed": (".npz", lambda path: np.savez_compressed(path, **rows())),
     "bin": (".bin", lambda path: records().tofile(path)),
     "array_record": (".array_record", write_array_record),
+    "jsonl": (".jsonl", write_lines),
     "zarr 2": (".zarr", lambda path: write_zarr(path, 2)),
     "zarr 3": (".zarr", lambda path: write_zarr(path, 3)),
     "zarr 2 zlib": (".zarr", lambda path: write_zarr(path, 2, compressor={"id": "zlib", "level": 1})),

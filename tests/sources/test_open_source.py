@@ -41,8 +41,8 @@ def test_what_a_feed_refuses_has_the_error_of_a_feed(refused):
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("rows.jsonl", "text#files-of-tokens"),
-        ("rows.jsonl", "tables"),
+        ("rows.json", "text#files-of-tokens"),
+        ("rows.json", "tables"),
         ("rows.json.zst", "tables"),
         ("rows.txt", "text#files-of-tokens"),
     ],

@@ -59,6 +59,8 @@ MODULES = {
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
     ".tar": "tar",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
     ".zarr": "zarr",

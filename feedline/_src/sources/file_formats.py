@@ -126,7 +126,7 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/tables.md)"
 _TOKENS = "write text as .bin files of tokens once (docs/text.md#files-of-tokens)"
 _TEXT = {
-    **dict.fromkeys((".json", ".jsonl", ".ndjson"), f"{_TOKENS}, and {_TABLE.format('json')}"),
+    ".json": f"{_TOKENS}, and {_TABLE.format('json')}, or write an object a line (.jsonl)",
     ".txt": f"{_TOKENS}, or give a folder or a glob of files that are a row each",
 }
 """What to do with files of text, which have no rows that can be read in any order."""

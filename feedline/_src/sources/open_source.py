@@ -50,13 +50,13 @@ def open_source(
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
-    `.feather`, `.csv` or `.tsv`, `.h5` or `.hdf5`, `.zarr`. Files of one array give batches that are one array,
-    all others dicts by name.
+    `.feather`, `.csv` or `.tsv`, `.jsonl` or `.ndjson`, `.h5` or `.hdf5`, `.zarr`. Files of one array give batches
+    that are one array, all others dicts by name.
 
     Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
-    (`.tar`); tables and HDF5 files with columns of bytes or text; and whole files: those of a folder, of its class
-    folders ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
+    (`.tar`); tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: those of a folder,
+    of its class folders ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
 
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files;

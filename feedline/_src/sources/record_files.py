@@ -61,7 +61,8 @@ class RecordFiles(EncodedRows):
         self._paths = files.paths
         assert format.open is not None
         open_form = format.open
-        self.form = files.opened(0, lambda file: open_form(file, options))
+        first = next((number for number, file in enumerate(files) if file.size), 0)
+        self.form = files.opened(first, lambda file: open_form(file, options))
         self.instead = self.form.instead
         self._readers: list[RecordReader] = []
         """By number of the file, of a format with `form.open`; empty after `close`."""

@@ -1,0 +1,211 @@
+"""JSON lines: what `json` reads of each line, as arrays or dicts; lines and files that are none."""
+
+import gzip
+import json
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import feedline
+from feedline._src.formats import jsonl
+
+
+def written(path, lines):
+    path.write_bytes(
+        "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines).encode()
+    )
+    return path
+
+
+def read(source):
+    if hasattr(source, "records"):
+        return list(source.records(np.arange(len(source))))
+    out = jax.tree.map(lambda leaf: np.zeros((len(source), *leaf.shape), leaf.dtype), source.spec)
+    source.read(np.arange(len(source)), out)
+    return out
+
+
+def test_numbers_are_leaves(tmp_path):
+    path = written(tmp_path / "x.jsonl", [{"i": 1, "f": 1, "b": True, "m": [[1, 2], [3, 4]]}] * 2 + [
+        {"i": -(2**63), "f": 0.5, "b": False, "m": [[5, 6], [7, 8]], "more": {}}
+    ])  # fmt: skip
+    source = feedline.open_source(path)
+    assert {name: (leaf.shape, leaf.dtype.name) for name, leaf in source.spec.items()} == {
+        "i": ((), "int64"), "f": ((), "float64"), "b": ((), "bool"), "m": ((2, 2), "int64")
+    }  # fmt: skip
+    found = read(source)
+    assert found["i"].tolist() == [1, 1, -(2**63)]
+    assert found["f"].tolist() == [1, 1, 0.5]
+    assert found["b"].tolist() == [True, True, False]
+    assert found["m"][2].tolist() == [[5, 6], [7, 8]]
+    assert read(feedline.open_source(path, columns=["b"])).keys() == {"b"}
+
+
+def test_a_feed_reads_numbers_and_replaces_a_bad_line(tmp_path):
+    lines = [{"x": i} for i in range(16)]
+    path = written(tmp_path / "x.jsonl", [*lines[:5], '{"x": "5"}', *lines[6:]])
+    reading = feedline.Reading(bad_rows="substitute", quarantine=tmp_path / "bad.jsonl")
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    order = feedline.Order(shuffle=False)
+    with feedline.Feed(path, 16, sharding, order=order, epochs=1, reading=reading) as feed:
+        (batch,) = [np.asarray(batch["x"]).tolist() for batch in feed]
+    bad = json.loads((tmp_path / "bad.jsonl").read_text())
+    assert (bad["row"], bad["file"]) == (5, str(path))
+    assert batch == [bad["substitute"] if i == 5 else i for i in range(16)]
+
+
+def test_text_is_bytes_beside_numbers(tmp_path):
+    path = written(
+        tmp_path / "x.jsonl", [{"text": "grüße \\u20ac", "n": 3, "v": [0.5, 1]}, {"text": "", "n": 4, "v": [1, 2]}]
+    )
+    source = feedline.open_source(path)
+    assert tuple(source.fields) == ("text", "n", "v")
+    first, second = read(source)
+    assert (first["text"], first["n"], second["text"]) == ("grüße \\u20ac".encode(), 3, b"")
+    assert isinstance(first["n"], np.int64)
+    np.testing.assert_array_equal(second["v"], np.array([1.0, 2.0]))
+    alone = feedline.open_source(path, columns=["text"])
+    assert (alone.fields, alone[0]) == (None, first["text"])
+    assert alone.identity != source.identity
+    with pytest.raises(TypeError, match=r"are bytes; .*feedline\.decoded"):
+        feedline.Feed(path, 1, None)
+
+
+VALUES = st.fixed_dictionaries({
+    "text": st.text(),
+    "i": st.integers(-(2**63), 2**63 - 1),
+    "f": st.floats(allow_nan=False),
+})  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(VALUES, min_size=1, max_size=20),
+    st.sampled_from(["\n", "\r\n", " \n\n\t\r\n"]),
+    st.booleans(),
+    st.integers(1, 40),
+)
+def test_any_lines_however_they_end_and_are_cut_into_blocks(tmp_path_factory, values, end, ascii, block):
+    """Also a byte order mark, blank lines, no line break at the end, and lines over several blocks."""
+    folder = tmp_path_factory.mktemp("lines")
+    text = "\n" + end.join(json.dumps(value, ensure_ascii=ascii) for value in values)
+    (folder / "x.jsonl").write_bytes(text.encode("utf-8-sig" if ascii else "utf-8"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "_BLOCK_BYTES", block)
+        patch.setattr(jsonl, "_START_BYTES", block)
+        if ascii:  # with the mark, the first line is not blank
+            (folder / "x.jsonl").write_bytes(text[1:].encode("utf-8-sig"))
+        source = feedline.open_source(folder / "x.jsonl")
+    assert [{**record, "text": record["text"].decode()} for record in read(source)] == values
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"x": 1}', "must have the fields of the first, and it has no 'y'"),
+        ('{"x": null, "y": 1}', "the field 'x' must be int64, as in the first line, and is null"),
+        ('{"x": "1", "y": 1}', "the field 'x' must be int64, .* and is \"1\""),
+        ('{"x": 1.5, "y": 1}', "the field 'x' must be int64, .* and is 1.5"),
+        ('{"x": 9223372036854775808, "y": 1}', "the field 'x' must be int64, .* 9223372036854775808"),
+        ('{"x": [1], "y": 1}', "the field 'x' must be int64"),
+        ('{"x": {}, "y": 1}', "the field 'x' must be int64"),
+        ('{"x": 1, "y": "z"}', "the field 'y' must be float64"),
+        ('{"x": 1, "y": 18446744073709551616}', "the field 'y' must be float64"),
+        ("[1, 2]", "it is a JSON list"),
+        ('{"x": 1, "y": 2} {}', "Extra data"),
+        ('{"x": 1,', "Expecting property name"),
+        ("\xff", "codec can't decode"),
+        ('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply|must be int64"),
+    ],
+)
+@pytest.mark.parametrize("text", [False, True])
+def test_a_line_that_does_not_fit_is_a_bad_row(tmp_path, line, message, text, monkeypatch):
+    monkeypatch.setattr(jsonl, "_START_BYTES", 100)
+    good = '{"x": 1, "y": 0.5, "text": "t"}'
+    line = line.replace('"x"', '"text": "t", "x"') if text else line
+    data = "\n".join([good] * 300 + [line] + [good] * 9).encode("latin-1")
+    (tmp_path / "x.jsonl").write_bytes(data)
+    source = feedline.open_source(tmp_path / "x.jsonl", columns=["x", "y", "text"] if text else ["x", "y"])
+    with pytest.raises(feedline.RowError, match=message) as caught:
+        read(source)
+    assert (caught.value.row, caught.value.file) == (300, str(tmp_path / "x.jsonl"))
+    with pytest.raises(feedline.RowError, match=message):
+        source[300]
+    assert source[299]["x"] == source[301]["x"] == 1
+
+
+def test_values_fit_whatever_the_others_are(tmp_path):
+    """Not a number, infinite, and beyond int64 in a field of float64."""
+    path = written(
+        tmp_path / "x.jsonl",
+        ['{"x": 0.5}', '{"x": NaN}', '{"x": -Infinity}', '{"x": 9223372036854775808}', '{"x": 2}'],
+    )
+    source = feedline.open_source(path)
+    together = read(source)["x"]
+    np.testing.assert_array_equal(together, [0.5, np.nan, -np.inf, 2.0**63, 2])
+    np.testing.assert_array_equal([source[i]["x"] for i in range(5)], together)
+
+
+def test_columns_that_cannot_be_read_are_listed(tmp_path):
+    path = written(tmp_path / "x.jsonl", [
+        {"n": 1, "o": {"a": 1}, "tags": ["a"], "none": None, "big": 2**64, "empty": [], "ragged": [1]},
+        {"n": 2, "ragged": [1, 2]},
+    ])  # fmt: skip
+    with pytest.raises(TypeError) as caught:
+        feedline.open_source(path)
+    for found in (
+        "and 6 of 7 of ", "'o' is an object", "'tags' is [\"a\"]", "'none' is null",
+        "'big' is 18446744073709551616",
+        "'empty' is []", "'ragged' is a list of different lengths", "columns=['n']",
+    ):  # fmt: skip
+        assert found in str(caught.value)
+    assert read(feedline.open_source(path, columns=["n"]))["n"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "at least one row, got .* with no lines"),
+        (b"\n \r\n\t\n", "at least one row, got .* with no lines"),
+        (b"a,b\n1,2\n", r"each line must be a JSON object.*, and the first of .*, b'a,b', is none"),
+        (b'[\n{"x": 1}\n]\n', r"write it again, one object a line: pandas\.read_json\(path\)"),
+        (b'"x"', "it is a JSON str"),
+        (b"{}", "the first line names the fields, and that of .* has none"),
+        (gzip.compress(b'{"x": 1}\n'), "must not be compressed, .* gzip -dc"),
+    ],
+)
+def test_what_is_no_file_of_json_lines(tmp_path, data, message):
+    (tmp_path / "x.jsonl").write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        feedline.open_source(tmp_path / "x.jsonl")
+
+
+def test_compressed_files_and_json_say_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match=r"must not be compressed as a whole, got .*x\.jsonl\.gz"):
+        feedline.open_source(tmp_path / "x.jsonl.gz")
+    (tmp_path / "x.json").touch()
+    with pytest.raises(ValueError, match=r"or write an object a line \(\.jsonl\)"):
+        feedline.open_source(tmp_path / "x.json")
+
+
+def test_the_first_file_with_lines_says_what_fields_there_are(tmp_path):
+    written(tmp_path / "a.jsonl", [])
+    written(tmp_path / "b.jsonl", [{"x": 1}, {"x": 2}])
+    written(tmp_path / "c.jsonl", [{"x": 3.5, "y": 1}, {"y": 1, "x": 4}])
+    source = feedline.open_source(tmp_path / "*.jsonl")
+    assert [source[row]["x"] for row in (0, 1, 3)] == [1, 2, 4]
+    with pytest.raises(feedline.RowError, match=r"must be int64.* 3\.5") as caught:
+        source[2]
+    assert caught.value.file == str(tmp_path / "c.jsonl")
+    again = pickle.loads(pickle.dumps(source))
+    assert (again.spec, again.identity) == (source.spec, source.identity)
+
+
+def test_a_long_first_line_is_read_whole(tmp_path):
+    path = written(tmp_path / "x.jsonl", [{"text": "x" * 3_000_000, "n": 1}, {"text": "y", "n": 2}])
+    source = feedline.open_source(path)
+    assert [len(record["text"]) for record in read(source)] == [3_000_000, 1]
