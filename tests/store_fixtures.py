@@ -8,8 +8,8 @@ import pytest
 from store_server import serving
 
 import feedline
-from feedline._src.stores.client import client_of
-from feedline._src.stores.fetcher import fetcher
+from feedline._src.files.client import client_of
+from feedline._src.files.fetcher import fetcher
 
 
 @pytest.fixture

@@ -245,8 +245,8 @@ OF_FEEDLINE = {
     "observe.prometheus": ["observe.metrics", "observe.report", "options"],
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
-    "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
-    "files": ["files", "stores", "rows.digests", "native.library", "errors"],
+    "stores": ["stores", "files", "errors"],
+    "files": ["files", "rows.digests", "native.library", "runtime.exit", "runtime.ending", "errors", "options"],
     "formats": ["formats", "files", "stores", "rows", "runtime.ending", "errors", "options"],
     "sources": ["sources", "formats", "files", "stores", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "plan.asked", "errors", "options"],
@@ -281,7 +281,7 @@ OF_FEEDLINE = {
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options", "building",
               "version", "errors", "options", "order", "plan", "observe.words", "rows",
-              "sources", "formats", "stores", "streams", "loader", "placement", "agreement", "cluster", "native",
+              "sources", "formats", "files", "streams", "loader", "placement", "agreement", "cluster", "native",
               "trainer"],
     "lazy": [],
 }  # fmt: skip
@@ -418,7 +418,7 @@ def reads_process(node):
 def test_the_environment_and_the_arguments_are_read_by_tools_and_cluster_only():
     found = files_with(reads_process)
     by_hand = {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
-    by_hand |= {"stores/options.py"}  # FEEDLINE_CACHE: where files lie, not what they hold
+    by_hand |= {"files/store.py"}  # FEEDLINE_CACHE: where files lie, not what they hold
     assert found
     assert {path for path in found - by_hand if path.partition("/")[0] not in ("tools", "cluster")} == set()
 
@@ -447,7 +447,7 @@ def test_threads_start_in_few_rooms():
     )
     assert "prefetch/prefetcher.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    allowed = {"prefetch", "stores", "observe", "agreement", "cluster", "tools"}
+    allowed = {"prefetch", "files", "observe", "agreement", "cluster", "tools"}
     assert {path.partition("/")[0] for path in found} <= allowed
 
 
@@ -522,7 +522,8 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
     needed = told.stdout.split()
     assert len(needed) <= 90
     rooms = {name.removeprefix("feedline._src.").partition(".")[0] for name in needed}
-    assert not rooms & {"stores", "streams", "tools", "trainer", "tuning"}
+    assert not rooms & {"streams", "tools", "trainer", "tuning"}
+    assert "feedline._src.files.fetcher" not in needed
 
 
 # --- examples ---

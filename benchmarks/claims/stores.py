@@ -26,7 +26,7 @@ from shared.script import parser, save
 from shared.store import served
 
 import feedline
-from feedline._src.stores.fetcher import AT_ONCE
+from feedline._src.files.fetcher import AT_ONCE
 from feedline._src.stores.residency import BLOCK_BYTES
 
 ROW_BYTES = 3072

@@ -17,10 +17,10 @@ import programs
 import pytest
 
 import feedline
+from feedline._src.files.fetcher import fetcher
 from feedline._src.files.files import Files
 from feedline._src.files.local import LocalFile
 from feedline._src.native.library import library
-from feedline._src.stores.fetcher import fetcher
 
 BLOCK = 1 << 21
 DATA = np.random.default_rng(0).integers(0, 256, 11 * BLOCK // 2, np.uint8).tobytes()
@@ -368,7 +368,7 @@ def test_no_process_dies_whoever_deletes_and_truncates_files_of_the_cache(store,
 FILLER = """
 import sys, numpy as np, feedline
 from feedline._src.files.files import Files
-from feedline._src.stores.fetcher import fetcher
+from feedline._src.files.fetcher import fetcher
 file = Files([sys.argv[1]], feedline.Store(cache=sys.argv[2]))[0]
 print("ready", flush=True)
 sys.stdin.readline()

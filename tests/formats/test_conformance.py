@@ -16,9 +16,9 @@ import pytest
 from written_formats import CASES, COUNT
 
 import feedline
+from feedline._src.files.client import client_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import all_formats
-from feedline._src.stores.client import client_of
 
 GIVEN = {
     "dtype": np.int8,

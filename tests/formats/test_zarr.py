@@ -15,8 +15,8 @@ import tensorstore as ts
 
 import feedline
 from feedline._src.errors import FeedError, RowError
+from feedline._src.files.fetcher import fetcher
 from feedline._src.rows.shards import EvenLengths
-from feedline._src.stores.fetcher import fetcher
 
 ROWS = np.arange(1, 161, dtype=np.int32).reshape(40, 4)
 IMAGES = np.random.default_rng(5).integers(1, 255, (200, 30, 20), np.uint8)

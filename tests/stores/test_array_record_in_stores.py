@@ -112,7 +112,7 @@ def test_troubles(store, url, tmp_path):
 def test_processes_fetch_a_file_once(store, url, files, tmp_path):
     """One of them is killed while it fetches, and another one then fetches the file."""
     script = (
-        "import sys; from feedline._src.stores.options import Store;"
+        "import sys; from feedline._src.files.store import Store;"
         "from feedline._src.stores.whole_files import WholeFiles;"
         "files = WholeFiles([sys.argv[1]], Store(cache=sys.argv[2]));"
         "print(open(files.paths[0], 'rb').read() == open(sys.argv[3], 'rb').read(), flush=True); sys.stdin.read()"

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline._src.stores.fetcher import fetcher
+from feedline._src.files.fetcher import fetcher
 
 BLOCK = 1 << 21
 ROWS = np.random.default_rng(0).integers(0, 256, (5000, 3000)).astype(np.uint8)  # 7.2 blocks

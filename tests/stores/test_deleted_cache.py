@@ -18,8 +18,8 @@ from test_records_in_stores import RECORDS, tar
 from test_requests import zarr
 
 import feedline
+from feedline._src.files.origin import bytes_in
 from feedline._src.stores.cache import BlockCache
-from feedline._src.stores.origin import bytes_in
 
 
 @contextlib.contextmanager

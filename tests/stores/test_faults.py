@@ -15,10 +15,10 @@ from store_server import Store, etag, serving
 from test_arrays_in_stores import BLOCK, ROWS, npy
 
 import feedline
-from feedline._src.stores.client import client_of
-from feedline._src.stores.fetcher import fetcher
-from feedline._src.stores.origin import Origin
-from feedline._src.stores.urls import Url
+from feedline._src.files.client import client_of
+from feedline._src.files.fetcher import fetcher
+from feedline._src.files.origin import Origin
+from feedline._src.files.store import Url
 
 OUT = np.empty((3000,), np.uint8)
 
@@ -58,7 +58,7 @@ def test_passing_faults_cost_retries_which_are_counted(store, source, fault):
 def test_a_store_that_is_gone_for_a_while_costs_waiting_and_is_named_in_the_log(
     store, source, monkeypatch, caplog
 ):
-    monkeypatch.setattr("feedline._src.stores.fetcher._WARN_AFTER_S", 0.1)
+    monkeypatch.setattr("feedline._src.files.fetcher._WARN_AFTER_S", 0.1)
     monkeypatch.setattr(fetcher(), "_warned", -float("inf"))
     back = time.monotonic() + 1.0
     store.fault = lambda *request: 503 if time.monotonic() < back else None
@@ -105,7 +105,7 @@ def test_patience_is_a_limit_on_time_without_progress(store, tmp_path):
 
 @pytest.mark.slow
 def test_an_answer_that_trickles_is_given_up_and_a_slow_one_is_not(store, options, monkeypatch):
-    monkeypatch.setattr("feedline._src.stores.client._SHORTEST_S", 1.0)
+    monkeypatch.setattr("feedline._src.files.client._SHORTEST_S", 1.0)
     store.objects["/x.bin"] = bytes(3 << 20)
     url = Url.parse(f"{store.url}/x.bin")
     origin = Origin(0.0)
@@ -204,7 +204,7 @@ UNREACHABLE = r"a store must be reachable when it is opened, and {} was not for 
 def test_a_store_that_cannot_be_reached_is_told_long_before_the_patience_ends(
     address, cause, tmp_path, unused_port, monkeypatch
 ):
-    monkeypatch.setattr("feedline._src.stores.fetcher._UNREACHABLE_S", 0.3)
+    monkeypatch.setattr("feedline._src.files.fetcher._UNREACHABLE_S", 0.3)
     url = address.format(port=unused_port)
     with pytest.raises(feedline.FeedError, match=UNREACHABLE.format(re.escape(url), cause)):
         feedline.open_source(url, store=feedline.Store(cache=tmp_path, patience_s=600))
@@ -224,7 +224,7 @@ def test_a_wrong_endpoint_is_told_in_ten_seconds(tmp_path, unused_port, monkeypa
 
 
 def test_a_server_that_answered_once_may_be_away_for_as_long_as_the_patience(options, monkeypatch):
-    monkeypatch.setattr("feedline._src.stores.fetcher._UNREACHABLE_S", 0.1)
+    monkeypatch.setattr("feedline._src.files.fetcher._UNREACHABLE_S", 0.1)
     with serving({"/x.npy": npy(ROWS)}) as store:
         source = feedline.open_source(f"{store.url}/x.npy", store=options)
         store.fault = lambda *request: "drop"  # the connections that are open

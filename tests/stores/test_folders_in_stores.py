@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline._src.stores.fetcher import fetcher
+from feedline._src.files.fetcher import fetcher
 
 RANDOM = np.random.default_rng(0)
 FILES = {

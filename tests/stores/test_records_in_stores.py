@@ -11,8 +11,8 @@ import store_server
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
+from feedline._src.files.fetcher import fetcher
 from feedline._src.rows import digests
-from feedline._src.stores.fetcher import fetcher
 
 RANDOM = np.random.default_rng(3)
 RECORDS = [RANDOM.bytes(int(length)) for length in RANDOM.integers(0, 60_000, 200)]  # 6 MB: 3 blocks

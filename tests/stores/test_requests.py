@@ -15,12 +15,11 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
 from feedline._src.files.cache import Cache
+from feedline._src.files.fetcher import fetcher
 from feedline._src.files.folder import Part, open_folder
-from feedline._src.stores.fetcher import fetcher
+from feedline._src.files.origin import REQUEST_BYTES, listing
+from feedline._src.files.store import Url
 from feedline._src.stores.many_objects import ManyObjects, whole
-from feedline._src.stores.opening import listing
-from feedline._src.stores.origin import REQUEST_BYTES
-from feedline._src.stores.urls import Url
 
 
 def zarr(store, folder, name="x.zarr", chunks=64):

@@ -9,7 +9,7 @@ from obstore.store import S3Store
 from test_arrays_in_stores import ROWS, npy
 
 import feedline
-from feedline._src.stores.client import client_of
+from feedline._src.files.client import client_of
 
 pytestmark = pytest.mark.slow
 

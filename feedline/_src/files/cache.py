@@ -34,9 +34,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from feedline._src.errors import FeedError
+from feedline._src.files.fetcher import MOST, fetcher
 from feedline._src.files.open_files import pread
-from feedline._src.stores.fetcher import MOST, fetcher
-from feedline._src.stores.options import Store
+from feedline._src.files.store import Store
 
 T = TypeVar("T")
 BLOCK_BYTES = 1 << 21

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.files.client import Version
 from feedline._src.files.version import FileVersion, changed
 from feedline._src.rows import digests
-from feedline._src.stores.client import Version
 
 Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

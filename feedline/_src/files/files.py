@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedline._src.files.cache import BLOCK_BYTES
+from feedline._src.files.fetcher import result_of
 from feedline._src.files.file import File, Indices
 from feedline._src.files.local import LocalFile
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.open_files import OpenFiles
+from feedline._src.files.store import Store, is_url
 from feedline._src.rows import digests
-from feedline._src.stores.fetcher import result_of
-from feedline._src.stores.options import Store
-from feedline._src.stores.urls import is_url
 
 if TYPE_CHECKING:
     from feedline._src.files.remote import RemoteFile

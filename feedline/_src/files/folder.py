@@ -16,17 +16,15 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of, name_of
+from feedline._src.files.client import Listed, Version
+from feedline._src.files.fetcher import fetcher, result_of
 from feedline._src.files.file import Indices
 from feedline._src.files.open_files import pread, unreadable
+from feedline._src.files.origin import REQUEST_BYTES, Origin, folders, gathered, listing
 from feedline._src.files.remote import cached
+from feedline._src.files.store import Store, Url, is_url
 from feedline._src.files.version import FileVersion, changed
 from feedline._src.rows import digests
-from feedline._src.stores.client import Listed, Version
-from feedline._src.stores.fetcher import fetcher, result_of
-from feedline._src.stores.opening import folders, listing
-from feedline._src.stores.options import Store
-from feedline._src.stores.origin import REQUEST_BYTES, Origin, gathered
-from feedline._src.stores.urls import Url, is_url
 
 T = TypeVar("T")
 _READ_WHOLE_BYTES = 1 << 18

@@ -12,8 +12,8 @@ import numpy as np
 from feedline._src.files.file import Bytes, File, Indices, place_in
 from feedline._src.files.open_files import OpenFiles, pread
 from feedline._src.files.opening import opening
+from feedline._src.files.store import Store
 from feedline._src.files.version import FileVersion
-from feedline._src.stores.options import Store
 
 
 class LocalFile(File):

@@ -23,15 +23,14 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import AHEAD, BLOCK_BYTES, Cache, CacheFile, cache_of, in_folder, name_of, touched
+from feedline._src.files.client import Version
+from feedline._src.files.fetcher import AT_ONCE, MOST, fetcher, result_of
 from feedline._src.files.file import Bytes, File, Indices, place_in
 from feedline._src.files.lru_cache import LruCache
+from feedline._src.files.origin import REQUEST_BYTES, Origin, gathered
+from feedline._src.files.store import Store, Url
 from feedline._src.files.version import FileVersion
 from feedline._src.native.library import library
-from feedline._src.stores.client import Version
-from feedline._src.stores.fetcher import AT_ONCE, MOST, fetcher, result_of
-from feedline._src.stores.options import Store
-from feedline._src.stores.origin import REQUEST_BYTES, Origin, gathered
-from feedline._src.stores.urls import Url
 
 _log = logging.getLogger("feedline")
 OPEN_SEGMENTS = 64

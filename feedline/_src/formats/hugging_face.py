@@ -22,13 +22,13 @@ from feedline._src.errors import FeedError
 from feedline._src.files.file import Indices
 from feedline._src.files.files import Files
 from feedline._src.files.opening import opening
+from feedline._src.files.store import is_url
 from feedline._src.formats import extras
 from feedline._src.formats.arrow import REWRITE, batches_of
 from feedline._src.formats.arrow_columns import column_of, is_bytes, naming_file, row_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import ByteColumn, NumberColumn
 from feedline._src.rows import digests
-from feedline._src.stores.urls import is_url
 
 STATE = "state.json"
 _CACHED = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")

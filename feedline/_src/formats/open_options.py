@@ -12,7 +12,7 @@ import numpy.typing as npt
 from feedline._src.options import checked_integer
 
 if TYPE_CHECKING:
-    from feedline._src.stores.options import Store
+    from feedline._src.files.store import Store
 
 Decode = Callable[[list[bytes]], Any]
 CACHE_BYTES = 1 << 30
@@ -43,7 +43,7 @@ class OpenOptions:
             object.__setattr__(self, "dtype", dtype)
         checked_integer("cache_bytes", self.cache_bytes, at_least=0)
         if self.store is not None:
-            from feedline._src.stores.options import Store
+            from feedline._src.files.store import Store
 
             if not isinstance(self.store, Store):
                 raise TypeError(f"store must be a feedline.Store, got {type(self.store).__name__}")

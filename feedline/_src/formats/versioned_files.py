@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from feedline._src.files.client import Version
+from feedline._src.files.store import Store, is_url
 from feedline._src.files.version import FileVersion
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.stores.client import Version
 from feedline._src.stores.opening import RemoteObjects
-from feedline._src.stores.options import Store
-from feedline._src.stores.urls import is_url
 from feedline._src.stores.whole_files import WholeFiles
 
 T = TypeVar("T")

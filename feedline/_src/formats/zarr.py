@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.folder import Folder, Part, open_folder
+from feedline._src.files.store import Store
 from feedline._src.formats import extras
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
@@ -29,7 +30,6 @@ from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.shards import EvenLengths
 from feedline._src.rows.spec import is_numeric
-from feedline._src.stores.options import Store
 
 FORMAT = Format("zarr", (".zarr",), takes=frozenset({"columns", "cache_bytes", "missing_chunks"}), extra="zarr")
 

@@ -229,5 +229,5 @@ def _tuner(stages: Stages) -> Tuner | None:
 
 def counted_of_stores() -> dict[str, float] | None:
     """What this process counted of requests to stores; None: it read none."""
-    fetcher = sys.modules.get("feedline._src.stores.fetcher")  # which is imported with the first store
+    fetcher = sys.modules.get("feedline._src.files.fetcher")  # which is imported with the first store
     return None if fetcher is None else fetcher.counted()

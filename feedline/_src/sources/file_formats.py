@@ -11,6 +11,7 @@ from typing import Any
 
 from feedline._src.files.file import File
 from feedline._src.files.files import Files
+from feedline._src.files.store import Store, is_url
 from feedline._src.formats import arrow, hdf5, zarr
 from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
 from feedline._src.formats.open_options import OpenOptions
@@ -23,8 +24,6 @@ from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.encoded import folder
 from feedline._src.sources.groups import open_groups
 from feedline._src.sources.record_files import open_records
-from feedline._src.stores.options import Store
-from feedline._src.stores.urls import is_url
 
 
 @dataclasses.dataclass(frozen=True)

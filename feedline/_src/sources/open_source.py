@@ -24,9 +24,9 @@ from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import FirstItem, Lanes
 
 if TYPE_CHECKING:
+    from feedline._src.files.store import Store
     from feedline._src.formats.hugging_face import HuggingFaceDataset
     from feedline._src.rows.encoded_source import EncodedRows, EncodedSource
-    from feedline._src.stores.options import Store
 
 _READ_ROW_BY_ROW = (
     "a datasets.Dataset is read row by row, in Python; feedline.open_source(dataset) reads the memory of its "
@@ -98,13 +98,12 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
+    from feedline._src.files.origin import matches
+    from feedline._src.files.store import Store, Url, is_url
     from feedline._src.formats.hugging_face import is_dataset
     from feedline._src.formats.registry import all_formats
     from feedline._src.sources.datasets import open_dataset
     from feedline._src.sources.file_formats import FILES, format_of_paths, open_files
-    from feedline._src.stores.opening import matches
-    from feedline._src.stores.options import Store
-    from feedline._src.stores.urls import Url, is_url
 
     options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks, store)
     if is_dataset(path_or_glob):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
-from feedline._src.stores.fetcher import AT_ONCE, fetcher
+from feedline._src.files.fetcher import AT_ONCE, fetcher
 
 AHEAD = 0.25
 """The share of the cache that batches fill which were fetched and not read yet."""

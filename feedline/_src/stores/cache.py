@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from feedline._src.errors import FeedError
-from feedline._src.stores.options import Store
+from feedline._src.files.store import Store
 
 T = TypeVar("T")
 _TRIES = 100

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from feedline._src.files.client import Version
+from feedline._src.files.fetcher import fetcher, result_of
+from feedline._src.files.origin import REQUEST_BYTES, Origin
+from feedline._src.files.store import Store, Url
 from feedline._src.stores.ahead import Ahead
 from feedline._src.stores.cache import cache_of, name_of
-from feedline._src.stores.client import Version
-from feedline._src.stores.fetcher import fetcher, result_of
-from feedline._src.stores.options import Store
-from feedline._src.stores.origin import REQUEST_BYTES, Origin, bytes_in, cached
-from feedline._src.stores.urls import Url
+from feedline._src.stores.old_cached import bytes_in, cached
 
 
 class Part(NamedTuple):

@@ -15,14 +15,15 @@ from typing import BinaryIO, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.files.client import Version
+from feedline._src.files.fetcher import AT_ONCE, fetcher, result_of
+from feedline._src.files.origin import REQUEST_BYTES, Origin, gathered
+from feedline._src.files.store import Url
 from feedline._src.stores.address_space import AddressSpace
 from feedline._src.stores.ahead import AHEAD
 from feedline._src.stores.cache import name_of
-from feedline._src.stores.client import Version
-from feedline._src.stores.fetcher import AT_ONCE, fetcher, result_of
-from feedline._src.stores.origin import REQUEST_BYTES, Origin, cached, gathered
+from feedline._src.stores.old_cached import cached
 from feedline._src.stores.residency import BLOCK_BYTES, Residency
-from feedline._src.stores.urls import Url
 
 T = TypeVar("T")
 _MOST_BLOCKS = REQUEST_BYTES // BLOCK_BYTES

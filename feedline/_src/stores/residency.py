@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.files.fetcher import fetcher, result_of
+from feedline._src.files.store import Store
 from feedline._src.stores.ahead import AHEAD, MOST
 from feedline._src.stores.cache import cache_of
-from feedline._src.stores.fetcher import fetcher, result_of
-from feedline._src.stores.options import Store
 
 Indices = npt.NDArray[np.int64]
 BLOCK_BYTES = 1 << 21

@@ -14,12 +14,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from feedline._src.errors import FeedError
+from feedline._src.files.client import Version
+from feedline._src.files.fetcher import AT_ONCE, fetcher, result_of
+from feedline._src.files.origin import REQUEST_BYTES, Origin, gathered
+from feedline._src.files.store import Store, Url
 from feedline._src.stores.cache import BlockCache, cache_of, in_folder, name_of
-from feedline._src.stores.client import Version
-from feedline._src.stores.fetcher import AT_ONCE, fetcher, result_of
-from feedline._src.stores.options import Store
-from feedline._src.stores.origin import REQUEST_BYTES, Origin, gathered
-from feedline._src.stores.urls import Url
 
 _log = logging.getLogger("feedline")
 _LOOK_AGAIN_S = 0.1

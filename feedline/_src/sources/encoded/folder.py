@@ -11,17 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from feedline._src.files.client import Listed, Version
 from feedline._src.files.open_files import pread, unreadable
+from feedline._src.files.origin import Origin, listing
+from feedline._src.files.store import Store, Url
 from feedline._src.files.version import FileVersion, changed
 from feedline._src.rows import digests
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices
-from feedline._src.stores.client import Listed, Version
 from feedline._src.stores.many_objects import ManyObjects, Part, whole
-from feedline._src.stores.opening import listing
-from feedline._src.stores.options import Store
-from feedline._src.stores.origin import Origin
-from feedline._src.stores.urls import Url
 
 _SAMPLED_FILES = 64
 

@@ -19,12 +19,12 @@ from typing import Any, Literal, NamedTuple
 import grain
 
 from feedline._src.errors import FeedError
+from feedline._src.files.store import is_url
 from feedline._src.options import checked_integer
 from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources.lanes import Lanes
 from feedline._src.sources.open_source import as_source, open_source
-from feedline._src.stores.urls import is_url
 from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, same_rows, sync, write_file
 from feedline._src.tools.convert.manifest import NAME, Manifest, state_of_files
 from feedline._src.tools.convert.processes import mapped_in_processes

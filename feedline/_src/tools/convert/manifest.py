@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from feedline._src.files.store import is_url
 from feedline._src.rows.indexed import Indexed
 from feedline._src.sources.decoded import DecodedSource
-from feedline._src.stores.urls import is_url
 
 NAME = "conversion.jsonl"
 

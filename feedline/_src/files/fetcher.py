@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from feedline._src.errors import FeedError
+from feedline._src.files.client import TransientError, UnreachableError
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.runtime.exit import close_at_exit
-from feedline._src.stores.client import TransientError, UnreachableError
 
 _log = logging.getLogger("feedline")
 T = TypeVar("T")

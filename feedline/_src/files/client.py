@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any, NamedTuple, TypeVar
 
 from feedline._src.errors import FeedError
-from feedline._src.stores.urls import Url
+from feedline._src.files.store import Url
 
 _log = logging.getLogger("feedline")
 T = TypeVar("T")

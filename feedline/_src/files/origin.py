@@ -1,19 +1,19 @@
-"""Bytes of objects, from their store or the cache. Samples detect a replaced object without a strong version."""
+"""What is asked of a store: listings, versions, and bytes, whose samples detect an object that was replaced."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-from collections.abc import Coroutine, Iterable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from feedline._src.stores.cache import BlockCache, name_of
-from feedline._src.stores.client import RESAMPLED, Version, client_of, replaced
-from feedline._src.stores.fetcher import fetcher
-from feedline._src.stores.urls import Url
+from feedline._src.files.client import RESAMPLED, Listed, Version, client_of, replaced
+from feedline._src.files.fetcher import fetcher
+from feedline._src.files.store import Store, Url
 
 T = TypeVar("T")
+_FOLDER_SUFFIX = ".zarr"
 _MOST_SAMPLES, _SAMPLE_BYTES = 16, 1 << 12
 
 
@@ -127,29 +127,69 @@ REQUEST_BYTES = 1 << 22
 """The largest request, and what one in flight takes of memory."""
 
 
-async def cached(cache: BlockCache, origin: Origin, url: Url, version: Version, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of an object, from the cache, or else fetched by `Origin.fetch` and put there."""
-    if stop <= start:
-        return b""
-    name = name_of(str(url), version.cache_tag, start, stop)
-    found = await asyncio.to_thread(bytes_in, cache, name, stop - start)
-    if found is None:
-        found = bytes(await origin.fetch(url, version, start, stop))
-        await asyncio.to_thread(_store, cache, name, found)
+def matches(url: str, options: Store) -> list[Listed] | None:
+    """The objects, or Zarr folders, that a glob matches, in sorted order; None of an address that is no glob.
+
+    Raises:
+      FileNotFoundError: no match.
+      ValueError: no address, or a glob where the store does not list its keys.
+      FeedError: the store cannot be read.
+    """
+    parsed = Url.parse(url)
+    if not parsed.is_glob:
+        return None
+    if not parsed.can_list:
+        raise ValueError(
+            f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
+            "glob over s3:// or gs://, or name each file"
+        )
+    try:
+        pattern = re.compile(_expression(parsed.key))
+    except re.error as error:
+        raise ValueError(f"{url} is no glob ({error}); write a character that stands for itself as [?]") from error
+    above = Url(parsed.base, parsed.key.rpartition("/")[0])
+    if parsed.key.endswith(_FOLDER_SUFFIX) and not above.is_glob:
+        within = [Url(parsed.base, f"{above.key}/{name}".lstrip("/")) for name in folders(above, options)]
+        found = [Listed(url, Version(0, "")) for url in sorted(within) if pattern.fullmatch(url.key)]
+        if found:
+            return found
+    listed = listing(Url(parsed.base, re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]), options)
+    found = [each for each in listed if pattern.fullmatch(each.url.key)]
+    if not found:
+        raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")
     return found
 
 
-def _store(cache: BlockCache, name: str, data: bytes) -> None:
-    os.close(cache.store(name, data))
+def folders(prefix: Url, options: Store) -> tuple[str, ...]:
+    """The names of the folders in a folder of a bucket. Errors as of `listing`."""
+    client = client_of(prefix.base)
+    return _listed(prefix, options, lambda: client.folders(prefix.key, options.patience_s))
 
 
-def bytes_in(cache: BlockCache, name: str, length: int) -> bytes | None:
-    """A block of the cache; None if the cache does not have it."""
-    descriptor = cache.open(name, length)
-    if descriptor is None:
-        return None
-    fetcher().counts.cached += 1
-    try:
-        return os.pread(descriptor, length, 0)
-    finally:
-        os.close(descriptor)
+def listing(prefix: Url, options: Store) -> list[Listed]:
+    """All objects of a bucket whose keys begin with that of `prefix`, in sorted order.
+
+    Raises:
+      FeedError: the store cannot be read.
+    """
+    client = client_of(prefix.base)
+    return _listed(prefix, options, lambda: client.list(prefix.key, options.patience_s))
+
+
+def _listed(prefix: Url, options: Store, request: Callable[[], Awaitable[T]]) -> T:
+    return fetcher().run(fetcher().patiently(str(prefix), options.patience_s, None, request)).result()
+
+
+def _expression(pattern: str) -> str:
+    """A glob as a regular expression: "*" and "?" match no slash, "**/" any folders."""
+    parts = []
+    for token in re.findall(r"\*\*/|\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
+        if token == "**/":
+            parts.append("(?:.*/)?")
+        elif token in ("*", "?"):
+            parts.append("[^/]" + token.replace("?", ""))
+        elif len(token) > 2 and token[0] == "[":
+            parts.append(token.replace("[!", "[^", 1).replace("\\", r"\\"))
+        else:
+            parts.append(re.escape(token))
+    return "".join(parts)
