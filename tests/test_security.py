@@ -25,12 +25,12 @@ from launched import launched
 from PIL import Image
 
 import feedline
+from feedline._src.files.cache import Cache, name_of
 from feedline._src.formats import parquet
 from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder
 from feedline._src.sources import record_index
 from feedline._src.sources.decoded import Row
-from feedline._src.stores.cache import BlockCache, name_of
 from feedline._src.tools.convert.manifest import Manifest
 
 PACKAGE = Path(feedline.__file__).parent
@@ -204,10 +204,10 @@ def test_no_pickle_in_an_index_a_cache_lanes_a_manifest_or_a_state_is_loaded(aud
     ]
     assert index.read_bytes() != payload
 
-    cache = BlockCache(str(tmp_path / "cache"), 1 << 20)
-    os.close(cache.store("block", bytes(100)))
+    cache = Cache(str(tmp_path / "cache"), 1 << 20)
+    cache.put("block", bytes(100))
     Path(cache.path("block")).write_bytes(payload)
-    assert cache.open("block", 100) is None
+    assert cache.get("block", 100) is None
 
     lanes = tmp_path / "lanes"
     lanes.mkdir()
@@ -424,7 +424,7 @@ def test_an_index_with_right_checksums_cannot_name_bytes_outside_of_its_file(tmp
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "/etc/passwd", "a\0b", "x" * 5000])
 def test_a_block_of_any_object_lies_in_the_cache(tmp_path, key):
-    cache = BlockCache(str(tmp_path / "cache"), 1 << 20)
+    cache = Cache(str(tmp_path / "cache"), 1 << 20)
     place = Path(cache.path(name_of(f"s3://bucket/{key}", "tag/../..", 0, 10)))
     assert place.parent.parent == tmp_path / "cache" / "blocks"
     assert place.name.isalnum()

@@ -26,8 +26,8 @@ from shared.script import parser, save
 from shared.store import served
 
 import feedline
+from feedline._src.files.cache import BLOCK_BYTES
 from feedline._src.files.fetcher import AT_ONCE
-from feedline._src.stores.residency import BLOCK_BYTES
 
 ROW_BYTES = 3072
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -209,10 +208,10 @@ def write_folder(path: Path) -> None:
 
 def write_block(path: Path) -> None:
     """A block of the cache of stores, whose bytes are `BLOCK`."""
-    from feedline._src.stores.cache import BlockCache
+    from feedline._src.files.cache import Cache
 
-    place = BlockCache(str(path.parent / "made"), 1 << 30)
-    os.close(place.store("block", BLOCK))
+    place = Cache(str(path.parent / "made"), 1 << 30)
+    place.put("block", BLOCK)
     path.write_bytes(Path(place.path("block")).read_bytes())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -69,17 +68,15 @@ def _server() -> Any:
 
 def _cached(path: Path) -> Outcome:
     """A damaged block of the cache of stores: it is fetched again."""
-    from feedline._src.stores.cache import BlockCache
+    from feedline._src.files.cache import Cache
 
-    cache = BlockCache(str(path.parent / "cache"), 1 << 30)
+    cache = Cache(str(path.parent / "cache"), 1 << 30)
     place = Path(cache.path("block"))
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, place)
-    descriptor = cache.open("block", len(fuzz_inputs.BLOCK))
-    if descriptor is None:
-        return Outcome("an entry that is left" if place.exists() else "refused")
-    found = os.pread(descriptor, len(fuzz_inputs.BLOCK), 0)
-    os.close(descriptor)
+    found = cache.get("block", len(fuzz_inputs.BLOCK))
+    if found is None:
+        return Outcome("refused")
     right = found == fuzz_inputs.BLOCK
     return Outcome("right" if right else "a wrong row in spite of a checksum")
 

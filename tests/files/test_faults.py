@@ -298,10 +298,9 @@ def test_a_replaced_object_is_an_error(store, source):
 
 
 def test_a_late_answer_is_asked_for_a_second_time(store, source):
+    file = source._opened[0]
     for row in range(0, 5000, 40):  # small samples, until the usual time is known
-        fetcher().run(
-            source._opened._objects.by_url[f"{store.url}/x.npy"]._sample(row * 3000, row * 3000 + 99)
-        ).result()
+        file.samples([(row * 3000, 99)])
     slow = []
 
     def first_is_late(method, path, part):
@@ -309,8 +308,7 @@ def test_a_late_answer_is_asked_for_a_second_time(store, source):
 
     store.fault = first_is_late
     before, began = fetcher().counts.hedged, time.monotonic()
-    item = source._opened._objects.by_url[f"{store.url}/x.npy"]
-    assert item.samples([(777, 99)]) == [store.objects["/x.npy"][777:876]]
+    assert file.samples([(777, 99)]) == [store.objects["/x.npy"][777:876]]
     assert time.monotonic() - began < 30
     assert fetcher().counts.hedged == before + 1
     assert store.gets().count((777, 876)) == 2

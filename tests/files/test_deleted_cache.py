@@ -18,8 +18,7 @@ from test_records_in_stores import RECORDS, tar
 from test_requests import zarr
 
 import feedline
-from feedline._src.files.origin import bytes_in
-from feedline._src.stores.cache import BlockCache
+from feedline._src.files.cache import Cache
 
 
 @contextlib.contextmanager
@@ -88,18 +87,18 @@ def test_a_source_that_was_opened_before_its_cache_was_deleted_reads_on(url, opt
 def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
     """Another program may have deleted the folder before each of their system calls."""
     folder = str(tmp_path / "cache")
-    cache = BlockCache(folder, 100_000)
+    cache = Cache(folder, 100_000)
 
     def use(_):
         for i in range(200):
             name, data = f"{i % 40:040}", bytes([i % 40]) * 5000
-            descriptor = cache.store(name, data)
-            assert os.pread(descriptor, 5000, 0) == data
-            os.close(descriptor)
-            assert bytes_in(cache, name, 5000) in (None, data)
-            cache.touch(name)
-            assert cache.open_whole(name, 5000) is None
-            BlockCache(folder, None)
+            file = cache.open(name, 5000)
+            cache.write(file, 0, data)
+            assert os.pread(file.descriptor, 5000, 0) == data
+            assert cache.get(name, 5000) in (None, data)
+            cache.has(name)
+            cache.open_whole(name, 5000)
+            Cache(folder, None)
 
     with deleted_all_the_time(folder), concurrent.futures.ThreadPoolExecutor(3) as threads:
         list(threads.map(use, range(3)))

@@ -12,23 +12,9 @@ import time
 import programs
 import pytest
 
-from feedline._src.stores.cache import BlockCache, name_of
+from feedline._src.files.cache import Cache, name_of
 
 NAME = name_of("s3://bucket/x", "tag", 0, 1000)
-
-
-def stored(cache, name, data):
-    os.close(cache.store(name, data))
-
-
-def read(cache, name, length):
-    descriptor = cache.open(name, length)
-    if descriptor is None:
-        return None
-    try:
-        return os.pread(descriptor, length, 0)
-    finally:
-        os.close(descriptor)
 
 
 def test_names_tell_address_version_and_range_apart():
@@ -42,60 +28,61 @@ def test_names_tell_address_version_and_range_apart():
         lambda data: b"",
         lambda data: data[:-1],
         lambda data: data[:500],
-        lambda data: data + b"x",
         lambda data: b"y" + data[1:],
-        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: data[:-17] + bytes([data[-17] ^ 1]) + data[-16:],  # the checksum
+        lambda data: data[:-16] + b"another." + data[-8:],
         lambda data: bytes(len(data)),
     ],
 )
 def test_a_damaged_block_is_fetched_again(tmp_path, damage):
-    cache, data = BlockCache(str(tmp_path), 1 << 20), os.urandom(1000)
-    assert read(cache, NAME, 1000) is None
-    stored(cache, NAME, data)
-    assert read(cache, NAME, 1000) == data
+    cache, data = Cache(str(tmp_path), 1 << 20), os.urandom(1000)
+    assert cache.get(NAME, 1000) is None
+    cache.put(NAME, data)
+    assert cache.get(NAME, 1000) == data
     with open(cache.path(NAME), "rb+") as file:
         content = damage(file.read())
     with open(cache.path(NAME), "wb") as file:
         file.write(content)
-    assert read(cache, NAME, 1000) is None
-    assert not cache.has(NAME)
-    stored(cache, NAME, data)
-    assert read(cache, NAME, 1000) == data
+    assert cache.get(NAME, 1000) is None
+    cache.put(NAME, data)
+    assert cache.get(NAME, 1000) == data
 
 
 def test_a_cache_that_is_deleted_while_it_is_used_is_made_again(tmp_path):
-    cache = BlockCache(str(tmp_path), 10_000)
-    stored(cache, NAME, bytes(1000))
+    cache = Cache(str(tmp_path), 10_000)
+    cache.put(NAME, bytes(1000))
     shutil.rmtree(tmp_path / "blocks")
-    assert read(cache, NAME, 1000) is None
-    assert not cache.touch(NAME)
-    descriptor, temporary = cache.begin_whole(NAME, 1000)
-    os.close(descriptor)
-    assert os.path.exists(temporary)
-    stored(cache, NAME, bytes(1000))
-    assert read(cache, NAME, 1000) == bytes(1000)
+    assert cache.get(NAME, 1000) is None
+    assert not cache.has(NAME)
+    assert os.path.exists(cache.open_whole(NAME, 1000).path)
+    cache.put(NAME, bytes(1000))
+    assert cache.get(NAME, 1000) == bytes(1000)
 
 
 def test_a_folder_where_a_block_would_lie_is_no_block(tmp_path):
-    """As of a file of another user, which root could read."""
-    cache = BlockCache(str(tmp_path), 10_000)
+    """As of a file of another user, which root could read. This process then has a file without a name."""
+    cache = Cache(str(tmp_path), 10_000)
     os.makedirs(cache.path(NAME))
-    assert read(cache, NAME, 1000) is None
+    assert cache.get(NAME, 1000) is None
+    file = cache.open(NAME, 1000)
+    cache.write(file, 0, bytes(1000))
+    assert file.has(0)
+    assert os.listdir(os.path.dirname(cache.path(NAME))) == [NAME]
 
 
 def test_the_least_recently_used_blocks_are_evicted(tmp_path):
-    cache = BlockCache(str(tmp_path), 100_000)
+    cache = Cache(str(tmp_path), 800_000)  # each takes 8 KB on the disk
     for i in range(90):
-        stored(cache, f"{i:040}", bytes(1000))
+        cache.put(f"{i:040}", bytes(4097))
         os.utime(cache.path(f"{i:040}"), (i, i))
-    assert cache.touch(f"{3:040}")
+    assert cache.has(f"{3:040}")
     abandoned = tmp_path / "blocks" / "00" / "killed.tmp"
     abandoned.write_bytes(bytes(10))
     os.utime(abandoned, (1, 1))
     for i in range(90, 120):
-        stored(cache, f"{i:040}", bytes(1000))
-    there = [i for i in range(120) if cache.has(f"{i:040}")]
-    assert 85 <= len(there) <= 104
+        cache.put(f"{i:040}", bytes(4097))
+    there = [i for i in range(120) if os.path.exists(cache.path(f"{i:040}"))]
+    assert 80 <= len(there) <= 104
     assert 3 in there
     assert set(range(90, 120)) <= set(there)
     assert not abandoned.exists()
@@ -103,12 +90,12 @@ def test_the_least_recently_used_blocks_are_evicted(tmp_path):
 
 WRITER = """
 import os, sys
-from feedline._src.stores.cache import BlockCache
-cache, i = BlockCache(sys.argv[1], 1 << 20), int(sys.argv[2])
+from feedline._src.files.cache import Cache
+cache, i = Cache(sys.argv[1], 1 << 20), int(sys.argv[2])
 print("ready", flush=True)
 while True:
     i += 1
-    os.close(cache.store(f"{i % 40:040}", bytes([i % 40]) * 50_000))
+    cache.put(f"{i % 40:040}", bytes([i % 40]) * 50_000)
 """
 
 
@@ -119,32 +106,47 @@ def test_processes_share_a_cache_and_may_be_killed(tmp_path):
         commands = [[sys.executable, "-c", WRITER, str(tmp_path), str(i)] for i in (0, 7, 20)]
         writers = [stack.enter_context(programs.started(each, stdout=subprocess.PIPE)) for each in commands]
         assert [writer.stdout.readline() for writer in writers] == [b"ready\n"] * 3
-        cache, seen, until = BlockCache(str(tmp_path), 1 << 20), 0, time.monotonic() + 1
+        cache, seen, until = Cache(str(tmp_path), 1 << 20), 0, time.monotonic() + 1
         while time.monotonic() < until or not seen:
             for i in range(40):
-                found = read(cache, f"{i:040}", 50_000)
+                found = cache.get(f"{i:040}", 50_000)
                 assert found in (None, bytes([i]) * 50_000)
                 seen += found is not None
         for writer in writers[:2]:
             writer.send_signal(signal.SIGKILL)
     for i in range(40):
-        assert read(cache, f"{i:040}", 50_000) in (None, bytes([i]) * 50_000)
-    assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix != ".tmp" and p.is_file()) < 1.3 * (
-        1 << 20
-    )
+        assert cache.get(f"{i:040}", 50_000) in (None, bytes([i]) * 50_000)
+    assert sum(
+        p.stat().st_blocks * 512 for p in tmp_path.rglob("*") if p.suffix != ".tmp" and p.is_file()
+    ) < 1.3 * (1 << 20)
 
 
 def test_threads_that_store_the_same_block(tmp_path):
-    cache, data = BlockCache(str(tmp_path), 1 << 20), os.urandom(1000)
-    threads = [threading.Thread(target=stored, args=(cache, NAME, data)) for _ in range(8)]
+    cache, data = Cache(str(tmp_path), 1 << 20), os.urandom(1000)
+    threads = [threading.Thread(target=cache.put, args=(NAME, data)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert read(cache, NAME, 1000) == data
+    assert cache.get(NAME, 1000) == data
     assert len(list((tmp_path / "blocks" / NAME[:2]).iterdir())) == 1
+
+
+def test_a_whole_file_goes_on_where_a_killed_process_was(tmp_path):
+    cache, size = Cache(str(tmp_path), 1 << 30), (4 << 20) + 5
+    begun = cache.open_whole(NAME, size)
+    assert os.path.getsize(begun.path) == size
+    cache.write(begun, 1, bytes([1]) * (2 << 20))
+    del begun
+    again = cache.open_whole(NAME, size)
+    assert again.verified.tolist() == [False, True, False]
+    with open(again.path, "r+b") as file:
+        file.seek(3 << 20)
+        file.write(b"damage")
+    del again
+    assert not cache.open_whole(NAME, size).verified.any()
 
 
 def test_the_default_limit_is_half_of_the_space(tmp_path):
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    assert 0.3 * free < BlockCache(str(tmp_path), None).limit_bytes < 0.7 * free
+    assert 0.3 * free < Cache(str(tmp_path), None).limit_bytes < 0.7 * free

@@ -16,10 +16,10 @@ from array_record.python.array_record_module import ArrayRecordWriter
 import feedline
 from feedline._src.files.cache import Cache
 from feedline._src.files.fetcher import fetcher
+from feedline._src.files.files import Files
 from feedline._src.files.folder import Part, open_folder
 from feedline._src.files.origin import REQUEST_BYTES, listing
 from feedline._src.files.store import Url
-from feedline._src.stores.many_objects import ManyObjects, whole
 
 
 def zarr(store, folder, name="x.zarr", chunks=64):
@@ -60,9 +60,7 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
     """One part of an object is gone, and others would be asked for again while the patience lasts: 10 s."""
     for name in "ab":
         store.objects[f"/{name}.bin"] = bytes(12 << 20)
-    urls = [Url(store.url, "a.bin"), Url(store.url, "b.bin")]
-    many = ManyObjects(options)
-    a, b = many.versions(urls)
+    files = Files([f"{store.url}/a.bin", f"{store.url}/b.bin"], options)
     folder = open_folder(store.url, options)
     assert folder.sizes(["a.bin", "b.bin"]) == [12 << 20] * 2
 
@@ -70,10 +68,7 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
         return None if method == "HEAD" else 404 if path == "/a.bin" and not part[0] else 503
 
     store.fault = fault
-    for read in (
-        lambda: many.read([whole(url, version) for url, version in zip(urls, (a, b), strict=True)]),
-        lambda: folder.read([Part("a.bin"), Part("b.bin")]),
-    ):
+    for read in (files.local_paths, lambda: folder.read([Part("a.bin"), Part("b.bin")])):
         with pytest.raises(feedline.FeedError, match="it is not there any more"):
             read()
         assert is_quiet()
@@ -107,7 +102,7 @@ def test_the_files_of_a_cache_are_counted_once_for_all_arrays(store, options, tm
 def test_no_request_is_larger_than_the_memory_that_is_promised_for_one(store, options):
     store.objects["/x.bin"] = os.urandom(10 << 20)
     source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 10)), store=options)
-    (item,) = source._opened._objects.by_url.values()
+    item = source._opened[0]
     assert item.samples([(5, 9 << 20), (7, 0)]) == [store.objects["/x.bin"][5 : 5 + (9 << 20)], b""]
     assert max(stop - start for start, stop in store.gets()) <= REQUEST_BYTES
 
@@ -116,7 +111,7 @@ def test_a_reader_of_a_whole_object_fetches_ahead_what_a_small_cache_holds(store
     store.objects["/x.bin"] = bytes(100 << 20)
     options = feedline.Store(cache=tmp_path, cache_bytes=32 << 20)
     source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 10)), store=options)
-    (item,) = source._opened._objects.by_url.values()
+    item = source._opened[0]
     go_on = threading.Event()
     store.fault = lambda *request: go_on.wait(20) and None
     item.read_on_from(0)
