@@ -2,12 +2,11 @@
 
 A map::
 
-    command     `feedline doctor` and `feedline diagnose`
-    check       the result of a check, the exit code, and how results are shown
-    machine     checks of this machine: processors, memory, the disk, settings, versions
-      devices     of its accelerators: bandwidth, the link, overlap
-    feeds       checks of a user's feed: its options and its first batches
-      batches     shardings, dtypes and leaves of a batch                                         pure
-    job         runs a command while it is observed; inside/ is what observes in its processes
-    job_checks  all checks of a job, from what was observed                                       pure
+    command   `feedline doctor` and `feedline diagnose`
+    findings  what a check found, the exit code, and how findings are shown
+    checks    checks of this machine, of a feed, and of a batch
+    job       runs a command with `start` in its Python processes, and judges what was observed
+    start     begins to observe, or to diagnose, once a process has imported jax
+    observe   compiled functions and their calls, from inside of a process
+    sampling  what the training thread waits for, line by line, and who holds the GIL
 """

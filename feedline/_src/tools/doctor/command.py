@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ import tyro
 from feedline._src.tools.cli.options import use_cpu_devices
 
 if TYPE_CHECKING:
-    from feedline._src.tools.doctor.check import Check
+    from feedline._src.tools.doctor.findings import Finding
 
 _Command = Annotated[tyro.conf.Suppress[tuple[str, ...]], tyro.conf.arg(help="after --")]
 
@@ -54,55 +55,37 @@ class Doctor:
         Raises:
           ValueError: an option is wrong.
         """
-        self.check()
-        began = time.monotonic()
-        if self.cpu_devices:
-            use_cpu_devices(self.cpu_devices)
-        checks, failed = self._checks()
-        from rich.console import Console
-
-        from feedline._src.tools.doctor.check import as_object, exit_code, show
-
-        seconds = time.monotonic() - began
-        if self.json:
-            print(json.dumps(as_object(checks, seconds)), flush=True)
-        else:
-            if self.command:
-                print()  # apart from the command's own output
-            show(checks, seconds, Console())
-        return failed or exit_code(checks)
-
-    def _checks(self) -> tuple[list[Check], int]:
-        """All results, and the exit code of a command that failed, else 0."""
-        from feedline._src.tools.cli.terminal import progress
-
-        checks: list[Check] = []
-        failed = 0
-        if self.command:  # before this process uses a device: the first that does takes a GPU's memory
-            from feedline._src.tools.doctor import job, job_checks
-
-            ran = job.run(self.command, os.environ, self.limit_s)
-            checks += job_checks.command_checks(ran)
-            failed = 0 if ran.stopped else ran.code
-        with progress("doctor", f"checking {self.target or 'this machine'}") as show:
-            from feedline._src.tools.doctor.machine import machine_checks
-
-            if self.target is not None:
-                from feedline._src.tools.doctor.feeds import feed_checks
-
-                checks += feed_checks(self.target)
-                show("checking this machine")
-            checks += machine_checks(os.environ, self.data)
-        return checks, failed
-
-    def check(self) -> None:
-        """Raises `ValueError` if an option is wrong."""
         if self.target is not None and self.command:
             raise ValueError("a job is module:make_feed or a command after --, not both")
         if self.limit_s is not None and not (self.command and 0 < self.limit_s < 1e9):
             raise ValueError("--limit-s takes seconds above 0, with a command after --")
         if self.data is not None and not self.data.exists():
             raise ValueError(f"--data must name a file or a folder, and there is no {self.data}")
+        if self.cpu_devices:
+            use_cpu_devices(self.cpu_devices)
+        from feedline._src.tools.cli.terminal import progress
+        from feedline._src.tools.doctor.checks import feed_findings, machine_findings
+        from feedline._src.tools.doctor.findings import as_object, as_text, exit_code
+        from feedline._src.tools.doctor.job import job_findings, run
+
+        found: list[Finding] = []
+        began, failed = time.monotonic(), 0
+        if self.command:  # before this process uses a device: the first that does takes a GPU's memory
+            ran = run(self.command, os.environ, self.limit_s)
+            found += job_findings(ran)
+            failed = 0 if ran.stopped else ran.code
+        with progress("doctor", f"checking {self.target or 'this machine'}") as tell:
+            if self.target is not None:
+                found += feed_findings(self.target)
+                tell("checking this machine")
+            found += machine_findings(os.environ, self.data)
+        seconds = time.monotonic() - began
+        if self.json:
+            print(json.dumps(as_object(found, seconds)), flush=True)
+        else:
+            print("\n" * bool(self.command), end="")  # apart from the command's own output
+            print(as_text(found, seconds, min(shutil.get_terminal_size().columns, 120)))
+        return failed or exit_code(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,10 +124,9 @@ class Diagnose:
             raise ValueError("diagnose runs a command: feedline diagnose -- python train.py")
         if self.steps < 1 or self.after < 0:
             raise ValueError(f"--steps must be at least 1 and --after at least 0, got {self.steps}, {self.after}")
-        from feedline._src.tools.doctor import job
+        from feedline._src.tools.doctor.job import run
 
-        module = "feedline._src.tools.doctor.inside.diagnose"
-        ran = job.run_with(module, self.command, os.environ, given=f"{self.after} {self.steps}")
+        ran = run(self.command, os.environ, given=f"diagnose {self.after} {self.steps}")
         if self.json and ran.processes:
             print(json.dumps({"diagnosis": ran.processes[0], "processes": ran.processes}), flush=True)
         if ran.code or ran.processes:

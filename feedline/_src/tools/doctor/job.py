@@ -1,8 +1,9 @@
-"""Runs a command while it is observed, and collects what was observed in its processes."""
+"""Runs a command while it is observed, and judges what was observed in its processes."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -10,11 +11,17 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_OBSERVE = "feedline._src.tools.doctor.inside.start"
+from feedline._src.tools.cli.terminal import in_bytes
+from feedline._src.tools.doctor.checks import Leaf, batch_checks
+from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
+from feedline._src.tools.doctor.observe import LOOP
+from feedline._src.tools.doctor.start import NOT_OBSERVED
+
+Object = Mapping[str, Any]
 _GRACE_S = 15.0
 _KILLED_S = 5.0  # how long a killed process may take to end
 _MARK = "FEEDLINE_DOCTOR"  # the variable by which the job's processes are found
@@ -30,13 +37,19 @@ except ImportError:
     pass
 sys.modules.setdefault("sitecustomize", this)
 try:
-    from {module} import start
+    from feedline._src.tools.doctor.start import begin
 except ImportError as error:
-    with open(folder + "/not_observed.txt", "w") as file:
+    with open(folder + "/{not_observed}", "w") as file:
         file.write(f"{{sys.executable}} cannot import feedline: {{error}}")
 else:
-    start(folder)
+    begin(folder)
 '''
+_MIN_SAMPLES = 40
+_LARGE_SHARE = 0.05  # of the loop's time: a warning
+_DRY_SHARE = 0.5  # of the steps: before fewer, the devices idle too rarely to matter
+_GROWTH_STEPS, _HOST_BYTES = 60, 64 << 20
+_FED_BACK_BYTES = 64 << 10
+_LATE_SHARE, _BUSY_SHARE = 0.08, 0.2
 
 
 class Ran(NamedTuple):
@@ -45,9 +58,8 @@ class Ran(NamedTuple):
     Attributes:
       code: its exit code; 128 + s if signal s ended it.
       stopped: whether it was ended by Ctrl-C, or after its time.
-      processes: what each process wrote; of `run`: what `inside.record` observed in each that imported jax, most
-        calls first.
-      reason: why nothing was observed; empty if something was.
+      processes: what each process wrote, most calls of compiled functions first.
+      reason: why nothing was written; empty if something was.
     """
 
     code: int
@@ -56,82 +68,68 @@ class Ran(NamedTuple):
     reason: str
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], limit_s: float | None) -> Ran:
-    """Run the command with this process's standard streams, and observe its processes.
-
-    Args:
-      environ: the environment of the command.
-      limit_s: seconds after which the job gets SIGINT, as by Ctrl-C; 15 s later, what is left of it is killed.
-
-    Raises:
-      OSError: the command could not be started.
-    """
-    ran = run_with(_OBSERVE, command, environ, limit_s)
-    return ran._replace(processes=sorted(ran.processes, key=_calls, reverse=True))
-
-
-def run_with(
-    module: str, command: Sequence[str], environ: Mapping[str, str], limit_s: float | None = None, given: str = ""
+def run(
+    command: Sequence[str], environ: Mapping[str, str], limit_s: float | None = None, given: str = "observe"
 ) -> Ran:
-    """Run the command with this process's standard streams, and a function of ours in each of its processes.
+    """Run the command with this process's standard streams, and `start.begin` in each of its Python processes.
 
     Python imports `sitecustomize` when it starts. PYTHONPATH leads it to one that installs the hooks. So the
     script is not changed, and processes that the command starts are observed, too.
 
     Args:
-      module: its function `start` is called in each process, with a folder for a file of JSON.
-      environ, limit_s: as for `run`.
-      given: the text of a file "given.txt" in that folder.
+      environ: the environment of the command.
+      limit_s: seconds after which the job gets SIGINT, as by Ctrl-C; 15 s later, what is left of it is killed.
+      given: what `start.begin` does.
 
     Raises:
       OSError: the command could not be started.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
-        Path(folder, "sitecustomize.py").write_text(_CUSTOMIZE.format(folder=folder, module=module))
+        text = _CUSTOMIZE.format(folder=folder, not_observed=NOT_OBSERVED)
+        Path(folder, "sitecustomize.py").write_text(text)
         Path(folder, "given.txt").write_text(given)
         path = ":".join(filter(None, (folder, environ.get("PYTHONPATH", ""))))
+        stopped = False
         with subprocess.Popen(command, env={**environ, "PYTHONPATH": path, _MARK: folder}) as process:
-            stopped = _wait(process, limit_s, folder)
+            try:
+                process.wait(limit_s)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit) as cause:
+                stopped = True
+                _stop(process, folder, cause)
+                if isinstance(cause, SystemExit):
+                    raise
         found = []
         for file in sorted(Path(folder).glob("*.json")):
             with contextlib.suppress(ValueError):  # another program's: the hooks replace whole files
                 found.append(json.loads(file.read_text()))
-        failed = Path(folder, "not_observed.txt")
+        failed = Path(folder, NOT_OBSERVED)
         reason = failed.read_text() if failed.exists() else "no process of the command imported jax in Python"
+    found.sort(key=lambda each: -sum(function["calls"] for function in each.get("functions", ())))
     code = process.returncode
     return Ran(128 - code if code < 0 else code, stopped, found, "" if found else reason)
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float | None, folder: str) -> bool:
-    """Wait for the end of the command. Returns whether the job was stopped before."""
-    try:
-        process.wait(limit_s)
-        return False
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        others = {pid: group for pid, group in _started(folder).items() if pid != process.pid}
-        _signal([pid for pid, group in others.items() if group == os.getpgrp()], signal.SIGINT)  # as terminals do
-    except KeyboardInterrupt:  # the terminal has sent it to the job, too
-        pass
-    except SystemExit:  # by a signal to this process
-        process.terminate()
-        _await_end(process, folder)
-        raise
-    _await_end(process, folder)
-    return True
-
-
-def _await_end(process: subprocess.Popen[bytes], folder: str) -> None:
-    """Wait for the end of a job that was told to end; after a grace period, or at Ctrl-C, it is killed.
+def _stop(process: subprocess.Popen[bytes], folder: str, cause: BaseException) -> None:
+    """End the job; after a grace period, or at Ctrl-C once more, it is killed.
 
     What outlives the command, such as a child of a shell, gets SIGTERM.
+
+    Args:
+      cause: its time is over; or Ctrl-C, which the terminal has sent to the job, too; or a signal to this process.
     """
+    if isinstance(cause, subprocess.TimeoutExpired):
+        here = os.getpgrp()
+        _signal(
+            [pid for pid, group in _started(folder).items() if group == here], signal.SIGINT
+        )  # as terminals do
+    elif isinstance(cause, SystemExit):
+        process.terminate()
     deadline = time.monotonic() + _GRACE_S
     try:
         process.wait(_GRACE_S)
         _signal(_started(folder), signal.SIGTERM)
         _await_all(folder, deadline)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # Ctrl-C once more
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
         pass
     process.kill()
     _signal(_started(folder), signal.SIGKILL)
@@ -167,5 +165,181 @@ def _await_all(folder: str, deadline: float) -> None:
                 os.close(descriptor)
 
 
-def _calls(process: Mapping[str, Any]) -> int:
-    return sum(function["calls"] for function in process["functions"])
+def job_findings(ran: Ran) -> Iterator[Finding]:
+    """All findings of a command that was observed. Of several processes, that with most calls is looked at."""
+    yield from made({"the command": lambda: ended(ran)})
+    if not ran.processes:
+        yield Finding("unknown", ran.reason, name="the job")
+        return
+    process = ran.processes[0]
+    step = step_of(process)
+    checks = {
+        "transfers to the host": functools.partial(lines, process, step, "fetch"),
+        "transfers to the devices": functools.partial(lines, process, step, "place"),
+        "waiting for input": functools.partial(lines, process, step, "input"),
+        "recompilation": functools.partial(recompilation, process["compiled"]),
+        "donation": functools.partial(donation, process["functions"]),
+        "unrolled loops": functools.partial(unrolled_loops, process["functions"]),
+        "memory that grows": functools.partial(growing_memory, process["steps"], process["growths"]),
+        "GIL": functools.partial(gil, process["samples"]),
+    }
+    leaves = [Leaf(**leaf) for leaf in step["batch"]] if step else []
+    yield from made(checks | (batch_checks(leaves) if leaves else {}))
+    if not leaves:
+        reason = "no compiled function was called in a loop with a new argument each time"
+        yield from (Finding("unknown", reason, name=name) for name in batch_checks([]))
+    for where, why in process["failures"].items():
+        yield Finding("unknown", f"failed: {why}", name=f"hook for {where}")
+
+
+def ended(ran: Ran) -> Finding:
+    """Whether the command failed."""
+    return Finding(
+        "error" if ran.code != 0 and not ran.stopped else "ok",
+        "it was stopped before its end" if ran.stopped else f"it ended with exit code {ran.code}",
+        "see its own messages above; the checks below are about the time before",
+        "what failed may be the reason for other findings",
+        {"exit_code": ran.code, "stopped": ran.stopped, "observed_processes": len(ran.processes)},
+    )
+
+
+def step_of(process: Object) -> Object | None:
+    """The function that is taken for the training step: called in a loop, with most bytes. None without one."""
+    looped = [function for function in process["functions"] if function["calls"] >= LOOP]
+    return max(looped, key=lambda function: function["calls"] * (1 + function["argument_bytes"]), default=None)
+
+
+_KINDS: Mapping[str, tuple[Severity, str, str]] = {
+    "fetch": (
+        "note",
+        "keep results on the devices and fetch them every ten steps or more, several at once by jax.device_get",
+        "the next step is enqueued only once the devices have computed the value: meanwhile they idle",
+    ),
+    "place": (
+        "warning",
+        "a feedline.Feed, or feedline.prefetch_to_mesh(batches, sharding): another thread places the batches",
+        "the training thread copies the batch before it can enqueue the step, and the devices wait for it",
+    ),
+    "input": (
+        "note",
+        "print(feed.report()) names the slow stage; feedline.prefetch_to_mesh(batches, sharding) reads ahead",
+        "the devices idle until the batch is there",
+    ),
+}
+"""By what the training thread does: the severity if a line takes little time, but in each step; fix and reason."""
+
+
+def lines(process: Object, step: Object | None, kind: str) -> Finding:
+    """The lines at which the training thread was sampled, and their share of the loop's time.
+
+    Nothing is lost while the devices still have steps to do, as in a loop that prints every fiftieth loss.
+    """
+    severity_in_each, fix, why = _KINDS[kind]
+    if step and kind == "place" and step["numpy_bytes"]:
+        size = in_bytes(step["numpy_bytes"])
+        text = f"{step['name']} ({step['line']}) gets NumPy arrays, {size} in each call"
+        return Finding("warning", text, fix, why, {"numpy_bytes": step["numpy_bytes"]})
+    samples = process["samples"]
+    if step is None or samples["samples"] < _MIN_SAMPLES:
+        return Finding("unknown", _TOO_SHORT)
+    found = [line for line in samples["lines"] if line["kind"] == kind]
+    always = [line for line in found if line["profiled_steps"] == samples["profiled_steps"] > 1]
+    share = sum(line["share"] for line in found)
+    dry = max(f["dry_share"] for f in process["functions"] if f["calls"] >= step["calls"] / 2)
+    severity: Severity = "warning" if share >= _LARGE_SHARE else severity_in_each if always else "ok"
+    shown = [
+        f"{line['line']} {line['text']} ({line['share']:.1%}{', in each step' if line in always else ''})"
+        for line in found
+    ]
+    return Finding(
+        severity if dry >= _DRY_SHARE else "ok",
+        f"{share:.1%} of the loop's time, in {samples['samples']:,} samples: {listed(shown, '; ')}. Before "
+        f"{dry:.0%} of the steps the devices had nothing left to do",
+        fix,
+        why,
+        {"share": share, "idle_devices_share": dry, "lines": found},
+    )
+
+
+_TOO_SHORT = "the loop was too short to sample, or no compiled function was called in one"
+
+
+def recompilation(compiled: Sequence[Object]) -> Finding:
+    """Whether functions were compiled again and again."""
+    found = [each for each in compiled if each["times"] > 1 and (each["change"] or each["times"] > LOOP)]
+    found.sort(key=lambda each: -each["seconds"])
+    shown = [
+        f"{each['name']} at {each['line']}: {each['times'] - 1} × more ({each['seconds']:.2f} s)"
+        + (f", {each['change']}" if each["change"] else "")
+        for each in found
+    ]
+    return Finding(
+        "ok" if not found else "warning" if max(each["times"] for each in found) > LOOP else "note",
+        listed(shown, "; "),
+        "keep shapes (the last batch: remainder='pad' or 'drop') and dtypes, call jax.jit once, outside the loop, "
+        "and pass values that change as arrays, not as static arguments",
+        "the devices idle while a step is compiled",
+        {"functions": found},
+    )
+
+
+def donation(functions: Sequence[Object]) -> Finding:
+    """Whether a function gets its own results back without donating them."""
+    found = [
+        {"name": f["name"], "line": f["line"], "fed_back_bytes": max(f["fed_back"])}
+        for f in functions
+        if sum(n >= _FED_BACK_BYTES for n in f["fed_back"]) >= LOOP - 1
+    ]
+    shown = [f"{in_bytes(f['fed_back_bytes'])} of its results to {f['name']} ({f['line']})" for f in found]
+    return Finding(
+        "warning" if found else "ok",
+        f"came back as arguments, and were not donated: {listed(shown)}",
+        "jax.jit(..., donate_argnums=...) with the number of the state, if nothing uses the old state afterwards",
+        "the old and the new state are both in memory during the step; with donation the new one takes its place",
+        {"functions": found},
+    )
+
+
+def unrolled_loops(functions: Sequence[Object]) -> Finding:
+    """Whether a Python loop was unrolled into a compiled function."""
+    found = [{"name": f["name"], "line": f["line"], **f["unrolled"]} for f in functions if f["unrolled"]]
+    shown = [
+        f"{f['name']} ({f['line']}) holds {f['repeats']} equal iterations of {f['body']} operations at {f['loop']}"
+        for f in found
+    ]
+    return Finding(
+        "warning" if found else "ok",
+        listed(shown, "; "),
+        "jax.lax.scan over stacked parameters, or lax.fori_loop; for gradients with jax.checkpoint on the body",
+        "each iteration is a copy in the program, and for gradients all intermediate results are kept",
+        {"functions": found},
+    )
+
+
+def growing_memory(steps: int, growths: Sequence[Object]) -> Finding:
+    """Whether memory grows with the steps."""
+    if steps < _GROWTH_STEPS:
+        return Finding("unknown", f"needs a loop of {_GROWTH_STEPS} steps, and {steps} were observed")
+    grown = [g for g in growths if g["what"] != "host" or g["last"] - g["first"] >= _HOST_BYTES]
+    return Finding(
+        "warning" if grown else "ok",
+        listed([each["text"] for each in grown], "; "),
+        "drop what refers to it: a list, a closure, a metric that is never fetched (feedline.trainer.MemoryWatch)",
+        "the job fails for lack of memory once it has run for long enough",
+        {"steps": steps, "growths": grown},
+    )
+
+
+def gil(samples: Object | None) -> Finding:
+    """Whether other threads that compute in Python hold the training thread up."""
+    if samples is None or samples["samples"] < _MIN_SAMPLES:
+        return Finding("unknown", _TOO_SHORT)
+    busy = [thread for thread in samples["threads"] if thread["busy_share"] >= _BUSY_SHARE]
+    shown = [f"thread {each['name']!r} was busy for {each['busy_share']:.0%} at {each['line']}" for each in busy]
+    return Finding(
+        "warning" if busy and samples["late_share"] >= _LATE_SHARE else "ok",
+        f"{samples['late_share']:.0%} of {samples['samples']:,} waits for the GIL took over 3 ms; {listed(shown)}",
+        "do that work in processes (Reading(workers=...)), or with libraries that release the GIL, such as NumPy",
+        "only one thread at a time runs Python: the training thread waits for it, and enqueues steps late",
+        {"late_share": samples["late_share"], "threads": busy},
+    )

@@ -1,10 +1,10 @@
 """What observes a job, by itself: unrolled loops, lines, the record and its failures."""
 
-import json
 import os
 import sys
 import sysconfig
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline._src.tools.doctor.inside import loop
-from feedline._src.tools.doctor.inside.loop import StepProfile, thread_times
-from feedline._src.tools.doctor.inside.program import unrolled
-from feedline._src.tools.doctor.inside.record import Record
-from feedline._src.tools.doctor.inside.stacks import FETCH, INPUT, PLACE, activity, is_users, user_line
-from feedline._src.tools.doctor.inside.watched import changed
-from feedline._src.tools.doctor.job_checks import job_checks
+from feedline._src.tools.doctor import sampling
+from feedline._src.tools.doctor.job import Ran, job_findings
+from feedline._src.tools.doctor.observe import Record, changed, unrolled
+from feedline._src.tools.doctor.sampling import FETCH, INPUT, PLACE, StepProfile, activity, room_of, user_line
 
 X, LARGE = np.ones((4, 4), np.float32), np.ones(99)
-HZ = os.sysconf("SC_CLK_TCK")
 
 
 def program(function, *arguments):
@@ -39,10 +35,10 @@ def looped(count):
 
 def test_an_unrolled_loop():
     found = program(looped(30), X)
-    assert (found.repeats, found.body) == (30, 4)
-    assert found.line.startswith("tests/doctor/test_inside.py:") or "test_inside.py:" in found.line
-    assert program(jax.jit(looped(30)), X)[:2] == (30, 4)  # inside of another program
-    assert program(jax.grad(lambda x: looped(30)(x).sum()), X).repeats >= 28
+    assert (found["repeats"], found["body"]) == (30, 4)
+    assert "test_observe.py:" in found["loop"]
+    assert program(jax.jit(looped(30)), X)["repeats"] == 30  # inside of another program
+    assert program(jax.grad(lambda x: looped(30)(x).sum()), X)["repeats"] >= 28
 
 
 @pytest.mark.parametrize(
@@ -61,24 +57,24 @@ def test_no_unrolled_loop(function):
 
 def test_the_line_is_the_users():
     here = user_line(sys._getframe())
-    assert here.endswith(f"test_inside.py:{sys._getframe().f_lineno - 1}")
+    assert here.endswith(f"test_observe.py:{sys._getframe().f_lineno - 1}")
     called = jax.tree.map(lambda _: user_line(sys._getframe()), [0])[0]
-    assert called.endswith(f"test_inside.py:{sys._getframe().f_lineno - 1}")
-    assert not is_users(jax.__file__)
-    assert not is_users(os.path.join(sysconfig.get_path("stdlib"), "threading.py"))
-    assert not is_users("/opt/env/lib/python3.12/site-packages/flax/linen/module.py")
-    assert is_users("/home/me/train.py")
+    assert called.endswith(f"test_observe.py:{sys._getframe().f_lineno - 1}")
+    assert room_of(jax.__file__) == "jax"
+    assert room_of(os.path.join(sysconfig.get_path("stdlib"), "threading.py")) == "machinery"
+    assert room_of("/opt/env/lib/python3.12/site-packages/flax/linen/module.py") == "library"
+    assert room_of("/home/me/train.py") == "user"
 
 
-def test_a_hook_that_fails_is_something_that_could_not_be_checked(tmp_path):
-    record = Record(tmp_path)
+def test_a_hook_that_fails_is_something_that_could_not_be_checked():
+    written = []
+    record = Record(written.append)
     with record.guarded("arguments"):
         raise KeyError("x")
     record.write()
-    (file,) = tmp_path.glob("*.json")
-    checks = {check.name: check for check in job_checks(json.loads(file.read_text()))}
-    assert checks["hook for arguments"].severity == "unknown"
-    assert checks["hook for arguments"].finding == "failed: KeyError: 'x'"
+    found = {each.name: each for each in job_findings(Ran(0, False, written, ""))}
+    assert found["hook for arguments"].severity == "unknown"
+    assert found["hook for arguments"].finding == "failed: KeyError: 'x'"
 
 
 def test_what_a_stack_shows():
@@ -117,10 +113,10 @@ def test_the_line_of_a_packaged_program_is_its_own():
     assert [(each.kind, each.line) for each in seen] == [(INPUT, "/x/site-packages/mine/train.py:1")]
 
 
-def test_a_profile_of_steps_leaves_that_of_the_user_alone(tmp_path):
+def test_a_profile_of_steps_leaves_that_of_the_user_alone():
     mine = lambda *_: None  # noqa: E731
     sys.setprofile(mine)
-    profile = StepProfile(Record(tmp_path).guarded)
+    profile = StepProfile(Record(print).guarded)
     profile.begin()
     assert sys.getprofile() is mine
     profile.end()
@@ -129,8 +125,8 @@ def test_a_profile_of_steps_leaves_that_of_the_user_alone(tmp_path):
     assert profile.steps == 0
 
 
-def test_a_profile_of_steps_sees_what_each_step_does(tmp_path):
-    profile, values = StepProfile(Record(tmp_path).guarded), [jnp.float32(i) for i in range(9)]
+def test_a_profile_of_steps_sees_what_each_step_does():
+    profile, values = StepProfile(Record(print).guarded), [jnp.float32(i) for i in range(9)]
     for value in values:
         profile.end()
         profile.begin()
@@ -146,9 +142,9 @@ def test_a_profile_of_steps_sees_what_each_step_does(tmp_path):
     }
 
 
-def test_a_profile_ends_if_no_step_follows(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_MAX_EVENTS", 50)
-    profile = StepProfile(Record(tmp_path).guarded)
+def test_a_profile_ends_if_no_step_follows(monkeypatch):
+    monkeypatch.setattr(sampling, "_MAX_EVENTS", 50)
+    profile = StepProfile(Record(print).guarded)
     profile.begin()
     for _ in range(100):
         user_line(None)
@@ -158,18 +154,21 @@ def test_a_profile_ends_if_no_step_follows(tmp_path, monkeypatch):
     assert sys.getprofile() is None
 
 
-@pytest.mark.parametrize(
-    "files",
-    [{"schedstat": "2000000000 1000000000 7"}, {"stat": f"7 (a (b) c) S {'0 ' * 10}{3 * HZ} 0 0"}],
-)
-def test_how_long_a_thread_was_busy(files, tmp_path):
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert thread_times(tmp_path) == ((2, 1) if "schedstat" in files else (3, 0))
+def test_the_processor_time_of_a_thread():
+    began = sampling.cpu_seconds(threading.main_thread())
+    spent = time.process_time()
+    while time.process_time() - spent < 0.05:
+        pass
+    assert sampling.cpu_seconds(threading.main_thread()) - began >= 0.04
+    ended = threading.Thread(target=int)
+    ended.start()
+    ended.join()
+    with pytest.raises(OSError, match="Invalid argument"):
+        sampling.cpu_seconds(ended)
 
 
 def test_what_changed():
     assert changed({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b: 2 → 3"
     assert changed({"a": "1"}, {"b": "1"}) == "a: 1 → none, b: none → 1"
     many = {str(i): "0" for i in range(5)}
-    assert changed(many, dict.fromkeys(many, "1")) == "0: 0 → 1, 1: 0 → 1 and 3 more arguments"
+    assert changed(many, dict.fromkeys(many, "1")).endswith("2: 0 → 1 and 2 more")

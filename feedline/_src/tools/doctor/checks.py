@@ -1,0 +1,316 @@
+"""Checks of this machine, of a feed, and of what a batch is made of.
+
+`machine_findings` and `feed_findings` measure, and the other functions judge: a test can give them any values.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.cluster.cgroups import limits
+from feedline._src.cluster.topology import Topology, as_list, topology
+from feedline._src.tools.cli.terminal import in_bytes
+from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
+
+_SHARED_BYTES = 1 << 30
+_FREE_SHARE = 0.1
+_READ_BYTES, _READ_S, _BLOCK = 512 << 20, 3.0, 8 << 20
+_READ_PER_ACCELERATOR = 205e6
+"""Bytes per second that ResNet-50 reads on one H100: MLPerf Storage."""
+_SMALL_BYTES, _MANY_SMALL = 64 << 10, 16
+_REPLICATED_BYTES = 4096
+_SAVED_BYTES, _SAVED_SHARE = 64 << 10, 0.25
+_SAMPLED_BYTES = 64 << 20
+_NARROW = ("uint8", "int8", "uint16", "int16")
+_BATCHES = 3
+
+
+# --- the machine ---
+
+
+def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[Finding]:
+    """Check the host, and whether JAX uses its accelerators.
+
+    Args:
+      environ: the environment of the job.
+      data: a file or folder with the job's data; None: nothing is read.
+    """
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    platform = jax.default_backend()
+    root, below = Path("/"), [] if data is None else [data, *sorted(data.rglob("*"))]
+    files = [file for file in below if file.is_file()]
+    yield from made(
+        {
+            "threads and processors": lambda: threads_and_processors(len(allowed), limits().processors),
+            "affinity of processors and memory": lambda: affinity(allowed, topology()),
+            "free memory": lambda: free_memory(*memory(root)),
+            "shared memory": shared_memory,
+            "disk read rate": lambda: disk_read_rate(
+                *read_rate(files), 1 if platform == "cpu" else jax.local_device_count()
+            ),
+            "devices that JAX uses": lambda: devices(platform, root, environ),
+        }
+    )
+
+
+def threads_and_processors(allowed: int, quota: float | None) -> Finding:
+    """Whether libraries count more processors than this process has.
+
+    Args:
+      allowed: processors on which this process may run.
+      quota: processors that the cgroup grants; None without a limit.
+    """
+    count = max(1, min(allowed, math.ceil(quota or allowed)))
+    return Finding(
+        "warning" if count < allowed or count == 1 else "ok",
+        f"the cgroup grants {quota:g} processors, but libraries count {allowed}"
+        if count < allowed
+        else f"this process may use {count} processors",
+        f"give the job more processors: srun --cpus-per-task, docker run --cpus; or set OMP_NUM_THREADS={count}",
+        "threads that share too few processors do not overlap; once a quota is used, all stop for up to 0.1 s",
+        {"allowed": allowed, "quota": quota},
+    )
+
+
+def affinity(allowed: Set[int], found: Topology) -> Finding:
+    """Whether the processors of this process are on the memory nodes (NUMA) of its memory and of its GPUs."""
+    own = {node for node, there in found.processors.items() if there & allowed}
+    gpu_nodes = set(found.accelerators.values()) - {-1}
+    severity: Severity = "ok"
+    if len(found.processors) > 1 and own and not own & set(found.memory):
+        severity = "warning"
+    elif len(found.processors) > 1 and gpu_nodes - own:
+        severity = "note" if gpu_nodes & own else "warning"
+    return Finding(
+        severity,
+        f"processors on node {as_list(own)}, memory on {as_list(found.memory)}, GPUs on {as_list(gpu_nodes)}",
+        "bind each process to the node of its GPU: srun --gpu-bind=closest, numactl --cpunodebind --membind",
+        "a copy between two nodes passes the link between the processor sockets, which is slower and is shared",
+        {"processor_nodes": sorted(own), "memory_nodes": sorted(found.memory), "gpu_nodes": sorted(gpu_nodes)},
+    )
+
+
+def memory(root: Path) -> tuple[int, int]:
+    """(total, free) bytes for this process, of the machine or its cgroup. Page cache counts as free."""
+    lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    found = {words[0]: int(words[1]) * 1024 for words in lines if len(words) == 3}
+    total, free, group = found["MemTotal:"], found["MemAvailable:"], limits(root)
+    if group.memory_bytes is not None:
+        total = min(total, group.memory_bytes)
+        free = min(free, max(0, group.memory_bytes - (group.memory_used_bytes or 0)))
+    return total, free
+
+
+def free_memory(total: int, free: int) -> Finding:
+    """Whether little memory is left."""
+    return Finding(
+        "ok" if free >= _FREE_SHARE * total else "warning",
+        f"{in_bytes(free)} of the {in_bytes(total)} that this process may use are free",
+        "end other programs, raise the job's memory limit, or lower batch_size, Reading(buffer=...) and prefetch",
+        "the kernel drops cached pages of the data, which are read from the disk again, and then kills a process",
+        {"total_bytes": total, "free_bytes": free},
+    )
+
+
+def shared_memory(folder: str = "/dev/shm") -> Finding:
+    """Whether /dev/shm can hold the batches of worker processes."""
+    found = os.statvfs(folder)
+    total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    return Finding(
+        "ok" if free >= _SHARED_BYTES else "warning",
+        f"{folder} has {in_bytes(total)}, {in_bytes(free)} of them free",
+        "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium: Memory; mount -o remount",
+        "workers (Reading(workers=...)) and NCCL pass data through it, and SIGBUS kills them when it is full",
+        {"total_bytes": total, "free_bytes": free},
+    )
+
+
+def read_rate(files: Sequence[Path], most: int = _READ_BYTES, seconds: float = _READ_S) -> tuple[int, float]:
+    """(bytes, seconds) of reading files in sequence, past the page cache where the file system allows it.
+
+    It stops after `most` bytes, or `seconds` seconds.
+    """
+    done, began, buffer = 0, time.perf_counter(), bytearray(_BLOCK)
+    for file in files:
+        with file.open("rb", buffering=0) as stream:
+            # drops cached pages of this file that are not modified; no effect where none can be dropped (tmpfs)
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while count := stream.readinto(buffer):
+                done += count
+                if done >= most or time.perf_counter() - began > seconds:
+                    return done, time.perf_counter() - began
+    return done, time.perf_counter() - began
+
+
+def disk_read_rate(count: int, seconds: float, accelerators: int) -> Finding:
+    """Compare the rate of reading the data with what the accelerators of this process may need."""
+    rate, needed = count / seconds, _READ_PER_ACCELERATOR * accelerators
+    return Finding(
+        "unknown" if count < 1 << 20 else "ok" if rate >= needed else "warning",
+        f"{rate / 1e6:,.0f} MB/s by one thread, in {in_bytes(count)}; ResNet-50 on {accelerators} H100 reads "
+        f"{needed / 1e6:,.0f} MB/s (MLPerf Storage)"
+        if count >= 1 << 20
+        else "no data, or less than 1 MiB; name some by --data",
+        "copy the data to a local NVMe disk, read with more threads, or store fewer bytes for each row",
+        "rows that are not in the page cache arrive at the rate of the disk, and the accelerators wait for them",
+        {"bytes": count, "bytes_per_s": rate, "compared_with_bytes_per_s": needed},
+    )
+
+
+def devices(platform: str, root: Path, environ: Mapping[str, str]) -> Finding:
+    """Whether JAX's default devices are on this platform though the NVIDIA driver lists GPUs."""
+    gpus = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
+    platforms = environ.get("JAX_PLATFORMS", "")
+    return Finding(
+        "error" if platform == "cpu" and gpus else "ok",
+        f"JAX runs on {platform}, and the driver lists {gpus} NVIDIA GPUs; JAX_PLATFORMS={platforms}",
+        "unset JAX_PLATFORMS, or set it to cuda"
+        if platforms
+        else 'read the warnings of python -c "import jax; jax.devices()"; pip install -U "jax[cuda13]"',
+        "JAX warns once and then trains on the CPU, many times more slowly",
+        {"platform": platform, "gpus": gpus, "JAX_PLATFORMS": platforms},
+    )
+
+
+# --- a feed, and a batch ---
+
+
+class Leaf(NamedTuple):
+    """A leaf of a batch.
+
+    Attributes:
+      name: its path in the batch, for example ['image'].
+      shape, dtype, nbytes: of the global array.
+      devices: on how many devices it lies; 1 for a NumPy array.
+      replicated: whether each of these devices holds all of it.
+      fits: narrower integer dtypes that hold all sampled values exactly, the narrowest first.
+    """
+
+    name: str
+    shape: Sequence[int]
+    dtype: str
+    nbytes: int
+    devices: int = 1
+    replicated: bool = False
+    fits: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, name: str, array: Any, before: Leaf | None = None) -> Leaf:
+        """The leaf of a batch, and of the batch before. Its values are sampled on one device."""
+        leaf, part = cls(name, array.shape, str(array.dtype), array.nbytes), array
+        if isinstance(array, jax.Array):
+            sharding, part = array.sharding, array.addressable_data(0)
+            leaf = leaf._replace(devices=sharding.num_devices, replicated=sharding.is_fully_replicated)
+        if part.nbytes > _SAMPLED_BYTES:
+            return leaf
+        return leaf._replace(fits=fitting(np.asarray(part), before.fits if before else _NARROW))
+
+    @property
+    def narrower(self) -> str | None:
+        """The dtype to ship: the narrowest that holds all samples; float32 for other float64; None: its own."""
+        return next(iter(self.fits), "float32" if self.dtype == "float64" else None)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that the narrower dtype saves; 0 if they are few."""
+        saved = self.nbytes - math.prod(self.shape) * np.dtype(self.narrower).itemsize if self.narrower else 0
+        return saved if saved >= _SAVED_BYTES else 0
+
+
+def fitting(array: npt.NDArray[Any], dtypes: Sequence[str]) -> list[str]:
+    """Those of the dtypes that are narrower than the array's, and hold all its values exactly.
+
+    Example:
+      >>> fitting(np.array([0.0, 300.0]), ["uint8", "int8", "uint16", "int16"])
+      ['uint16', 'int16']
+    """
+    if array.dtype.kind not in "iuf" or not array.size:  # bool, complex, bfloat16
+        return []
+    narrower = [dtype for dtype in dtypes if np.dtype(dtype).itemsize < array.dtype.itemsize]
+    with np.errstate(invalid="ignore"):  # NaN, or out of range: compares unequal
+        return [dtype for dtype in narrower if np.array_equal(array.astype(dtype), array)]
+
+
+def feed_findings(target: str) -> Iterator[Finding]:
+    """Build the feed over all devices of this process, and check a few batches.
+
+    Args:
+      target: module:make_feed, or a path or glob of rows.
+
+    Raises:
+      ValueError: there is no such function.
+    """
+    from feedline._src.tools.targets import build_feed, load_make_feed, one_size  # not in an observed process
+
+    devices, leaves = jax.devices(), dict[str, Leaf]()
+    mesh = jax.sharding.Mesh(np.array(devices)[:, None], ("data", "model"))
+    with build_feed(target, load_make_feed(target, len(devices)), mesh, one_size) as feed:
+        for batch in itertools.islice(feed, _BATCHES):
+            for path, array in jax.tree_util.tree_leaves_with_path(batch):
+                name = jax.tree_util.keystr(path)
+                leaves[name] = Leaf.of(name, array, leaves.get(name))
+    yield from made(batch_checks(list(leaves.values())))
+
+
+def batch_checks(leaves: Sequence[Leaf]) -> dict[str, Callable[[], Finding]]:
+    """All checks of a batch."""
+    return {
+        "sharding of the batch": functools.partial(sharding, leaves),
+        "dtypes of the batch": functools.partial(dtypes, leaves),
+        "number of leaves": functools.partial(number_of_leaves, leaves),
+    }
+
+
+def sharding(leaves: Sequence[Leaf]) -> Finding:
+    """Whether each device holds the whole batch where it could hold its part."""
+    devices = max(leaf.devices for leaf in leaves)
+    whole = [leaf for leaf in leaves if leaf.replicated and leaf.devices > 1 and leaf.nbytes >= _REPLICATED_BYTES]
+    surplus = sum(leaf.nbytes * (leaf.devices - 1) for leaf in whole)
+    shown = listed([f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in whole])
+    return Finding(
+        "unknown" if devices == 1 else "warning" if whole else "ok",
+        f"{shown} on each of {devices} devices: {in_bytes(surplus)} more than sharded, each batch"
+        if whole
+        else "the batch lies on one device",
+        'shard the rows: NamedSharding(mesh, PartitionSpec("data")), and pmap with in_axes=0',
+        "each device receives and keeps all rows, and all devices compute the same",
+        {"replicated": [leaf.name for leaf in whole], "surplus_bytes": surplus},
+    )
+
+
+def dtypes(leaves: Sequence[Leaf]) -> Finding:
+    """Whether the batch is shipped in wider dtypes than its values need."""
+    size, wide = sum(leaf.nbytes for leaf in leaves), [leaf for leaf in leaves if leaf.saved_bytes]
+    total = sum(leaf.saved_bytes for leaf in wide)
+    shown = listed([f"{leaf.name} is {leaf.dtype} and fits {leaf.narrower}" for leaf in wide])
+    fits = {leaf.name: {"dtype": leaf.dtype, "fits": leaf.narrower} for leaf in wide}
+    return Finding(
+        "ok" if not wide else "warning" if total >= _SAVED_SHARE * size else "note",
+        f"in {_BATCHES} batches {shown}: {in_bytes(total)} of {in_bytes(size)} a batch could be saved",
+        "ship the narrower dtype and convert in the compiled step: x.astype(jnp.float32), which XLA fuses",
+        "host memory, the copy on the host and the transfer are as large as the dtype",
+        {"leaves": fits, "saved_bytes": total, "batch_bytes": size},
+    )
+
+
+def number_of_leaves(leaves: Sequence[Leaf]) -> Finding:
+    """Whether the batch has many leaves that are small."""
+    small = [leaf.nbytes for leaf in leaves if leaf.nbytes < _SMALL_BYTES]
+    return Finding(
+        "warning" if len(small) >= _MANY_SMALL else "ok",
+        f"{len(small)} of {len(leaves)} leaves are below {in_bytes(_SMALL_BYTES)}: {in_bytes(sum(small))} in all",
+        "concatenate leaves of one dtype into one array on the host, and split it in the compiled step",
+        "placing an array takes a fixed time: 64 arrays took 34 to 78 times as long as one of as many bytes",
+        {"leaves": len(leaves), "small": len(small), "small_bytes": sum(small)},
+    )

@@ -1,0 +1,102 @@
+"""A finding of the doctor, the exit code, and how findings are shown: as text, problems first, or as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+Severity = Literal["error", "warning", "note", "ok", "unknown"]
+_ORDER: tuple[Severity, ...] = get_args(Severity)
+_PROBLEMS = _ORDER[:3]
+_MAX_LISTED = 3
+
+
+class Finding(NamedTuple):
+    """What one check found.
+
+    Attributes:
+      severity: "error": wrong results, or a failure; "warning": costs time or memory; "note": worth knowing; "ok";
+        "unknown": could not be checked, and the finding says why.
+      finding: what was seen, with the measured values.
+      fix, why: what to change, and why it matters. `made` drops both where nothing is wrong.
+      measured: the measured values by name, with units in the names; JSON values.
+      name: a few words, independent of the result; set by `made`.
+    """
+
+    severity: Severity
+    finding: str
+    fix: str = ""
+    why: str = ""
+    measured: Mapping[str, Any] = {}
+    name: str = ""
+
+
+def made(checks: Mapping[str, Callable[[], Finding]]) -> Iterator[Finding]:
+    """The findings of checks, by name. A check that raises is "unknown": none ends the doctor.
+
+    Example:
+      >>> next(made({"division": lambda: 1 / 0})).finding
+      'the check failed: ZeroDivisionError: division by zero'
+    """
+    for name, check in checks.items():
+        try:
+            found = check()
+        except Exception as error:  # noqa: BLE001  reported as the finding
+            text = " ".join(str(error).split())
+            found = Finding("unknown", f"the check failed: {type(error).__name__}: {text}")
+        yield (found if found.severity in _PROBLEMS else found._replace(fix="", why=""))._replace(name=name)
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0 without warnings and errors, 3 with a warning, 4 with an error."""
+    severities = {found.severity for found in findings}
+    return 4 if "error" in severities else 3 if "warning" in severities else 0
+
+
+def as_object(findings: Sequence[Finding], seconds: float) -> dict[str, Any]:
+    """The object that --json prints."""
+    return {
+        "ok": exit_code(findings) == 0,
+        "checks": [{"name": found.name, **found._asdict()} for found in _sorted(findings)],
+        "seconds": round(seconds, 1),
+    }
+
+
+def as_text(findings: Sequence[Finding], seconds: float, width: int) -> str:
+    """All findings, at most `width` columns wide."""
+    texts, others = list[str](), dict[tuple[Severity, str], list[str]]()
+    for found in _sorted(findings):
+        if found.severity in _PROBLEMS:
+            texts.append(_block(found.severity, f"{found.name}: {found.finding}", width))
+            texts += [_block("", f"why: {found.why}", width, 14), _block("", f"fix: {found.fix}", width, 14), ""]
+        else:
+            reason = f": {found.finding}" if found.severity == "unknown" else ""
+            others.setdefault((found.severity, reason), []).append(found.name)
+    texts += [_block(severity, ", ".join(names) + reason, width) for (severity, reason), names in others.items()]
+    counts = Counter(found.severity for found in findings)
+    plural = {severity: f"{severity}s" for severity in _PROBLEMS}
+    counted = [f"{n} {plural.get(each, each) if n > 1 else each}" for each in _ORDER if (n := counts[each])]
+    return "\n".join([*texts, f"{', '.join(counted)}; {seconds:.1f} s"])
+
+
+def _block(label: str, text: str, width: int, indent: int = 9) -> str:
+    """A label in the margin and a paragraph beside it."""
+    first, further = label.ljust(9), " " * indent
+    wrapper = textwrap.TextWrapper(width, first, further, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)
+
+
+def _sorted(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda found: _ORDER.index(found.severity))
+
+
+def listed(items: Sequence[str], between: str = ", ") -> str:
+    """The first three of a list.
+
+    Example:
+      >>> listed(["a", "b", "c", "d", "e"])
+      'a, b, c and 2 more'
+    """
+    return between.join(items[:_MAX_LISTED]) + f" and {len(items) - _MAX_LISTED} more" * (len(items) > _MAX_LISTED)

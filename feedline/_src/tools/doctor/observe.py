@@ -1,0 +1,382 @@
+"""Observes a process of a job: its compiled functions, their calls and compilations, its loop, its memory.
+
+Nothing of jax is replaced but `jax.jit` and `jax.pmap`, which are wrapped. What they return behaves like the usual
+functions, and a hook that fails never changes what the job computes. The main thread is taken for the training
+thread. `job` judges what is written here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import os
+import sys
+import threading
+import types
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from feedline._src.tools.doctor.checks import Leaf
+from feedline._src.tools.doctor.findings import listed
+from feedline._src.tools.doctor.sampling import Sampler, StepProfile, host_bytes, room_of, shown, user_line
+from feedline._src.trainer.memory import MemoryWatch
+
+LOOP = 3
+"""Calls of a function from which it counts as a step of a loop."""
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_LOOKED_AT = range(1, 4)  # the calls, from 0, of which arguments, their values and results are looked at
+_MIN_REPEATS, _MIN_EQUATIONS, _MAX_EQUATIONS = 8, 48, 20_000
+_MAX_CANDIDATES = 16
+_CHAINED = 0.9
+
+
+class Record:
+    """What was observed in this process. The main thread fills it, the sampler's thread writes it every 2 s.
+
+    Args:
+      write: writes `as_object`.
+    """
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self.functions: dict[tuple[str, str], Function] = {}  # by name, and the line where they were made
+        self.compiled: dict[tuple[str, str], dict[str, Any]] = {}  # by line and name
+        self.last_compiled: dict[str, Any] | None = None
+        self.last: list[weakref.ref[Any]] = []  # two arrays that the last call of a compiled function returned
+        self.inside_call = False  # the main thread is calling a compiled function
+        self.step: Function | None = None  # its calls are the steps of the loop; None before that begins
+        self.failures: dict[str, str] = {}  # of hooks: where → why
+        self._write, self._process = write, os.getpid()
+        self._writing = threading.Lock()
+
+    def begin_loop(self, step: Function) -> None:
+        """Observe a loop, of which the calls of `step` are the steps."""
+        self.memory = MemoryWatch(every=5, warm_up=10, on_growth="ignore")
+        self.profile, self.sampler = StepProfile(self.guarded), Sampler(self.guarded, self.write)
+        self.step = step
+
+    def count_compilation(self, event: str, duration_secs: float, **about: Any) -> None:
+        """A listener of `jax.monitoring`. Before the loop, what no watched function compiled counts once."""
+        if event == _COMPILED and threading.current_thread() is threading.main_thread():
+            with self.guarded("compilations"):
+                key = user_line(sys._getframe()), str(about.get("fun_name", "a program"))
+                found = self.compiled.setdefault(key, {"times": 0, "seconds": 0.0, "change": ""})
+                found["times"] = found["times"] + 1 if self.step or self.inside_call else 1
+                found["seconds"] += duration_secs if found["times"] > 1 else 0
+                self.last_compiled = found
+
+    @contextlib.contextmanager
+    def guarded(self, where: str) -> Iterator[None]:
+        """For the doctor's own work beside a call of the job: an exception in it is noted, and the job goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  reported as something that could not be checked
+            self.failures[where] = f"{type(error).__name__}: {error}"
+
+    def write(self) -> None:
+        """Replace the file of this process. A process that was forked from this one writes nothing."""
+        if os.getpid() == self._process:
+            with self._writing, self.guarded("writing"), contextlib.suppress(OSError):  # the doctor has ended
+                self._write(self.as_object())
+
+    def as_object(self) -> dict[str, Any]:
+        """All that was observed, as JSON values."""
+        growths = self.memory.growths() if self.step else []
+        return {
+            "failures": dict(self.failures),
+            "functions": [function.as_object() for function in list(self.functions.values())],
+            "compiled": [{"line": line, "name": name, **how} for (line, name), how in list(self.compiled.items())],
+            "samples": self.sampler.as_object(self.profile) if self.step else None,
+            "steps": self.step.calls if self.step else 0,
+            "growths": [{"text": str(growth), **growth._asdict()} for growth in growths],
+        }
+
+
+def install(record: Record) -> None:
+    """Wrap jax's functions, and listen for compilations, until this process ends."""
+    jax.monitoring.register_event_duration_secs_listener(record.count_compilation)
+    jax.jit, jax.pmap = _watching(record, jax.jit), _watching(record, jax.pmap)
+    atexit.register(record.write)
+
+
+def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.jit` or `jax.pmap`, which return a decorator if they get no function: jax.jit(static_argnums=0)."""
+
+    @functools.wraps(usual)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        function = usual(*args, **kwargs)
+        return watched(function) if args or "fun" in kwargs else lambda decorated: watched(function(decorated))
+
+    def watched(function: Any) -> Any:
+        """A proxy. Functions of one name that are made at one line are observed together."""
+        with record.guarded("functions"):
+            key = str(getattr(function, "__name__", "a function")), user_line(sys._getframe())
+            function = WatchedCallable(function, record.functions.get(key) or Function(record, *key))
+        return function  # noqa: RET504  it is the function itself if the hook failed
+
+    return made
+
+
+class Watched:
+    """A proxy of what jax returns: a jitted function, or a stage of compiling it ahead.
+
+    Attributes, pickling, copies and `isinstance` are those of the original. What `trace`, `lower` and `compile`
+    return is watched, too.
+    """
+
+    def __init__(self, original: Any, function: Function) -> None:
+        for name in functools.WRAPPER_ASSIGNMENTS:  # what a class has itself is not asked of __getattr__
+            if hasattr(original, name):
+                setattr(self, name, getattr(original, name))
+        self._watched_original = original
+        self._watched_function = function
+
+    @property  # type: ignore[misc]  # object's can be set
+    def __class__(self) -> Any:
+        return type(self._watched_original)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_watched"):  # while an instance is being made
+            raise AttributeError(name)
+        found = getattr(self._watched_original, name)
+        if name not in ("trace", "lower", "compile"):
+            return found
+
+        @functools.wraps(found)
+        def stage(*args: Any, **kwargs: Any) -> Any:
+            result = found(*args, **kwargs)
+            return (WatchedCallable if callable(result) else Watched)(result, self._watched_function)
+
+        return stage
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self._watched_original, types.FunctionType):  # pickled by its name, and copied as itself
+            return self.__qualname__
+        return self._watched_original.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return repr(self._watched_original)
+
+
+class WatchedCallable(Watched):
+    """A proxy that can be called: a jitted function, or a program that was compiled ahead."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._watched_function.call(self._watched_original, args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        binds = instance is not None and hasattr(type(self._watched_original), "__get__")
+        return types.MethodType(self, instance) if binds else self
+
+
+class Function:
+    """What was observed of one compiled function. Calls on other threads than the main one are not."""
+
+    def __init__(self, record: Record, name: str, line: str) -> None:
+        self.name, self.line = name, line
+        self.calls = 0
+        self.argument_bytes = self.numpy_bytes = 0
+        self.fed_back: list[int] = []  # bytes in each call that was looked at
+        self.unrolled: dict[str, Any] | None = None
+        self._record = record
+        self._dry = self._queued = 0  # calls before which the devices had, or had not, done all work
+        self._arguments: dict[str, weakref.ref[Any]] = {}
+        self._outputs: dict[int, weakref.ref[Any]] = {}
+        self._batch: dict[str, Leaf] | None = None  # arguments that were new in each sampled call
+        self._compiled_for: dict[str, str] = {}
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the function, and observe what comes before and after."""
+        record, is_observed = self._record, False
+        if not record.inside_call and threading.current_thread() is threading.main_thread():
+            with record.guarded("arguments"):
+                is_observed = self._before(function, args, kwargs)
+        if not is_observed:
+            return function(*args, **kwargs)
+        record.last_compiled, record.inside_call = None, True
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            record.inside_call = False
+        with record.guarded("results"):
+            self._after(args, kwargs, result)
+        return result
+
+    def _before(self, function: Any, args: Any, kwargs: Any) -> bool:
+        """Look at the arguments. Returns False while jax traces: the call is a part of another program."""
+        record = self._record
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            return False
+        if not self.calls:
+            record.functions[self.name, self.line] = self
+        if record.step is self:
+            record.profile.end()
+        self._count_idle_devices()
+        disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # then nothing was traced before
+        if self.calls == 1 and hasattr(function, "trace") and not disabled:
+            with record.guarded("program"):
+                self.unrolled = unrolled(function.trace(*args, **kwargs).jaxpr)
+        if self.calls and self.calls not in _LOOKED_AT:
+            return True
+        named = _named(args, kwargs)
+        if self.calls:
+            before = dict.fromkeys(named) if self._batch is None else self._batch
+            new = {name: leaf for name, leaf in named.items() if name in before and self._is_new(name, leaf)}
+            self._batch = {name: Leaf.of(name, leaf, before[name]) for name, leaf in new.items()}
+        self.numpy_bytes = host_bytes((args, kwargs))
+        self.argument_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in named.values())
+        self._arguments = {name: weakref.ref(leaf) for name, leaf in named.items() if _is_array(leaf)}
+        return True
+
+    def _count_idle_devices(self) -> None:
+        """Note whether the first device has already computed what the last call returned, so that it idles."""
+        last = [array for reference in self._record.last if (array := reference()) is not None]
+        known = [array.addressable_data(0).is_ready() for array in last if not array.is_deleted()]
+        self._dry += bool(known) and all(known)
+        self._queued += bool(known) and not all(known)
+
+    def _is_new(self, name: str, leaf: Any) -> bool:
+        """Whether this argument is another array than in the last call, and not one that was returned then."""
+        if isinstance(leaf, np.ndarray):
+            return True
+        known = self._arguments.get(name)
+        return _is_array(leaf) and (known is None or known() is not leaf) and not self._was_returned(leaf)
+
+    def _was_returned(self, leaf: Any) -> bool:
+        """Whether the last call returned this array."""
+        returned = self._outputs.get(id(leaf))
+        return returned is not None and returned() is leaf
+
+    def _after(self, args: Any, kwargs: Any, result: Any) -> None:
+        record = self._record
+        if record.last_compiled is not None:
+            arguments = {name: _described(leaf) for name, leaf in _named(args, kwargs).items()}
+            if self._compiled_for and not record.last_compiled["change"]:
+                unchanged = "no argument had changed: jax.jit was called again, or a static argument differs"
+                record.last_compiled["change"] = changed(self._compiled_for, arguments) or unchanged
+            self._compiled_for = arguments
+        outputs = [leaf for leaf in jax.tree.leaves(result) if _is_array(leaf)]
+        record.last = [weakref.ref(leaf) for leaf in (*outputs[:1], *outputs[-1:])]
+        if self.calls == 0 or self.calls in _LOOKED_AT:
+            kept = [leaf for leaf in jax.tree.leaves((args, kwargs)) if self._was_returned(leaf)]
+            self.fed_back.append(sum(leaf.nbytes for leaf in kept if not leaf.is_deleted()))
+            self._outputs = {id(leaf): weakref.ref(leaf) for leaf in outputs}
+        self.calls += 1
+        if self.calls == LOOP and record.step is None and outputs:
+            record.begin_loop(self)
+        if record.step is self:
+            record.memory.after_step()
+            record.profile.begin()
+
+    def as_object(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            **{name: value for name, value in vars(self).items() if not name.startswith("_")},
+            "dry_share": self._dry / (self._dry + self._queued) if self._dry + self._queued else 1.0,
+            "batch": [leaf._asdict() for leaf in (self._batch or {}).values()],
+        }
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """What differs between the arguments of two calls; empty if nothing does.
+
+    Example:
+      >>> changed({"argument 0": "float32[8]", "lr": "float 0.1"}, {"argument 0": "float32[7]", "lr": "float 0.1"})
+      'argument 0: float32[8] → float32[7]'
+    """
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return listed([f"{name}: {before.get(name, 'none')} → {after.get(name, 'none')}" for name in names])
+
+
+def _named(args: Any, kwargs: Any) -> dict[str, Any]:
+    """The leaves of all arguments by name, as "argument 1['image']" or "['lr']"."""
+    trees = {f"argument {i}": argument for i, argument in enumerate(args)} | {"": kwargs}
+    return {
+        name + jax.tree_util.keystr(path): leaf
+        for name, tree in trees.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _is_array(leaf: Any) -> bool:
+    """Whether this is an array of JAX with numbers: no key of a random generator."""
+    return isinstance(leaf, jax.Array) and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+def _described(leaf: Any) -> str:
+    """What a compiled program depends on."""
+    if isinstance(leaf, np.ndarray):
+        return f"{leaf.dtype}{list(leaf.shape)} of NumPy"
+    if not _is_array(leaf):
+        return f"{type(leaf).__name__} {leaf!r}"[:80]
+    spec = getattr(leaf.sharding, "spec", None)
+    where = f"on {leaf.sharding.num_devices} devices" + (f" as {spec}" if spec is not None else "")
+    weak = ", weakly typed" if leaf.weak_type else ""
+    return f"{leaf.dtype}{list(leaf.shape)} {where}{weak}{'' if leaf.committed else ', not committed'}"
+
+
+def unrolled(jaxpr: Any) -> dict[str, Any] | None:
+    """The longest Python loop: equal iterations, eight or more, that use what the one before has computed.
+
+    So the update of many leaves of one shape is no loop.
+
+    Returns:
+      {"repeats": iterations, "body": equations of an iteration, "loop": the user's line}; None without one.
+
+    Example:
+      >>> def step(x):
+      ...     for _ in range(30):
+      ...         x = jax.numpy.sin(x) @ x
+      ...     return x
+      >>> unrolled(jax.make_jaxpr(step)(np.ones((3, 3))))["repeats"]
+      30
+    """
+    longest: dict[str, Any] = {"repeats": 0, "body": 0}
+    for equations in _programs(jaxpr):
+        kinds: dict[Hashable, list[int]] = defaultdict(list)  # an iteration has one equation of each kind
+        for i, equation in enumerate(equations):
+            kinds[_kind(equation)].append(i)
+        body = Counter(map(len, kinds.values()))
+        for members in sorted(kinds.values(), key=lambda each: -len(each) * body[len(each)])[:_MAX_CANDIDATES]:
+            n, least = len(members), max(_MIN_EQUATIONS, longest["repeats"] * longest["body"] + 1)
+            if n >= _MIN_REPEATS and n * body[n] >= least and _chain(equations, members) >= _CHAINED * n:
+                longest = {"repeats": n, "body": body[n], "loop": _line_of(equations[members[0]])}
+    return longest if longest["repeats"] else None
+
+
+def _programs(jaxpr: Any) -> Iterator[Sequence[Any]]:
+    """The equations of a program, and of each program inside of it, but for very long ones."""
+    if len(jaxpr.eqns) <= _MAX_EQUATIONS:
+        yield jaxpr.eqns
+    for equation in jaxpr.eqns:
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from _programs(inner)
+
+
+def _kind(equation: Any) -> Hashable:
+    """The operation, its shapes and its line; the gradient of an operation has the line of the operation."""
+    shapes = tuple(str(var.aval) for var in itertools.chain(equation.invars, equation.outvars))
+    is_transposed = "transpose" in str(equation.source_info.name_stack)
+    return equation.primitive.name, equation.params.get("name", ""), shapes, _line_of(equation), is_transposed
+
+
+def _chain(equations: Sequence[Any], members: Sequence[int]) -> int:
+    """The most of these equations on one path through the program."""
+    counted, depths = set(members), dict[int, int]()
+    for i, equation in enumerate(equations):
+        depth = max((depths.get(id(var), 0) for var in equation.invars), default=0) + (i in counted)
+        depths |= {id(var): depth for var in equation.outvars}
+    return max(depths.values(), default=0)
+
+
+def _line_of(equation: Any) -> str:
+    traceback = equation.source_info.traceback
+    users = (frame for frame in (traceback.frames if traceback else ()) if room_of(frame.file_name) == "user")
+    return next((shown(frame.file_name, frame.line_num) for frame in users), "")

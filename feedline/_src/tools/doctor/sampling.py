@@ -1,0 +1,268 @@
+"""What the training thread waits for: samples of its stack, a profile of a few steps, and who holds the GIL."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import linecache
+import os
+import random
+import re
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Guarded = Callable[[str], contextlib.AbstractContextManager[None]]
+_FEEDLINE = str(Path(__file__).parents[3]) + os.sep
+_MACHINERY = (str(Path(__file__).parent) + os.sep, sysconfig.get_path("stdlib") + os.sep, "<frozen")
+_SCRIPTS = sysconfig.get_path("scripts") + os.sep
+_FOLDER = os.getcwd()
+_COMPILING = ("/jax/_src/compiler.py", "/jax/_src/interpreters/mlir.py")
+FETCH, PLACE, INPUT = "fetch", "place", "input"
+_OF_JAX = {
+    **dict.fromkeys(("__float__", "__int__", "__bool__", "__index__", "__complex__", "__array__"), FETCH),
+    **dict.fromkeys(("__repr__", "__str__", "__format__", "_item", "tolist", "_value"), FETCH),
+    **dict.fromkeys(("device_get", "block_until_ready"), FETCH),
+    **dict.fromkeys(("device_put", "asarray", "array"), PLACE),
+    **dict.fromkeys(("make_array_from_process_local_data", "make_array_from_callback"), PLACE),
+}
+"""Functions in jax's files, by name."""
+_IN_C = re.compile(r"\b(np|numpy)\.(as)?array\(|\.block_until_ready\(")
+"""Calls that fetch or wait without a frame of Python: NumPy reads the buffers of CPU devices itself."""
+_MAX_TEXT = 40
+_INTERVAL_S = 0.002
+_LATE_S = 0.003
+"""Longer waits mean that Python code is competing for the GIL (switch interval: 5 ms)."""
+_THREADS_EVERY, _WRITE_EVERY = 250, 1000  # samples: about 0.5 s and 2 s
+_PROFILED_STEPS, _MAX_EVENTS = 3, 100_000
+_MOVED_BYTES = 256
+
+
+class Activity(NamedTuple):
+    """What a thread was doing.
+
+    Attributes:
+      kind: FETCH: waits for a value of the devices; PLACE: transfers to them; INPUT: waits in `next`; "": else.
+      line: file:line of the user's code.
+      text: the expression there.
+    """
+
+    kind: str
+    line: str
+    text: str
+
+
+def activity(frame: FrameType | None) -> Activity:
+    """What the thread with this innermost frame is doing. The call nearest to the user's code decides."""
+    stack = _stack(frame)
+    iterators = [i for i, each in enumerate(stack) if _is_next(each) and room(each) != "user"]
+    outermost = iterators[-1] if iterators else -1  # it may run code of the user's: a transform, a decoder
+    user = _users(stack[outermost + 1 :])
+    if user is None:
+        return Activity("", "unknown", "")
+    text = _expression(user.f_code, user.f_lasti)
+    inner = stack[max(outermost, 0) : stack.index(user)]
+    kind = FETCH if not inner and _IN_C.search(text) else ""
+    for each in inner:
+        kind = INPUT if _is_next(each) else _OF_JAX[each.f_code.co_name] if moves_data(each) else kind
+    if kind != INPUT and any(each.f_code.co_filename.endswith(_COMPILING) for each in inner):
+        kind = ""
+    return Activity(kind, shown(user.f_code.co_filename, user.f_lineno), text)
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    """The frames from this one outwards."""
+    return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)]
+
+
+def _is_next(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "__next__"
+
+
+def moves_data(frame: FrameType) -> bool:
+    """Whether this is a function of jax that fetches or places."""
+    return frame.f_code.co_name in _OF_JAX and room(frame) == "jax"
+
+
+@functools.lru_cache(1024)
+def _expression(code: CodeType, instruction: int) -> str:
+    """The source of the expression that an instruction belongs to, its first line; empty if it is not known."""
+    first, last, start, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    if first is None:
+        return ""
+    line = linecache.getline(code.co_filename, first).encode()[start : end if last == first else None]
+    text = line.decode(errors="replace").partition("  #")[0].strip()
+    return f"{text[: _MAX_TEXT - 1]}…" if len(text) > _MAX_TEXT or last != first else text
+
+
+def user_line(frame: FrameType | None) -> str:
+    """`file:line` of the user's code in this stack."""
+    found = _users(_stack(frame))
+    return shown(found.f_code.co_filename, found.f_lineno) if found else "unknown"
+
+
+def _users(stack: list[FrameType]) -> FrameType | None:
+    """The innermost frame that is the user's; without one, of an installed program."""
+    wanted = (frame for name in ("user", "library") for frame in stack if room(frame) == name)
+    return next(wanted, None)
+
+
+def room(frame: FrameType) -> str:
+    """Whose code a frame runs."""
+    return room_of(frame.f_code.co_filename)
+
+
+@functools.cache
+def room_of(file: str) -> str:
+    """Whose a file is: "user", "jax" (and NumPy), "machinery" (the doctor, the standard library), "library"."""
+    package = re.search(r"/(?:site|dist)-packages/(\w*)", file)
+    if file.startswith(_MACHINERY[0]) or (package is None and file.startswith(_MACHINERY)):
+        return "machinery"
+    if package is not None:
+        return "jax" if package[1] in ("jax", "jaxlib", "numpy") else "library"
+    return "library" if file.startswith((_FEEDLINE, _SCRIPTS)) else "user"
+
+
+def shown(file: str, line: int) -> str:
+    """A line as it is reported: relative to the folder in which the job began, if that is shorter."""
+    near = os.path.relpath(file, _FOLDER) if os.path.isabs(file) else file
+    return f"{min(near, file, key=len)}:{line}"
+
+
+class Sampler:
+    """A daemon thread that looks at the main thread's stack every 2 ms, for as long as the process runs.
+
+    The thread sees the stack only once it has got the GIL, which the main thread gives up when it begins to wait.
+    So a sample that shows a wait counts only if the main thread has hardly used its processor since the sample
+    before, and one that shows work only if the GIL came at once. Otherwise the main thread ran Python code.
+
+    Args:
+      guarded: a context for the work of this thread, with a name for its failures.
+      write: called every two seconds: a process that is killed writes nothing at its end.
+    """
+
+    def __init__(self, guarded: Guarded, write: Callable[[], None]) -> None:
+        self._guarded, self._write = guarded, write
+        self._began = self._ended = time.perf_counter()
+        self._samples = self._late = 0
+        self._seen: Counter[Activity] = Counter()
+        self._threads: dict[int, tuple[float, float, str, str]] = {}  # CPU seconds, first and last; name; line
+        self._main = threading.main_thread()
+        self._thread = threading.Thread(target=self._run, name="feedline doctor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        ran, waited = cpu_seconds(self._main), processor_wait()
+        while True:
+            pause = _INTERVAL_S * random.uniform(0.5, 1.5)  # keeps no time with the loop
+            wakes = time.perf_counter() + pause
+            time.sleep(pause)
+            now, ran_before, waited_before = time.perf_counter(), ran, waited
+            with self._guarded("sampling"):  # before anything that gives up the GIL
+                ran, seen = cpu_seconds(self._main), activity(sys._current_frames().get(self._main.ident or 0))
+                waited = processor_wait()
+                is_late = now - wakes - (waited - waited_before) > _LATE_S
+                is_idle = ran - ran_before < (now - self._ended) / 2
+                if seen.kind and (is_idle if seen.kind in (FETCH, INPUT) else not is_late):
+                    self._seen[seen] += 1
+                self._late += is_late
+                if self._samples % _THREADS_EVERY == 0:
+                    self._look_at_threads()
+            self._samples, self._ended = self._samples + 1, now
+            if self._samples % _WRITE_EVERY == _THREADS_EVERY:
+                self._write()
+
+    def _look_at_threads(self) -> None:
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            if thread in (self._thread, self._main) or thread.native_id is None or thread.ident is None:
+                continue
+            with contextlib.suppress(OSError):  # it has ended
+                now, line = cpu_seconds(thread), user_line(frames.get(thread.ident))
+                first = self._threads.get(thread.native_id, (now,))[0]
+                self._threads[thread.native_id] = first, now, thread.name, line
+
+    def as_object(self, profile: StepProfile) -> dict[str, Any]:
+        """JSON values: shares of the samples for each line, and how busy the other threads of Python were."""
+        samples, seconds = max(1, self._samples), max(1e-9, self._ended - self._began)
+        return {
+            "samples": self._samples,
+            "late_share": self._late / samples,
+            "profiled_steps": profile.steps,
+            "lines": [
+                {**seen._asdict(), "share": self._seen[seen] / samples, "profiled_steps": profile.lines[seen]}
+                for seen in sorted({*self._seen, *profile.lines}, key=lambda seen: -self._seen[seen])
+            ],
+            "threads": [
+                {"name": name, "busy_share": (last - first) / seconds, "line": line}
+                for first, last, name, line in list(self._threads.values())
+            ],
+        }
+
+
+class StepProfile:
+    """The lines between two calls of the step that fetch or place, from a profile of three steps.
+
+    It finds what each step does, where samples of a short line are a matter of chance. A profile function of the
+    user's is left alone. A loop with too much Python between two steps is not profiled any more.
+    """
+
+    def __init__(self, guarded: Guarded) -> None:
+        self._guarded = guarded
+        self.steps = 0
+        self.lines: Counter[Activity] = Counter()
+        self._seen: set[Activity] = set()
+        self._events = 0
+
+    def begin(self) -> None:
+        """Profile this thread, after a call of the step."""
+        if self.steps < _PROFILED_STEPS and self._events <= _MAX_EVENTS and sys.getprofile() is None:
+            self._seen, self._events = set(), 0
+            sys.setprofile(self._note)
+
+    def end(self) -> None:
+        """End the profile, before the next call."""
+        if sys.getprofile() == self._note:
+            sys.setprofile(None)
+            self.steps += 1
+            self.lines.update(self._seen)
+
+    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+        self._events += 1
+        if self._events > _MAX_EVENTS:  # no step follows, or only after so much Python that a profile is too slow
+            sys.setprofile(None)
+        elif event == "call" and moves_data(frame):
+            with self._guarded("profiling"):
+                seen = activity(frame)
+                if seen.kind == FETCH or (seen.kind == PLACE and host_bytes(dict(frame.f_locals))):
+                    self._seen.add(seen)
+
+
+def host_bytes(tree: Any) -> int:
+    """Bytes of the NumPy arrays in a tree, but for small ones: scalars, learning rates."""
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
+    return sum(size for size in sizes if size >= _MOVED_BYTES)
+
+
+def cpu_seconds(thread: threading.Thread) -> float:
+    """How long a thread has used a processor. `OSError` if it has ended."""
+    # the number that Linux gives to the clock of a thread; `time.pthread_getcpuclockid` crashes if it has ended
+    return time.clock_gettime(~(thread.native_id or 0) << 3 | 6)
+
+
+def processor_wait() -> float:
+    """How long this thread has waited for a processor, in seconds; 0 where the kernel does not report it."""
+    with contextlib.suppress(FileNotFoundError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0

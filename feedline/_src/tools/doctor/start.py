@@ -1,0 +1,152 @@
+"""What runs in each Python process of a command: begins to observe it, or diagnoses its feed.
+
+`begin` is called when Python starts. It imports no jax before the script does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib.abc
+import json
+import os
+import sys
+import time
+import weakref
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feedline._src.feed import Feed
+
+NOT_OBSERVED = "not_observed.txt"
+_WAIT_S = 10.0  # how long a process waits for others that are behind
+_PROCESS_0_S = 0.2  # how long process 0, which holds the coordination service, lets the others exit
+_KEYS = "feedline/diagnosed"
+
+
+def begin(folder: str) -> None:
+    """Observe or diagnose this process as soon as it has imported jax.
+
+    Args:
+      folder: where results are written. Its "given.txt" says what to do: "observe", or "diagnose 8 200" with the
+        batches to take before, and those of the diagnosis.
+    """
+    if "jax" in sys.modules:  # a sitecustomize of the user's has imported it
+        _install(Path(folder))
+    else:
+        sys.meta_path.insert(0, _AfterImport(Path(folder)))
+
+
+def _install(folder: Path) -> None:
+    """Runs right after `import jax`, before any device is used. The job imports jax whatever happens here."""
+    try:
+        task, *numbers = (folder / "given.txt").read_text().split()
+        if task == "observe":
+            from feedline._src.tools.doctor.observe import Record, install
+
+            install(Record(functools.partial(write, folder)))
+        else:
+            _Diagnosing(folder, *map(int, numbers))
+    except Exception as error:  # noqa: BLE001  the reason is reported
+        (folder / NOT_OBSERVED).write_text(f"the doctor failed: {type(error).__name__}: {error}")
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds jax as usual, and installs the hooks once jax has been executed.
+
+    It stays until then: `importlib.util.find_spec("jax")` looks for jax without importing it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "jax":
+            return None
+        further = sys.meta_path[sys.meta_path.index(self) + 1 :]  # the finders before this one did not find it
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in further)), None)
+        if spec is not None and spec.loader is not None:
+            usual = spec.loader.exec_module
+
+            def execute(module: ModuleType) -> None:
+                usual(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _install(self._folder)
+
+            spec.loader.exec_module = execute  # type: ignore[method-assign]
+        return spec
+
+
+def write(folder: Path, result: Any) -> None:
+    """Replace this process's file with a result, a JSON value."""
+    partial = folder / f"{os.getpid()}.partial"
+    partial.write_text(json.dumps(result))
+    os.replace(partial, partial.with_suffix(".json"))
+
+
+class _Diagnosing:
+    """Waits for a feed that delivered `before` batches, diagnoses it, and ends the process.
+
+    The process ends by `os._exit`: the model was trained on repeated batches, and must not be saved. Processes of
+    one run end together.
+    """
+
+    def __init__(self, folder: Path, before: int, steps: int) -> None:
+        from feedline._src.building import building
+
+        self._folder, self._before, self._steps = folder, before, steps
+        self._counts: weakref.WeakKeyDictionary[Feed, int] = weakref.WeakKeyDictionary()
+        self._diagnosis: Any = None
+        self._context, self._watching = contextlib.ExitStack(), contextlib.ExitStack()
+        self._watching.enter_context(building(asked=self._asked))  # for good
+        atexit.register(self._write)
+
+    def _asked(self, feed: Feed) -> None:
+        """A batch of this feed is asked for."""
+        if self._diagnosis is not None:
+            return
+        count = self._counts[feed] = self._counts.get(feed, 0) + 1
+        if count > self._before:
+            self._diagnosis = self._context.enter_context(feed.diagnose(self._steps, over=self._end))
+
+    def _end(self) -> None:
+        """All phases are over."""
+        self._write()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _await_others()
+        os._exit(0)
+
+    def _write(self) -> None:
+        """The loop takes no more batches."""
+        if self._diagnosis is not None:
+            self._context.close()
+            write(self._folder, self._diagnosis.to_dict())
+
+
+def _await_others() -> None:
+    """Wait for the diagnoses of the other processes of a run, and in process 0 for the others' ends.
+
+    jax ends all processes once process 0 has ended. A process whose loop ended earlier is waited for in vain, so
+    there is a limit.
+    """
+    from feedline._src.agreement.coordination import coordination
+    from feedline._src.errors import ProcessError
+
+    service = coordination()
+    if service is None:
+        return
+    deadline = time.monotonic() + _WAIT_S
+    with contextlib.suppress(TimeoutError, ProcessError):  # another process has failed, or left its loop earlier
+        for phase in ("written", "left"):
+            service.set(f"{_KEYS}/{phase}/{service.process}", "")
+            if phase == "left" and service.process:
+                return
+            for process in range(service.processes):
+                service.get(f"{_KEYS}/{phase}/{process}", deadline - time.monotonic())
+    time.sleep(0.0 if service.process else _PROCESS_0_S)

@@ -1,0 +1,285 @@
+"""The checks of a machine, a feed and a batch: each with the trouble planted, and without it."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import programs
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import feedline
+from feedline._src.cluster.cgroups import GroupLimits, limits
+from feedline._src.cluster.topology import topology
+from feedline._src.tools.doctor import checks
+from feedline._src.tools.doctor.checks import Leaf, fitting
+
+
+def tree(root, files):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def judged(found, severity, words):
+    assert (found.severity, words in found.finding) == (severity, True), found
+    assert found.fix
+    assert found.why
+
+
+@pytest.mark.parametrize(
+    ("check", "arguments", "severity", "words"),
+    [
+        (checks.threads_and_processors, (64, 4.0), "warning", "grants 4 processors, but libraries count 64"),
+        (checks.threads_and_processors, (1, None), "warning", "1 processors"),
+        (checks.threads_and_processors, (64, None), "ok", "64 processors"),
+        (checks.threads_and_processors, (64, 64.0), "ok", "64 processors"),
+        (checks.free_memory, (64 << 30, 1 << 30), "warning", "1 GiB of the 64 GiB"),
+        (checks.free_memory, (64 << 30, 8 << 30), "ok", "8 GiB of the 64 GiB"),
+        (checks.disk_read_rate, (500e6, 5.0, 1), "warning", "100 MB/s"),
+        (checks.disk_read_rate, (500e6, 1.0, 1), "ok", "500 MB/s"),
+        (checks.disk_read_rate, (500e6, 1.0, 8), "warning", "on 8 H100 reads 1,640 MB/s"),
+        (checks.disk_read_rate, (1e5, 0.1, 1), "unknown", "less than 1 MiB"),
+    ],
+)
+def test_a_check_judges_what_was_measured(check, arguments, severity, words):
+    judged(check(*arguments), severity, words)
+
+
+def test_gpus_that_jax_does_not_use(tmp_path):
+    assert checks.devices("cpu", tmp_path, {}).severity == "ok"
+    tree(tmp_path, {f"proc/driver/nvidia/gpus/0000:{i}1:00.0/information": "Model: H100" for i in range(8)})
+    judged(checks.devices("cpu", tmp_path, {}), "error", "the driver lists 8 NVIDIA GPUs")
+    judged(checks.devices("cpu", tmp_path, {"JAX_PLATFORMS": "cpu"}), "error", "JAX_PLATFORMS=cpu")
+    assert checks.devices("gpu", tmp_path, {}).severity == "ok"
+
+
+def test_little_shared_memory(monkeypatch):
+    size = os.statvfs("/dev/shm")
+    free = size.f_frsize * size.f_bavail
+    monkeypatch.setattr(checks, "_SHARED_BYTES", free)
+    assert checks.shared_memory().severity in ("ok", "warning")  # other programs use it
+    monkeypatch.setattr(checks, "_SHARED_BYTES", size.f_frsize * size.f_blocks + 1)
+    assert checks.shared_memory().severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/self/cgroup": "0::/\n"}, None),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/job/a\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n"}, 2.5),
+        (
+            {
+                "proc/self/cgroup": "0::/job\n",
+                "sys/fs/cgroup/job/cpu.max": "800000 100000\n",
+                "sys/fs/cgroup/cpu.max": "400000 100000\n",
+            },
+            4,
+        ),
+        (  # version 1, seen from inside of a container
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n0::/\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            1.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/job\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+    ],
+)
+def test_quota_of_processors(files, expected, tmp_path):
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    assert limits(tree(tmp_path, files)).processors == expected
+
+
+def numa(root, memory, gpus):
+    files = {f"sys/devices/system/node/node{n}/cpulist": f"{32 * n}-{32 * n + 31}\n" for n in (0, 1)}
+    files["proc/self/status"] = f"Name:\tpython\nMems_allowed_list:\t{memory}\n"
+    for i, (kind, node) in enumerate([*(("0x030200", node) for node in gpus), ("0x020000", 1)]):  # a network card
+        folder = f"sys/bus/pci/devices/0000:{i}1:00.0"
+        files |= {f"{folder}/class": kind, f"{folder}/vendor": "0x10de", f"{folder}/numa_node": str(node)}
+    return topology(tree(root, files))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "memory", "gpus", "expected"),
+    [
+        (range(32), "0-1", [1, 1], "warning"),
+        (range(32), "1", [], "warning"),
+        (range(32), "0", [0, 1], "note"),
+        (range(32), "0-1", [0], "ok"),
+        (range(64), "0-1", [0, 1], "ok"),
+        (range(32), "0-1", [-1], "ok"),
+    ],
+)
+def test_affinity(allowed, memory, gpus, expected, tmp_path):
+    found = numa(tmp_path, memory, gpus)
+    assert found.processors == {0: frozenset(range(32)), 1: frozenset(range(32, 64))}
+    assert len(found.accelerators) == len(gpus)
+    assert checks.affinity(frozenset(allowed), found).severity == expected
+    one_node = found._replace(processors={0: frozenset(range(64))})
+    assert checks.affinity(frozenset(allowed), one_node).severity == "ok"
+
+
+@pytest.mark.parametrize(
+    ("available", "group", "expected"),
+    [
+        (48, {}, (64, 48)),
+        (48, {"max": 8 << 30, "current": 8 << 30}, (8, 0)),
+        (48, {"max": 8 << 30, "current": 8 << 30, "stat": f"anon 5\ninactive_file {4 << 30}\n"}, (8, 4)),
+        (48, {"max": "max", "current": 8 << 30}, (64, 48)),
+    ],
+)
+def test_memory_of_the_machine_or_its_cgroup(available, group, expected, tmp_path):
+    info = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {available << 20} kB\nHugePages_Total: 0\n"
+    files = {"proc/meminfo": info, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/none": ""}
+    files |= {f"sys/fs/cgroup/memory.{name}": str(value) for name, value in group.items()}
+    total, free = checks.memory(tree(tmp_path, files))
+    assert (total >> 30, free >> 30) == expected
+
+
+def test_memory_of_version_1(tmp_path):
+    group = {
+        "proc/self/cgroup": "3:memory:/job\n",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(4 << 30),
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(3 << 30),
+        "sys/fs/cgroup/memory/job/memory.stat": f"cache 1\ntotal_inactive_file {1 << 30}\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096),
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(9 << 30),
+    }
+    assert limits(tree(tmp_path, group)) == GroupLimits(None, 4 << 30, 2 << 30)
+
+
+def test_reading_is_bounded(tmp_path):
+    files = [tmp_path / f"{i}.bin" for i in range(3)]
+    for file in files:
+        file.write_bytes(bytes(20 << 20))
+    assert checks.read_rate(files, seconds=math.inf)[0] == 60 << 20
+    assert (
+        checks.read_rate(files, most=24 << 20, seconds=math.inf)[0] == 28 << 20
+    )  # the last block passes the limit
+    assert checks.read_rate(files, seconds=0)[0] == 8 << 20
+
+
+def test_each_check_of_the_machine_is_in_the_table(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "rows.bin").write_bytes(bytes(2 << 20))
+    found = {check.name: check for check in checks.machine_findings({}, tmp_path)}
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    assert not [name for name in found if f"| {name} |" not in page]
+    assert "failed" not in str(found)
+    assert found["disk read rate"].severity in ("ok", "warning")
+    assert {check.name: check for check in checks.machine_findings({}, None)}[
+        "disk read rate"
+    ].severity == "unknown"
+
+
+# --- feeds and batches ---
+
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.integers(256, size=(640, 32, 32), dtype=np.uint8)
+
+
+def sound(mesh):
+    rows = {"image": IMAGES, "label": np.arange(640, dtype=np.int32) % 10}
+    return feedline.Feed(rows, 128, NamedSharding(mesh, P("data")))
+
+
+def troubled(mesh):
+    rows = {"image": IMAGES.astype(np.float32), **{f"m{i}": np.arange(640, dtype=np.int32) for i in range(20)}}
+    return feedline.Feed(rows, 128, NamedSharding(mesh, P()))
+
+
+def short(mesh):
+    return feedline.Feed({"x": IMAGES}, 640, NamedSharding(mesh, P("data")), epochs=1)
+
+
+def test_sound_and_troubled_feeds(monkeypatch):
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+    for target in ("sound", "short"):
+        assert {each.severity for each in checks.feed_findings(f"test_checks:{target}")} == {"ok"}
+    found = {each.name: each for each in checks.feed_findings("test_checks:troubled")}
+    assert {each.severity for each in found.values()} == {"warning"}
+    surplus = 128 * 32 * 32 * 4 * (jax.device_count() - 1)
+    assert found["sharding of the batch"].measured["surplus_bytes"] == surplus
+    assert found["dtypes of the batch"].measured["leaves"] == {"['image']": {"dtype": "float32", "fits": "uint8"}}
+    assert found["number of leaves"].measured["small"] == 20
+
+
+def test_a_target_that_does_not_exist():
+    for target in ("no_such_module:make", "os:make_feed"):
+        with pytest.raises(ValueError, match="a source is a path, a glob or module:name"):
+            list(checks.feed_findings(target))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "narrower"),
+    [
+        ("float32", [0, 255], "uint8"),
+        ("float32", [-1, 1], "int8"),
+        ("float32", [0, 300], "uint16"),
+        ("float32", [-1, 300], "int16"),
+        ("float32", [0, 70000], None),
+        ("float32", [0.5, 1], None),
+        ("float32", [np.nan, 1], None),
+        ("float32", [np.inf], None),
+        ("int32", [0, 9], "uint8"),
+        ("int64", [-40000, 9], None),
+        ("uint8", [0, 9], None),
+        ("bfloat16", [0, 9], None),
+        ("float64", [0.5], "float32"),
+        ("float64", [7], "uint8"),
+        ("bool", [True, False], None),
+        ("int32", [], None),
+    ],
+)
+def test_narrower_dtypes(dtype, values, narrower):
+    assert Leaf.of("x", np.array(values, dtype)).narrower == narrower
+
+
+def test_a_narrower_dtype_holds_the_values_of_all_batches():
+    small, large = np.array([0, 9], np.int32), np.array([0, 900], np.int32)
+    assert Leaf.of("x", large, Leaf.of("x", small)).narrower == "uint16"
+    assert Leaf.of("x", small, Leaf.of("x", large)).narrower == "uint16"
+    assert fitting(small, []) == []
+
+
+def leaf(shape, dtype, **values):
+    return Leaf("x", shape, dtype, math.prod(shape) * np.dtype(dtype).itemsize, **values)
+
+
+def test_what_is_small_or_few_is_no_problem():
+    image = leaf((128, 64, 64, 3), "uint8")
+    assert checks.dtypes([leaf((128,), "int32", fits=["uint8"]), image]).severity == "ok"
+    assert checks.dtypes([leaf((128, 512), "int32", fits=["uint8"]), image]).severity == "note"
+    assert checks.sharding([leaf((64, 64), "float32")]).severity == "unknown"  # on one device
+    assert checks.sharding([leaf((), "float32", devices=8, replicated=True)]).severity == "ok"
+    assert checks.number_of_leaves([leaf((64, 4), "float32")] * 15).severity == "ok"
+    assert checks.number_of_leaves([leaf((64, 4096), "float32")] * 40).severity == "ok"
+
+
+@pytest.mark.slow
+def test_the_command_line():
+    done = programs.run(
+        [sys.executable, "-m", "feedline", "doctor", "test_checks:troubled", "--cpu-devices", "4", "--json"],
+        capture_output=True, text=True, timeout=120, env=programs.importing(),
+    )  # fmt: skip
+    (line,) = done.stdout.splitlines()
+    severities = {check["name"]: check["severity"] for check in json.loads(line)["checks"]}
+    assert severities["sharding of the batch"] == "warning"
+    assert severities["disk read rate"] == "unknown"
+    assert done.returncode == (4 if "error" in severities.values() else 3)
