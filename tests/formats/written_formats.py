@@ -263,9 +263,9 @@ def _hdf5_text(path, rows):
             text[i] = np.frombuffer(data, np.uint8)
 
 
-def write_zarr(path, leaf, driver):
+def write_zarr(path, leaf, driver, metadata=None):
     array = tensorstore.open(
-        {"driver": driver, "kvstore": {"driver": "file", "path": str(path)}},
+        {"driver": driver, "kvstore": {"driver": "file", "path": str(path)}, "metadata": metadata or {}},
         create=True,
         dtype=leaf.dtype,
         shape=leaf.shape,
@@ -282,3 +282,12 @@ def _zarr(path, rows):
 @case("zarr version 2", X)
 def _zarr_version_2(path, rows):
     write_zarr(path, X[rows], "zarr")
+
+
+@case("zarr group", NUMBERS)
+def _zarr_group(path, rows):
+    for name, leaf in NUMBERS.items():
+        write_zarr(path / name, leaf[rows], "zarr3")
+    members = {name: json.loads((path / name / "zarr.json").read_text()) for name in NUMBERS}
+    group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": members}}
+    (path / "zarr.json").write_text(json.dumps(group))

@@ -12,11 +12,9 @@ from typing import Any
 import fuzz_inputs
 import fuzz_readers
 import numpy as np
-from fuzz_inputs import ROWS
 from fuzz_outcome import Outcome
+from written_formats import COUNT
 
-CHECKED = ("tfrecord", "remote tfrecord", "tfrecord index", "tar index", "records", "cache")
-"""Formats with checksums: whatever is read must be what was written."""
 READ_BYTES = 64 << 20
 """The most that is read of an input whose changed header promises wide rows."""
 
@@ -69,36 +67,34 @@ def remove(path: Path) -> None:
 def _read(kind: str, path: Path, chance: random.Random) -> Outcome:
     source = fuzz_readers.opened(kind, path)
     again = pickle.loads(pickle.dumps(source)) if chance.random() < 0.1 else source
-    outcome = compared(again, chance)
+    case = fuzz_inputs.ALL_CASES.get(fuzz_inputs.OF_FORMATS.get(kind, ""))
+    outcome = compared(again, chance, case)
     source.close()
-    if kind in CHECKED and outcome.kind == "other rows":
-        return _checked(again, outcome)
+    if outcome.kind == "other rows" and case is not None and case.has_checksums and "resealed" not in kind:
+        return _checked(again, case, outcome)
     return outcome
 
 
-def _checked(source: Any, outcome: Outcome) -> Outcome:
+def _checked(source: Any, case: Any, outcome: Outcome) -> Outcome:
     """Other rows of a format with checksums: fewer or in another order, but none that was not written."""
-    records = source.records(np.arange(min(len(source), 10 * ROWS)))
-    written = {(value,) for value in fuzz_inputs.values()}
-    written |= {(value, str(number).encode()) for number, value in enumerate(fuzz_inputs.values())}
-    for record in records:
-        fields = tuple(record.values()) if isinstance(record, dict) else (record,)
-        if fields not in written:
-            return Outcome("a wrong row in spite of a checksum", repr(record)[:200])
+    written = {repr(case.row(row)) for row in range(COUNT)}
+    for row in range(min(len(source), 10 * COUNT)):
+        if repr(source[row]) not in written:
+            return Outcome("a wrong row in spite of a checksum", repr(source[row])[:200])
     return outcome
 
 
-def compared(source: Any, chance: random.Random) -> Outcome:
+def compared(source: Any, chance: random.Random, case: Any) -> Outcome:
     """Compare the rows of a source with those of the valid file, and with a second read."""
     _ = source.identity
     last = len(source) - 1
-    order = [0, last, *(chance.randint(0, last) for _ in range(30)), *range(min(len(source), ROWS))]
+    order = [0, last, *(chance.randint(0, last) for _ in range(30)), *range(min(len(source), 2 * COUNT))]
     if hasattr(source, "records"):
-        return _compared_records(source, order)
-    return _compared_columns(source, order)
+        return _compared_records(source, order, case)
+    return _compared_columns(source, order, case)
 
 
-def _compared_records(source: Any, order: list[int]) -> Outcome:
+def _compared_records(source: Any, order: list[int], case: Any) -> Outcome:
     def read(rows: list[int]) -> list[Any]:
         return [_plain(record) for record in source.records(np.array(rows, np.int64))]
 
@@ -109,15 +105,7 @@ def _compared_records(source: Any, order: list[int]) -> Outcome:
         if read([order[i]]) != [first[i]]:
             return Outcome("a row alone is another one than in a batch")
     source.file_of(order[-1])
-    written = fuzz_inputs.values()
-    expected = [
-        {None: [value], ("file", "label"): [value, number // 32]}.get(
-            None if source.fields is None else tuple(source.fields),
-            [value, str(number).encode() if type(first[0][-1]) is bytes else number],
-        )
-        for number, value in enumerate(written)
-    ]
-    if len(source) == ROWS and first == [expected[row] for row in order]:
+    if case is not None and len(source) == COUNT and first == [_plain(case.row(row)) for row in order]:
         return Outcome("right")
     return Outcome("other rows", f"{len(source)} records"[:200])
 
@@ -127,7 +115,7 @@ def _plain(record: Any) -> list[Any]:
     return [part if isinstance(part, bytes | int) else part.tolist() for part in parts]
 
 
-def _compared_columns(source: Any, order: list[int]) -> Outcome:
+def _compared_columns(source: Any, order: list[int], case: Any) -> Outcome:
     import jax
 
     leaves = jax.tree.leaves(source.spec)
@@ -136,32 +124,29 @@ def _compared_columns(source: Any, order: list[int]) -> Outcome:
     if wide > READ_BYTES:
         return Outcome("other rows", f"rows of {wide} bytes, not read")
 
-    def read(asked: list[int], filling: int) -> list[Any]:
+    def read(asked: list[int], filling: int) -> Any:
         def buffer(leaf: Any) -> Any:
             size = len(asked) * int(np.prod(leaf.shape)) * leaf.dtype.itemsize
             return np.frombuffer(bytearray([filling]) * size, leaf.dtype).reshape(len(asked), *leaf.shape)
 
         out = jax.tree.map(buffer, source.spec)
         source.read(np.array(asked, np.int64), out)
-        return [leaf.tobytes() for leaf in jax.tree.leaves(out)]
+        return out
+
+    def same(a: Any, b: Any) -> bool:
+        """Whether dtypes, shapes and bytes are equal: NaN is itself."""
+        form = [jax.tree.map(lambda leaf: (leaf.dtype.str, leaf.shape, leaf.tobytes()), tree) for tree in (a, b)]
+        return bool(form[0] == form[1])
 
     first = read(order, 0)
-    if first != read(order, 255):
+    if not same(first, read(order, 255)):
         return Outcome("not all of the buffer written")
     for i in (0, 1, len(order) // 2):
-        alone = read([order[i % len(order)]], 255)
-        size = [len(leaf) // len(order) for leaf in first]
-        if alone != [leaf[i % len(order) * k :][:k] for leaf, k in zip(first, size, strict=True)]:
+        i %= len(order)
+        if not same(read([order[i]], 255), jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], first)):
             return Outcome("a row alone is another one than in a batch")
-    valid = fuzz_inputs.rows()
-    found: Any = None
-    if isinstance(source.spec, dict) and all(hasattr(leaf, "shape") for leaf in source.spec.values()):
-        found = {name: (leaf.shape, leaf.dtype.kind) for name, leaf in source.spec.items()}
-    same_spec = found == {name: (values.shape[1:], values.dtype.kind) for name, values in valid.items()}
-    if same_spec and len(source) == ROWS:
-        right = [valid[name][order].astype(source.spec[name].dtype) for name in sorted(valid)]  # JSON has 64 bits
-        if first == [leaf.tobytes() for leaf in right]:
-            return Outcome("right")
+    if case is not None and len(source) == COUNT and same(first, case.expected(np.array(order))):
+        return Outcome("right")
     return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
 
 

@@ -33,17 +33,19 @@ def opened(kind: str, path: Path) -> Any:
 
     if kind == "dataset":
         return feedline.open_source(_dataset(path))
-    options: dict[str, Any] = {"dtype": fuzz_inputs.RECORD} if kind in ("bin", "array_record") else {}
+    case = fuzz_inputs.ALL_CASES.get(fuzz_inputs.OF_FORMATS.get(kind, ""))
+    options: dict[str, Any] = {} if case is None else case.options
     if not kind.startswith("remote "):
         return feedline.open_source(path, **options)
     store = _server()
-    store.objects = {f"/{path.name}": path.read_bytes()}
+    files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+    store.objects = {f"/{file.relative_to(path.parent)}": file.read_bytes() for file in files}
     cache = path.parent / "cache"
     if len(store.requests) > 200:  # a source counts the files of its cache
         store.requests.clear()
         shutil.rmtree(cache)
-    options = feedline.Store(cache=str(cache), cache_bytes=1 << 28, patience_s=1)
-    return feedline.open_source(f"{store.url}/{path.name}", store=options)
+    cached = feedline.Store(cache=str(cache), cache_bytes=1 << 28, patience_s=1)
+    return feedline.open_source(f"{store.url}/{path.name}", store=cached, **options)
 
 
 def _dataset(path: Path) -> Any:

@@ -148,9 +148,10 @@ def index(data: bytes, chance: random.Random) -> bytes:
 
 
 SEALS: dict[str, Change] = {
-    "npz resealed": npz,
+    "npy compressed archive resealed": npz,
     "tar resealed": any_tar,
     "tfrecord resealed": tfrecord,
     "tfrecord index resealed": index,
     "tar index resealed": index,
+    "jsonl index resealed": index,
 }

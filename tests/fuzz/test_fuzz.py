@@ -67,15 +67,15 @@ def test_a_comparison_of_reads_finds_what_refutes(scripts):
     fuzz, inputs = scripts
     import fuzz_checks
 
-    chance = random.Random(0)
-    assert fuzz_checks.compared(ArraySource([inputs.rows()]), chance).kind == "right"
-    assert fuzz_checks.compared(ArraySource([{"x": np.zeros(7)}]), chance).kind == "other rows"
+    chance, case = random.Random(0), inputs.ALL_CASES["npy records"]
+    assert fuzz_checks.compared(ArraySource([case.rows]), chance, case).kind == "right"
+    assert fuzz_checks.compared(ArraySource([{"x": np.zeros(7)}]), chance, case).kind == "other rows"
 
     class Half(ArraySource):
         def read(self, rows, out):
             super().read(rows[::2], {name: room[::2] for name, room in out.items()})
 
-    assert fuzz_checks.compared(Half([inputs.rows()]), chance).kind == "not all of the buffer written"
+    assert fuzz_checks.compared(Half([case.rows]), chance, case).kind == "not all of the buffer written"
     assert "not all of the buffer written" not in fuzz.EXPECTED
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_record_in_spite_of_a_checksum_refutes(scripts, tmp_path, monkey
     import fuzz_checks
 
     path = tmp_path / "x.tfrecord"
-    inputs.write_tfrecord(path)
+    inputs.ALL_CASES["tfrecord"].write(path, slice(None))
     chance = random.Random(1)
     assert fuzz_checks.outcome_of("tfrecord", path, chance).kind == "right"
     whole = path.read_bytes()
