@@ -15,6 +15,7 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
         "96 {'tokens': ShapeDtypeStruct(shape=(2049,), dtype=uint16)}",
+        "[4 5 6 7] [0 1 2 3 0 0 0 0]",
         "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8)",
         "{'image': ShapeDtypeStruct(shape=(3072,), dtype=uint8)}",
         "ShapeDtypeStruct(shape=(3072,), dtype=uint8)",

@@ -49,6 +49,7 @@ MODULES = {
     ".npy": "npy",
     ".npz": "npy",
     ".bin": "raw",
+    ".idx": "megatron",
     ".array_record": "array_record",
     ".arrayrecord": "array_record",
     ".parquet": "parquet",

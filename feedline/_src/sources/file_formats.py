@@ -23,6 +23,7 @@ from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.encoded import folder
 from feedline._src.sources.groups import open_groups
+from feedline._src.sources.ragged import open_tokens
 from feedline._src.sources.record_files import open_records
 
 
@@ -61,6 +62,15 @@ def _open_by(module: Any, paths: list[str], options: OpenOptions) -> IndexedSour
     return open_groups(module.FORMAT.open, Files(paths, options.store), options)
 
 
+def _open_megatron(paths: list[str], options: OpenOptions) -> ArraySource:
+    if options.window is None:
+        raise ValueError(
+            f"documents differ in length: pass window=..., for windows over all tokens of {paths[0]}, or use "
+            "feedline.Ragged({'tokens': path}, pad_to=...), whose rows are documents"
+        )
+    return open_tokens(paths, options)[0]
+
+
 def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
     return _open_by(hdf5, paths, options)
 
@@ -96,6 +106,7 @@ FILES = Format("files", ())
 _FOLDER = Format("folder", ())
 _SAVED = Format("saved", (), takes=frozenset({"columns"}))
 _OPENERS: dict[str, Opener] = {
+    "megatron": _open_megatron,
     "arrow": _open_arrow,
     "hdf5": _open_hdf5,
     "zarr": _open_zarr,

@@ -49,9 +49,10 @@ def open_source(
 ) -> IndexedSource | EncodedRows:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
-    The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
-    `.feather`, `.csv` or `.tsv`, `.jsonl` or `.ndjson`, `.h5` or `.hdf5`, `.zarr`. Files of one array give batches
-    that are one array, all others dicts by name.
+    The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.idx` (of Megatron-LM, with the tokens in the
+    `.bin` beside it), `.array_record`, `.parquet`, `.arrow` or `.feather`, `.csv` or `.tsv`, `.jsonl` or
+    `.ndjson`, `.h5` or `.hdf5`, `.zarr`. Files of one array give batches that are one array, all others dicts
+    by name.
 
     Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
@@ -64,8 +65,8 @@ def open_source(
         memory is read: see docs/hugging_face.md.
       dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a
         dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
-      window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz` or `.bin` file. They
-        never cross the border of a file; elements after the last whole window are left out.
+      window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz`, `.bin` or `.idx` file.
+        They never cross the border of a file; elements after the last whole window are left out.
       stride: from the start of one window to that of the next, 1 to `window`, which is the default: windows
         that follow each other. Smaller ones overlap.
       columns: the names of the leaves to read; None: all. To an array without a name it gives one.

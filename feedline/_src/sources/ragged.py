@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
+from feedline._src.errors import RowError
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.options import checked_integer
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.ragged_leaf import RaggedLeaf
+
+Array = npt.NDArray[Any]
+_AT_ONCE = 1 << 20
+"""Rows whose offsets are validated at a time, to bound the memory."""
 
 
 class Ragged(IndexedSource):
@@ -25,14 +33,16 @@ class Ragged(IndexedSource):
 
     Args:
       columns: by name. A tuple `(values, offsets)` is a ragged leaf, with `values[offsets[i] : offsets[i + 1]]` as
-        row i. `offsets` are integers, one more than there are rows, from 0 to `len(values)`. Any other value is a
-        plain column. Each array may be the path of a `.npy` file, which is mapped.
+        row i. `offsets` are integers, one more than there are rows, from 0 to `len(values)`. The path of an `.idx`
+        of Megatron-LM is a ragged leaf, too: its rows are the documents of the `.bin` beside it. Any other value
+        is a plain column. Each array may be the path of a `.npy` file, which is mapped.
       pad_to: the buckets, ascending.
       pad: the value after the end of a row.
 
     Raises:
-      ValueError: a row is longer than the largest bucket, or the arrays do not fit together.
+      ValueError: a row is longer than the largest bucket, the arrays do not fit together, or a file is damaged.
       TypeError: a value has the wrong type.
+      FileNotFoundError: there is no such file.
 
     Example:
       >>> documents = Ragged({"tokens": (np.arange(6), np.array([0, 1, 1, 6]))}, pad_to=(2, 5), pad=-1)
@@ -48,10 +58,9 @@ class Ragged(IndexedSource):
         self.pad_to = _checked_buckets(pad_to)
         given = _ragged_ones(columns)
         plain = {name: value for name, value in columns.items() if name not in given}
-        self._ragged = {name: RaggedLeaf(name, value, self.pad_to, pad) for name, value in given.items()}
+        self._ragged = {name: _Leaf(name, value, self.pad_to, pad) for name, value in given.items()}
         self._plain = ArraySource([plain]) if plain else None
         self._check_rows()
-        self._check_longest()
         self.spec: dict[str, Any] = dict(self._plain.spec) if self._plain is not None else {}
         for name, leaf in self._ragged.items():
             self.spec[name] = jax.ShapeDtypeStruct((self.pad_to[-1], *leaf.shape), leaf.dtype)
@@ -72,9 +81,8 @@ class Ragged(IndexedSource):
     @property
     def picklable(self) -> bool:
         """Whether worker processes can open it again, because every array is a path."""
-        return all(leaf.picklable for leaf in self._ragged.values()) and (
-            self._plain is None or self._plain.picklable
-        )
+        plain = self._plain is None or self._plain.picklable
+        return plain and all(leaf.picklable for leaf in self._ragged.values())
 
     def __len__(self) -> int:
         return len(next(iter(self._ragged.values())))
@@ -89,21 +97,32 @@ class Ragged(IndexedSource):
 
         Raises:
           RowError: a row is longer than `out`.
-          FeedError: a file was written to or truncated.
+          FeedError: a file was written to or truncated, or its store cannot be read.
         """
         if self._plain is not None:
             self._plain.read(rows, {name: out[name] for name in self._plain.spec})
         for name, leaf in self._ragged.items():
             out[f"{name}_length"][:] = leaf.read(rows, out[name])
 
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """The `will_read` of a `ToldSource`, for arrays in a store until all are mapped; None for others."""
+        sources: list[Any] = [*self._ragged.values(), *([] if self._plain is None else [self._plain])]
+        told = [source.will_read for source in sources if source.will_read is not None]
+        return (lambda rows, ahead: all(will_read(rows, ahead) for will_read in told)) if told else None
+
     def close(self) -> None:
-        """Do nothing: a mapped file is unmapped with the last array that refers to it."""
+        """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
+        if self._plain is not None:
+            self._plain.close()
+        for leaf in self._ragged.values():
+            leaf.close()
 
     def _facts(self) -> list[tuple[str, str]]:
         return [*super()._facts(), ("pad_to", ", ".join(map(str, self.pad_to)))]
 
     def _check_rows(self) -> None:
-        """Refuse columns of different numbers of rows."""
+        """Refuse columns of different numbers of rows, and a row that no bucket holds."""
         counts = {name: len(leaf) for name, leaf in self._ragged.items()}
         if self._plain is not None:
             counts["the plain columns"] = len(self._plain)
@@ -113,9 +132,6 @@ class Ragged(IndexedSource):
                 f"all columns must have the same number of rows, got {listed}; offsets have one more element than "
                 "there are rows"
             )
-
-    def _check_longest(self) -> None:
-        """Refuse a row that no bucket holds."""
         for name, leaf in self._ragged.items():
             if leaf.longest > self.pad_to[-1]:
                 raise ValueError(
@@ -139,11 +155,15 @@ def _checked_buckets(pad_to: Sequence[int]) -> tuple[int, ...]:
     return buckets
 
 
-def _ragged_ones(columns: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _is_index(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike) and os.fspath(value).endswith(".idx")
+
+
+def _ragged_ones(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that are ragged leaves."""
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
         raise TypeError(f"columns must be a dict with string keys, got {columns!r}")
-    ragged = {name: value for name, value in columns.items() if isinstance(value, tuple)}
+    ragged = {name: value for name, value in columns.items() if isinstance(value, tuple) or _is_index(value)}
     if not ragged:
         raise ValueError(
             "one of the columns must be a tuple (values, offsets), got none; pass plain columns to Feed itself"
@@ -155,3 +175,189 @@ def _ragged_ones(columns: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
                 "rename one of the two"
             )
     return ragged
+
+
+def open_tokens(paths: Sequence[str], options: OpenOptions) -> tuple[ArraySource, list[Indices]]:
+    """The tokens of the `.bin` of each `.idx` of Megatron-LM, and the offsets of the documents of each.
+
+    Raises:
+      ValueError: files are damaged, or do not fit together.
+    """
+    from feedline._src.files.files import Files
+    from feedline._src.formats import megatron
+
+    files = Files(paths, options.store)
+    indices = [files.opened(number, megatron.read_index) for number in range(len(files))]
+    found = {str(index.dtype) for index in indices}
+    if len(found) > 1:
+        raise ValueError(f"files whose rows follow each other must have tokens of one dtype, got {sorted(found)}")
+    bins = Files([megatron.tokens_beside(path) for path in paths], options.store)
+    for index, file in zip(indices, bins, strict=True):
+        megatron.check_tokens(index, file.name, file.size)
+    of_tokens = dataclasses.replace(options, dtype=indices[0].dtype)
+    return ArraySource(bins.paths, of_tokens, files=bins), [index.offsets for index in indices]
+
+
+class _Leaf:
+    """A ragged leaf: values one after the other, and the offsets at which rows begin.
+
+    Attributes:
+      shape, dtype: of one value.
+      longest: the length of the longest row, whose row index is `longest_row`.
+
+    Args:
+      name: for messages.
+      given: `(values, offsets)`, which are arrays or paths, or the path of an `.idx`.
+      pad_to: the buckets.
+      pad: the value after the end of a row.
+    """
+
+    def __init__(self, name: str, given: Any, pad_to: Sequence[int], pad: float) -> None:
+        self._name, self._pad_to = name, pad_to
+        if _is_index(given):
+            tokens, (starts,) = open_tokens([os.fspath(given)], OpenOptions())
+            given = tokens, starts
+        if len(given) != 2:
+            raise ValueError(
+                f"a ragged leaf is a tuple (values, offsets), got {len(given)} elements for {name!r}; a plain "
+                "column is an array or a path"
+            )
+        values, offsets = given
+        ends = ArraySource([{name: {"offsets": offsets}}])
+        _check_offsets(name, ends)
+        is_index = isinstance(values, ArraySource)
+        self._values = values if is_index else ArraySource([{name: {"values": values}}])
+        self._bounds = ends.windows(2, 1)  # row i of it is (offsets[i], offsets[i + 1])
+        self.picklable = self._values.picklable and (is_index or ends.picklable)
+        (value,) = jax.tree.leaves(self._values.spec)
+        self.shape, self.dtype = value.shape, value.dtype
+        self._pad, self._given_pad = _checked_pad(name, pad, self.dtype), np.asarray(pad).item()
+        self._windows: dict[int, ArraySource] = {}
+        self.longest, self.longest_row = self._validated_lengths()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_windows": {}}
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    @property
+    def identity(self) -> list[Any]:
+        """Sizes and sampled values, and the padding."""
+        smallest = self._pad_to[0]
+        sampled = self._windows_of(smallest) if smallest <= len(self._values) else self._values
+        return [sampled.identity, self._bounds.identity, self._given_pad]
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """As of `Ragged`. Values can be fetched ahead once all offsets are mapped."""
+        if self._bounds.will_read is not None:
+            return self._bounds.will_read
+        return None if self._values.will_read is None else self._fetch_ahead
+
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        starts, lengths = self._read_bounds(rows)
+        windows = self._windows_of(next(n for n in self._pad_to if n >= lengths.max(initial=0)))
+        return windows.will_read is None or windows.will_read(np.minimum(starts, len(windows) - 1), ahead)
+
+    def close(self) -> None:
+        """Give up what is being fetched."""
+        self._values.close()
+        self._bounds.close()
+
+    def lengths(self, rows: Indices) -> Indices:
+        """int64[k]: the length of each row."""
+        return self._read_bounds(rows)[1]
+
+    def read(self, rows: Indices, out: Array) -> Indices:
+        """Write row rows[i] to out[i], padded. Returns the lengths."""
+        starts, lengths = self._read_bounds(rows)
+        width = out.shape[1]
+        if len(long := np.flatnonzero(lengths > width)):
+            row = int(rows[long[0]])
+            raise RowError(
+                f"a row must fit the bucket of its batch, and row {row} of {self._name!r} has length "
+                f"{lengths[long[0]]}, the bucket {width}",
+                stage="read",
+                row=row,
+            )
+        # a row padded to length n is the window of n values that begins with it: one copy, by the C library
+        windows = self._windows_of(width)
+        last = len(windows) - 1
+        windows.read(np.minimum(starts, last), out[:, : len(self._values) - last])
+        for i in np.flatnonzero(starts > last):  # a window that would end after the last value was read before it
+            out[i, : lengths[i]] = out[i, starts[i] - last :][: lengths[i]].copy()
+        compared = np.min_scalar_type(width)  # one or two bytes, where int64 takes as long as the rest of the read
+        beyond = np.arange(width, dtype=compared) >= lengths.astype(compared)[:, None]
+        np.copyto(out, self._pad, where=beyond.reshape(*beyond.shape, *[1] * len(self.shape)))
+        return lengths
+
+    def _windows_of(self, width: int) -> ArraySource:
+        """All windows of that many values, or of all values if there are fewer."""
+        length = min(width, len(self._values))
+        return self._windows.get(length) or self._windows.setdefault(length, self._values.windows(length, 1))
+
+    def _read_bounds(self, rows: Indices) -> tuple[Indices, Indices]:
+        """The start and the length of each row."""
+        (spec,) = jax.tree.leaves(self._bounds.spec)
+        bounds = np.empty((len(rows), 2), spec.dtype)
+        self._bounds.read(rows, bounds)
+        bounds = bounds.astype(np.int64)
+        return bounds[:, 0], bounds[:, 1] - bounds[:, 0]
+
+    def _validated_lengths(self) -> tuple[int, int]:
+        """The length of the longest row, and its row index, after a check that the offsets ascend to the end."""
+        longest, longest_row, end = -1, 0, 0
+        for first in range(0, len(self), _AT_ONCE):
+            starts, lengths = self._read_bounds(np.arange(first, min(first + _AT_ONCE, len(self))))
+            if first == 0 and starts[0] != 0:
+                raise ValueError(
+                    f"offsets must begin with 0, got {starts[0]} for {self._name!r}; subtract it, and leave out "
+                    "the values before it"
+                )
+            if len(bad := np.flatnonzero(lengths < 0)):
+                raise ValueError(
+                    f"offsets must not decrease, and those of {self._name!r} do at row {first + bad[0]}, from "
+                    f"{starts[bad[0]]} to {starts[bad[0]] + lengths[bad[0]]}; "
+                    "np.concatenate([[0], np.cumsum(lengths)]) makes them"
+                )
+            at = int(lengths.argmax())
+            if lengths[at] > longest:
+                longest, longest_row = int(lengths[at]), first + at
+            end = int(starts[-1] + lengths[-1])
+        if end != len(self._values):
+            raise ValueError(
+                f"offsets must end with the number of values, {len(self._values)}, got {end} for {self._name!r}; "
+                "values or offsets may be truncated, or belong to another file"
+            )
+        return longest, longest_row
+
+
+def _checked_pad(name: str, pad: float, dtype: np.dtype[Any]) -> Array:
+    """`pad` in the dtype of the values."""
+    if np.ndim(pad) or not isinstance(pad, bool | int | float | np.number | np.bool_):
+        raise TypeError(f"pad must be a number, got {pad!r}; use 0")
+    with np.errstate(all="ignore"):
+        value = np.asarray(pad).astype(dtype)
+    if dtype.kind in "biu" and value != pad:
+        raise ValueError(f"pad must be a value of {dtype}, the dtype of {name!r}, got {pad!r}; use 0")
+    return value
+
+
+def _check_offsets(name: str, offsets: ArraySource) -> None:
+    (spec,) = jax.tree.leaves(offsets.spec)
+    if spec.dtype.kind not in "iu" or spec.shape:
+        raise TypeError(
+            f"offsets must be integers in one axis, got {spec.dtype}{[len(offsets), *spec.shape]} for {name!r}; "
+            "np.concatenate([[0], np.cumsum(lengths)]) makes them"
+        )
+    if len(offsets) < 2:
+        raise ValueError(
+            f"offsets have one more element than there are rows, at least 2, got {len(offsets)} for {name!r}; "
+            "they begin with 0 and end with the number of values"
+        )
+    if jax.tree.leaves(offsets[-1]) == [0]:
+        raise ValueError(
+            f"at least one row must have values, and by the offsets all {len(offsets) - 1} rows of {name!r} are "
+            "empty; check what wrote them, or leave the column out"
+        )

@@ -1,0 +1,96 @@
+"""Tokens of Megatron-LM and NeMo: a `.bin` of tokens, and the `.idx` beside it, which says where documents begin.
+
+Megatron-LM's `IndexedDatasetBuilder` writes an `.idx`, little-endian: nine bytes of magic; the version 1, uint64;
+the code of the dtype, uint8; the numbers n of sequences and d of document indices, uint64. Then the lengths of
+sequences, int32[n], their offsets in the `.bin` in bytes, int64[n], and for each document the number of its first
+sequence, followed by n, int64[d]. Multimodal files end with int8[n], which is not read.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.files.file import File
+from feedline._src.formats.registry import Format
+
+FORMAT = Format("megatron", (".idx",), takes=frozenset({"window", "stride", "columns"}), way="mapped")
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16)
+"""By their codes, which begin with 1."""
+
+
+class Index(NamedTuple):
+    """What an `.idx` says.
+
+    Attributes:
+      dtype: of a token.
+      offsets: int64[documents + 1]; document i has the tokens offsets[i] to offsets[i + 1] of the `.bin`.
+    """
+
+    dtype: np.dtype[Any]
+    offsets: npt.NDArray[np.int64]
+
+
+def tokens_beside(index: str) -> str:
+    """The path of the `.bin` that belongs to an `.idx`."""
+    return f"{index.removesuffix('.idx')}.bin"
+
+
+def read_index(file: File) -> Index:
+    """The index of an `.idx`, after a check that it describes sequences that follow each other.
+
+    Raises:
+      ValueError: it is damaged, truncated, or of another format.
+    """
+    try:
+        return _index(file)
+    except ValueError as error:
+        raise ValueError(
+            f"{file.name} cannot be read as an .idx of Megatron-LM: {error}. It may be truncated or another "
+            "format; write it again with IndexedDatasetBuilder"
+        ) from error
+
+
+def _index(file: File) -> Index:
+    head = file.samples([(0, _HEADER.size)])[0]
+    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+        raise ValueError("it does not begin as one does")
+    _, version, code, sequences, marks = _HEADER.unpack(head)
+    if version != 1 or not 1 <= code <= len(_DTYPES):
+        raise ValueError(f"its version must be 1 and the code of its dtype 1 to 8, got {version} and {code}")
+    needed = _HEADER.size + 12 * sequences + 8 * marks
+    if file.size not in (needed, needed + sequences):
+        raise ValueError(f"its header promises {needed} bytes, or {sequences} more, but there are {file.size}")
+    dtype = np.dtype(_DTYPES[code - 1]).newbyteorder("<")
+    sizes = np.array([4 * sequences, 8 * sequences, 8 * marks])
+    lengths, places, firsts = file.read(_HEADER.size + np.cumsum(sizes) - sizes, sizes)
+    ends = np.zeros(sequences + 1, np.int64)
+    np.cumsum(np.frombuffer(lengths, "<i4"), out=ends[1:])
+    first = np.frombuffer(firsts, "<i8")
+    if (np.diff(ends) < 0).any() or (np.frombuffer(places, "<i8") != ends[:-1] * dtype.itemsize).any():
+        raise ValueError("its sequences must follow each other in the .bin, and do not")
+    if len(first) < 2 or first[0] != 0 or first[-1] != sequences or (np.diff(first) < 0).any():
+        raise ValueError(
+            f"its documents must ascend from sequence 0 to the end of sequence {sequences - 1}, and do not"
+        )
+    return Index(dtype, ends[first])
+
+
+def check_tokens(index: Index, name: str, size: int) -> None:
+    """Refuse a `.bin` of `size` bytes that an `.idx` does not belong to.
+
+    Raises:
+      ValueError: it has another size.
+    """
+    needed = int(index.offsets[-1]) * index.dtype.itemsize
+    if size != needed:
+        raise ValueError(
+            f"{name} must have the {needed} bytes that the .idx beside it describes, and has {size}; one of "
+            "the two is truncated, or they belong to different corpora"
+        )

@@ -1,0 +1,185 @@
+"""The pair of `.bin` and `.idx` of Megatron-LM, written here byte by byte as its IndexedDatasetBuilder does."""
+
+import pickle
+import struct
+
+import numpy as np
+import pytest
+
+import feedline
+
+CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+DOCUMENTS = [[[1, 2, 3], [4]], [[5, 6]], [[]], [[7, 8, 9, 10], [11], [12, 13]]]
+"""Documents of sequences of tokens."""
+
+
+def index_of(documents, dtype, modes=False):
+    """The bytes of the `.idx`."""
+    sequences = [sequence for document in documents for sequence in document]
+    data = b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + bytes([CODES[dtype]])
+    data += len(sequences).to_bytes(8, "little") + (len(documents) + 1).to_bytes(8, "little")
+    for sequence in sequences:
+        data += struct.pack("<i", len(sequence))
+    at = 0
+    for sequence in sequences:
+        data += struct.pack("<q", at)
+        at += len(sequence) * np.dtype(dtype).itemsize
+    first = 0
+    for document in documents:
+        data += struct.pack("<q", first)
+        first += len(document)
+    return data + struct.pack("<q", first) + (bytes(len(sequences)) if modes else b"")
+
+
+def tokens_of(documents, dtype):
+    """The bytes of the `.bin`."""
+    flat = [token for document in documents for sequence in document for token in sequence]
+    return b"".join(np.array(token, f"<{np.dtype(dtype).str[1:]}").tobytes() for token in flat)
+
+
+def pair(folder, documents=DOCUMENTS, dtype="uint16", name="corpus", modes=False):
+    (folder / f"{name}.idx").write_bytes(index_of(documents, dtype, modes))
+    (folder / f"{name}.bin").write_bytes(tokens_of(documents, dtype))
+    return folder / f"{name}.idx"
+
+
+def check(source, dtype=np.uint16, documents=DOCUMENTS):
+    """Whether the rows of a `Ragged` are the documents."""
+    assert len(source) == len(documents)
+    for row, document in enumerate(documents):
+        tokens = [token for sequence in document for token in sequence]
+        got = source[row]
+        assert got["tokens"].dtype == dtype
+        assert got["tokens"].tolist() == tokens + [0] * (len(got["tokens"]) - len(tokens))
+        assert got["tokens_length"] == len(tokens)
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("modes", [False, True], ids=["text", "multimodal"])
+def test_documents_are_ragged_rows(tmp_path, dtype, modes):
+    source = feedline.Ragged({"tokens": pair(tmp_path, dtype=dtype, modes=modes)}, pad_to=(4, 8))
+    check(source, np.dtype(dtype))
+    flat = np.frombuffer(tokens_of(DOCUMENTS, dtype), dtype)
+    same = feedline.Ragged({"tokens": (flat, np.array([0, 4, 6, 6, 13]))}, pad_to=(4, 8))
+    assert source.identity == same.identity
+
+
+def test_windows_go_over_all_tokens_of_each_file(tmp_path):
+    pair(tmp_path, name="a")
+    pair(tmp_path, [[[20, 21, 22]], [[23, 24]]], name="b")
+    source = feedline.open_source(tmp_path / "*.idx", window=4, stride=3, columns=["tokens"])
+    expected = [[1, 2, 3, 4], [4, 5, 6, 7], [7, 8, 9, 10], [10, 11, 12, 13], [20, 21, 22, 23]]
+    assert [source[row]["tokens"].tolist() for row in range(len(source))] == expected
+    assert source.file_of(4) == str(tmp_path / "b.bin")
+
+
+def test_another_process_reads_the_same_pair_or_none(tmp_path):
+    source = feedline.Ragged({"tokens": pair(tmp_path)}, pad_to=(8,))
+    assert source.picklable
+    sent = pickle.dumps(source)
+    check(pickle.loads(sent))
+    pair(tmp_path, [[[1]]])
+    with pytest.raises(feedline.FeedError, match=r"corpus\.bin|it has 2 bytes and had 26"):
+        pickle.loads(sent)
+
+
+def test_a_feed_pads_documents_to_the_bucket_of_their_batch(tmp_path, sharding, delivered):
+    documents = [[list(range(1, 2 + i % 3))] for i in range(64)]
+    source = feedline.Ragged({"tokens": str(pair(tmp_path, documents))}, pad_to=(2, 3))
+    feed = feedline.Feed(source, 8, sharding, order=feedline.Order(shuffle=False), epochs=1)
+    for number, batch in enumerate(delivered(feed)):
+        lengths = [1 + i % 3 for i in range(8 * number, 8 * number + 8)]
+        assert batch["tokens_length"].tolist() == lengths
+        assert batch["tokens"].tolist() == [[*range(1, 1 + n), *[0] * (3 - n)] for n in lengths]
+
+
+@pytest.mark.parametrize("where", ["documents", "windows"])
+def test_a_pair_in_a_store_reads_as_on_local_disk(where, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
+    path = pair(tmp_path)
+    for name in ("corpus.idx", "corpus.bin"):
+        store.objects[f"/{name}"] = (tmp_path / name).read_bytes()
+    if where == "windows":
+        far, near = (feedline.open_source(each, window=4, stride=1) for each in (f"{store.url}/corpus.idx", path))
+        assert [far[row].tolist() for row in range(len(far))] == [near[row].tolist() for row in range(len(near))]
+    else:
+        far, near = (feedline.Ragged({"tokens": each}, (8,)) for each in (f"{store.url}/corpus.idx", path))
+        assert far.will_read(np.arange(4), 0)
+        check(far)
+    assert far.identity == near.identity
+    far.close()
+
+
+def _damaged(change):
+    data = bytearray(index_of(DOCUMENTS, "uint16"))
+    change(data)
+    return bytes(data)
+
+
+SEQUENCES = 7
+LENGTHS, PLACES, FIRSTS = 34, 34 + 4 * SEQUENCES, 34 + 12 * SEQUENCES
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"", "it does not begin as one does"),
+        (index_of(DOCUMENTS, "uint16")[:33], "it does not begin as one does"),
+        (_damaged(lambda data: data.__setitem__(3, 7)), "it does not begin as one does"),
+        (_damaged(lambda data: data.__setitem__(9, 2)), "version must be 1 .* got 2 and 8"),
+        (_damaged(lambda data: data.__setitem__(17, 9)), "code of its dtype 1 to 8, got 1 and 9"),
+        (_damaged(lambda data: data.__setitem__(17, 0)), "code of its dtype 1 to 8, got 1 and 0"),
+        (index_of(DOCUMENTS, "uint16")[:-1], "promises 158 bytes, or 7 more, but there are 157"),
+        (_damaged(lambda data: data.__setitem__(25, 255)), "its header promises"),
+        (
+            _damaged(lambda data: data.__setitem__(LENGTHS + 3, 255)),
+            "must follow each other",
+        ),
+        (_damaged(lambda data: data.__setitem__(PLACES + 8, 5)), "must follow each other"),
+        (_damaged(lambda data: data.__setitem__(FIRSTS, 1)), "its documents must ascend"),
+        (_damaged(lambda data: data.__setitem__(FIRSTS + 8, 6)), "its documents must ascend"),
+        (_damaged(lambda data: data.__setitem__(FIRSTS + 32, 8)), "its documents must ascend"),
+        (index_of([], "uint16"), "its documents must ascend"),
+    ],
+)
+def test_a_damaged_index_is_refused(tmp_path, data, match):
+    path = pair(tmp_path)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"corpus\.idx cannot be read as an \.idx of Megatron-LM: .*{match}"):
+        feedline.Ragged({"tokens": path}, pad_to=(8,))
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
+    path = pair(tmp_path)
+    with pytest.raises(ValueError, match=r"documents differ in length: pass window=.* feedline\.Ragged"):
+        feedline.open_source(path)
+    path.with_suffix(".bin").write_bytes(bytes(24))
+    for opened in (lambda: feedline.open_source(path, window=2), lambda: feedline.Ragged({"x": path}, (8,))):
+        with pytest.raises(ValueError, match=r"corpus\.bin must have the 26 bytes that the \.idx .* and has 24"):
+            opened()
+    path.with_suffix(".bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*corpus\.bin"):
+        feedline.open_source(path, window=2)
+    pair(tmp_path)
+    pair(tmp_path, dtype="int32", name="other")
+    with pytest.raises(ValueError, match=r"tokens of one dtype, got \['int32', 'uint16'\]"):
+        feedline.open_source(tmp_path / "*.idx", window=2)
+    with pytest.raises(ValueError, match=r"largest bucket must hold every row, and row 3 of 'x' has length 7"):
+        feedline.Ragged({"x": path}, pad_to=(4,))
+    with pytest.raises(ValueError, match=r"or open the \.idx of Megatron-LM beside them"):
+        feedline.open_source(path.with_suffix(".bin"), window=2)
+
+
+def test_all_bytes_that_differ_are_read_or_refused(tmp_path):
+    """Whichever byte of the index is another: the tokens are those of the `.bin`, or it is a ValueError."""
+    good, path = index_of(DOCUMENTS, "uint16"), pair(tmp_path)
+    for at in range(len(good)):
+        for value in (0, 1, 255):
+            path.write_bytes(good[:at] + bytes([value]) + good[at + 1 :])
+            try:
+                source = feedline.Ragged({"tokens": path}, pad_to=(32,))
+            except ValueError:
+                continue
+            rows = [source[row] for row in range(len(source))]
+            flat = [token for row in rows for token in row["tokens"][: row["tokens_length"]].tolist()]
+            assert np.array(flat, rows[0]["tokens"].dtype).tobytes() == tokens_of(DOCUMENTS, "uint16")
