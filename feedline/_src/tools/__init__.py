@@ -8,7 +8,6 @@
     inspect/  what a feed will read and place, without devices
     audit/    does a program deliver the same rows on other layouts?
     doctor/   what keeps a machine, a feed or a running job from being fast
-      inside/   what it observes inside of a job
     bench/    rows/s of a feed, and what modes and practices of the trainer bring, on this machine
     convert/  rows of any source as files of one format, in shards
     launch/   one command as several processes on this machine
