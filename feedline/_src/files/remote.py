@@ -96,20 +96,13 @@ class RemoteFile(File):
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """See `File.read`."""
-        found = self._read(offsets, lengths)
-        assert found is not None
-        return found
-
-    def _read(self, offsets: Indices, lengths: Indices, wait: bool = True) -> list[bytes] | None:
-        """The bytes of `read`; None: they are not in the cache, and `wait` is False."""
         pieces: list[dict[int, bytes]] = [{} for _ in offsets]
 
         def read(file: CacheFile, part: int, within: int, start: int, stop: int) -> int:
             data = pieces[part][within] = os.pread(file.descriptor, stop - start, start)
             return len(data)
 
-        if not self._each(offsets, np.minimum(offsets + lengths, self.size), read, wait):
-            return None
+        self._each(offsets, np.minimum(offsets + lengths, self.size), read)
         return [b"".join(some[at] for at in sorted(some)) for some in pieces]
 
     def read_rows(self, offsets: Indices, out: Bytes) -> None:
@@ -155,8 +148,7 @@ class RemoteFile(File):
 
     def start_samples(self, ranges: Sequence[tuple[int, int]]) -> list[concurrent.futures.Future[bytes]]:
         """Start the requests of `samples`; returns a future for each."""
-        clipped = [(min(offset, self.size), min(offset + length, self.size)) for offset, length in ranges]
-        return [fetcher().run(self._sample(start, stop)) for start, stop in clipped]
+        return [self._sampled(min(at, self.size), min(at + length, self.size)) for at, length in ranges]
 
     @property
     def stamp(self) -> str:
@@ -208,9 +200,6 @@ class RemoteFile(File):
         blocks = self.blocks_of(np.array([offset]), np.array([length])).tolist()
         return all(self._has(block) or block in self._pending for block in blocks)
 
-    def _is_there(self, start: int, stop: int) -> bool:
-        return all(map(self._has, self.blocks_of(np.array([start]), np.array([stop - start])).tolist()))
-
     def read_on_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
         first = offset // BLOCK_BYTES
@@ -230,38 +219,37 @@ class RemoteFile(File):
         return _opened_again, (self.name, self._options, self.version)
 
     def _each(
-        self,
-        offsets: Indices,
-        stops: Indices,
-        read: Callable[[CacheFile, int, int, int, int], int],
-        wait: bool = True,
-    ) -> bool:
+        self, offsets: Indices, stops: Indices, read: Callable[[CacheFile, int, int, int, int], int]
+    ) -> None:
         """Call `read` with a file of the cache for each part, or, where segments meet, for each piece of one.
 
         Args:
           read: (file, number of the part, where in it the piece lies, start and stop in the file) → bytes read.
-          wait: fetch what is not there.
-
-        Returns:
-          False: something is not there, and `wait` is False.
+            Called again if somebody has truncated the file.
         """
         self._maintain()
-        if wait:
-            self._wait_for(self.blocks_of(offsets, stops - offsets))
-        by_segment: dict[int, list[tuple[int, int, int]]] = {}
+        self._wait_for(self.blocks_of(offsets, stops - offsets))
+        pieces: dict[int, list[tuple[int, int, int]]] = {}  # by segment: part, start and stop
         for part, (start, stop) in enumerate(zip(offsets.tolist(), stops.tolist(), strict=True)):
-            for segment in range(start // self._step, -(-stop // self._step) if stop > start else 0):
-                first = segment * self._step
-                by_segment.setdefault(segment, []).append((part, max(start, first), min(stop, first + self._step)))
-        for segment, pieces in by_segment.items():
-            self._used.add(segment)
+            for number in range(start // self._step, -(-stop // self._step) if stop > start else 0):
+                first = number * self._step
+                pieces.setdefault(number, []).append((part, max(start, first), min(stop, first + self._step)))
+        for number, some in pieces.items():
+            first = number * self._step
+            starts, ends = np.array([piece[1:] for piece in some], np.int64).T
+            blocks = self.blocks_of(starts, ends - starts)
             for _ in range(_TRIES):
-                if self._read_segment(segment, pieces, offsets, read):
+                file = self._segment(number)
+                if not file.verified[blocks - first // BLOCK_BYTES].all():  # evicted since
+                    self._wait_for(blocks)
+                    continue
+                whole = [
+                    read(file, part, start - int(offsets[part]), start - first, stop - first) == stop - start
+                    for part, start, stop in some
+                ]
+                if all(whole) and file.is_intact:
                     break
-                if not wait:
-                    return False
-                starts, ends = np.array([(start, stop) for _, start, stop in pieces], np.int64).T
-                self._wait_for(self.blocks_of(starts, ends - starts))
+                self._drop(number, file)
             else:
                 raise FeedError(
                     "the files of a cache must stay as they are for as long as a read takes, and those of "
@@ -269,29 +257,7 @@ class RemoteFile(File):
                     stage="read",
                     file=self.name,
                 )
-        return True
-
-    def _read_segment(
-        self,
-        segment: int,
-        pieces: list[tuple[int, int, int]],
-        offsets: Indices,
-        read: Callable[[CacheFile, int, int, int, int], int],
-    ) -> bool:
-        """Whether the pieces could be read: their blocks are there, and nobody has truncated the file."""
-        file, first = self._segment(segment), segment * self._step
-        there = file.verified
-        for part, start, stop in pieces:
-            if not there[(start - first) // BLOCK_BYTES : -(-(stop - first) // BLOCK_BYTES)].all():
-                return False
-            if read(file, part, start - int(offsets[part]), start - first, stop - first) != stop - start:
-                break
-        else:
-            if file.is_intact:
-                return True
-        file.unlink()
-        self._drop(segment, file)
-        return False
+            self._used.add(number)
 
     def _wait_for(self, blocks: Indices) -> None:
         if all(map(self._has, blocks.tolist())):
@@ -348,6 +314,7 @@ class RemoteFile(File):
 
     def _drop(self, number: int, file: CacheFile) -> None:
         """Use another file for a segment from now on: this one is damaged, or has lost its name."""
+        file.unlink()
         self._opened.discard((self.name, number), file)
         self._known.pop(number, None)
         self._complete = 0
@@ -380,7 +347,6 @@ class RemoteFile(File):
         number = block * BLOCK_BYTES // self._step
         file = self._segment(number)
         if file.is_gone or not file.is_intact:
-            file.unlink()
             self._drop(number, file)
             file = self._segment(number)
         return file, number * self._step // BLOCK_BYTES
@@ -408,11 +374,12 @@ class RemoteFile(File):
         mapped = self._mapped
         if mapped is None:
             return
-        there = [touched(path, status) for path, status in mapped[1]]  # all of them, although one may be gone
-        if not all(there):
-            self._mapped = None
-            for number in range(self._segments):
-                self._drop(number, self._segment(number))
+        for number, (path, status) in enumerate(mapped[1]):
+            if not touched(path, status):
+                self._mapped = None
+                file = self._segment(number)
+                if not file.touch():
+                    self._drop(number, file)
 
     def _map(self) -> tuple[Bytes, list[tuple[str, os.stat_result]]] | None:
         """All segments, mapped one behind the other, and their files; None if one is not there any more."""
@@ -420,19 +387,21 @@ class RemoteFile(File):
         for number in range(self._segments):
             file = self._segment(number)
             if not file.touch():
-                self._drop(number, file)
+                self._opened.discard((self.name, number), file)
                 return None
             files.append((file.path, os.fstat(file.descriptor)))
             if not file.verified.all() or not space.map(number * self._step, file):
                 return None
         return space.bytes, files
 
-    async def _sample(self, start: int, stop: int) -> bytes:
-        offset, length = np.array([start]), np.array([stop - start])
-        found = await asyncio.to_thread(self._read, offset, length, False) if self._is_there(start, stop) else None
-        if found is not None:
-            return found[0]
+    def _sampled(self, start: int, stop: int) -> concurrent.futures.Future[bytes]:
+        if not all(map(self._has, self.blocks_of(np.array([start]), np.array([stop - start])).tolist())):
+            return fetcher().run(self._sample(start, stop))
+        done: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+        done.set_result(self.read(np.array([start]), np.array([stop - start]))[0])
+        return done
 
+    async def _sample(self, start: int, stop: int) -> bytes:
         async def piece(at: int) -> bytes:
             stops = min(at + REQUEST_BYTES, stop)
             return await cached(self.cache, self._origin, self._url, self.version, at, stops)
