@@ -248,7 +248,7 @@ OF_FEEDLINE = {
     "stores": ["stores", "files", "errors"],
     "files": ["files", "rows.digests", "native.library", "runtime.exit", "runtime.ending", "errors", "options"],
     "formats": ["formats", "files", "stores", "rows", "runtime.ending", "errors", "options"],
-    "sources": ["sources", "formats", "files", "stores", "rows", "order", "native", "runtime.ending",
+    "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "plan.asked", "errors", "options"],
     "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],

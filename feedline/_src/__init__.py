@@ -18,7 +18,6 @@ A map, one folder a stage, in the order in which data flows::
     order/      which row stands at which position of an epoch: pure functions
     rows/       what a row is, and the contracts of its source
     sources/    what rows are read from
-      encoded/    records of bytes, such as image files
     formats/    one module for each file format
     files/      bytes of one version wherever they lie: a local file, or an object behind the cache
     stores/     objects in stores on the network: requests, and their cache on local disk

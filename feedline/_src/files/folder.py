@@ -56,6 +56,12 @@ class Names(Sequence[str]):
         return os.fsdecode(self._joined[self._ends[number] : self._ends[number + 1]])
 
     @property
+    def depths(self) -> Indices:
+        """int64[k]: how many folders deep each lies."""
+        slashes = np.flatnonzero(np.frombuffer(self._joined, np.uint8) == ord("/"))
+        return np.diff(np.searchsorted(slashes, self._ends))
+
+    @property
     def digest(self) -> str:
         """Of all names and their order."""
         return hashlib.sha256(self._ends.tobytes() + self._joined).hexdigest()[:32]

@@ -19,9 +19,9 @@ from feedline._src.formats.registry import MODULES, Format, Way, format_of
 from feedline._src.formats.versioned_files import VersionedFiles
 from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
+from feedline._src.sources import folder
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
-from feedline._src.sources.encoded import folder
 from feedline._src.sources.groups import open_groups
 from feedline._src.sources.ragged import open_tokens
 from feedline._src.sources.record_files import open_records
@@ -86,10 +86,7 @@ def _open_grouped(form: Format, files: Files, options: OpenOptions) -> IndexedSo
 
 
 def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
-    if is_url(paths[0]):
-        source: folder.FolderSource = folder.open_listed_folder(paths[0], options.store or Store())
-    else:
-        source = folder.open_folder(paths[0])
+    source = folder.open_folder(paths[0], options.store)
     for name in {source.file_of(0), source.file_of(len(source) - 1)}:
         if _suffix(name) in MODULES.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
             is_dataset = os.path.basename(source.file_of(len(source) - 1)) == STATE  # of Hugging Face, in a store
@@ -110,7 +107,7 @@ _OPENERS: dict[str, Opener] = {
     "arrow": _open_arrow,
     "hdf5": _open_hdf5,
     "zarr": _open_zarr,
-    "files": lambda paths, _: folder.open_files(paths),
+    "files": lambda paths, options: folder.open_files(paths, options.store),
     "folder": _open_folder,
     "saved": _open_saved,
 }

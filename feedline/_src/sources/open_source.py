@@ -126,9 +126,9 @@ def open_source(
         takers = [suffix for other in all_formats() if option in other.takes for suffix in other.suffixes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
     if listed is not None and form is FILES:
-        from feedline._src.sources.encoded.folder import open_listed_files
+        from feedline._src.sources.folder import open_files as open_each
 
-        return open_listed_files(listed, store or Store())
+        return open_each(listed, store)
     return open_files(form, paths, options)
 
 

@@ -158,7 +158,7 @@ def test_array_records_are_bytes(tmp_path):
     rows = np.random.default_rng(0).integers(0, COUNT, 200)
     assert source.records(rows) == [BYTES[row] for row in rows]
     assert source[-1] == BYTES[-1]
-    assert repr(source).startswith("<ArrayRecordBytes: rows 50, row bytes, from ")
+    assert repr(source).startswith("<RecordFiles: rows 50, row bytes, from ")
     assert source.identity["kind"] == "array_record"
     with pytest.raises(IndexError, match="rows are 0 to 49"):
         source.records(np.array([50]))

@@ -1,0 +1,160 @@
+"""Files that are a row each: those of a folder, of its class folders with labels, or of a glob."""
+
+from __future__ import annotations
+
+import bisect
+import glob
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from feedline._src.files.client import Listed
+from feedline._src.files.folder import Folder, Part, folder_of, listed_folder
+from feedline._src.files.store import Store
+from feedline._src.rows.encoded_source import EncodedRows, Record
+from feedline._src.rows.shards import Indices
+
+_SAMPLED_FILES = 64
+
+
+class FolderSource(EncodedRows):
+    """An `EncodedSource` whose records are whole files. Memory: a name, some 24 bytes and a version for each.
+
+    No descriptor stays open. A file that was deleted, or differs from when it was listed or first read, is a
+    `FeedError`.
+
+    Args:
+      folder: its files, in the order of their rows.
+      classes: the names of the class folders in sorted order, if the files lie in class folders.
+      class_ends: for each class, the row after its last one.
+
+    Attributes:
+      fields: ("file", "label"), or None without classes.
+      classes: the names of the classes, or None. A label is an index of it.
+    """
+
+    def __init__(
+        self, folder: Folder, classes: Sequence[str] | None = None, class_ends: Sequence[int] = ()
+    ) -> None:
+        self._folder, self.classes, self._class_ends = folder, classes, class_ends
+        self._paths = [folder.name]
+        self.fields = None if classes is None else ("file", "label")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All names relative to the folder, and sizes and sampled bytes of up to 64 files."""
+        sampled = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_FILES).astype(np.int64)).tolist()
+        files = self._folder.digests(sampled)
+        return {"kind": "files", "count": len(self), "names": self._folder.names.digest, "files": files}
+
+    @property
+    def files(self) -> Iterable[str]:
+        """Their paths, in the order of the rows."""
+        return map(self.file_of, range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._folder.names)
+
+    def records(self, rows: Indices) -> Sequence[Record]:
+        """The files of these rows, as bytes or as {"file": bytes, "label": int}.
+
+        Raises:
+          IndexError: there is no such row.
+          RowError: a file cannot be read.
+          FeedError: a file was changed or deleted, a store cannot be read, or too many files are open.
+        """
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+        files = [data or b"" for data in self._folder.read([Part(row) for row in rows.tolist()])]
+        if self.classes is None:
+            return files
+        labels = np.searchsorted(self._class_ends, rows, side="right").tolist()
+        return [{"file": file, "label": label} for file, label in zip(files, labels, strict=True)]
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
+        return self._fetch_ahead if self._folder.in_store else None
+
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        return self._folder.will_read([Part(row) for row in rows.tolist()], ahead)
+
+    def file_of(self, row: int) -> str:
+        """The path or address of the row's file."""
+        return self._folder.path_of(row)
+
+    def close(self) -> None:
+        """Give up what is being fetched."""
+        self._folder.close()
+
+    def _described(self) -> list[tuple[str, str]]:
+        if self.classes is None:
+            return super()._described()
+        return [("file", "bytes"), ("label", f"int of {len(self.classes)} classes")]
+
+    def __reduce__(self) -> Any:
+        return FolderSource, (self._folder, self.classes, self._class_ends)
+
+
+def open_folder(address: str, store: Store | None) -> FolderSource:
+    """All files of a folder, or of its class folders, in sorted order. Hidden ones are left out.
+
+    Raises:
+      ValueError: no files, files at several depths, a link to nothing, or a web server, which lists no files.
+      FeedError: a store cannot be read.
+    """
+    folder = listed_folder(address.rstrip("/") or "/", store)
+    names, depths = folder.names, folder.names.depths
+    if len(names) == 0:
+        raise ValueError(
+            f"a source must have at least one row, and the folder {folder.name} has no files that are not hidden; "
+            "check the path"
+        )
+    if not depths.any():
+        return FolderSource(folder)
+    below = f"open_source({f'{glob.escape(folder.name)}/**/*.jpg'!r})"
+    if not depths.all():
+        file, inner = names[int(np.argmin(depths))], names[int(np.argmax(depths))].partition("/")[0]
+        if file == "dataset_dict.json":  # of Hugging Face: DatasetDict.save_to_disk
+            raise ValueError(
+                f"a source is the dataset of one split, and {folder.name} has a folder for each; open one of "
+                f"them: open_source({f'{folder.name}/{inner}'!r})"
+            )
+        raise ValueError(
+            f"the files of a folder lie directly in it, or all of them in class folders, and {folder.name} has "
+            f"{file} beside the folder {inner}; move one of them away, or choose files by a glob: {below}"
+        )
+    if depths.max() > 1:
+        name, deeper, *_ = names[int(np.argmax(depths))].split("/")
+        raise ValueError(
+            f"files lie in a folder or in its class folders, and not deeper, and {folder.name}/{name} has the "
+            f"folder {deeper}; open {folder.name}/{name} if its folders are the classes, or take files at any "
+            f"depth, without labels, by a glob: {below}"
+        )
+    classes = sorted((name for name in folder.folders() if not name.startswith(".")), key=os.fsencode)
+    ends = [bisect.bisect_right(names, os.fsencode(name), key=_class_of) for name in classes]
+    return FolderSource(folder, classes, ends)
+
+
+def _class_of(name: str) -> bytes:
+    return os.fsencode(name.partition("/")[0])
+
+
+def open_files(files: Sequence[str] | Sequence[Listed], store: Store | None) -> FolderSource:
+    """These files, in this order, without labels.
+
+    Args:
+      files: local paths, or objects that a store listed.
+
+    Raises:
+      ValueError: one of them is a folder.
+    """
+    for file in files:
+        if isinstance(file, str) and os.path.isdir(file):
+            raise ValueError(
+                f"a glob must match files, and {file} is a folder; open a folder of class folders by its own "
+                f"path: open_source({os.path.dirname(file) or '.'!r})"
+            )
+    return FolderSource(folder_of(files, store))
