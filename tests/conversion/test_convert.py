@@ -160,15 +160,6 @@ def test_encoded_rows(kind, form, chosen):
     assert set(files_of("out")) == {f"rows-0000{i}-of-00003.{chosen}" for i in range(3)}
 
 
-def test_decoded_rows_are_arrays():
-    def decode(record, out, row):
-        out["length"][...] = len(record)
-
-    spec = {"length": jax.ShapeDtypeStruct((), np.int64)}
-    source = feedline.convert(feedline.decoded(records("files"), decode, spec), "out")
-    assert read(source, range(5))["length"].tolist() == [0, 5, 300, 7, 1]
-
-
 @pytest.mark.parametrize(
     ("rows", "per_shard", "files"), [(1, None, 1), (1, 5, 1), (5, 1, 5), (5, 9, 1), (6, 3, 2)]
 )
@@ -367,25 +358,9 @@ def test_a_finished_result_is_only_read():
     others = []  # at the same time, as processes of a job do
     source = Counted(before_read=lambda rows: others.append(converted(Counted())) if 250 in rows else None)
     assert converted(source)[-1] == ["compare", 400]
+    assert sorted(rows[0] for rows in source.reads if len(rows) > 1) == [0, 100, 200, 300]
     assert [steps[-1] for steps in others] == [["compare", 400]]
     assert Path("out", "conversion.jsonl").read_bytes() == before
-
-
-def test_rows_that_have_no_files_are_always_compared():
-    before = (converted(Counted()), files_of("out"))[1]
-    again = Counted()
-    assert converted(again)[-1] == ["compare", 400]
-    assert sorted(rows[0] for rows in again.reads if len(rows) > 1) == [0, 100, 200, 300]
-    assert files_of("out") == before
-
-
-def test_a_source_with_other_data_is_refused():
-    np.save("rows.npy", np.arange(400))
-    with pytest.raises(ZeroDivisionError):
-        converted("rows.npy", map=stopped_after(0))
-    np.save("rows.npy", np.arange(400) * 2)
-    with pytest.raises(ValueError, match=r"out.partial holds another .*: the data of the source differ"):
-        converted("rows.npy")
 
 
 # --- runs that stop half way ---
