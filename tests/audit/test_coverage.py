@@ -31,6 +31,7 @@ def coverage(batches=12, batch_size=8, **options):
         ({"remainder": "wrap", "epochs": 3, "batches": 40}, 4, 4),
         ({"remainder": "wrap", "epochs": 3, "batch_size": 64, "batches": 4}, 3, 44),
         ({"remainder": "wrap", "batch_size": 128, "batches": 2}, 3, 0),
+        ({"remainder": "wrap", "batch_size": 4096, "batches": 2}, 82, 0),
     ],
 )
 def test_whole_epochs_of_a_feed_that_is_right_are_counted(options, epochs, left_out):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.feed import Feed
+from feedline._src.observe.words import counted
 from feedline._src.order.epoch import keys_at
 from feedline._src.rows.row_source import Rows, is_positioned
 from feedline._src.sources.mixture import Mixture
@@ -19,8 +20,8 @@ from feedline._src.tools.audit.verdict import (
     Observed,
     Settings,
     batch_starts,
-    counted,
     places,
+    row_counts,
     row_positions,
 )
 
@@ -36,11 +37,11 @@ def measure_coverage(feed: Feed, observed: Observed) -> dict[str, Any] | Differe
       observed: what the feed delivered from its beginning.
 
     Returns:
-      What `counted` returns; or how the feed differs from its source.
+      What `row_counts` returns; or how the feed differs from its source.
     """
     settings = observed.settings
     if settings.rows is None:
-        return counted(not_covered="a stream has no row indices, so that rows come once was not shown")
+        return row_counts(not_covered="a stream has no row indices, so that rows come once was not shown")
     try:
         compared = _compare(feed, observed)
         if isinstance(feed.options.source, Mixture):
@@ -65,15 +66,16 @@ def _count_epochs(feed: Feed, settings: Settings, rows: int, visited: int) -> di
     """Count the row indices of the first epochs: in each, every row that batches deliver comes once."""
     size, epochs = settings.batch_size, min(visited, _MAX_ROWS // rows)
     indices, of_epoch = _row_indices(feed, settings, (epochs, 0))
-    for epoch in range(epochs):
-        _check_distinct(indices[of_epoch == epoch], rows, "the source", f"epoch {epoch}")
+    _check_distinct(indices, of_epoch, rows, "the source")
     left_out = {"drop": rows, "wrap": rows * (settings.epochs or 0), "pad": 0}[settings.remainder] % size
     where = "the last of a pass" if settings.remainder == "wrap" else "each"
     without = f"; batches of {size} leave out {left_out} of {where}" if left_out else ""
-    return counted(
+    return row_counts(
         epochs,
         left_out,
-        f"{_epochs(epochs)} of {rows:,} rows: by their indices each row comes once{without}." if epochs else "",
+        f"{counted(epochs, 'epoch')} of {rows:,} rows: by their indices each row comes once{without}."
+        if epochs
+        else "",
         f"{visited - epochs} of {visited} epochs of {rows:,} rows were not counted: an audit counts at most "
         f"{_MAX_ROWS:,} row indices"
         if epochs < visited
@@ -87,17 +89,15 @@ def _count_sources(feed: Feed, settings: Settings, mixture: Mixture) -> dict[str
     indices, _ = _row_indices(feed, settings, (0, min(order.rows, 2 * len(mixture), _MAX_ROWS)))
     for name, first, length in zip(order.names, order.firsts, order.lengths, strict=False):
         own = indices[(indices >= first) & (indices < first + length)] - first
-        for epoch, found in enumerate(own[: len(own) // length * length].reshape(-1, length)):
-            _check_distinct(found, length, repr(name), f"epoch {epoch} of that source")
-            epochs += 1
+        own = own[: len(own) // length * length]
+        _check_distinct(own, np.arange(len(own)) // length, length, repr(name), " of that source")
+        epochs += len(own) // length
     if not epochs:
-        return counted(left_out=0, not_covered="no source was counted whole")
-    once = f"{_epochs(epochs)} of the mixture's sources: by their indices each row of the source comes once."
-    return counted(epochs, 0, once)
-
-
-def _epochs(count: int) -> str:
-    return f"{count} epoch{'s' if count > 1 else ''}"
+        return row_counts(left_out=0, not_covered="no source was counted whole")
+    once = (
+        f"{counted(epochs, 'epoch')} of the mixture's sources: by their indices each row of the source comes once."
+    )
+    return row_counts(epochs, 0, once)
 
 
 def _row_indices(
@@ -122,10 +122,14 @@ def _row_indices(
     return np.concatenate(indices), np.concatenate(epochs)
 
 
-def _check_distinct(indices: npt.NDArray[np.int64], rows: int, source: str, epoch: str) -> None:
-    times = np.bincount(indices, minlength=rows)
-    if times.max() > 1 or len(times) > rows:
-        raise Difference(f"row {times.argmax()} of {source} comes {times.max()} times in {epoch}")
+def _check_distinct(
+    indices: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], rows: int, source: str, of: str = ""
+) -> None:
+    """Check that each epoch has each row at most once."""
+    times = np.bincount(epochs * rows + indices, minlength=1)
+    if times.max() > 1 or (indices >= rows).any():
+        epoch, row = divmod(int(times.argmax()), rows)
+        raise Difference(f"row {row} of {source} comes {times.max()} times in epoch {epoch}{of}")
 
 
 def _compare(feed: Feed, observed: Observed) -> int:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from feedline._src.observe.words import counted
+
 AXES = ("data", "model")
 _FEWEST_DEVICES = 4  # for a mesh with both axes, on one process too
 
@@ -54,7 +56,7 @@ class Layout:
     @property
     def title(self) -> str:
         """The name with the number of processes: unique among the layouts of all launches."""
-        return f"{self.name!r} on {self.processes} process{'es' if self.processes > 1 else ''}"
+        return f"{self.name!r} on {counted(self.processes, 'process')}"
 
     def arranged(self, devices: Sequence[Any]) -> Any:
         """The array of devices for `jax.sharding.Mesh(…, AXES)`.

@@ -260,7 +260,7 @@ def summary(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str
     """
     settings, coverage = reference.observed.settings, reference.observed.coverage
     if not isinstance(coverage, dict):
-        coverage = counted()
+        coverage = row_counts()
     differences = [
         {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
     ]
@@ -296,7 +296,7 @@ def summary(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str
     }
 
 
-def counted(
+def row_counts(
     epochs: int = 0, left_out: int | None = None, covered: str = "", not_covered: str = ""
 ) -> dict[str, Any]:
     """What was counted on one device, as JSON values: the part of `summary` that says what of the rows is right.

@@ -67,6 +67,7 @@ class Convert:
           FeedError: a row cannot be read, or is not the source's when it is read back.
           KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
         """
+        from feedline._src.observe.words import counted
         from feedline._src.tools.convert.convert import Conversion
         from feedline._src.tools.convert.formats import open_line
 
@@ -84,10 +85,9 @@ class Convert:
         groups = (
             f", in groups of {conversion.rows_per_chunk:,}" if conversion.format in ("parquet", "zarr") else ""
         )
-        files = "1 file" if conversion.shards == 1 else f"{conversion.shards:,} files"
-        said = "; ".join(f"{rows:,} {_DONE[stage]}" for stage, rows in done.items() if rows)
-        counted = "1 row" if conversion.count == 1 else f"{conversion.count:,} rows"
-        print(f"{counted} in {files}{groups}: {said}; open them with")
+        said = "; ".join(f"{number:,} {_DONE[stage]}" for stage, number in done.items() if number)
+        rows, files = counted(conversion.count, "row"), counted(conversion.shards, "file")
+        print(f"{rows} in {files}{groups}: {said}; open them with")
         print(
             open_line(conversion.pattern(conversion.destination), conversion.format, conversion.rows.dtype),
             flush=True,
