@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import os
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
 from feedline._src.files.fetcher import fetcher
+from feedline._src.native.library import library
 
 BLOCK = 1 << 21
 ROWS = np.random.default_rng(0).integers(0, 256, (5000, 3000)).astype(np.uint8)  # 7.2 blocks
@@ -147,6 +150,33 @@ def test_evictions_never_disturb_reads(store, tmp_path):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.skipif(library() is None, reason="nothing of a store is mapped")
+@pytest.mark.parametrize("change", ["truncated", "deleted"])
+def test_what_is_complete_is_mapped_until_it_is_gone(store, options, change):
+    store.objects["/x.npy"] = npy(ROWS)
+    source, rows = feedline.open_source(f"{store.url}/x.npy", store=options), np.arange(0, 5000, 7)
+
+    def mapped():
+        return str(options.cache) in Path("/proc/self/maps").read_text()
+
+    def read():
+        out = np.empty((len(rows), 3000), np.uint8)
+        source.read(rows, out)
+        np.testing.assert_array_equal(out, ROWS[rows])
+
+    read()
+    assert source.will_read is not None
+    store.requests.clear()
+    read()
+    assert (source.will_read, mapped(), store.requests) == (None, True, [])
+    for path in options.cache.rglob("*"):
+        if path.is_file():
+            os.truncate(path, 0) if change == "truncated" else path.unlink()
+    read()
+    assert (source.will_read is None) == (change == "deleted")  # what is mapped stays readable
+    read()
 
 
 def test_closing_gives_up_what_is_being_fetched(store, options):

@@ -282,7 +282,11 @@ class ArraySource(IndexedSource):
             self._check(self._files)  # a change explains it better
             if not self.is_remote or readers is self._from_files:
                 raise
-            found = read(self._from_files, *arguments)  # a mapped file of the cache was truncated
+            self._followed = self._from_files, 0
+            for file in self._files:
+                if file.in_store:
+                    file.check()  # a file of the cache was truncated: the object is not mapped again as it is
+            found = read(self._from_files, *arguments)
         self._check(few)
         return found
 
