@@ -6,6 +6,7 @@ Every function is given a path, and which of the rows to write.
 import dataclasses
 import io
 import json
+import struct
 import tarfile
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,8 @@ class Case:
       rows: a tree of arrays; or for encoded rows a list of records, or a dict of lists.
       options: of `open_source`.
       has_checksums: a row that was damaged is never returned.
+      suffix: of the file that is opened.
+      data_suffix: of another one that has the rows, if there is one.
     """
 
     format: str
@@ -48,6 +51,7 @@ class Case:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     has_checksums: bool = False
     suffix: str = ""
+    data_suffix: str = ""
 
     @property
     def takes(self):
@@ -291,3 +295,17 @@ def _zarr_group(path, rows):
     members = {name: json.loads((path / name / "zarr.json").read_text()) for name in NUMBERS}
     group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": members}}
     (path / "zarr.json").write_text(json.dumps(group))
+
+
+TOKENS = np.random.default_rng(1).integers(0, 1 << 15, (COUNT, 4)).astype(np.uint16)
+
+
+@case("megatron", TOKENS, options={"window": 4}, data_suffix=".bin")
+def _megatron(path, rows):
+    tokens = TOKENS[rows].reshape(-1)
+    ends = np.unique([*np.random.default_rng(2).integers(0, len(tokens), 30), len(tokens)])  # of documents
+    starts = np.concatenate([[0], ends[:-1]])
+    head = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, len(ends), len(ends) + 1)
+    parts = (ends - starts).astype("<i4"), (2 * starts).astype("<i8"), np.arange(len(ends) + 1, dtype="<i8")
+    path.write_bytes(head + b"".join(part.tobytes() for part in parts))
+    tokens.tofile(path.with_suffix(".bin"))

@@ -50,6 +50,9 @@ def mutate(kind: str, path: Path, valid: Path, chance: random.Random) -> None:
     seal = fuzz_seals.SEALS.get(kind)
     if " index" not in kind:
         fuzz_mutations.write_mutated(path, valid, chance, seal or fuzz_mutations.mutated)
+        for beside in valid.parent.glob(f"{valid.stem}.*"):  # the tokens of an index
+            if beside != valid:
+                shutil.copyfile(beside, path.with_suffix(beside.suffix))
         return
     shutil.copy2(valid, path)  # with its time of modification, to which the index belongs
     index = valid.with_name(f".{valid.name}.feedline-index").read_bytes()
@@ -59,7 +62,8 @@ def mutate(kind: str, path: Path, valid: Path, chance: random.Random) -> None:
 
 def remove(path: Path) -> None:
     """Delete an input and its index."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for beside in path.parent.glob(f"{path.stem}.*"):
+        shutil.rmtree(beside) if beside.is_dir() else beside.unlink()
     for beside in (f".{path.name}.feedline-index", f".{path.name}.tmp"):
         path.with_name(beside).unlink(missing_ok=True)
 

@@ -38,7 +38,8 @@ def opened(kind: str, path: Path) -> Any:
     if not kind.startswith("remote "):
         return feedline.open_source(path, **options)
     store = _server()
-    files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+    names = [file for one in path.parent.glob(f"{path.stem}.*") for file in (one, *one.rglob("*"))]
+    files = [file for file in names if file.is_file()]
     store.objects = {f"/{file.relative_to(path.parent)}": file.read_bytes() for file in files}
     cache = path.parent / "cache"
     if len(store.requests) > 200:  # a source counts the files of its cache
