@@ -74,8 +74,8 @@ def test_a_feed_of_shards_gives_the_batches_of_the_local_files(store, options, t
     assert asked.stores["requests"] >= len(store.requests) > 0
     assert asked.stores["fetched_bytes"] > ROWS.nbytes // 2
     assert asked.stores["wait_s"] > 0
-    assert "MB fetched" in str(asked)
-    assert "MB fetched" in asked._repr_html_()
+    assert "B fetched" in str(asked)
+    assert "B fetched" in asked._repr_html_()
     assert store.url not in str(state)
     with feed(tmp_path) as moved:  # a state of the remote data continues over the local copy
         moved.set_state(state)

@@ -171,6 +171,23 @@ def test_files_of_the_cache_that_are_damaged_are_fetched_again(url, options, dam
     reads_all(opened(url, options))
 
 
+@needs_c
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_mapped_object_is_fetched_again_where_its_files_are_damaged(store, options, damage):
+    rows = np.frombuffer(DATA, np.uint8).reshape(-1, 1 << 19)
+    store.objects["/x.bin"] = DATA
+    source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 19)), store=options)
+    out, order = np.empty_like(rows), np.random.default_rng(1).permutation(len(rows))
+    for _ in range(3):
+        source.read(order, out)
+        np.testing.assert_array_equal(out, rows[order])
+        assert source._opened[0].memory() is not None
+        for path in cache_files(options.cache)[:1]:
+            DAMAGE[damage](path)
+        for _ in range(6 if damage == "truncated and longer again" else 0):  # each read looks at one segment
+            source.read(order, out)
+
+
 def test_a_block_whose_bytes_differ_is_fetched_again(store, url, options):
     reads_all(opened(url, options))
     for path in cache_files(options.cache):

@@ -167,7 +167,7 @@ class CacheFile:
 
     def touch(self) -> bool:
         """Note that the file is in use. Returns whether the cache still has it."""
-        return self.is_intact and touched(self.path, os.fstat(self.descriptor))
+        return touched(self.path, self.id)
 
 
 class Cache:
@@ -420,12 +420,12 @@ def cache_of(options: Store) -> Cache:
     return _caches.get(key) or _caches.setdefault(key, Cache(*key))
 
 
-def touched(path: str, status: os.stat_result) -> bool:
-    """Whether a file still lies at `path` as it was, which is then noted to be in use."""
-    with contextlib.suppress(OSError):
-        now = os.stat(path)
-        if os.path.samestat(now, status) and now.st_size == status.st_size:
-            os.utime(path)
+def touched(path: str, id: bytes) -> bool:
+    """Whether the file with this id lies at `path`, as long as it was, which is then noted to be in use."""
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        file.seek(-len(id), os.SEEK_END)
+        if file.read() == id:
+            os.utime(file.fileno())
             return True
     return False
 

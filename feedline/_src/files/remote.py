@@ -90,8 +90,9 @@ class RemoteFile(File):
         self._evictions = 0
         self._complete = 0
         """The segments before this one were complete."""
-        self._mapped: tuple[Bytes, list[tuple[str, os.stat_result]]] | None = None
-        """The mapped object, and the path and state of each of its files."""
+        self._mapped: tuple[Bytes, list[tuple[str, bytes]]] | None = None
+        """The mapped object, and path and id of each of its files."""
+        self._turn = itertools.count()
         self._whole: _Whole | None = None
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
@@ -160,16 +161,22 @@ class RemoteFile(File):
         return [place_in(self._options.folder, f"{self.name} {self.stamp}", suffix)]
 
     def check(self) -> None:
-        """Unmap the object for later reads if files of the cache are gone or truncated. Its version is compared
-        whenever bytes are fetched."""
+        """Unmap the object, for later reads, if files of the cache are gone or truncated.
+
+        Its version is compared whenever bytes are fetched.
+        """
         self._maintained = 0.0
         self._maintain()
 
     def check_open(self) -> None:
-        """Refuse a file that was fetched whole, and written to since. Of blocks, see `check`."""
+        """Refuse a file that was fetched whole, and written to since. Of mapped segments, `check` one in turn:
+        `memory` is None afterwards if it was truncated, and what was read from it may be wrong."""
         whole = self._whole
         if whole is not None:
             whole.version.compare(FileVersion.of_open(whole.file.descriptor), self.name)
+        mapped = self._mapped
+        if mapped is not None and mapped[1] and not touched(*mapped[1][next(self._turn) % len(mapped[1])]):
+            self.check()
 
     def blocks_of(self, offsets: Indices, lengths: Indices) -> Indices:
         """The numbers of the blocks that hold some bytes, ascending."""
@@ -374,14 +381,14 @@ class RemoteFile(File):
         mapped = self._mapped
         if mapped is None:
             return
-        for number, (path, status) in enumerate(mapped[1]):
-            if not touched(path, status):
+        for number, (path, id) in enumerate(mapped[1]):
+            if not touched(path, id):
                 self._mapped = None
                 file = self._segment(number)
                 if not file.touch():
                     self._drop(number, file)
 
-    def _map(self) -> tuple[Bytes, list[tuple[str, os.stat_result]]] | None:
+    def _map(self) -> tuple[Bytes, list[tuple[str, bytes]]] | None:
         """All segments, mapped one behind the other, and their files; None if one is not there any more."""
         space, files = _AddressSpace(self.size), []
         for number in range(self._segments):
@@ -389,7 +396,7 @@ class RemoteFile(File):
             if not file.touch():
                 self._opened.discard((self.name, number), file)
                 return None
-            files.append((file.path, os.fstat(file.descriptor)))
+            files.append((file.path, file.id))
             if not file.verified.all() or not space.map(number * self._step, file):
                 return None
         return space.bytes, files

@@ -278,17 +278,18 @@ class ArraySource(IndexedSource):
             self._check(few)
         try:
             found = read(readers, *arguments)
+            self._check(few)
+            if not self.is_remote or readers is self._from_files or all(file.memory() is not None for file in few):
+                return found
         except FeedError:
-            self._check(self._files)  # a change explains it better
             if not self.is_remote or readers is self._from_files:
+                self._check(self._files)  # a change explains it better
                 raise
-            self._followed = self._from_files, 0
-            for file in self._files:
-                if file.in_store:
-                    file.check()  # a file of the cache was truncated: the object is not mapped again as it is
-            found = read(self._from_files, *arguments)
-        self._check(few)
-        return found
+        self._followed = self._from_files, 0
+        for file in self._files:
+            if file.in_store:
+                file.check()  # a file of the cache was truncated: the object is not mapped again as it is
+        return read(self._from_files, *arguments)
 
     def _follow(self, few: Sequence[File]) -> Readers:
         """The readers for what the cache has now: gathers while all files are complete in it.
