@@ -175,8 +175,10 @@ class RemoteFile(File):
         if whole is not None:
             whole.version.compare(FileVersion.of_open(whole.file.descriptor), self.name)
         mapped = self._mapped
-        if mapped is not None and mapped[1] and not touched(*mapped[1][next(self._turn) % len(mapped[1])]):
-            self.check()
+        if mapped is not None and mapped[1]:
+            path, id = mapped[1][next(self._turn) % len(mapped[1])]
+            if not touched(path, id) and os.path.exists(path):  # one that was deleted stays readable
+                self.check()
 
     def blocks_of(self, offsets: Indices, lengths: Indices) -> Indices:
         """The numbers of the blocks that hold some bytes, ascending."""
