@@ -60,33 +60,21 @@ FORMAT = Format(
 
 
 class Reader:
-    """An open ArrayRecord file. See `RecordReader`.
-
-    Args:
-      file: for errors and its version.
-      path: of its bytes.
+    """An ArrayRecord file. See `RecordReader`.
 
     Raises:
       ValueError: it is not an ArrayRecord file.
       OSError: too many files are open.
     """
 
-    def __init__(self, file: File, path: str) -> None:
-        self._file, self._path = file, path
-        module = extras.require("array_record.python.array_record_module", "array-record")
-        with opening(Path(path)):
-            pass  # the library's errors do not say what to do
-        try:
-            self._reader = module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
-            if not self._reader.ok():
-                self._reader.read([0])  # raises an error that says what is wrong
-        except Exception as error:  # the library does not document the type
-            raise ValueError(
-                f"{file.name} cannot be read as an ArrayRecord file: {error}. It may be truncated or another "
-                "format; write it again with ArrayRecordWriter(path, 'group_size:1')"
-            ) from error
-        self.count: int = self._reader.num_records()
-        group = re.search(r"group_size:(\d+)", self._reader.writer_options_string() or "")  # None: an old version
+    fields = None
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._opened: Any = None
+        reader = self._open()
+        self.count: int = reader.num_records()
+        group = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")  # None: an old version
         if group and int(group[1]) > 1:
             warn(
                 f"{file.name} was written in groups of {group[1]} records, which are decompressed whole whichever "
@@ -95,13 +83,14 @@ class Reader:
 
     @property
     def digest(self) -> list[Any]:
-        """See `File.digest`."""
-        return digests.of_file(self._path)
+        """See `File.digest`: of an object, that of the local file."""
+        return digests.of_file(self._file.path())
 
-    def read(self, records: Indices) -> list[bytes]:
+    def read(self, records: Indices, fields: Any = None) -> list[bytes]:
         """See `RecordReader.read`."""
+        reader = self._open()
         try:
-            found: list[bytes] = self._reader.read(records.tolist())
+            found: list[bytes] = reader.read(records.tolist())
         except Exception as error:
             self._file.check_open()  # a change explains the error better
             if len(records) > 1:
@@ -111,8 +100,31 @@ class Reader:
         return found
 
     def close(self) -> None:
-        """Close the file."""
-        self._reader.close()
+        """See `RecordReader.close`."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def _open(self) -> Any:
+        if self._opened is not None:
+            return self._opened
+        module = extras.require("array_record.python.array_record_module", "array-record")
+        path = self._file.path()
+        with opening(Path(path)):
+            pass  # the library's errors do not say what to do
+        try:
+            reader = module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
+            if not reader.ok():
+                reader.read([0])  # raises an error that says what is wrong
+        except Exception as error:  # the library does not document the type
+            self._file.check()
+            raise ValueError(
+                f"{self._file.name} cannot be read as an ArrayRecord file: {error}. It may be truncated or "
+                "another format; write it again with ArrayRecordWriter(path, 'group_size:1')"
+            ) from error
+        self._file.check()
+        self._opened = reader
+        return reader
 
 
 def _of_dtype(options: OpenOptions, path: str, records: list[bytes]) -> Any:

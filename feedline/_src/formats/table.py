@@ -327,26 +327,32 @@ class Scan(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """An open file of records, read by a library. Thread-safe."""
+    """A file of records. Thread-safe.
+
+    Attributes:
+      count: the number of records.
+      fields: as of a `Scan`.
+    """
 
     @property
-    def count(self) -> int:
-        """The number of records."""
-
+    def count(self) -> int: ...
+    @property
+    def fields(self) -> tuple[str, ...] | None: ...
     @property
     def digest(self) -> list[Any]:
         """See `File.digest`."""
 
-    def read(self, records: Indices) -> list[bytes]:
-        """Records by their numbers, which ascend.
+    def read(self, records: Indices, fields: Sequence[str] | None) -> list[Any]:
+        """Records by their numbers, which ascend: dicts of these fields; None: a record is one part.
 
         Raises:
-          BadRecordError: one of them cannot be read.
+          BadRecordError: one of them is damaged or cannot be read.
           FeedError: the file was changed.
+          OSError, MemoryError: of the disk.
         """
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. A later `read` opens it again."""
 
 
 class BadRecordError(ValueError):
@@ -368,7 +374,7 @@ class Records:
 
     Attributes:
       scan: (file) → where its records lie. ValueError: the file is damaged or of another format.
-      open: (file, path=its local path) → a reader, for libraries that find records themselves.
+      open: (file) → a reader, for libraries that find records themselves, by `File.path`.
       data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `fields` a dict.
         ValueError: they are damaged.
       fields: of the dicts that `data_of` returns; None: it returns bytes.
@@ -380,7 +386,7 @@ class Records:
     """
 
     scan: Callable[[File], Scan] | None = None
-    open: Callable[..., RecordReader] | None = None
+    open: Callable[[File], RecordReader] | None = None
     data_of: Callable[[bytes], Any] = bytes
     fields: tuple[str, ...] | None = None
     unpack: Callable[[list[bytes]], Any] | None = None

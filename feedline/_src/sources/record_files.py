@@ -5,7 +5,6 @@ Datasets and objects of the user that give records one by one are in `sources/re
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import RowError
-from feedline._src.files.files import Files, Place
+from feedline._src.files.files import Files
 from feedline._src.files.open_files import unreadable
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
@@ -64,15 +63,13 @@ class RecordFiles(EncodedRows):
         first = next((number for number, file in enumerate(files) if file.size), 0)
         self.form = files.opened(first, lambda file: open_form(file, options))
         self.instead = self.form.instead
-        self._readers: list[RecordReader] = []
-        """By number of the file, of a format with `form.open`; empty after `close`."""
-        if self.form.open is None:
-            self._indexed = self._opened(indices)
-            counts = [file.index.row_count for file in self._indexed]
+        if self.form.open is not None:
+            files.local_paths()  # of all files at once
+            self._indexed: list[IndexedFile] = []
+            self._readers: Sequence[RecordReader] = [self.form.open(file) for file in files]
         else:
-            self._indexed = []
-            counts = [self._reader(number).count for number in range(len(files))]
-        self._shards = Shards(counts)
+            self._readers = self._indexed = self._opened(indices)
+        self._shards = Shards([reader.count for reader in self._readers])
         if len(self._shards) == 0:
             raise ValueError(
                 f"a source must have at least one row, got {self._paths[0]} with no records; check what wrote it"
@@ -85,11 +82,10 @@ class RecordFiles(EncodedRows):
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
         for file in self._files:
             file.check()
-        if self.form.open is not None:
-            digests = [self._reader(number).digest for number in range(len(self._files))]
-            return {"kind": self._format.name, "files": digests}
-        fields = None if self.fields is None else list(self.fields)
-        return {"kind": self._format.name, "fields": fields, "files": [f.index.digest for f in self._indexed]}
+        found: dict[str, Any] = {"kind": self._format.name, "files": [reader.digest for reader in self._readers]}
+        if self._indexed:
+            found["fields"] = None if self.fields is None else list(self.fields)
+        return found
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -110,8 +106,8 @@ class RecordFiles(EncodedRows):
 
     def split(self, rows: Indices) -> Iterator[tuple[int, Indices, Indices]]:
         """The rows in pieces that are fast to read: (file, its records, ascending, their offsets in `rows`)."""
-        if self._files.in_store:
-            self._fetch_ahead(rows, 0)  # of all files at once
+        if self.will_read is not None:
+            self.will_read(rows, 0)  # fetches of all files at once
         for number, local, offsets in self._shards.split(rows):
             order = np.argsort(local, kind="stable")
             here = np.arange(offsets.start, offsets.stop)[order] if isinstance(offsets, slice) else offsets[order]
@@ -123,9 +119,7 @@ class RecordFiles(EncodedRows):
     def read(self, number: int, records: Indices) -> list[Any]:
         """Records of one file, which ascend. Raises RowError and FeedError as `records`."""
         try:
-            if self.form.open is None:
-                return self._indexed[number].read(records, self._parts)
-            return self._reader(number).read(records)
+            return self._readers[number].read(records, self._parts)
         except BadRecordError as error:
             raise self.error(
                 number,
@@ -145,14 +139,12 @@ class RecordFiles(EncodedRows):
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
         """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
-        return self._fetch_ahead if self._files.in_store and self.form.open is None else None
+        return self._fetch_ahead if self._indexed and self._files.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
-        return self.form.open is not None or self._files.will_read(self._places(rows), ahead)
-
-    def _places(self, rows: Indices) -> Iterator[Place]:
-        for number, records, _ in self._shards.split(rows):
-            yield number, *self._indexed[number].places(records, self._parts)
+        parts = self._shards.split(rows)
+        places = ((number, *self._indexed[number].places(local, self._parts)) for number, local, _ in parts)
+        return self._files.will_read(places, ahead)
 
     def file_of(self, row: int) -> str:
         """The file that holds the row."""
@@ -161,35 +153,21 @@ class RecordFiles(EncodedRows):
     def close(self) -> None:
         """Close the files. A later `records` opens them again."""
         self._files.close()
-        readers, self._readers = self._readers, []
-        for reader in readers:
+        for reader in self._readers:
             reader.close()
 
     def _opened(self, indices: Sequence[Index] | None) -> list[IndexedFile]:
-        name, form = self._format.name, self.form
+        files, name, form = self._files, self._format.name, self.form
         if indices is None:
-            pairs = zip(self._files, self._files.digests, strict=True)
+            pairs = zip(files, files.digests, strict=True)
             indices = [open_index(file, digest, name, form) for file, digest in pairs]
-        found = zip(self._files, indices, strict=True)
-        return [IndexedFile(file, index, name, form, self._files.open_files) for file, index in found]
-
-    def _reader(self, number: int) -> RecordReader:
-        """The open file, of a format with `form.open`; all are opened together."""
-        readers = self._readers
-        if not readers:
-            assert self.form.open is not None
-            open_file, paths = self.form.open, self._files.local_paths()
-            readers = [
-                self._files.opened(number, functools.partial(open_file, path=path))
-                for number, path in enumerate(paths)
-            ]
-            self._readers = readers
-        return readers[number]
+        found = zip(files, indices, strict=True)
+        return [IndexedFile(file, index, name, form, files.open_files) for file, index in found]
 
     def _chosen(self) -> tuple[str, ...] | None:
         """The parts of a record that are read; None: it is one part."""
-        found = [(number, file.index.fields) for number, file in enumerate(self._indexed) if file.index.row_count]
-        if not found or found[0][1] is None:
+        found = [(number, reader.fields) for number, reader in enumerate(self._readers) if reader.count]
+        if found[0][1] is None:
             return None
         first, first_path = found[0][1], self._paths[found[0][0]]
         for number, fields in found:

@@ -9,13 +9,14 @@ was built again may have the version of the old one, but not its headers, which 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import tempfile
 import zlib
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -35,7 +36,8 @@ _TRIES = 10
 """Times that an index is made or opened while someone else deletes the cache folder."""
 
 
-class Index(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Index:
     """An index file, valid when it was opened.
 
     Attributes:
@@ -43,14 +45,14 @@ class Index(NamedTuple):
       line: its first line, which identifies it: another process may have replaced it by an equal one.
       digest: of the file of records.
       fields: as of a `Scan`.
-      row_count: the number of records.
+      count: the number of records.
     """
 
     path: str
     line: bytes
     digest: list[Any]
     fields: tuple[str, ...] | None
-    row_count: int
+    count: int
 
 
 def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index:
@@ -81,7 +83,7 @@ def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index
 
 
 class IndexedFile:
-    """A file of records, read by its index. Neither of them is held in memory. Thread-safe.
+    """A `RecordReader` of a file with an index. Neither of them is held in memory.
 
     Args:
       file: of the records.
@@ -92,6 +94,10 @@ class IndexedFile:
 
     def __init__(self, file: File, index: Index, name: str, form: Records, opened: OpenFiles) -> None:
         self._file, self.index, self._name, self._form, self._opened = file, index, name, form, opened
+        self.count, self.fields, self.digest = index.count, index.fields, index.digest
+
+    def close(self) -> None:
+        """No-op: open files belong to the `Files` of the source."""
 
     def places(self, records: Indices, fields: Sequence[str] | None) -> tuple[Indices, Indices]:
         """Offsets and lengths of these records. Errors as of `read`."""
@@ -99,13 +105,7 @@ class IndexedFile:
         return offset, header + length
 
     def read(self, records: Indices, fields: Sequence[str] | None) -> list[Record]:
-        """Records by their numbers, as dicts of these fields; None: a record is one part.
-
-        Raises:
-          BadRecordError: one is damaged.
-          FeedError: the file or its index was changed.
-          OSError, MemoryError: of the disk.
-        """
+        """See `RecordReader.read`."""
         entries = self._entries(records, fields)
         offset, header, length, _ = entries.reshape(-1, ENTRY).T
         # apart, since cutting the header off a large part would copy it; small ones are merged all the same
@@ -176,34 +176,33 @@ def _found(place: str, belongs: dict[str, Any]) -> Index | None:
         with open(place, "rb") as file:
             line = file.readline(_MOST_HEADER_BYTES)
             header = _header(line)
-            if header is None or {name: header.get(name) for name in belongs} != belongs:
-                return None
             fields, count = header["fields"], header["count"]
             size = len(line) + 8 * ENTRY * count * (1 if fields is None else len(fields))
-            if os.fstat(file.fileno()).st_size != size or _checksum(file) != header["crc32"]:
+            if {name: header.get(name) for name in belongs} != belongs or os.fstat(file.fileno()).st_size != size:
                 return None
-    except (OSError, KeyError):
+            if _checksum(file) != header["crc32"]:
+                return None
+    except (OSError, ValueError, KeyError):
         return None
     return Index(place, line, belongs["file"][:2], None if fields is None else tuple(fields), count)
 
 
-def _header(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of the first line of an index; None if it is not whole."""
+def _header(line: bytes) -> dict[str, Any]:
+    """The JSON object of the first line of an index. ValueError: it is damaged."""
     checksum, _, rest = line.partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
-        return None
+        raise ValueError("another checksum")
     try:
-        header = json.loads(rest)
+        header: dict[str, Any] = json.loads(rest)
         fields, count = header["fields"], header["count"]
-        are_names = fields is None or (
-            isinstance(fields, list)
-            and all(isinstance(name, str) for name in fields)
-            and len(set(fields)) == len(fields)
-            and (len(fields) > 0 or count == 0)
-        )
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return None
-    return header if are_names and type(count) is int and count >= 0 else None
+    except (RecursionError, TypeError) as error:
+        raise ValueError("no header") from error
+    names = [] if fields is None else fields
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("no names")
+    if type(count) is not int or count < 0 or len(set(names)) != len(names) or (fields == [] and count):
+        raise ValueError("no records of these fields")
+    return header
 
 
 def _checksum(file: BinaryIO) -> int:
