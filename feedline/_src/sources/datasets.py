@@ -209,4 +209,9 @@ def _taken(name: str, column: Column, local: Indices, rows: Indices) -> list[Any
         return column.take(local)
     except (OSError, MemoryError, ValueError) as error:
         check_may_open(error, "a column of the dataset")
-        raise RowError(f"column {name!r} could not be read: {error}", stage="read", row=int(rows[0])) from error
+        raise RowError(
+            f"column {name!r} of this dataset could not be read: {error}; make the dataset again, or take another "
+            "row in its place: feedline.Reading(bad_rows='substitute')",
+            stage="read",
+            row=int(rows[0]),
+        ) from error
