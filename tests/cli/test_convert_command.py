@@ -49,11 +49,6 @@ def here(tmp_path, monkeypatch):
     return name
 
 
-def test_one_file_is_singular(capsys):
-    assert main(["convert", "rows.npz", "out/", "--format", "npy"]) == 0
-    assert capsys.readouterr().out.startswith("10 rows in 1 file: 10 converted, and equal to those")
-
-
 @pytest.mark.parametrize("form", ["array_record", "npy", "parquet", "zarr"])
 def test_the_printed_line_opens_the_rows(form, capsys):
     assert main(["convert", "rows.npz", "out/", "--format", form, "--rows-per-shard", "4"]) == 0
@@ -95,14 +90,6 @@ def test_the_line_of_dicts_in_rows(here, capsys):
     dtype = "np.dtype([('x', [('a', 'int64', (2,))]), ('y', 'int64', ())])"
     assert line == f"feedline.open_source('out/*.array_record', dtype={dtype})"
     assert eval(line, {"feedline": feedline, "np": np})[1]["x"]["a"].tolist() == [2, 3]
-
-
-def test_the_line_of_one_array(capsys):
-    np.save("rows.npy", ROWS["image"])
-    assert main(["convert", "rows.npy", "it's", "--format", "array_record"]) == 0
-    *_, line = capsys.readouterr().out.splitlines()
-    assert line == "feedline.open_source(\"it's/*.array_record\", dtype=np.dtype(('uint8', (3, 4))))"
-    assert eval(line, {"feedline": feedline, "np": np})[7].tolist() == ROWS["image"][7].tolist()
 
 
 def test_sources_of_a_module(here, capsys):

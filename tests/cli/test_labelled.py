@@ -1,6 +1,5 @@
 """The data sets of `feedline train`: the digits, a user's files, and disjoint training and test parts."""
 
-import doctest
 import gzip
 import importlib.resources
 
@@ -9,7 +8,6 @@ import pytest
 
 import feedline
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.tools.train import labelled
 from feedline._src.tools.train.labelled import DIGITS, Holdout, digits, from_files, synthetic
 
 
@@ -18,10 +16,6 @@ def contents(source):
     out = {k: np.empty((len(source), *leaf.shape), leaf.dtype) for k, leaf in source.spec.items()}
     source.read(np.arange(len(source)), out)
     return out
-
-
-def test_examples_run():
-    assert doctest.testmod(labelled).failed == 0
 
 
 def test_the_digits_are_complete_small_and_attributed():
@@ -46,19 +40,13 @@ def test_the_digits_are_those_of_scikit_learn():
         np.testing.assert_array_equal(np.load(DIGITS / part / "label.npy"), rows[:, -1])
 
 
-@pytest.mark.parametrize("count", [2, 4, 5, 6, 9, 10, 11, 1003])
+@pytest.mark.parametrize("count", [2, 5, 6, 10, 1003])
 def test_every_row_is_in_one_part_and_in_order(count):
     whole = ArraySource([{"x": np.arange(count)}])
     train, test = (contents(Holdout(whole, part))["x"].tolist() for part in ("train", "test"))
     assert test == [r for r in range(count) if r % 5 == 0]
     assert train == [r for r in range(count) if r % 5]
-
-
-def test_the_parts_have_identities_of_their_own():
-    whole = ArraySource([{"x": np.arange(20)}])
-    train, test = Holdout(whole, "train"), Holdout(whole, "test")
-    assert train.identity != test.identity
-    assert train.identity == Holdout(whole, "train").identity
+    assert Holdout(whole, "train").identity != Holdout(whole, "test").identity
 
 
 def test_made_up_rows_are_the_same_in_every_process():

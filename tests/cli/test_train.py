@@ -5,7 +5,7 @@ import io
 import json
 import os
 import sys
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import numpy as np
 import programs
@@ -16,8 +16,6 @@ import feedline
 from feedline._src.order.epoch import rows_at
 from feedline._src.tools.cli.options import use_cpu_devices
 from feedline._src.tools.main import main
-from feedline._src.tools.train.command import Train
-from feedline._src.tools.train.labelled import DIGITS
 from feedline._src.trainer.modes import Mode
 
 DEFAULT = "jit_multi"
@@ -64,18 +62,6 @@ def test_the_modes_reach_the_same_losses(results):
         assert result["final_loss"] == pytest.approx(single["final_loss"], rel=1e-4)
         assert result["test_accuracy"] == pytest.approx(single["test_accuracy"], abs=1.5 / 360)
         assert result["state"] == single["state"]
-
-
-@pytest.mark.slow
-def test_the_state_names_the_next_row(results):
-    state = results["jit_multi"]["state"]
-    assert (state["step"], state["epoch"], state["position"]) == (440, 39, 11 * 128)
-    source = {name: DIGITS / "train" / f"{name}.npy" for name in ("image", "label")}
-    import jax
-
-    with feedline.Feed(source, 8, jax.sharding.SingleDeviceSharding(jax.devices()[0])) as feed:
-        feed.set_state(state)
-        assert (feed.epoch, feed.position) == (39, 1408)
 
 
 @pytest.mark.slow
@@ -183,10 +169,6 @@ def test_a_wrong_argument_is_a_one_line_error(options, told, capsys):
     assert out == ""
     assert told in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("feedline: ")
-
-
-def test_the_modes_are_the_trainers():
-    assert get_type_hints(Train)["mode"] == Mode
 
 
 def test_cpu_devices_replace_what_the_environment_says(monkeypatch):

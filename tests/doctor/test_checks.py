@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline._src.cluster.cgroups import GroupLimits, limits
 from feedline._src.cluster.topology import topology
 from feedline._src.tools.doctor import checks
 from feedline._src.tools.doctor.checks import Leaf, fitting
@@ -69,43 +68,6 @@ def test_little_shared_memory(monkeypatch):
     assert checks.shared_memory().severity == "warning"
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"proc/self/cgroup": "0::/\n"}, None),
-        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, None),
-        ({"proc/self/cgroup": "0::/job/a\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n"}, 2.5),
-        (
-            {
-                "proc/self/cgroup": "0::/job\n",
-                "sys/fs/cgroup/job/cpu.max": "800000 100000\n",
-                "sys/fs/cgroup/cpu.max": "400000 100000\n",
-            },
-            4,
-        ),
-        (  # version 1, seen from inside of a container
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n0::/\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-            },
-            1.5,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:cpu:/job\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-        ),
-    ],
-)
-def test_quota_of_processors(files, expected, tmp_path):
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    assert limits(tree(tmp_path, files)).processors == expected
-
-
 def numa(root, memory, gpus):
     files = {f"sys/devices/system/node/node{n}/cpulist": f"{32 * n}-{32 * n + 31}\n" for n in (0, 1)}
     files["proc/self/status"] = f"Name:\tpython\nMems_allowed_list:\t{memory}\n"
@@ -150,18 +112,6 @@ def test_memory_of_the_machine_or_its_cgroup(available, group, expected, tmp_pat
     files |= {f"sys/fs/cgroup/memory.{name}": str(value) for name, value in group.items()}
     total, free = checks.memory(tree(tmp_path, files))
     assert (total >> 30, free >> 30) == expected
-
-
-def test_memory_of_version_1(tmp_path):
-    group = {
-        "proc/self/cgroup": "3:memory:/job\n",
-        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(4 << 30),
-        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(3 << 30),
-        "sys/fs/cgroup/memory/job/memory.stat": f"cache 1\ntotal_inactive_file {1 << 30}\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096),
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(9 << 30),
-    }
-    assert limits(tree(tmp_path, group)) == GroupLimits(None, 4 << 30, 2 << 30)
 
 
 def test_reading_is_bounded(tmp_path):

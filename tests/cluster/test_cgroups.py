@@ -1,0 +1,61 @@
+"""Limits of control groups, versions 1 and 2: processors and memory."""
+
+import pytest
+
+from feedline._src.cluster.cgroups import GroupLimits, limits
+
+
+def tree(root, files):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/self/cgroup": "0::/\n"}, None),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/job/a\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n"}, 2.5),
+        (
+            {
+                "proc/self/cgroup": "0::/job\n",
+                "sys/fs/cgroup/job/cpu.max": "800000 100000\n",
+                "sys/fs/cgroup/cpu.max": "400000 100000\n",
+            },
+            4,
+        ),
+        (  # version 1, seen from inside of a container
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n0::/\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            1.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/job\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+    ],
+)
+def test_quota_of_processors(files, expected, tmp_path):
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    assert limits(tree(tmp_path, files)).processors == expected
+
+
+def test_memory_of_version_1(tmp_path):
+    group = {
+        "proc/self/cgroup": "3:memory:/job\n",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(4 << 30),
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(3 << 30),
+        "sys/fs/cgroup/memory/job/memory.stat": f"cache 1\ntotal_inactive_file {1 << 30}\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096),
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(9 << 30),
+    }
+    assert limits(tree(tmp_path, group)) == GroupLimits(None, 4 << 30, 2 << 30)
