@@ -14,9 +14,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline._src.tools.bench import modes
+from feedline._src.tools.bench import modes, practices
 from feedline._src.tools.bench.machine import KILLED, compiled_bytes, in_a_process
-from feedline._src.tools.bench.workload import PRESETS, Workload
+from feedline._src.tools.bench.workload import Workload
 from feedline._src.trainer.modes import compiled
 
 SHORT = Path(__file__).parent / "short_preset.py"
@@ -85,33 +85,18 @@ def test_the_largest_batch_and_depth_are_near_those_that_fit(monkeypatch):
         assert needs == pytest.approx(limit, rel=0.1)
 
 
-def test_on_one_device_and_on_a_number_that_does_not_divide_the_rows(monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 3)
-    assert Workload(1, 8, 8, 1, rows=64).for_devices().rows == 63
-    assert Workload(1, 8, 8, 1, rows=2).for_devices().rows == 3
-    one = {"devices": 1, "error": "ran out of memory"}
-    assert "there is one device" in modes.remarks(dict.fromkeys(modes.MODES, one))[0]
-
-
-def test_a_batch_that_does_not_fit_is_not_run(monkeypatch):
-    monkeypatch.setattr(modes, "device_limit", lambda: 1000)
-    found = modes.batch_figures(TINY, "pmap", 0.01)
-    assert found["error"] == "does not fit, and was not run"
-    assert "step_ms" not in found
-    needs = f"{found['compiled_bytes']['total'] / 2**20:,.0f} MiB"
-    assert modes.line("pmap", found).startswith(
-        f"pmap             64  does not fit, and was not run: by the compiler it needs {needs}"
-    )
-
-
-def test_a_mode_that_runs_out_of_memory_is_a_row(monkeypatch):
+@pytest.mark.parametrize("error", ["does not fit, and was not run", "ran out of memory"])
+def test_a_mode_that_lacks_memory_is_a_row(error, monkeypatch):
     def out_of_memory(*arguments):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
 
     monkeypatch.setattr(modes, "_times", out_of_memory)
-    assert "ran out of memory: by the compiler it needs" in modes.line(
-        "pmap", modes.batch_figures(TINY, "pmap", 0.01)
-    )
+    monkeypatch.setattr(modes, "device_limit", lambda: 1000 if "fit" in error else 1 << 40)
+    found = modes.batch_figures(TINY, "pmap", 0.01)
+    assert "step_ms" not in found
+    needs = f"{found['compiled_bytes']['total'] / 2**20:,.0f} MiB"
+    line = modes.line("pmap", found)
+    assert line.startswith(f"pmap             64  {error}: by the compiler it needs {needs}")
 
 
 def killed(number):
@@ -128,24 +113,22 @@ def test_a_process_that_is_killed_is_a_row():
 
 
 @pytest.mark.slow
-def test_an_error_in_the_process_comes_through():
-    with pytest.raises(ValueError, match="mode must be one of"):
-        in_a_process(modes.batch_figures, TINY, "jit", 0.01)
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_table_and_one_object(tmp_path):
+@pytest.mark.parametrize(("what", "rows"), [("modes", modes.MODES), ("practices", tuple(practices.pairs(TINY)))])
+def test_the_command_prints_the_table_and_one_object(what, rows, tmp_path):
+    options = ["--seconds", "0.02", "--rounds", "1", "--cpu-devices", "2", "--json"]
     done = programs.run(
-        [sys.executable, "-W", "error", SHORT, "bench", "modes", "--seconds", "0.02", "--rounds", "1",
-         "--cpu-devices", "2", "--json"],
+        [sys.executable, "-W", "error", SHORT, "bench", what, *options],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["workload"] == vars(PRESETS["short"])
-    assert list(found["modes"]) == ["jit_single", "jit_multi", "pmap"]
-    for figures in found["modes"].values():
-        assert {"step_ms", "fed_step_ms", "rows_per_s", "peak_bytes", "compile_s", "losses"} <= set(figures)
-        assert figures["doubled"]["rows"] == 2 * figures["rows"]
-        assert figures["largest"]["rows"] > figures["rows"]
-    assert sum(line.startswith(("jit_single ", "jit_multi ", "pmap ")) for line in done.stdout.splitlines()) == 6
+    found = json.loads(done.stdout.splitlines()[-1])[what]
+    assert tuple(found) == rows
+    assert not [name for name in rows if f"\n{name} " not in done.stdout]
+    for figures in found.values():
+        if what == "modes":
+            assert {"step_ms", "fed_step_ms", "rows_per_s", "peak_bytes", "compile_s", "losses"} <= set(figures)
+            assert figures["doubled"]["rows"] == 2 * figures["rows"]
+            assert figures["largest"]["rows"] > figures["rows"]
+        else:
+            assert {"step_ms", "peak_bytes"} <= set(figures["on"]) & set(figures["off"])
+    assert list(tmp_path.iterdir()) == []  # no checkpoint is left behind

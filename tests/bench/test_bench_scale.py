@@ -1,9 +1,7 @@
 """Thousands of processes: what must not grow with the processes, at sizes at which the answer can be computed."""
 
 import json
-import re
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -88,15 +86,6 @@ def test_what_grows_is_the_directory_that_one_process_reads(counted):
         assert counted[1024][case]["all_bytes"] < 70 * counted[16][case]["all_bytes"]
 
 
-def test_to_delete_the_keys_of_the_build_before_is_one_call_of_all():
-    def work(service):
-        SharedBuild(service, "1", range(64), 30, 300).agree({})
-        SharedBuild(service, "2", range(64), 30, 300, older=["1"]).agree({})
-
-    both = simulate([work] * 64, Costs()).figures()["all_calls"]
-    assert both == 2 * messages(64, {}, Costs())["build"]["all_calls"] + 1
-
-
 @pytest.mark.slow
 def test_while_one_is_late_process_0_is_not_kept_busy():
     processes, late_s = 4096, 6
@@ -161,11 +150,6 @@ def test_the_script_prints_and_saves(tmp_path, capsys, monkeypatch):
     assert "refuted" in capsys.readouterr().out
 
 
-def test_an_odd_number_of_processes_is_refused():
-    with pytest.raises(ValueError, match="takes even numbers from 2 on, because pairs share rows, got 5"):
-        scale.scale([5], VAST, Costs(), 1)
-
-
 @pytest.mark.slow
 def test_real_processes_make_as_many_calls_as_the_simulated_ones(tmp_path):
     job = [sys.executable, Path(__file__).with_name("counted_build.py"), tmp_path]
@@ -174,14 +158,6 @@ def test_real_processes_make_as_many_calls_as_the_simulated_ones(tmp_path):
     calls = [int((tmp_path / str(process)).read_text()) for process in range(2)]
     build = messages(2, {"rows": VAST}, Costs())["build"]
     assert (sum(calls), max(calls)) == (build["all_calls"], build["most_calls"])
-
-
-@pytest.mark.slow
-def test_a_job_of_real_processes_prints_its_times_and_memory():
-    job = [sys.executable, scale.__file__.replace("scale.py", "scale_job.py"), str(time.time())]
-    done = programs.run([*LAUNCH, "--", *job], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"process \d: imported .*, first batch .* s; \d+ MiB of its own", done.stdout)) == 2
 
 
 @pytest.mark.parametrize("processes", [1, 16, 2_500, 16_384, 1_000_000])

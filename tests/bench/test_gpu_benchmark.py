@@ -125,16 +125,6 @@ def test_a_part_that_hangs_is_ended_with_its_child_processes(tmp_path):
         time.sleep(0.05)
 
 
-def test_cases_that_fail_or_do_not_fit_into_the_time_are_listed():
-    cases = {"bad": lambda: 1 // 0, "good": lambda: {"rate": 1.0}}
-    (bad, good) = gpu.section(cases, float("inf"))
-    assert bad == ("errors", "bad", "ZeroDivisionError: integer division or modulo by zero")
-    assert good[:2] == ("results", "good")
-    assert good[2]["rate"] == 1.0
-    late = ("skipped", "good", "0.0 s were left, and a case took up to 0.0 s")
-    assert list(gpu.section({"good": cases["good"]}, 0)) == [late]
-
-
 @pytest.fixture
 def tiny():
     from gpu.scale import QUICK
@@ -178,29 +168,6 @@ def test_the_part_modes(tiny):
         cases["largest jit_multi"]()
 
 
-@pytest.mark.slow
-def test_a_product_is_timed_by_its_operations(monkeypatch):
-    import jax
-    from gpu import training
-
-    sharding = jax.sharding.NamedSharding(jax.sharding.Mesh(jax.devices()[:2], ("data",)), jax.P("data"))
-    clock = iter(range(100))
-    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    # one call of 16 products in two ticks of the clock: begin, the loop's condition, end
-    assert training._products(64, 32, "bfloat16", sharding)(0) == 2 * 64 * 32**2 * 16 / 2
-
-
-@pytest.mark.slow
-def test_the_part_practices(tiny):
-    from gpu.training import practices_cases
-
-    cases = practices_cases(tiny)
-    assert {"donate_state", "bfloat16", "remat_all", "asynchronous_saves"} < set(cases)
-    (found,) = results(cases, "bfloat16")
-    assert len(found["ratios"]) == 2
-    assert min(found["on"]["step_ms"], found["off"]["step_ms"], found["ratio"]) > 0
-
-
 def plane(name, lines):
     """A plane of a trace: {line: [(event, start, end), …]}, in ns."""
     return SimpleNamespace(
@@ -242,11 +209,6 @@ def test_the_share_of_copies_under_compute():
     assert found["share"] == pytest.approx((50 + 80 + 20) / 200)
 
 
-def test_no_copy_seen_is_not_a_share():
-    found = traced.hidden([plane("/device:GPU:0", {"Stream #1": [("gemm", 0, 9)]})], "gpu")
-    assert (found["transfers"], found["share"]) == (0, None)
-
-
 def test_a_trace_without_the_gpu_is_an_error():
     host = plane("/host:CPU", {"tf_XLA": [("execute", 0, 1000)]})
     with pytest.raises(RuntimeError, match=r"holds none of gpu's; check that .*CUPTI"):
@@ -275,9 +237,3 @@ def test_verdicts():
     assert judged("gpu", 0.94, 0.98, 0.1, 0.89, 0.59, ["host"]) == [False, False, False, None, None, False, False]
     assert judged("gpu", None, 0.98, 0.09, 0.91) == [True, None, None, None, None, True, True]
     assert judged("cpu", 0.96, 0.995, 0.1, 0.91) == [None] * 7
-
-
-def test_verdicts_of_parts_that_were_not_measured():
-    from gpu.report import verdicts
-
-    assert {each["holds"] for each in verdicts({})} == {None}

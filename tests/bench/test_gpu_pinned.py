@@ -2,7 +2,6 @@
 
 import gc
 import time
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -52,25 +51,6 @@ def test_a_global_array_lies_in_the_slab(pinned, leaf, slab):
     assert [shard.device for shard in array.addressable_shards] == jax.devices()
     slab.memory[0] = 77
     assert int(array[0, 0]) == 77  # the same memory
-
-
-def test_an_array_keeps_its_slab(pinned, leaf):
-    slab = pinned.Slab(leaf.shape[0] * leaf.shape[1], jax.devices()[0])
-    kept = weakref.ref(slab)
-    slab.memory[...] = 5
-    array = pinned.global_array(slab, leaf)
-    assert len(pinned.in_use) == COUNT
-    del slab
-    gc.collect()
-    assert kept() is not None
-    part = array[: leaf.shape[0] // COUNT]
-    assert int(array.astype(jnp.int32).sum()) == 5 * array.size
-    del array
-    part.block_until_ready()
-    del part
-    gc.collect()
-    wait_until_released(pinned)
-    assert kept() is None
 
 
 def test_the_memory_is_kept_until_what_reads_it_is_done(pinned, leaf, slab):

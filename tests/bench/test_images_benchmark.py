@@ -11,7 +11,6 @@ import pytest
 import simplejpeg
 from marked import MOST, marked_image, recognised
 from peers import images_data
-from peers.images import options_of, standings, table
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "peers" / "images.py"
 HERE = ["images_limit", "images_feedline", "images_grain"]
@@ -87,34 +86,3 @@ def test_a_crop_is_recognised(index, mirrored):
 def test_a_wrong_image_is_noticed(spoil):
     seen = recognised(spoil(cropped(17)))
     assert seen.index != 17 or not seen.fits((0.08, 1.0), (3 / 4, 4 / 3))
-
-
-def test_the_table():
-    samples = [
-        {"entrant": name, "row_bytes": 3, "round": turn, "rows_per_s": rate, "resident_bytes": 2**30}
-        for name, rate in [
-            ("images_limit", 1000),
-            ("images_feedline", 900),
-            ("images_grain", 600),
-            ("images_spdl", 450),
-        ]
-        for turn in range(2)
-    ]
-    found = standings(samples, 3)
-    checks = [
-        {"entrant": name, "right": name != "images_spdl", "area": 0.45, "mirrored": 0.5}
-        for name in found["entrants"]
-    ]
-    text = table({"standings": {"3": found}, "checks": checks, "samples": samples, "failures": {"x": "no"}}, 3)
-    assert "feedline ÷ the best other, images_grain: 1.5 [1.5, 1.5]" in text
-    assert text.count("WRONG IMAGES") == 1
-    assert "x                  not measured: no" in text
-
-
-def test_options_that_do_not_fit(capsys):
-    with pytest.raises(SystemExit):
-        options_of(["--batch-rows", "100"])
-    assert (
-        "a batch has a multiple of 8 images and at most all of them, got --batch-rows 100"
-        in capsys.readouterr().err
-    )

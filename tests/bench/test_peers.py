@@ -3,7 +3,6 @@
 import doctest
 import importlib.util
 import json
-import subprocess
 import sys
 import types
 
@@ -11,10 +10,8 @@ import jax
 import numpy as np
 import programs
 import pytest
-from peers import entrant, images
 from peers.entrant import READERS, CannotRun, Peer, interpreter_for
 from peers.peers import compete, options_of, random_bytes
-from peers.standings import ENTRANTS, standings, table
 from shared.rounds import paired
 
 QUICK = ["--quick", "--environments", "none", "--row-bytes", "256"]
@@ -74,11 +71,6 @@ def test_options_that_do_not_fit(options, told, capsys):
     with pytest.raises(SystemExit):
         options_of(options)
     assert told in capsys.readouterr().err
-
-
-def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
-    readers = {path.parent.name for path in READERS.glob("*/reader.py")}
-    assert readers == {*ENTRANTS, *images.ENTRANTS}
 
 
 # --- the rows ---
@@ -206,27 +198,11 @@ def test_a_peer_that_hangs_is_killed(peer):
 # --- environments ---
 
 
-def test_an_entrant_without_requirements_runs_here(tmp_path):
-    assert str(interpreter_for(tmp_path / "requirements.txt", tmp_path)) == sys.executable
-
-
 def test_missing_requirements_are_named(tmp_path):
     wanted = tmp_path / "requirements.txt"
     wanted.write_text(f"# why\nnumpy=={np.__version__}\nno-such-thing==1.0\njax==0.0.1\n")
     with pytest.raises(CannotRun, match=r"lacks no-such-thing==1\.0 jax==0\.0\.1; give a folder"):
         interpreter_for(wanted, None)
-
-
-def test_a_failed_installation_reports_its_error(tmp_path, monkeypatch):
-    wanted = tmp_path / "requirements.txt"
-    wanted.write_text("no-such-thing==1.0\n")
-
-    def run(command, **options):
-        return subprocess.CompletedProcess(command, int("pip" in command), "", "WARNING: old\nERROR: no version\n")
-
-    monkeypatch.setattr(entrant.subprocess, "run", run)
-    with pytest.raises(CannotRun, match=r"no-such-thing==1.0 jax==.* WARNING: old \| ERROR: no version"):
-        interpreter_for(wanted, tmp_path / "environments")
 
 
 def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatch, capsys):
@@ -279,19 +255,3 @@ def test_examples_run(module):
     failed, attempted = doctest.testmod(sys.modules[module])
     assert attempted
     assert not failed
-
-
-def test_standings_keep_sizes_apart():
-    samples = [
-        {"entrant": name, "row_bytes": size, "round": turn, "rows_per_s": rate * (turn + 1)}
-        for name, size, rate in [("limit", 256, 8e6), ("feedline", 256, 6e6), ("feedline", 3072, 1.0)]
-        for turn in range(3)
-    ]
-    found = standings(samples, 256)
-    assert list(found["entrants"]) == ["limit", "feedline"]
-    assert found["entrants"]["feedline"]["median_rows_per_s"] == 12e6
-    assert found["entrants"]["feedline"]["of_limit"]["ratio"] == 0.75
-    assert found["entrants"]["feedline"]["of_gather"] is None
-    assert found["pair"] is None
-    result = {"standings": {"256": found}, "checks": [], "failures": {"spdl": "no"}}
-    assert "feedline                12.000    3.07  0.75 [0.75, 0.75]" in table(result, 256)

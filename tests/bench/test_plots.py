@@ -61,32 +61,3 @@ def test_each_library_has_one_linear_bar_in_rows_a_second_that_can_be_read():
         assert [bar.get_width() for bar in chart.patches].count(0) == 0
     libraries = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(libraries) == len(set(libraries)) == len(figure.axes[1].patches)
-
-
-def test_entrants_that_failed_are_named():
-    result = saved("peers_fastest") | {"failures": {"litdata": "no space left"}}
-    assert plot.drawn(result)._supxlabel.get_text().endswith("\nNot measured: litdata")
-
-
-def test_a_step_in_each_mode_has_its_spread_and_says_why_it_is_missing():
-    result = saved("modes")
-    result["modes"]["pmap"] = {"devices": 8, "rows": 1024, "error": "ran out of memory"}
-    (bars,) = plot.drawn(result).axes
-    assert len(bars.patches) == 4
-    spreads = [line.get_segments()[0][:, 1] for line in bars.collections[:1]]
-    samples = result["modes"]["jit_single"]["step_ms_samples"]
-    assert list(spreads[0]) == pytest.approx([min(samples), max(samples)])
-    assert [label.get_text() for label in bars.get_xticklabels()][2] == "pmap\nran out of memory"
-
-
-def test_milliseconds_and_bytes_have_axes_of_their_own():
-    result = saved("scale")
-    for each in result["results"]["simulated"]:
-        for name in ("build", "describe", "step"):
-            median = each["process"][f"{name}_cpu_s"]
-            each["process"][f"{name}_cpu_s_samples"] = [median / 2, median, 2 * median]
-    calls, times, memory = plot.drawn(result).axes
-    assert [axes.get_ylabel() for axes in (calls, times, memory)] == ["calls", "CPU milliseconds", "MiB of heap"]
-    assert len(memory.lines) == 1
-    step = result["results"]["simulated"][0]["process"]["step_cpu_s"] * 1e3
-    assert list(times.collections[2].get_segments()[0][:, 1]) == pytest.approx([step / 2, 2 * step])
