@@ -35,7 +35,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
-from feedline._src.files.open_files import pread
+from feedline._src.files.open_files import Descriptor, pread
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
@@ -78,8 +78,8 @@ def in_folder(folder: str, use: Callable[[], T]) -> T:
     return use()
 
 
-class CacheFile:
-    """An open file of the cache, closed once nobody refers to it. Thread-safe.
+class CacheFile(Descriptor):
+    """An open file of the cache. Thread-safe.
 
     Args:
       path: where it lies, if nobody has deleted it.
@@ -92,21 +92,17 @@ class CacheFile:
       verified: for each block, whether this process has compared its checksum, or written it.
     """
 
-    nbytes = 1  # LruCache counts files
-
     def __init__(self, path: str, descriptor: int, size: int, entries: str | None = None) -> None:
-        self.path, self.descriptor, self.size = path, descriptor, size
-        self._entries, self._entries_at = descriptor, size
-        if entries is not None:
-            self._entries, self._entries_at = os.open(entries, _MAKING, 0o600), 0
+        super().__init__(descriptor)
+        self.path, self.size = path, size
+        self._beside = None if entries is None else Descriptor(os.open(entries, _MAKING, 0o600))
+        self._entries, self._entries_at = (
+            (descriptor, size) if self._beside is None else (self._beside.descriptor, 0)
+        )
         self._end_at = self._entries_at + _ENTRY.size * -(-size // BLOCK_BYTES)
         self.verified = np.zeros(-(-size // BLOCK_BYTES), bool)
         self._opened = time.monotonic()
         self.id = os.pread(self._entries, _END.size, self._end_at)
-
-    def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]  # `os` is gone at the end
-        for descriptor in {self.descriptor, self._entries}:
-            close(descriptor)
 
     @property
     def is_intact(self) -> bool:

@@ -22,36 +22,21 @@ _MERGED_PART_BYTES = 1 << 15
 call for each part and copies each part once more, which costs more for large parts."""
 
 
-class OpenFile:
-    """An open file, closed once nobody refers to it: a thread may still read a file that left the cache.
+class Descriptor:
+    """An open file, closed once nobody refers to it: a thread may still read a file that left a cache of them.
 
     Args:
-      path: of the file.
-      version: that it must have; None: any.
-      begins: its first bytes.
-
-    Raises:
-      FeedError: it has another version, or other first bytes.
-      OSError: it cannot be opened.
+      descriptor: of the file, which is closed.
     """
 
     nbytes = 1  # LruCache counts files
 
-    def __init__(self, path: str, version: FileVersion | None, begins: bytes = b"") -> None:
-        self._path = path
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._version = version or FileVersion.of_open(self.descriptor)
-        self.check()
-        if pread(self.descriptor, len(begins), 0) != begins:
-            raise changed(path, "it begins with other bytes")
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
 
     def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]  # `os` is gone at the end
         if hasattr(self, "descriptor"):
             close(self.descriptor)
-
-    def check(self) -> None:
-        """Refuse a file that was written to or truncated. Called after a read, whose bytes may be wrong else."""
-        self._version.compare(FileVersion.of_open(self.descriptor), self._path)
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """The bytes at each offset, fewer where the file ends. Parts close to each other are read at once.
@@ -75,6 +60,32 @@ class OpenFile:
             for i in run:
                 parts[i] = bytes(view[starts[i] - first : starts[i] - first + sizes[i]])
         return parts
+
+
+class OpenFile(Descriptor):
+    """An open file of one version.
+
+    Args:
+      path: of the file.
+      version: that it must have; None: any.
+      begins: its first bytes.
+
+    Raises:
+      FeedError: it has another version, or other first bytes.
+      OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str, version: FileVersion | None, begins: bytes = b"") -> None:
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._path = path
+        self._version = version or FileVersion.of_open(self.descriptor)
+        self.check()
+        if pread(self.descriptor, len(begins), 0) != begins:
+            raise changed(path, "it begins with other bytes")
+
+    def check(self) -> None:
+        """Refuse a file that was written to or truncated. Called after a read, whose bytes may be wrong else."""
+        self._version.compare(FileVersion.of_open(self.descriptor), self._path)
 
 
 def _runs(offsets: Indices, lengths: Indices) -> Iterator[list[int]]:

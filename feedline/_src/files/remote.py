@@ -46,6 +46,9 @@ _EXACT_BYTES = 1 << 17
 """Up to this size, as of headers and footers, only these bytes are fetched, and not the blocks that hold them."""
 
 
+_Read = Callable[[CacheFile, Sequence[int], Sequence[int], Indices, Indices], int]
+
+
 class _Whole(NamedTuple):
     """The file of an object that was fetched whole, and its version when it was complete."""
 
@@ -99,9 +102,13 @@ class RemoteFile(File):
         """See `File.read`."""
         pieces: list[dict[int, bytes]] = [{} for _ in offsets]
 
-        def read(file: CacheFile, part: int, within: int, start: int, stop: int) -> int:
-            data = pieces[part][within] = os.pread(file.descriptor, stop - start, start)
-            return len(data)
+        def read(
+            file: CacheFile, parts: Sequence[int], within: Sequence[int], starts: Indices, lengths: Indices
+        ) -> int:
+            found = file.read(starts, lengths)
+            for part, at, data in zip(parts, within, found, strict=True):
+                pieces[part][at] = data
+            return sum(map(len, found))
 
         self._each(offsets, np.minimum(offsets + lengths, self.size), read)
         return [b"".join(some[at] for at in sorted(some)) for some in pieces]
@@ -115,8 +122,14 @@ class RemoteFile(File):
         ends = np.append(firsts[1:], len(offsets))[: len(firsts)]
         rows = [out[first:end].reshape(-1) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
 
-        def read(file: CacheFile, part: int, within: int, start: int, stop: int) -> int:
-            return os.preadv(file.descriptor, [rows[part][within : within + stop - start].data], start)
+        def read(
+            file: CacheFile, parts: Sequence[int], within: Sequence[int], starts: Indices, lengths: Indices
+        ) -> int:
+            places = zip(parts, within, starts.tolist(), lengths.tolist(), strict=True)
+            return sum(
+                os.preadv(file.descriptor, [rows[part][at : at + size].data], start)
+                for part, at, start, size in places
+            )
 
         self._each(offsets[firsts], offsets[firsts] + length * (ends - firsts), read)
 
@@ -227,38 +240,35 @@ class RemoteFile(File):
     def __reduce__(self) -> Any:
         return _opened_again, (self.name, self._options, self.version)
 
-    def _each(
-        self, offsets: Indices, stops: Indices, read: Callable[[CacheFile, int, int, int, int], int]
-    ) -> None:
-        """Call `read` with a file of the cache for each part, or, where segments meet, for each piece of one.
+    def _each(self, offsets: Indices, stops: Indices, read: _Read) -> None:
+        """Call `read` with each file of the cache that has some of these parts, or pieces where segments meet.
 
         Args:
-          read: (file, number of the part, where in it the piece lies, start and stop in the file) → bytes read.
-            Called again if somebody has truncated the file.
+          read: (file, numbers of the parts, where in them the pieces lie, their offsets in the file, and lengths)
+            → bytes read. Called again if somebody has truncated the file.
         """
         self._maintain()
         self._wait_for(self.blocks_of(offsets, stops - offsets))
-        pieces: dict[int, list[tuple[int, int, int]]] = {}  # by segment: part, start and stop
+        pieces: dict[int, list[tuple[int, int, int, int]]] = {}  # by segment: part, where in it, offset, length
         for part, (start, stop) in enumerate(zip(offsets.tolist(), stops.tolist(), strict=True)):
-            for number in range(start // self._step, -(-stop // self._step) if stop > start else 0):
-                first = number * self._step
-                pieces.setdefault(number, []).append((part, max(start, first), min(stop, first + self._step)))
+            at = start
+            while at < stop:
+                number, offset = divmod(at, self._step)
+                length = min(stop - at, self._step - offset)
+                pieces.setdefault(number, []).append((part, at - start, offset, length))
+                at += length
         for number, some in pieces.items():
-            first = number * self._step
-            starts, ends = np.array([piece[1:] for piece in some], np.int64).T
-            blocks = self.blocks_of(starts, ends - starts)
+            parts, within, *places = zip(*some, strict=True)
+            starts, lengths = np.array(places, np.int64)
+            blocks = self.blocks_of(number * self._step + starts, lengths)
             for _ in range(_TRIES):
                 file = self._segment(number)
-                if not file.verified[blocks - first // BLOCK_BYTES].all():  # evicted since
+                if not file.verified[blocks - number * self._step // BLOCK_BYTES].all():  # evicted since
                     self._wait_for(blocks)
-                    continue
-                whole = [
-                    read(file, part, start - int(offsets[part]), start - first, stop - first) == stop - start
-                    for part, start, stop in some
-                ]
-                if all(whole) and file.is_intact:
+                elif read(file, parts, within, starts, lengths) == lengths.sum() and file.is_intact:
                     break
-                self._drop(number, file)
+                else:
+                    self._drop(number, file)
             else:
                 raise FeedError(
                     "the files of a cache must stay as they are for as long as a read takes, and those of "
