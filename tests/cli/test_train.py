@@ -193,7 +193,7 @@ def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, 
     folder = ["--checkpoint-dir", str(tmp_path / "run"), "--save-every", "1"]
     assert main(["train", "--data", str(tmp_path / "rows.npz"), "--epochs", "3", *options, *folder]) == 1
     told = capsys.readouterr().err.splitlines()[-1]
-    assert f"the loss is nan at step {step}, the first at which it is no finite number" in told
+    assert f"the loss is nan at step {step}, the first that is not finite" in told
     assert f" have values that are not finite, in batch['image'] of the training rows {bad};" in told
     assert told.endswith(f"[stage train, epoch 0, position {(step - 1) * 8}]")
     assert max(int(path.name) for path in (tmp_path / "run").glob("[0-9]*")) == step - 1

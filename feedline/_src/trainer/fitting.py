@@ -234,8 +234,8 @@ def fit(
             )
         except NotFinite as error:
             raise run.naming_rows(
-                f"the loss is {error.loss} at step {error.step:,}, the first at which it is no finite number, and "
-                "later steps cannot mend the parameters",
+                f"the loss is {error.loss} at step {error.step:,}, the first that is not finite; later "
+                "steps cannot repair the parameters",
                 error.step,
             ) from error
         run.compare_places(progress.step)

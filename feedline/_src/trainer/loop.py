@@ -32,7 +32,7 @@ class NotFinite(FeedError):
     def __init__(self, step: int, loss: float) -> None:
         self.step = step
         self.loss = loss
-        super().__init__(f"the loss is {loss} at step {step:,}, the first that is no finite number", stage="train")
+        super().__init__(f"the loss is {loss} at step {step:,}, the first that is not finite", stage="train")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Task:
           axis: of `jax.pmap`, over whose devices the rows are split. None: `batch` has all rows.
 
         Raises:
-          TypeError: during tracing, if loss or metrics are no scalars.
+          TypeError: during tracing, if loss or metrics are not scalars.
         """
         ((_, metrics), gradient) = jax.value_and_grad(self.means, has_aux=True)(state.params, batch)
         metrics, gradient = _mean_over(axis, (metrics, gradient), valid_rows(batch))
@@ -135,14 +135,14 @@ def rows_in(batch: Batch, batches: int = 1) -> int:
 
 
 def valid_rows(batch: Batch) -> jax.Array:
-    """How many rows of a batch are no padding, int32 []."""
+    """The number of rows of a batch that are not padding, int32 []."""
     if isinstance(batch, Mapping) and "valid" in batch:
         return jnp.sum(batch["valid"], dtype=jnp.int32)
     return jnp.asarray(rows_in(batch), jnp.int32)
 
 
 def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The mean of one value for each row, [B], over the rows of a batch that are no padding; 0 if all are.
+    """The mean of one value for each row, [B], over the rows of a batch that are not padding; 0 if all are.
 
     Example:
       >>> batch = {"valid": jnp.array([True, True, False])}

@@ -150,7 +150,7 @@ def _size_of(columns: Columns) -> int:
 
 @contextlib.contextmanager
 def _naming_rows(start: int, stop: int) -> Iterator[None]:
-    """Turn errors of a source that are no `FeedError` into one that says which rows were read."""
+    """Turn any other error of a source into a `FeedError` that names the rows that were read."""
     try:
         yield
     except FeedError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedline._src.tools.inspect.target import Target
 
 _MAX_DEVICES = 4096
-"""The CPU client of JAX takes 8 s to make so many devices, and much longer for more."""
+"""JAX's CPU client takes 8 s to create this many devices, and much longer for more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Inspect:
       mesh: names and sizes of the mesh axes, as data=4,model=2; make_feed gets one of CPU devices. Empty: the axis
         data over the devices that JAX finds, and for make_feed an axis model of size 1.
       spec: the PartitionSpec of the batch: for each axis of a leaf a mesh axis, several with + between, or None.
-        Leaves with fewer axes take the first ones. Empty: the first mesh axis; make_feed has shardings of its own.
-      processes: so many processes divide the devices equally, in the order of jax.devices().
+        Leaves with fewer axes take the first ones. Empty: the first mesh axis; make_feed has its own shardings.
+      processes: the number of processes that divide the devices equally, in the order of jax.devices().
       batch_size: rows in the global batch. None: make_feed's own, or 8 for each shard.
       remainder: of rows that do not fill a batch. None: make_feed's own, or drop.
-      prefetch: placed batches that wait. None: make_feed's own, or 2.
+      prefetch: placed batches that are kept ready. None: make_feed's own, or 2.
       buffer: host batches that are read ahead. None: make_feed's own, or 2.
       columns: of a path, the names of the leaves to read, with commas between. None: all of them.
       dtype: of an element of a .bin file, or of an ArrayRecord record: uint16, or for records of several fields as
