@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -172,13 +173,8 @@ def _program(
         after, metrics = task.update(state, batch, axis)
         return after, jnp.stack([metrics[name] for name in names])
 
-    def several(state: State, batches: Batch) -> tuple[State, jax.Array]:
-        return jax.lax.scan(one_step, state, batches)
-
-    def measured(params: Params, batch: Batch) -> tuple[Metrics, jax.Array]:
-        return task.measure(params, batch, axis)
-
-    step: Any = one_step if steps_per_call == 1 else several
+    step: Any = one_step if steps_per_call == 1 else functools.partial(jax.lax.scan, one_step)
+    measure: Any = functools.partial(task.measure, axis=axis)
     donated = (0,) if practices.donate_state else ()
     if mode == "pmap":
         devices = list(mesh.devices.flat)
@@ -193,26 +189,27 @@ def _program(
         shardings = jax.tree.map(lambda leaf: everywhere, like)
         mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": devices}
         step = jax.pmap(step, in_axes=(None, rows_axis), donate_argnums=donated, **mapped)
-        measure = jax.pmap(measured, in_axes=(None, 0), **mapped)
+        measure = jax.pmap(measure, in_axes=(None, 0), **mapped)
 
         def by_device(leaf: jax.Array) -> jax.Array:
             return leaf.reshape(*leaf.shape[:rows_axis], flat.size, -1, *leaf.shape[rows_axis + 1 :])
 
-        split = jax.jit(
+        split: Any = jax.jit(
             lambda batch: jax.tree.map(by_device, batch),
             out_shardings=NamedSharding(flat, P(*[None] * rows_axis, AXIS)),
         )
+        given = jax.eval_shape(split, spec)
     else:
         everywhere = NamedSharding(mesh, P())
         split_over = _rows_axes(mesh, spec, rows_axis) if practices.shard_state and mesh.size > 1 else None
         shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, _split(leaf, mesh, split_over)), like)
         step = jax.jit(step, donate_argnums=donated, out_shardings=(shardings, everywhere))
-        measure = jax.jit(measured, out_shardings=everywhere)
-        split = None
+        measure = jax.jit(measure, out_shardings=everywhere)
+        split, given = (lambda batch: batch), spec
 
     def running(step: Any) -> Step:
         def call(state: State, batch: Batch) -> tuple[State, jax.Array]:
-            result: tuple[State, jax.Array] = step(state, split(batch) if split else batch)
+            result: tuple[State, jax.Array] = step(state, split(batch))
             if practices.donate_batch:  # JAX cannot donate it: no result of a step has the shape of a batch
                 for leaf in jax.tree.leaves(batch):
                     leaf.delete()  # the runtime keeps the memory until the step has read it
@@ -224,7 +221,7 @@ def _program(
         placed = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like, shardings
         )
-        done = step.lower(placed, jax.eval_shape(split, spec) if split else spec).compile()
+        done = step.lower(placed, given).compile()
         return running(done), done
 
     return Program(
@@ -232,7 +229,7 @@ def _program(
         names,
         start=jax.jit(task.start, out_shardings=shardings),
         step=running(step),
-        measure=(lambda params, batch: measure(params, split(batch))) if split else measure,
+        measure=lambda params, batch: measure(params, split(batch)),
         compile=compile,
         steps_per_call=steps_per_call,
     )
