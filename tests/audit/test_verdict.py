@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.tools.audit.layouts import Layout
 from feedline._src.tools.audit.verdict import (
+    PLACES_PER_EPOCH,
     Difference,
     NotRun,
     Observed,
@@ -18,7 +19,7 @@ from feedline._src.tools.audit.verdict import (
     Settings,
     batch_starts,
     judge,
-    row_positions,
+    row_places,
 )
 
 ROWS, SIZE, BATCHES = 20, 4, 8  # five batches an epoch
@@ -148,7 +149,8 @@ def test_positions_equal_those_of_the_schedule(remainder, rows, size, epochs):
     if (rows if remainder == "drop" else rows * (epochs or size)) < size and remainder != "pad":
         return
     schedule = Schedule(rows, size, remainder, epochs)
-    epoch, position = row_positions(Settings(rows, size, remainder, epochs, transformed=False), (0, 0), 12)
+    places = row_places(Settings(rows, size, remainder, epochs, transformed=False), (0, 0), 12)
+    epoch, position = np.divmod(places, PLACES_PER_EPOCH)
     for k, start in enumerate(scheduled(schedule, 12)):
         meant = schedule.positions(start, np.arange(size))
         np.testing.assert_array_equal(epoch[k], meant.epoch)

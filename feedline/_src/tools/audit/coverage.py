@@ -16,13 +16,13 @@ from feedline._src.sources.mixture import Mixture
 from feedline._src.sources.open_source import as_source
 from feedline._src.tools.audit.digest import whole_row_digests
 from feedline._src.tools.audit.verdict import (
+    PLACES_PER_EPOCH,
     Difference,
     Observed,
     Settings,
     batch_starts,
-    places,
     row_counts,
-    row_positions,
+    row_places,
 )
 
 _MAX_ROWS = 1 << 23
@@ -112,7 +112,7 @@ def _row_indices(
     for start in batch_starts(settings):
         if start >= end:
             break
-        epoch, position = places(settings, *start)
+        epoch, position = np.divmod(row_places(settings, start, 1)[0], PLACES_PER_EPOCH)
         found = feed.rows_of({**state, "epoch": start[0], "position": start[1]})
         real = position < (settings.rows or 0)
         if len(found) != len(real) or ((found >= 0) != real).any():
@@ -141,7 +141,7 @@ def _compare(feed: Feed, observed: Observed) -> int:
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(feed.spec)]
     paths, tree = jax.tree_util.tree_flatten_with_path(source.spec)
     leaves = [delivered.index(f"batch{jax.tree_util.keystr(path)}") for path, _ in paths]
-    epochs, positions = row_positions(observed.settings, (0, 0), len(observed.digests))
+    places = row_places(observed.settings, (0, 0), len(observed.digests))
     compared = 0
     for number, before in enumerate([{"step": 0, "epoch": 0, "position": 0}, *observed.states[:-1]]):
         indices = feed.rows_of({**state, **before})
@@ -151,7 +151,7 @@ def _compare(feed: Feed, observed: Observed) -> int:
             for leaf, (_, spec) in zip(leaves, paths, strict=True)
         ]
         if is_positioned(source):
-            rows = _rows(feed, epochs[number][real], positions[number][real], indices[real])
+            rows = _rows(feed, places[number][real], indices[real])
             source.read_positioned(rows, jax.tree.unflatten(tree, arrays))
         else:
             source.read(indices[real], jax.tree.unflatten(tree, arrays))
@@ -167,9 +167,10 @@ def _compare(feed: Feed, observed: Observed) -> int:
     return compared
 
 
-def _rows(feed: Feed, epochs: Any, positions: Any, indices: Any) -> Rows:
-    """The places of these rows, by which a positioned source reads them."""
+def _rows(feed: Feed, places: Any, indices: Any) -> Rows:
+    """How a positioned source is asked for these rows."""
     order = feed.order
     assert order is not None
+    epochs, positions = np.divmod(places, PLACES_PER_EPOCH)
     keys = [keys_at(order.seed, int(e), np.array([p]))[0] for e, p in zip(epochs, positions, strict=True)]
     return Rows(epochs, positions, indices, np.array(keys, np.uint64))

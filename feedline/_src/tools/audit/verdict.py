@@ -17,6 +17,9 @@ from feedline._src.tools.audit.layouts import AXES, Layout
 
 State = dict[str, Any]
 EpochPosition = tuple[int, int]
+Places = npt.NDArray[np.int64]
+"""epoch × `PLACES_PER_EPOCH` + position of rows."""
+PLACES_PER_EPOCH = 1 << 40
 _TRANSFORM_RULE = "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
 
 
@@ -90,19 +93,15 @@ class Reference:
         """How many different rows there are. A swap of two equal rows cannot be found."""
         return len(np.unique(self.digests.reshape(-1, self.digests.shape[2]), axis=0))
 
-    def find(
-        self, epoch: npt.NDArray[np.int64], position: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], Digests]:
-        """Look up the rows at k epochs and positions, ascending.
+    def find(self, places: Places) -> tuple[npt.NDArray[np.int64], Digests]:
+        """Look up the rows at k places.
 
         Returns:
           Which of them one device delivered, int64[delivered]; and their digests, uint64[delivered, leaf].
         """
-        own_epoch, own_position = row_positions(self.observed.settings, (0, 0), len(self.digests))
-        stride = 1 + max(int(own_position.max()), int(position.max()))
-        own, wanted = (own_epoch * stride + own_position).ravel(), epoch * stride + position
-        _, at, known = np.intersect1d(own, wanted, assume_unique=True, return_indices=True)
-        return known, self.digests.reshape(len(own), -1)[at]
+        own = row_places(self.observed.settings, (0, 0), len(self.digests))
+        _, at, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
+        return known, self.digests.reshape(own.size, -1)[at]
 
     def hint(self, row: Digests) -> str:
         """For the message about a wrong row: where one device delivered it, or what a transform must do."""
@@ -137,20 +136,14 @@ def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[
         position += size
 
 
-def row_positions(
-    settings: Settings, first: EpochPosition, batches: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Epoch and position of each row, each int64[batches, batch_size]. Padded rows have a position ≥ rows."""
-    begin = np.array(list(itertools.islice(batch_starts(settings, first), batches))).reshape(batches, 2, 1)
-    return places(settings, begin[:, 0], begin[:, 1])
-
-
-def places(settings: Settings, epoch: Any, position: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Epoch and position of each row of batches that begin there, given with a last axis of size 1 or none."""
+def row_places(settings: Settings, first: EpochPosition, batches: int) -> Places:
+    """int64[batches, batch_size]: the places of the rows of these batches. Padded rows have a position ≥ rows."""
+    starts = itertools.islice(batch_starts(settings, first), batches)
+    epoch, position = np.array(list(starts), np.int64).reshape(batches, 2).T[:, :, None]
     position = position + np.arange(settings.batch_size)
     if settings.remainder == "wrap" and settings.rows is not None:
-        return epoch + position // settings.rows, position % settings.rows
-    return np.broadcast_to(epoch, position.shape), position
+        epoch, position = epoch + position // settings.rows, position % settings.rows
+    return epoch * PLACES_PER_EPOCH + position  # type: ignore[no-any-return]
 
 
 def global_digests(processes: Sequence[Observed]) -> Digests:
@@ -215,16 +208,17 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
         _check_comparable(layout, one, reference.observed)
         first = next(itertools.islice(batch_starts(reference.observed.settings), one.first_batch, None))
         digests = global_digests(observed)
-        epoch, position = (part.ravel() for part in row_positions(one.settings, first, len(digests)))
-        known, expected = reference.find(epoch, position)
+        places = row_places(one.settings, first, len(digests)).ravel()
+        known, expected = reference.find(places)
         if not len(known):
             return found | {"not_run": "it met no row that one device met; --batches compares more"}
-        rows = digests.reshape(len(epoch), -1)[known]
+        rows = digests.reshape(len(places), -1)[known]
         found |= {"rows": len(known), "digest": _short(rows), "on_one_device": _short(expected)}
         for wrong, leaf in np.argwhere(rows != expected)[:1]:
             at = int(known[wrong])
+            epoch, position = divmod(int(places[at]), PLACES_PER_EPOCH)
             raise Difference(
-                f"at epoch {epoch[at]}, position {position[at]} is another row than on one device"
+                f"at epoch {epoch}, position {position} is another row than on one device"
                 f"{reference.hint(rows[wrong])}",
                 batch=at // size + (one.first_batch if layout.times == 1 else 0),
                 row=at % size,
