@@ -97,6 +97,17 @@ def test_a_file_that_was_read_stays_readable_when_it_is_replaced(path):
     file.check_open()
 
 
+def test_a_file_is_checked_where_it_was_opened(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Files([path.name])[0]
+    monkeypatch.chdir("/")
+    file.check()
+    path.write_bytes(DATA[:50])
+    for check in (file.check, file.check_open):
+        with pytest.raises(feedline.FeedError, match="it has 50 bytes and had 100000"):
+            check()
+
+
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file"):
         Files([str(tmp_path / "absent.bin")])

@@ -31,7 +31,7 @@ class LocalFile(File):
     """
 
     def __init__(self, name: str, version: FileVersion | None = None, opened: OpenFiles | None = None) -> None:
-        self.name = name
+        self.name, self._place = name, os.path.abspath(name)
         if version is None:
             with opening(Path(name)) as file:
                 version = FileVersion.of_open(file.fileno())
@@ -94,12 +94,12 @@ class LocalFile(File):
         return [beside, place_in(Store().folder, os.path.abspath(self.name), suffix)]
 
     def check(self) -> None:
-        """See `File.check`."""
-        self.version.check(self.name)
+        """See `File.check`. The working directory may be another one since the file was opened."""
+        self.version.check(self._place)
 
     def check_open(self) -> None:
         """See `File.check_open`."""
-        self.version.check_open(self.name)
+        self.version.check_open(self._place)
 
     def __reduce__(self) -> Any:
         return LocalFile, (os.fspath(self.name), self.version)
