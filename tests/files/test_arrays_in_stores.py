@@ -175,7 +175,7 @@ def test_what_is_complete_is_mapped_until_it_is_gone(store, options, change):
         if path.is_file():
             os.truncate(path, 0) if change == "truncated" else path.unlink()
     read()
-    assert (source.will_read is None) == (change == "deleted")  # what is mapped stays readable
+    assert change == "deleted" or source.will_read is not None  # what is mapped stays readable for a while
     read()
 
 

@@ -10,17 +10,14 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
-import h5py
 import ml_dtypes
 import numpy as np
 import programs
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
 from feedline._src.errors import FeedError, RowError
 from feedline._src.formats.npy import read_header
-from feedline._src.sources.arrays import ArraySource
 
 ROWS = np.arange(600, dtype=np.int32).reshape(200, 3)
 
@@ -186,7 +183,7 @@ def test_damaged_members_are_named(tmp_path):
     np.savez(tmp_path / "ok.npz", x=ROWS)
     whole = (tmp_path / "ok.npz").read_bytes()
     (tmp_path / "bad.npz").write_bytes(b"damage" + whole[6:])
-    with pytest.raises(ValueError, match=r"its member 'x': .* a place where no member is"):
+    with pytest.raises(ValueError, match=r"its member 'x': Bad magic number for file header"):
         feedline.open_source(tmp_path / "bad.npz")
 
 
@@ -216,9 +213,7 @@ def test_an_encrypted_member_is_named(tmp_path, save):
     whole[place + 6] |= 1  # zipfile cannot write encrypted members: the flag alone
     whole[directory + 8] |= 1
     (tmp_path / "x.npz").write_bytes(whole)
-    with pytest.raises(
-        ValueError, match=r"x\.npz .* its member 'x': it is encrypted; write it without a password"
-    ):
+    with pytest.raises(ValueError, match=r"x\.npz .* its member 'x': File .* is encrypted, password required"):
         feedline.open_source(tmp_path / "x.npz")
 
 
@@ -231,23 +226,14 @@ def save(path, rows):
         np.save(path, rows)
     elif path.suffix == ".npz":
         np.savez(path, x=rows)
-    elif path.suffix == ".h5":
-        with h5py.File(path, "w") as file:
-            file["x"] = rows
-    elif path.suffix == ".array_record":
-        writer = ArrayRecordWriter(str(path), "group_size:1")
-        for row in rows:
-            writer.write(row.tobytes())
-        writer.close()
     else:
         rows.tofile(path)
     return path
 
 
 def opened(path):
-    if path.suffix in (".bin", ".array_record"):
-        return feedline.open_source(path, dtype=np.dtype((np.int32, (3,))))
-    return feedline.open_source(path, columns=["x"]) if path.suffix in NAMED else ArraySource([path])
+    options = {".bin": {"dtype": np.dtype((np.int32, (3,)))}, ".npz": {"columns": ["x"]}}
+    return feedline.open_source(path, **options.get(path.suffix, {}))
 
 
 def rewrite(path, rows):
@@ -263,8 +249,7 @@ def rewrite(path, rows):
     os.utime(path, ns=(before + 10**9, before + 10**9))
 
 
-NAMED = (".npz", ".h5")
-SUFFIXES = pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin", ".h5", ".array_record"])
+SUFFIXES = pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin"])
 
 
 @SUFFIXES
@@ -296,20 +281,19 @@ def test_a_file_that_is_replaced_or_deleted_stays_readable(tmp_path, suffix):
     save(tmp_path / f"new{suffix}", ROWS + 1)
     os.replace(tmp_path / f"new{suffix}", path)
     out = np.zeros((200, 3), np.int32)
-    source.read(np.arange(200), {"x": out} if suffix in NAMED else out)
+    source.read(np.arange(200), {"x": out} if suffix == ".npz" else out)
     np.testing.assert_array_equal(out, ROWS)
     path.unlink()
-    source.read(np.arange(200), {"x": out} if suffix in NAMED else out)
+    source.read(np.arange(200), {"x": out} if suffix == ".npz" else out)
     np.testing.assert_array_equal(out, ROWS)
 
 
 def test_a_feed_ends_before_it_reads_a_file_that_was_written_to_or_truncated(tmp_path, sharding):
     reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=10**6, threads=1)
-    npy, records = save(tmp_path / "x.npy", ROWS), save(tmp_path / "x.array_record", np.tile(ROWS, (25, 1)))
-    for path, change, match in (
-        (npy, lambda: rewrite(npy, ROWS + 1), "it was written to since the source was opened"),
-        (npy, lambda: os.truncate(npy, 300), "it has 300 bytes and had"),
-        (records, lambda: os.truncate(records, 40_000), "it has 40000 bytes and had"),
+    path = save(tmp_path / "x.npy", ROWS)
+    for change, match in (
+        (lambda: rewrite(path, ROWS + 1), "it was written to since the source was opened"),
+        (lambda: os.truncate(path, 300), "it has 300 bytes and had"),
     ):
         with feedline.Feed(opened(path), 8, sharding, reading=reading) as feed:
             next(feed)

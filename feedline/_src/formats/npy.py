@@ -9,7 +9,7 @@ import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,8 @@ def read(file: File, options: OpenOptions) -> list[Any]:
             with file.open() as opened:
                 arrays = _members(file, opened)
         else:
-            arrays = {"": _array(file, file.samples([(0, HEADER_BYTES)])[0], 0, file.size)}
+            head = io.BytesIO(file.samples([(0, HEADER_BYTES)])[0])
+            arrays = {"": read_header(head.read, file.size).array(file, 0)}
     except ValueError as error:
         writer = "numpy.savez" if suffix == ".npz" else "numpy.save"
         raise ValueError(
@@ -76,6 +77,10 @@ class Header(NamedTuple):
     dtype: np.dtype[Any]
     fortran: bool
     start: int
+
+    def array(self, file: File, at: int) -> FileArray:
+        """The array of a `.npy` at byte `at` of a file."""
+        return FileArray.of(file, self.dtype, self.shape, at + self.start, self.fortran)
 
 
 def read_header(read: Callable[[int], bytes], size: int) -> Header:
@@ -126,15 +131,6 @@ def read_header(read: Callable[[int], bytes], size: int) -> Header:
     return Header(shape, dtype, fortran, start)
 
 
-def _array(file: File, head: bytes, start: int, size: int) -> FileArray:
-    """The array of the `.npy` of `size` bytes at byte `start`, which begins with `head`."""
-    header = read_header(io.BytesIO(head).read, size)
-    return FileArray.of(file, header.dtype, header.shape, start + header.start, header.fortran)
-
-
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a member: signature, the lengths of its name and extra field
-_SIGNATURE = b"PK\x03\x04"
-_ENCRYPTED = 1  # bit of the flags of a member
 _CHUNK_BYTES = 1 << 20
 _DEFLATE_RATIO = 1032
 """More bytes than this cannot come out of a byte: 258 of them need at least two bits."""
@@ -147,13 +143,24 @@ def _members(file: File, opened: BinaryIO) -> dict[str, Any]:
       ValueError: it is damaged or encrypted, has no members or two of one name; the error names the member.
     """
     arrays: dict[str, Any] = {}
-    with _archive(opened) as archive:
+    try:
+        archive = zipfile.ZipFile(opened)
+    except Exception as error:  # of many types, if its directory is damaged
+        raise ValueError(f"it is no zip archive ({error or type(error).__name__})") from error
+    with archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if name in arrays:
                 raise ValueError(f"its members must have different names, and two are called {name!r}")
             try:
-                arrays[name] = _member(file, opened, archive, member)
+                _check_sizes(file, member)
+                with archive.open(member) as stream:
+                    start = opened.tell()  # of the member's data
+                    header = read_header(stream.read, member.file_size)
+                    if member.compress_type == zipfile.ZIP_STORED:
+                        arrays[name] = header.array(file, start)
+                    else:
+                        arrays[name] = _decompressed(header, stream)
             except Exception as error:  # of many types, from zipfile and the decompressors
                 raise ValueError(f"its member {name!r}: {str(error)[:300] or type(error).__name__}") from error
     if not arrays:
@@ -161,58 +168,33 @@ def _members(file: File, opened: BinaryIO) -> dict[str, Any]:
     return arrays
 
 
-def _archive(opened: BinaryIO) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(opened)
-    except Exception as error:  # of many types, if its directory is damaged
-        raise ValueError(f"it is no zip archive ({error or type(error).__name__})") from error
-
-
-def _member(file: File, opened: BinaryIO, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
-    if member.flag_bits & _ENCRYPTED:
-        raise ValueError("it is encrypted; write it without a password")
-    if member.compress_type == zipfile.ZIP_STORED:
-        return _stored(file, opened, member)
+def _check_sizes(file: File, member: zipfile.ZipInfo) -> None:
+    """Refuse a member that promises more bytes than can come out of it, before memory is taken for them."""
     if member.compress_size > file.size:
-        raise ValueError(f"it has {member.compress_size} compressed bytes, and the file has {file.size}")
+        raise ValueError(f"it has {member.compress_size} bytes in the archive, and the file has {file.size}")
     most = memory_bytes()
     if member.compress_type == zipfile.ZIP_DEFLATED:
         most = min(most, _DEFLATE_RATIO * (member.compress_size + 1))
-    if member.file_size > most:
+    if member.compress_type != zipfile.ZIP_STORED and member.file_size > most:
         raise ValueError(
             f"its directory promises {member.file_size} bytes, and at most {most} can come out of the "
             f"{member.compress_size} that are stored, or fit into memory"
         )
-    with archive.open(member) as stream:
-        header = read_header(stream.read, member.file_size)
-        array = np.empty(header.shape, header.dtype, "F" if header.fortran else "C")
-        filled = array.reshape(-1, order="A").view(np.uint8)
-        at = 0
-        # a read at the end compares the checksum
-        while piece := stream.read(min(_CHUNK_BYTES, filled.nbytes - at) or 1):
-            if at + len(piece) > filled.nbytes:
-                break  # numpy.load ignores what follows, too
-            filled[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-            at += len(piece)
+
+
+def _decompressed(header: Header, stream: IO[bytes]) -> Array:
+    array = np.empty(header.shape, header.dtype, "F" if header.fortran else "C")
+    filled = array.reshape(-1, order="A").view(np.uint8)
+    at = 0
+    # a read at the end compares the checksum
+    while piece := stream.read(min(_CHUNK_BYTES, filled.nbytes - at) or 1):
+        if at + len(piece) > filled.nbytes:
+            break  # numpy.load ignores what follows, too
+        filled[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
     if at < filled.nbytes:
         raise ValueError(f"its header promises {filled.nbytes} bytes of elements, and there are {at}")
     return array
-
-
-def _stored(file: File, opened: BinaryIO, member: zipfile.ZipInfo) -> FileArray:
-    """A member that is not compressed lies in the file as it is."""
-    opened.seek(member.header_offset)
-    local = opened.read(_LOCAL_HEADER.size)
-    start = member.header_offset + _LOCAL_HEADER.size
-    if len(local) < _LOCAL_HEADER.size or not local.startswith(_SIGNATURE):
-        raise ValueError("the archive's directory leads to a place where no member is")
-    _, name, extra = _LOCAL_HEADER.unpack(local)
-    start += name + extra
-    end = start + member.file_size
-    if end > file.size:
-        raise ValueError(f"it ends at byte {end}, and the file has {file.size}")
-    opened.seek(start)
-    return _array(file, opened.read(min(end - start, HEADER_BYTES)), start, member.file_size)
 
 
 _LOST_DTYPES = {1: "float8_e4m3fn", 2: "bfloat16"}  # the most common one of each size in bytes
