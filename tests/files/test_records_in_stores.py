@@ -4,14 +4,11 @@ import io
 import pickle
 import tarfile
 
-import jax
 import numpy as np
 import pytest
 import store_server
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline._src.files.fetcher import fetcher
 from feedline._src.rows import digests
 
 RANDOM = np.random.default_rng(3)
@@ -95,34 +92,3 @@ def test_damage_is_a_bad_row_and_a_store_in_trouble_is_not(store, tmp_path):
     with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
         source[0]
     assert not isinstance(caught.value, feedline.RowError)
-
-
-def decode(record, out, row):
-    out["length"][...] = len(record)
-
-
-def test_decoded_records_are_fetched_before_they_are_read(store, options, tmp_path):
-    for i in range(3):
-        store.objects[f"/{i}.tfrecord"] = tfrecord(RECORDS)
-    store.objects["/x.tfrecord"] = tfrecord(RECORDS * 4)
-    spec = {"length": jax.ShapeDtypeStruct((), np.int32)}
-    source = feedline.decoded(feedline.open_source(f"{store.url}/x.tfrecord", store=options), decode, spec)
-    assert source.will_read is not None
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-    with feedline.Feed(source, 40, sharding, epochs=1) as feed:
-        rows = feed.rows_of(feed.get_state())
-        lengths = np.asarray(next(feed)["length"])
-        np.testing.assert_array_equal(lengths, [len(RECORDS[row % 200]) for row in rows.tolist()])
-        assert sum(1 for _ in feed) == 19
-    assert fetcher().counts.cached >= 0
-
-
-def test_what_is_no_archive(store, options):
-    store.objects |= {"/x.tar": b"<html>" * 200, "/x.tfrecord": b"", "/y.tfrecord": tfrecord(RECORDS)[:-1]}
-    for name, message in [
-        ("x.tar", "cannot be read as a tar archive"),
-        ("x.tfrecord", "at least one row"),
-        ("y.tfrecord", "the file is truncated"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            feedline.open_source(f"{store.url}/{name}", store=options)

@@ -1,7 +1,6 @@
 """ArrayRecord files, of one size and decoded, against the arrays that they were written from."""
 
 import os
-import pickle
 import resource
 
 import numpy as np
@@ -162,25 +161,6 @@ def test_one_of_dtype_and_decode_is_needed(tmp_path):
         feedline.open_source(tmp_path / "x.array_record", dtype=np.uint8)
     with pytest.raises(ValueError, match="columns is for arrays with names; a decoder names its own"):
         feedline.open_source(tmp_path / "x.array_record", decode=len, columns=["x"])
-
-
-def test_identity_follows_the_data_and_not_the_path(tmp_path):
-    records = [record.tobytes() for record in _records(50)]
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        _write(tmp_path / name / "x.array_record", records)
-    _write(tmp_path / "x.array_record", [*records[:-1], bytes(16)])
-    a, b, c = (
-        feedline.open_source(tmp_path / n / "x.array_record", dtype=RECORD).identity for n in ("a", "b", ".")
-    )
-    assert a == b != c
-    assert str(tmp_path) not in str(a)
-
-
-def test_a_pickled_source_holds_paths_and_not_the_records(tmp_path):
-    _write(tmp_path / "x.array_record", [record.tobytes() for record in _records(5000)])
-    source = feedline.open_source(tmp_path / "x.array_record", dtype=RECORD)
-    assert len(pickle.dumps(source)) < 2000
 
 
 @pytest.mark.slow

@@ -198,44 +198,6 @@ def test_compressed_files_and_folders_are_refused_by_their_names(tmp_path):
         feedline.open_source(tmp_path / "y.tfrecord")
 
 
-def test_wrong_data_is_a_bad_row(tmp_path):
-    damaged = bytearray(encoded(RECORDS))
-    damaged[damaged.index(b"last")] ^= 1
-    (tmp_path / "x.tfrecord").write_bytes(damaged)
-    source = feedline.open_source(tmp_path / "x.tfrecord")
-    assert source.records(np.arange(4)) == RECORDS[:4]
-    with pytest.raises(feedline.RowError, match="record 4 its data has another checksum; the") as caught:
-        source.records(np.array([0, 4, 1]))
-    assert (caught.value.row, caught.value.file) == (4, str(tmp_path / "x.tfrecord"))
-
-
-def test_files_that_change_are_an_error(tmp_path):
-    path = tmp_path / "x.tfrecord"
-    path.write_bytes(encoded(RECORDS))
-    source = feedline.open_source(path)
-    source[0]
-    path.rename(tmp_path / "old")
-    assert source[4] == b"last"  # open
-    path.write_bytes(encoded([b"other"] * 5))
-    sent = pickle.dumps(source)
-    source.close()
-    for use in (lambda: source[4], lambda: source.identity, lambda: pickle.loads(sent)):
-        with pytest.raises(feedline.FeedError, match="must not change while") as caught:
-            use()
-        assert not isinstance(caught.value, feedline.RowError)
-    again = feedline.open_source(path)
-    again[0]
-    path.write_bytes(b"")  # truncated while it is open
-    with pytest.raises(feedline.FeedError, match="has 0 bytes and had"):
-        again[1]
-    path.unlink()
-    again.close()
-    with pytest.raises(feedline.FeedError, match="cannot be found any more"):
-        again[1]
-    with pytest.raises(FileNotFoundError):
-        feedline.open_source(path)
-
-
 def test_a_file_that_was_built_again_is_not_read_by_its_old_index(tmp_path, monkeypatch):
     """The bytes of an old record, with their checksum, may lie within a new one."""
     monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
 from feedline._src.rows.encoded_source import EncodedSource
@@ -144,22 +143,3 @@ def test_a_file_that_changes_is_an_error(tmp_path, name):
     with pytest.raises(feedline.FeedError, match=r"must not change while.* bytes and had") as caught:
         source[0]
     assert not isinstance(caught.value, feedline.RowError)
-
-
-def test_array_records_are_bytes(tmp_path):
-    for i in range(2):
-        writer = ArrayRecordWriter(str(tmp_path / f"{i}.array_record"), "group_size:1")
-        for record in BYTES[25 * i : 25 * i + 25]:
-            writer.write(record)
-        writer.close()
-    source = pickle.loads(pickle.dumps(feedline.open_source(tmp_path / "*.array_record")))
-    assert isinstance(source, EncodedSource)
-    assert (len(source), source.fields, source.file_of(25)) == (COUNT, None, str(tmp_path / "1.array_record"))
-    rows = np.random.default_rng(0).integers(0, COUNT, 200)
-    assert source.records(rows) == [BYTES[row] for row in rows]
-    assert source[-1] == BYTES[-1]
-    assert repr(source).startswith("<RecordFiles: rows 50, row bytes, from ")
-    assert source.identity["kind"] == "array_record"
-    with pytest.raises(IndexError, match="rows are 0 to 49"):
-        source.records(np.array([50]))
-    source.close()
