@@ -49,12 +49,6 @@ def read_by_suffix(file: File, options: OpenOptions) -> list[Any]:
     return found
 
 
-def head_of(path: str) -> list[tuple[int, int]]:
-    """Offset and length of what is read first of a file of arrays, to fetch it of all files at once."""
-    length = mapped_format(path).head_bytes
-    return [(0, length)] if length else []
-
-
 def trees_of(shard: Any, options: OpenOptions, opened: Callable[[str, OpenOptions], list[Any]]) -> list[Any]:
     """A shard as trees of arrays, whose rows follow each other.
 

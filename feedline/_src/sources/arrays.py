@@ -28,7 +28,7 @@ from feedline._src.rows.values import is_list
 from feedline._src.sources.array_trees import (
     Read,
     checked_leaves,
-    head_of,
+    mapped_format,
     read_by_suffix,
     trees_of,
     why_empty,
@@ -97,7 +97,8 @@ class ArraySource(IndexedSource):
             files = Files(list(dict.fromkeys(self._paths)), self._options.store)
         self._opened, self._files = files, cast("Sequence[File]", files or ())
         if files is not None and files.in_store and read is read_by_suffix:
-            files.samples([head_of(path) for path in files.paths])  # into the cache, all at once
+            heads = [mapped_format(path).head_bytes for path in files.paths]
+            files.samples([[(0, length)] if length else [] for length in heads])  # into the cache, all at once
         numbers = {} if files is None else {path: number for number, path in enumerate(files.paths)}
 
         def opened(path: str, some: OpenOptions) -> list[Any]:

@@ -69,6 +69,10 @@ class Ragged(IndexedSource):
         self.ragged_leaves = tuple(i for i, (path, _) in enumerate(paths) if path[0].key in self._ragged)
 
     @property
+    def _sources(self) -> list[Any]:
+        return [*self._ragged.values(), *([] if self._plain is None else [self._plain])]
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled values of every array, the buckets and the padding."""
         return {
@@ -81,8 +85,7 @@ class Ragged(IndexedSource):
     @property
     def picklable(self) -> bool:
         """Whether worker processes can open it again, because every array is a path."""
-        plain = self._plain is None or self._plain.picklable
-        return plain and all(leaf.picklable for leaf in self._ragged.values())
+        return all(source.picklable for source in self._sources)
 
     def __len__(self) -> int:
         return len(next(iter(self._ragged.values())))
@@ -107,16 +110,13 @@ class Ragged(IndexedSource):
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
         """The `will_read` of a `ToldSource`, for arrays in a store until all are mapped; None for others."""
-        sources: list[Any] = [*self._ragged.values(), *([] if self._plain is None else [self._plain])]
-        told = [source.will_read for source in sources if source.will_read is not None]
+        told = [source.will_read for source in self._sources if source.will_read is not None]
         return (lambda rows, ahead: all(will_read(rows, ahead) for will_read in told)) if told else None
 
     def close(self) -> None:
         """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
-        if self._plain is not None:
-            self._plain.close()
-        for leaf in self._ragged.values():
-            leaf.close()
+        for source in self._sources:
+            source.close()
 
     def _facts(self) -> list[tuple[str, str]]:
         return [*super()._facts(), ("pad_to", ", ".join(map(str, self.pad_to)))]
