@@ -1,6 +1,5 @@
 """Arrays in a store: the same rows, identities and batches as from local files; what is fetched, and how."""
 
-import contextlib
 import io
 import os
 import threading
@@ -112,46 +111,6 @@ def test_adjacent_blocks_are_fetched_together_many_at_a_time_and_once(store, opt
     assert store.most_at_once >= 6
 
 
-def test_a_cache_that_is_too_small_costs_fetches_and_stays_small(store, tmp_path):
-    store.objects["/x.npy"] = npy(ROWS)
-    source = feedline.open_source(
-        f"{store.url}/x.npy", store=feedline.Store(cache=tmp_path, cache_bytes=3 * BLOCK)
-    )
-    out = np.empty((50, 3000), np.uint8)
-    for _ in range(3):
-        for start in range(0, 5000, 50):
-            source.read(np.arange(start, start + 50), out)
-            np.testing.assert_array_equal(out, ROWS[start : start + 50])
-    rows = np.random.default_rng(2).permutation(5000)[:200]  # needs all blocks at once
-    source.read(rows, whole := np.empty((200, 3000), np.uint8))
-    np.testing.assert_array_equal(whole, ROWS[rows])
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 4.1 * BLOCK
-    assert len(store.gets()) > 10
-
-
-def test_evictions_never_disturb_reads(store, tmp_path):
-    store.objects["/x.npy"] = npy(ROWS)
-    source = feedline.open_source(
-        f"{store.url}/x.npy", store=feedline.Store(cache=tmp_path, cache_bytes=2 * BLOCK)
-    )
-    wrong = []
-
-    def read(seed):
-        random, out = np.random.default_rng(seed), np.empty((20, 3000), np.uint8)
-        for _ in range(15):
-            rows = random.integers(0, 5000, 20)
-            source.read(rows, out)
-            if not (out == ROWS[rows]).all():
-                wrong.append(rows)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 @pytest.mark.skipif(library() is None, reason="nothing of a store is mapped")
 @pytest.mark.parametrize("change", ["truncated", "deleted"])
 def test_what_is_complete_is_mapped_until_it_is_gone(store, options, change):
@@ -179,35 +138,6 @@ def test_what_is_complete_is_mapped_until_it_is_gone(store, options, change):
     read()
 
 
-def test_closing_gives_up_what_is_being_fetched(store, options):
-    store.objects["/x.npy"] = npy(ROWS)
-    source = feedline.open_source(f"{store.url}/x.npy", store=options)
-    reached, go_on = threading.Event(), threading.Event()
-
-    def fault(method, path, part):
-        reached.set()
-        go_on.wait(20)
-
-    store.fault = fault
-    found = []
-
-    def read():
-        with contextlib.suppress(feedline.RowError):
-            try:
-                source[0]
-            except feedline.FeedError as error:
-                found.append(str(error))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    reached.wait(20)
-    source.close()
-    thread.join(15)
-    go_on.set()
-    assert "closed during a read" in found[0]
-    np.testing.assert_array_equal(source[0], ROWS[0])  # a later read fetches again
-
-
 def test_requests_are_counted(store, options):
     store.objects["/x.npy"] = npy(ROWS)
     before = fetcher().counts.requests
@@ -233,19 +163,6 @@ def test_rows_are_fetched_before_they_are_read(store, tmp_path):
         assert store.most_at_once >= 30  # of five batches, before the first has come
     fetched = {block for start, stop in store.gets() for block in range(start // BLOCK, stop // BLOCK)}
     assert set(np.asarray(expected).tolist()) <= fetched
-
-
-def test_no_more_is_fetched_ahead_than_the_cache_holds(store, tmp_path):
-    store.objects["/x.bin"] = bytes(64 * BLOCK)
-    options = feedline.Store(cache=tmp_path, cache_bytes=32 * BLOCK)
-    row = np.dtype((np.uint8, BLOCK))
-    source = feedline.open_source(f"{store.url}/x.bin", dtype=row, store=options)
-    assert source.will_read(np.arange(4), 0)
-    assert source.will_read(np.arange(4, 8), 1)
-    assert not source.will_read(np.arange(8, 12), 2)
-    out = np.empty((8, BLOCK), np.uint8)
-    source.read(np.arange(8), out)
-    assert sum(stop - start for start, stop in store.gets()) == 8 * BLOCK
 
 
 def test_arrays_in_a_store_and_on_local_disk_are_leaves_of_one_source(store, tmp_path, monkeypatch):
