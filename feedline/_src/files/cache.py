@@ -96,9 +96,8 @@ class CacheFile(Descriptor):
         super().__init__(descriptor)
         self.path, self.size = path, size
         self._beside = None if entries is None else Descriptor(os.open(entries, _MAKING, 0o600))
-        self._entries, self._entries_at = (
-            (descriptor, size) if self._beside is None else (self._beside.descriptor, 0)
-        )
+        self._entries = descriptor if self._beside is None else self._beside.descriptor
+        self._entries_at = size if self._beside is None else 0
         self._end_at = self._entries_at + _ENTRY.size * -(-size // BLOCK_BYTES)
         self.verified = np.zeros(-(-size // BLOCK_BYTES), bool)
         self._opened = time.monotonic()
@@ -107,8 +106,12 @@ class CacheFile(Descriptor):
     @property
     def is_intact(self) -> bool:
         """Whether nobody has truncated it: what was read before is right."""
-        end = os.pread(self._entries, _END.size, self._end_at)
-        return end == self.id and end[: len(_MAGIC)] == _MAGIC and len(end) == _END.size
+        return self.is_begun and os.pread(self._entries, _END.size, self._end_at) == self.id
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it had an id when it was opened."""
+        return len(self.id) == _END.size and self.id.startswith(_MAGIC)
 
     @property
     def is_gone(self) -> bool:
@@ -140,6 +143,17 @@ class CacheFile(Descriptor):
         self.verified[block] = True
         return True
 
+    def contents(self) -> bytes | None:
+        """All bytes; None: not all blocks are there. If a checksum is wrong, the file is deleted."""
+        found = pread(self.descriptor, self._end_at, 0)
+        data, entries = found[: self.size], found[self.size :]
+        parts = [memoryview(data)[at : at + BLOCK_BYTES] for at in range(0, self.size, BLOCK_BYTES)]
+        if entries == b"".join(_ENTRY.pack(_MARK, zlib.crc32(part)) for part in parts):
+            return data
+        if entries.count(_MARK) == len(parts):
+            self.unlink()
+        return None
+
     def has_no_damage(self) -> bool:
         """Whether the checksums of all blocks that are there are right."""
         for block in range(len(self.verified)):
@@ -154,6 +168,10 @@ class CacheFile(Descriptor):
             data, at = data[count:], at + count
         os.pwrite(self._entries, entry, self._entries_at + _ENTRY.size * block)
         self.verified[block] = True
+
+    def finish(self) -> None:
+        """Close the file of the entries. Called once all blocks are there."""
+        self._beside = None
 
     def unlink(self) -> None:
         """Delete the file, unless another one lies at its path."""
@@ -213,7 +231,7 @@ class Cache:
         path = self.path(name)
         try:
             found = CacheFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size)
-            if found.is_intact:
+            if found.is_begun:
                 os.utime(found.descriptor)
                 return found
         except OSError as error:
@@ -239,8 +257,8 @@ class Cache:
             made = CacheFile(path, descriptor, size)
             try:
                 made.begin()
-                with contextlib.suppress(FileExistsError, FileNotFoundError, PermissionError):
-                    os.link(temporary, path)  # or another process was faster
+                with contextlib.suppress(OSError):  # another process was faster; it has no links; …
+                    os.link(temporary, path)
             finally:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
@@ -287,10 +305,7 @@ class Cache:
     def get(self, name: str, size: int) -> bytes | None:
         """All bytes of a file; None: they are not there."""
         file = self.find(name, size)
-        if file is None or not all(file.has(block) for block in range(len(file.verified))):
-            return None
-        data = pread(file.descriptor, size, 0)
-        return data if len(data) == size and file.is_intact else None
+        return None if file is None else file.contents()
 
     def put(self, name: str, data: bytes) -> None:
         """Store all bytes of a file. Errors as of `write`."""

@@ -444,6 +444,7 @@ class RemoteFile(File):
                         await asyncio.to_thread(self.cache.write, whole, block, data[at - start : end - start])
 
             await gathered(part(run) for run in self._runs(absent))
+            whole.finish()
             of_descriptor = f"/proc/self/fd/{whole.descriptor}"
             path = of_descriptor if os.path.exists(of_descriptor) else whole.path
             self._whole = _Whole(path, whole, FileVersion.of_open(whole.descriptor))
