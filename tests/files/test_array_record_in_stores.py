@@ -41,13 +41,6 @@ def whole(cache):
     return sorted(cache.rglob("*.whole"))
 
 
-@pytest.mark.parametrize("arguments", [{"dtype": DTYPE}, {}])
-def test_rows_and_identity_are_those_of_the_local_file(arguments, as_local, store, files):
-    data = (files / "0.array_record").read_bytes()
-    as_local("x.array_record", data, **arguments)
-    assert sum(stop - start for start, stop in store.gets()) == len(data)  # once
-
-
 def test_a_damaged_file_of_the_cache_is_fetched_again(store, options, url, tmp_path):
     feedline.open_source(url, store=options).close()
     (path,) = whole(tmp_path)

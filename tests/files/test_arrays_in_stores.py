@@ -25,31 +25,6 @@ def npy(array):
     return file.getvalue()
 
 
-def npz(save, **arrays):
-    file = io.BytesIO()
-    save(file, **arrays)
-    return file.getvalue()
-
-
-RECORDS = np.zeros(2000, [("image", np.uint8, (7, 5)), ("label", np.int16)])
-RECORDS["label"] = np.arange(2000)
-FILES = {
-    "x.npy": (npy(ROWS), {}),
-    "one.npy": (npy(np.arange(3)), {}),
-    "scalars.npy": (npy(np.arange(1_000_000)), {}),
-    "records.npy": (npy(RECORDS), {}),
-    "stored.npz": (npz(np.savez, image=ROWS[:2000], label=LABELS[:2000]), {}),
-    "compressed.npz": (npz(np.savez_compressed, image=ROWS[:50], label=LABELS[:50]), {"columns": ["label"]}),
-    "tokens.bin": (ROWS.tobytes(), {"dtype": np.uint16, "window": 1025, "stride": 700}),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_rows_and_identity_are_those_of_the_local_file(name, as_local):
-    data, arguments = FILES[name]
-    as_local(name, data, **arguments)
-
-
 def test_a_feed_of_shards_gives_the_batches_of_the_local_files(store, options, tmp_path, monkeypatch):
     monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
     names = [f"{i}.npy" for i in range(4)]

@@ -21,10 +21,6 @@ def parquet():
     return file.getvalue()
 
 
-def test_rows_and_identity_are_those_of_the_local_file(as_local):
-    as_local("x.parquet", parquet())
-
-
 def test_only_the_footer_is_fetched_to_open_a_file(store, options):
     store.objects["/x.parquet"] = parquet()
     feedline.open_source(f"{store.url}/x.parquet", store=options)
@@ -49,13 +45,6 @@ def texts():
     file = io.BytesIO()
     pq.write_table(pa.table({"text": TEXT, "n": np.arange(5000)}), file, row_group_size=500, compression="zstd")
     return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("columns", "row"), [(None, {"text": b"document 3 xxx", "n": 3}), (["text"], b"document 3 xxx")]
-)
-def test_columns_of_bytes_are_those_of_the_local_file(columns, row, as_local):
-    assert as_local("x.parquet", texts(), columns=columns)[3] == row
 
 
 def test_a_store_in_trouble_is_no_bad_row_of_bytes(store, tmp_path):

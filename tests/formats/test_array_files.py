@@ -3,7 +3,6 @@
 import gc
 import io
 import os
-import pickle
 import struct
 import sys
 import time
@@ -250,28 +249,6 @@ def rewrite(path, rows):
 
 
 SUFFIXES = pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin"])
-
-
-@SUFFIXES
-def test_another_process_refuses_a_file_that_changed(tmp_path, suffix):
-    path = save(tmp_path / f"x{suffix}", ROWS)
-    source = opened(path)
-    pickled = pickle.dumps(source)
-    assert pickle.loads(pickled).identity == source.identity
-    rewrite(path, ROWS + 1)
-    with pytest.raises(FeedError, match="it was written to since the source was opened") as error:
-        pickle.loads(pickled)
-    assert (type(error.value), error.value.file) == (FeedError, str(path))
-    save(tmp_path / f"new{suffix}", ROWS + 1)
-    os.replace(tmp_path / f"new{suffix}", path)
-    with pytest.raises(FeedError, match="another file lies at its path since the source was opened"):
-        pickle.loads(pickled)
-    path.write_bytes(b"")
-    with pytest.raises(FeedError, match="must not change while a feed reads it, and it has 0 bytes"):
-        pickle.loads(pickled)
-    path.unlink()
-    with pytest.raises(FeedError, match="it cannot be found any more"):
-        pickle.loads(pickled)
 
 
 @SUFFIXES

@@ -93,36 +93,3 @@ def test_files_beyond_cache_bytes_are_refused_with_a_line_that_converts_them(tmp
     assert len(feedline.open_source(tmp_path / "*.csv", cache_bytes=16_000)) == 2 * COUNT
     pa.dataset.write_dataset(pa.csv.open_csv(tmp_path / "0.csv"), tmp_path / "converted", format="parquet")
     is_source_of(feedline.open_source(tmp_path / "converted" / "*.parquet"), rows)
-
-
-@pytest.mark.slow
-def test_a_worker_process_reads_the_file_again(tmp_path, sharding, delivered):
-    (tmp_path / "x.csv").write_bytes(_text(ROWS))
-    reading = feedline.Reading(workers=1)
-    batches = delivered(
-        feedline.Feed(tmp_path / "x.csv", 96, sharding, epochs=1, reading=reading, remainder="pad")
-    )
-    assert np.unique(np.concatenate([batch["label"] for batch in batches])).tolist() == list(range(COUNT))
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv"])
-def test_an_object_in_a_store_is_read_as_a_file_is(as_local, suffix):
-    data = _text(ROWS | {"text": [f"ä{i}" for i in range(COUNT)]}, "\t" if suffix == "tsv" else ",")
-    as_local(f"x.{suffix}", data)
-
-
-def test_a_file_that_changes_is_an_error(tmp_path):
-    (tmp_path / "x.csv").write_bytes(_text(ROWS))
-    source = feedline.open_source(tmp_path / "x.csv")
-    sent = pickle.dumps(source)
-    (tmp_path / "x.csv").write_bytes(_text(ROWS) + b"1,1,true\n")
-    for ask in (lambda: source[0], lambda: source.identity, lambda: pickle.loads(sent)):
-        with pytest.raises(feedline.FeedError, match=r"must not change while.* bytes and had"):
-            ask()
-
-
-def test_identity_follows_the_data_and_not_the_path(tmp_path):
-    for name, data in (("a", ROWS), ("b", ROWS), ("c", ROWS | {"label": ROWS["label"] + 1})):
-        (tmp_path / f"{name}.csv").write_bytes(_text(data))
-    a, b, c = (feedline.open_source(tmp_path / f"{name}.csv").identity for name in "abc")
-    assert a == b != c

@@ -414,15 +414,6 @@ def test_truncated_files_are_an_error(tmp_path, options):
         source[0]
 
 
-def test_a_file_with_bytes_that_is_replaced(tmp_path):
-    source = feedline.open_source(with_jpegs(tmp_path / "x.h5"))
-    packed = pickle.dumps(source)
-    os.replace(with_jpegs(tmp_path / "new.h5"), tmp_path / "x.h5")
-    for use in (lambda: source[3], lambda: pickle.loads(packed)):
-        with pytest.raises(feedline.FeedError, match="another file lies at its path"):
-            use()
-
-
 def test_damaged_values_are_bad_rows(tmp_path):
     path = with_jpegs(tmp_path / "x.h5")
     data = bytearray(path.read_bytes())

@@ -240,17 +240,6 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path, kind):
         feedline.open_source(tmp_path / f"?.{kind}")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_identity_follows_the_data_and_not_the_path(tmp_path, kind):
-    rows = _rows(300)
-    changed = {**rows, "label": rows["label"] + 1}
-    for name, data in (("a", rows), ("b", rows), ("c", changed)):
-        KINDS[kind](_table(data), tmp_path / f"{name}.{kind}")
-    a, b, c = (feedline.open_source(tmp_path / f"{name}.{kind}").identity for name in "abc")
-    assert a == b != c
-    assert str(tmp_path) not in str(a)
-
-
 @pytest.mark.parametrize("name", _rows(1))
 def test_a_part_of_a_column_is_viewed_from_where_it_starts(name):
     whole = _rows(50)

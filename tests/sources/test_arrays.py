@@ -131,13 +131,6 @@ def _truncated(path: Path) -> Path:
     return path
 
 
-def test_a_missing_file_and_a_glob_with_no_match_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*gone\.npy; check the path"):
-        open_source(tmp_path / "gone.npy")
-    with pytest.raises(FileNotFoundError, match=r"no file matches .*gone-\*\.npy; check the folder"):
-        open_source(tmp_path / "gone-*.npy")
-
-
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin", ".array_record"])
 def test_a_folder_in_place_of_a_file_is_refused_with_the_glob_that_works(tmp_path, suffix):
     (tmp_path / f"folder{suffix}").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES
 from feedline._src.files.fetcher import result_of
 from feedline._src.files.file import File, Indices
@@ -50,7 +51,12 @@ class Files(Sequence[File]):
         if urls := list(dict.fromkeys(path for path in self.paths if is_url(path))):
             from feedline._src.files.remote import open_objects
 
-            self._far = dict(zip(urls, open_objects(urls, store or Store(), self._segments), strict=True))
+            try:
+                self._far = dict(zip(urls, open_objects(urls, store or Store(), self._segments), strict=True))
+            except FileNotFoundError as error:
+                if versions is None:
+                    raise
+                raise FeedError(f"an object must be there while a feed reads it: {error}", stage="read") from error
         wanted = [None] * len(paths) if versions is None else versions
         self._files = [self._file(*each) for each in zip(self.paths, wanted, strict=True)]
 
