@@ -247,7 +247,7 @@ OF_FEEDLINE = {
     # what rows are read from, and the two ways to process-local batches
     "stores": ["stores", "files", "errors"],
     "files": ["files", "rows.digests", "native.library", "runtime.exit", "runtime.ending", "errors", "options"],
-    "formats": ["formats", "files", "stores", "rows", "runtime.ending", "errors", "options"],
+    "formats": ["formats", "files", "rows", "runtime.ending", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "plan.asked", "errors", "options"],
     "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",

@@ -1,9 +1,10 @@
 """Groups of rows: what is read is checked, and a file that changed is an error and no bad row."""
 
 import os
-import pickle
+import resource
 import sys
 
+import h5py
 import jax
 import numpy as np
 import programs
@@ -16,7 +17,7 @@ import feedline
 from feedline._src.files.files import Files
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import ByteColumn, Grouped, NumberColumn
-from feedline._src.sources.groups import open_groups
+from feedline._src.sources.groups import GroupSource, open_groups
 
 KINDS = {
     "parquet": lambda table, path, rows: pq.write_table(table, path, row_group_size=rows),
@@ -68,39 +69,6 @@ def _replaced(path, kind, start):
     os.replace(path.with_suffix(".new"), path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (lambda path, kind: _replaced(path, kind, 0), "it has"),
-        (lambda path, kind: os.truncate(path, path.stat().st_size // 2), "bytes and had"),
-        (lambda path, kind: os.utime(path, ns=(1, 1)), "it was written to"),
-        (lambda path, kind: os.remove(path), "it cannot be found any more"),
-    ],
-    ids=["replaced", "truncated", "written", "removed"],
-)
-def test_a_file_that_changed_is_an_error_of_the_feed_and_of_no_row(tmp_path, kind, change, found):
-    path = tmp_path / f"x.{kind}"
-    KINDS[kind](pa.table({"x": np.arange(1000)}), path, 250)
-    source, out = feedline.open_source(path), {"x": np.empty(300, np.int64)}
-    source.read(np.arange(250), {"x": out["x"][:250]})
-    travelled = pickle.dumps(source)
-    change(path, kind)
-    source.read(np.arange(250), {"x": out["x"][:250]})  # is kept, and is what it was
-    np.testing.assert_array_equal(out["x"][:250], np.arange(250))
-    for ask in (
-        lambda: source.read(np.arange(200, 500), out),
-        lambda: source.identity,
-        lambda: pickle.loads(travelled),
-    ):
-        with pytest.raises(
-            feedline.FeedError, match=f"a file must not change while a feed reads it.*{found}"
-        ) as e:
-            ask()
-        assert type(e.value) is feedline.FeedError  # a RowError could be replaced by another row
-        assert e.value.file == str(path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_replaced_file_ends_a_feed_that_substitutes_bad_rows(tmp_path, sharding, workers):
@@ -144,3 +112,72 @@ def test_a_glob_of_files_of_which_one_changed(tmp_path):
         np.testing.assert_array_equal(out, np.arange(start, start + 100))
     with pytest.raises(feedline.FeedError, match=r"1\.feather"):
         source.read(np.arange(100, 200), {"x": out})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "feather"])
+@pytest.mark.parametrize("cache_bytes", [0, 100, 1 << 20])
+def test_little_memory_reads_the_same(tmp_path, is_source_of, kind, cache_bytes):
+    rows = {"x": np.arange(300), "y": np.arange(300) % 7 == 0}
+    KINDS[kind](pa.table(rows), tmp_path / f"x.{kind}", 64)
+    is_source_of(feedline.open_source(tmp_path / f"x.{kind}", cache_bytes=cache_bytes), rows)
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The numbers of the groups that were decoded."""
+    read, numbers = GroupSource._read_group, []
+
+    def counting(self, leaf, group, *place):
+        numbers.append(group)
+        return read(self, leaf, group, *place)
+
+    monkeypatch.setattr(GroupSource, "_read_group", counting)
+    return numbers
+
+
+def test_a_row_group_is_decoded_once_while_it_is_cached(tmp_path, decoded):
+    KINDS["parquet"](pa.table({"x": np.arange(640)}), tmp_path / "x.parquet", 64)
+    source = feedline.open_source(tmp_path / "x.parquet")
+    for start in range(0, 640, 32):
+        source.read(np.arange(start, start + 32), {"x": np.empty(32, np.int64)})
+    assert decoded == list(range(10))
+    source.close()
+    source.read(np.arange(32), {"x": np.empty(32, np.int64)})
+    assert decoded == [*range(10), 0]
+
+
+def test_a_blocked_order_reads_each_row_group_once(tmp_path, sharding, delivered, decoded):
+    KINDS["parquet"](pa.table({"x": np.arange(1024)}), tmp_path / "x.parquet", 64)
+    window = 2 * 64 * 8  # bytes
+    source = feedline.open_source(tmp_path / "x.parquet", cache_bytes=window)
+    order = feedline.Order(shuffle=feedline.Blocks(rows=64, window=2))
+    reading = feedline.Reading(threads=1)
+    feed = feedline.Feed(source, 32, sharding, order=order, epochs=1, reading=reading)
+    decoded.clear()
+    got = np.concatenate([batch["x"] for batch in delivered(feed)])
+    np.testing.assert_array_equal(np.sort(got), np.arange(1024))
+    assert sorted(decoded) == list(range(16))
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.h5"])
+def test_too_many_open_files_are_no_bad_row(tmp_path, name):
+    path = tmp_path / name
+    texts = [bytes([65 + i]) * (i % 7) for i in range(50)]
+    if name == "x.h5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("text", data=texts, dtype=h5py.string_dtype())
+    else:
+        KINDS["parquet"](pa.table({"text": texts}), path, 15)
+    source = feedline.open_source(path, cache_bytes=0)
+    source.records(np.arange(2))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(feedline.FeedError, match=r"no more can be opened .*raise the limit") as caught:
+            source.records(np.arange(20, 22))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert type(caught.value) is feedline.FeedError  # a RowError could be replaced by another row
+    assert caught.value.file == str(path)
+    assert source.records(np.arange(20, 22)) == texts[20:22]

@@ -2,9 +2,7 @@
 
 import itertools
 import pickle
-import resource
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -90,28 +88,6 @@ def test_a_null_is_a_bad_row(tmp_path, name):
     assert (caught.value.row, caught.value.file) == (33, str(tmp_path / name))
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "x.h5"])
-def test_too_many_open_files_are_no_bad_row(tmp_path, name):
-    path = tmp_path / name
-    if name == "x.h5":
-        with h5py.File(path, "w") as file:
-            file.create_dataset("jpg", data=BYTES, dtype=h5py.string_dtype())
-    else:
-        pa.parquet.write_table(pa.table({"jpg": BYTES}), path, row_group_size=15)
-    source = feedline.open_source(path, cache_bytes=0)
-    source.records(np.arange(2))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
-        with pytest.raises(feedline.FeedError, match=r"no more can be opened .*raise the limit") as caught:
-            source.records(np.arange(20, 22))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert type(caught.value) is feedline.FeedError  # a RowError could be replaced by another row
-    assert caught.value.file == str(path)
-    assert source.records(np.arange(20, 22)) == BYTES[20:22]
-
-
 def test_several_files_and_what_does_not_fit(tmp_path):
     for i in range(3):
         pa.parquet.write_table(pa.table({"jpg": BYTES[10 * i : 10 * i + 10]}), tmp_path / f"{i}.parquet")
@@ -132,14 +108,3 @@ def test_several_files_and_what_does_not_fit(tmp_path):
     pa.parquet.write_table(pa.table({"jpg": pa.array([], pa.binary())}), tmp_path / "5.parquet")
     with pytest.raises(ValueError, match=r"at least one row, got .*5.parquet with none"):
         feedline.open_source(tmp_path / "5.parquet")
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_file_that_changes_is_an_error(tmp_path, name):
-    WRITERS[name](pa.table(columns(pa.binary())), str(tmp_path / name))
-    source = feedline.open_source(tmp_path / name)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content + b"!")
-    with pytest.raises(feedline.FeedError, match=r"must not change while.* bytes and had") as caught:
-        source[0]
-    assert not isinstance(caught.value, feedline.RowError)

@@ -1,12 +1,14 @@
-"""Arrow IPC (Feather) files and streams: mapped into memory, or decoded by record batches."""
+"""Arrow IPC (Feather) files and streams: numbers used where they lie, or record batches decoded by pyarrow."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -17,75 +19,201 @@ from feedline._src.formats import extras
 from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import ByteColumn, Column, Grouped, NumberColumn
+from feedline._src.formats.table import Column, FileArray, Grouped, NumberColumn
 
 Array = npt.NDArray[Any]
+PlaceOf = Callable[[int, int], int | None]
+"""(address, length) → where in the file these bytes of memory lie; None: they are no bytes of the file."""
 _FILE_MARK = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
 
 
-def is_mapped(path: Path, options: OpenOptions) -> bool:
-    """Whether the rows of a file can be used without copying them: it is not compressed, and has no nulls."""
-    return _without_nulls(_mapped(path, options)[1]) is not None
-
-
-def mapped(path: Path, options: OpenOptions) -> list[dict[str, Array]]:
-    """The record batches of a file for which `is_mapped` is true, as views of the mapped file.
-
-    Raises:
-      FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
-    """
-    spec, batches = _mapped(path, options)
-    trees = _without_nulls(batches)
-    if trees is None:
-        raise ValueError(f"{path} must be uncompressed and without nulls to be mapped; {REWRITE}")
-    return trees or [{name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items()}]
-
-
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The record batches of a file or a stream. Those of an uncompressed local file are used where they lie.
+    """The record batches of a file or a stream.
+
+    Numbers without compression and nulls are used where they lie. To find their places, pyarrow reads an object in
+    a store once, while it is fetched; it would not survive that a mapped file of the cache is truncated.
 
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    if not file.in_store:  # a file of the cache may be truncated, which pyarrow would not survive if it was mapped
-        spec, views = _mapped(Path(file.path()), options)
-        if views is not None:
-            return _in_place(spec, views)
+    with contextlib.ExitStack() as stack:
+        with naming_file(file.name, "an Arrow file", REWRITE):
+            schema, batches, place_of = stack.enter_context(_passed(file))
+        spec = spec_of(schema, options, file.name)
+        names = sorted(spec)
+        with naming_file(file.name, "an Arrow file", REWRITE):
+            arrays, views = _in_file(batches, list(spec), file, place_of)
+    if views is not None:
+        masks = [[null for batch in views if (null := batch[name].null) is not None] for name in names]
+        return Grouped(
+            spec,
+            [[batch[names[0]].rows for batch in views]] * len(names),
+            lambda leaf, group: views[group][names[leaf]],
+            in_place=True,
+            nulls={leaf: sum(int(null.sum()) for null in some) for leaf, some in enumerate(masks)},
+            arrays=None if arrays is None else lambda: arrays or [_nothing(spec)],
+        )
     with naming_file(file.name, "an Arrow file", REWRITE):
-        is_file = file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
-        batches = _BatchesOfFile(file) if is_file else _BatchesOfStream(file)
-    spec = spec_of(batches.schema, options, file.name)
-    names = sorted(spec)
-    with naming_file(file.name, "an Arrow file", REWRITE):
-        lengths = batches.lengths(spec)
+        decoded = _BatchesOfFile(file) if _is_file(file) else _BatchesOfStream(file)
+        lengths = decoded.lengths(spec) if arrays is None else [len(batch[names[0]]) for batch in arrays]
 
     def read(leaf: int, group: int) -> Column:
-        batch = batches.batch(group, names[leaf])
+        batch = decoded.batch(group, names[leaf])
         batch.validate()  # invalid lengths would make pyarrow abort the process
         # copied: views would keep alive whatever pyarrow has read with them
         return column_of(batch.column(names[leaf]), f"column {names[leaf]!r}").copied()
 
-    return Grouped(spec, [lengths] * len(names), read, extents=lambda leaf, group: [batches.extent(group)])
-
-
-def _in_place(spec: dict[str, Any], views: list[dict[str, Column]]) -> Grouped:
-    """Record batches that lie in memory."""
-    names = sorted(spec)
-    masks = {leaf: [batch[name].null for batch in views] for leaf, name in enumerate(names)}
     return Grouped(
         spec,
-        [[next(iter(batch.values())).rows for batch in views]] * len(names),
-        lambda leaf, group: views[group][names[leaf]],
-        in_place=True,
-        nulls={leaf: sum(int(mask.sum()) for mask in some if mask is not None) for leaf, some in masks.items()},
+        [lengths] * len(names),
+        read,
+        extents=lambda leaf, group: [decoded.extent(group)],
+        arrays=None if arrays is None else lambda: arrays or [_nothing(spec)],
     )
 
 
 FORMAT = Format(
     "arrow", (".arrow", ".feather"), takes=frozenset({"columns", "cache_bytes"}), extra="arrow", open=open_file
 )
+
+
+# --- where record batches lie ---
+
+
+@contextlib.contextmanager
+def _passed(file: File) -> Iterator[tuple[Any, Iterator[Any], PlaceOf]]:
+    """The schema of a file, its record batches one by one, and where the memory of the present one lies."""
+    pyarrow = extras.require("pyarrow", "arrow")
+    if file.in_store:
+        with file.open(sequential=True) as opened:
+            noted = _Noted(opened)
+            schema, batches = batches_of(pyarrow.PythonFile(noted, mode="r"))
+            yield schema, noted.forgetting(batches), noted.place_of
+        return
+    with opening(Path(file.path())) as opened:
+        whole: Array = np.asarray(np.memmap(opened, np.uint8, "r"))
+    start = whole.ctypes.data
+
+    def place_of(address: int, length: int) -> int | None:
+        return address - start if 0 <= address - start <= len(whole) - length else None
+
+    yield *batches_of(pyarrow.BufferReader(pyarrow.py_buffer(whole))), place_of
+
+
+class _Noted(io.RawIOBase):
+    """A file object that notes where the bytes lie that pyarrow got from it. pyarrow uses them without a copy."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._reads: list[tuple[int, int, bytes]] = []
+        """Address, place and data of each read; the data are kept, so that no other memory has their address."""
+
+    def read(self, size: int = -1) -> bytes:
+        """Read, and note it."""
+        place, data = self._file.tell(), self._file.read(size)
+        if data:
+            self._reads.append((np.frombuffer(data, np.uint8).ctypes.data, place, data))
+        return data
+
+    def place_of(self, address: int, length: int) -> int | None:
+        """See `PlaceOf`."""
+        for start, place, data in self._reads:
+            if start <= address and address + length <= start + len(data):
+                return place + address - start
+        return None
+
+    def forgetting(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The record batches, with what was read noted for the present one alone."""
+        for batch in batches:
+            yield batch
+            self._reads.clear()
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """See `io.IOBase`."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """See `io.IOBase`."""
+        return self._file.tell()
+
+
+def _in_file(
+    batches: Iterator[Any], names: Sequence[str], file: File, place_of: PlaceOf
+) -> tuple[list[dict[str, Any]] | None, list[dict[str, Column]] | None]:
+    """The columns of all record batches, as arrays in the file and as views of memory.
+
+    Returns:
+      The arrays, None if there are bytes or nulls; and the views, None of an object in a store. Both are None if
+      the file is compressed.
+    """
+    arrays: list[dict[str, Any]] | None = []
+    views: list[dict[str, Column]] | None = None if file.in_store else []
+    for batch in batches:
+        batch.validate()  # invalid lengths would make pyarrow abort the process
+        columns = {name: batch.column(name) for name in names}
+        buffers = [buffer for column in columns.values() for buffer in column.buffers() if buffer is not None]
+        if any(buffer.size and place_of(buffer.address, buffer.size) is None for buffer in buffers):
+            return None, None  # pyarrow has decompressed them into other memory
+        found = {name: column_of(column, f"column {name!r}") for name, column in columns.items()}
+        if any(not isinstance(column, NumberColumn) or column.null is not None for column in found.values()):
+            arrays = None
+        if arrays is not None:
+            arrays.append({name: _array(column, file, place_of) for name, column in found.items()})
+        if views is not None:
+            views.append(found)
+        elif arrays is None:
+            return None, None
+    return arrays, views
+
+
+def _array(column: Any, file: File, place_of: PlaceOf) -> FileArray | Array:
+    """Numbers of a record batch; those that were unpacked from bits are in memory."""
+    values: Array = column.values
+    place = place_of(values.ctypes.data, values.nbytes)
+    return values if place is None else FileArray.of(file, values.dtype, values.shape, place)
+
+
+def _nothing(spec: dict[str, Any]) -> dict[str, Array]:
+    return {name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items()}
+
+
+def batches_of(source: Any) -> tuple[Any, Iterator[Any]]:
+    """The schema of a file or a stream, a `pyarrow.NativeFile`, and its record batches, not validated yet."""
+    ipc = extras.require("pyarrow.ipc", "arrow")
+    mark = source.read(len(_FILE_MARK))
+    source.seek(0)
+    if mark == _FILE_MARK:
+        file = ipc.open_file(source)
+        return file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
+    stream = ipc.open_stream(source)  # as datasets.save_to_disk writes them
+    return stream.schema, _whole_stream(stream, source)
+
+
+def _whole_stream(stream: Any, source: Any) -> Iterator[Any]:
+    """The record batches of a stream, whose end mark is checked."""
+    yield from stream
+    _check_end(source)
+
+
+def _check_end(source: Any) -> None:
+    """Refuse a stream that was truncated between two record batches, which pyarrow accepts."""
+    end = source.tell()
+    source.seek(max(0, end - len(_END_OF_STREAM)))
+    if end != source.size() or source.read() != _END_OF_STREAM:
+        raise ValueError("a stream must end with the mark of its end, and this one does not")
+
+
+# --- record batches that pyarrow decodes ---
+
+
+def _is_file(file: File) -> bool:
+    return file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
 
 
 class _Batches:
@@ -152,7 +280,7 @@ class _BatchesOfStream(_Batches):
                 if message.type == "record batch":
                     starts.append(ends[-1])
                 ends.append(source.tell())
-            _check_end(source.tell(), file.size, file.samples([(max(0, file.size - 8), 8)])[0])
+            _check_end(source)
         self._starts, self._end = starts, ends[-1]
         self._head = file.read(np.array([0]), np.array([(starts or ends)[0]]))[0]  # the schema, and dictionaries
         super().__init__(file, ipc.open_stream(pyarrow.BufferReader(self._head)).schema)
@@ -176,70 +304,3 @@ def _next_message(messages: Any) -> Any:
         return messages.read_next_message()
     except StopIteration:
         return None
-
-
-def _check_end(position: int, size: int, last: bytes) -> None:
-    """Refuse a stream that was truncated between two record batches, which pyarrow accepts."""
-    if position != size or last != _END_OF_STREAM:
-        raise ValueError("a stream must end with the mark of its end, and this one does not")
-
-
-# --- mapped files ---
-
-
-def _mapped(path: Path, options: OpenOptions) -> tuple[dict[str, Any], list[dict[str, Column]] | None]:
-    """The spec of the chosen columns, and each record batch as `_views`."""
-    with naming_file(path, "an Arrow file", REWRITE), opening(path) as file:
-        whole: Array = np.asarray(np.memmap(file, np.uint8, "r"))
-        schema, _ = batches_of(whole)
-    spec = spec_of(schema, options, path)
-    with naming_file(path, "an Arrow file", REWRITE):
-        return spec, _views(whole, list(spec))
-
-
-def _without_nulls(batches: list[dict[str, Column]] | None) -> list[dict[str, Array]] | None:
-    """The arrays of record batches; None if there are nulls in them."""
-    columns = [column for batch in batches or [] for column in batch.values()]
-    if batches is None or any(isinstance(c, ByteColumn) or c.null is not None for c in columns):
-        return None
-    return [{name: c.values for name, c in batch.items() if isinstance(c, NumberColumn)} for batch in batches]
-
-
-def _views(whole: Array, names: Sequence[str]) -> list[dict[str, Column]] | None:
-    """Some columns of each record batch, as views of the mapped file; None if it is compressed.
-
-    Raises:
-      ValueError: it is damaged.
-    """
-    start = whole.ctypes.data
-
-    def bytes_of(buffer: Any) -> Array:
-        """The buffer as a view of the array of the whole file, so that it cannot exceed the file."""
-        return whole[buffer.address - start :][: buffer.size]
-
-    views: list[dict[str, Column]] = []
-    for batch in batches_of(whole)[1]:
-        batch.validate()  # invalid lengths would make pyarrow abort the process
-        arrays = {name: batch.column(name) for name in names}
-        buffers = [b for array in arrays.values() for b in array.buffers() if b is not None and b.size]
-        if not all(0 <= b.address - start <= len(whole) - b.size for b in buffers):
-            return None  # pyarrow has decompressed them into other memory
-        views.append({name: column_of(array, f"column {name!r}", bytes_of) for name, array in arrays.items()})
-    return views
-
-
-def batches_of(whole: Array) -> tuple[Any, Iterator[Any]]:
-    """The schema of a mapped file or stream, and its record batches, not validated yet."""
-    pyarrow, ipc = extras.require("pyarrow", "arrow"), extras.require("pyarrow.ipc", "arrow")
-    source = pyarrow.BufferReader(pyarrow.py_buffer(whole))
-    if whole[: len(_FILE_MARK)].tobytes() == _FILE_MARK:
-        file = ipc.open_file(source)
-        return file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
-    stream = ipc.open_stream(source)  # as datasets.save_to_disk writes them
-    return stream.schema, _whole_stream(stream, source, whole)
-
-
-def _whole_stream(stream: Any, source: Any, whole: Array) -> Iterator[Any]:
-    """The record batches of a stream, whose end mark is checked."""
-    yield from stream
-    _check_end(source.tell(), len(whole), whole[-len(_END_OF_STREAM) :].tobytes())

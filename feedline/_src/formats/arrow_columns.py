@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,41 +16,38 @@ from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import ByteColumn, Column, Leaf, NumberColumn
 
 Array = npt.NDArray[Any]
-Bytes = Callable[[Any], Array]
-"""`pyarrow.Buffer` → the same memory as uint8[n]."""
 _MOST_SHOWN = 20
 _IN_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> NumberColumn:
+def rows_of(column: Any, label: str) -> NumberColumn:
     """A column as rows: views of its buffers, with their sizes checked. Booleans and nulls are unpacked from bits.
 
     Args:
       column: a `pyarrow.Array` of a type that `row_of` supports.
       label: names the column in errors.
-      bytes_of: gives the memory of a buffer; `np.frombuffer` if None.
 
     Raises:
       ValueError: a buffer is smaller than its rows.
     """
     kind, count, types = column.type, len(column), extras.require("pyarrow", "arrow").types
     if isinstance(kind, extras.require("pyarrow", "arrow").BaseExtensionType):
-        inner = rows_of(column.storage, label, bytes_of)
+        inner = rows_of(column.storage, label)
         return inner._replace(values=inner.values.reshape(count, *row_of(kind, label).shape))
     validity, data = (*column.buffers(), None)[:2]
     null = None
     if validity is not None:
-        null = ~_bits(_bytes(validity, bytes_of), column.offset, count, label)
+        null = ~_bits(_bytes(validity), column.offset, count, label)
     if types.is_fixed_size_list(kind):
         start, stop = (row * kind.list_size for row in (column.offset, column.offset + count))
-        inner = rows_of(column.values, label, bytes_of)
+        inner = rows_of(column.values, label)
         values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
         within = None
         if inner.null is not None:
             within = np.asarray(inner.null[start:stop].reshape(count, kind.list_size).any(1))
         return NumberColumn(values, _any_null(null, within))
     row = row_of(kind, label)
-    found = _bytes(data, bytes_of)
+    found = _bytes(data)
     if types.is_boolean(kind):
         return NumberColumn(_bits(found, column.offset, count, label), _any_null(null, None))
     size = row.dtype.itemsize * int(np.prod(row.shape, dtype=np.int64))
@@ -59,10 +56,10 @@ def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> NumberCol
     return NumberColumn(found.view(row.dtype).reshape(count, *row.shape), _any_null(null, None))
 
 
-def _bytes(buffer: Any, bytes_of: Bytes | None) -> Array:
+def _bytes(buffer: Any) -> Array:
     if buffer is None or buffer.size == 0:  # of no rows
         return np.empty(0, np.uint8)
-    return np.frombuffer(buffer, np.uint8) if bytes_of is None else bytes_of(buffer)
+    return np.frombuffer(buffer, np.uint8)
 
 
 def _bits(packed: Array, offset: int, count: int, label: str) -> npt.NDArray[np.bool_]:
@@ -213,7 +210,7 @@ def is_bytes(kind: Any) -> bool:
     )  # fmt: skip
 
 
-def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Column:
+def column_of(array: Any, label: str) -> Column:
     """A `pyarrow.Array` of bytes, text or numbers. Arguments and errors as of `rows_of`.
 
     Raises:
@@ -222,10 +219,10 @@ def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Column:
     pyarrow = extras.require("pyarrow", "arrow")
     kind = array.type
     if not is_bytes(kind):
-        return rows_of(array, label, bytes_of)
+        return rows_of(array, label)
     validity, ends, data = array.buffers()
     wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
-    memory = _bytes(ends, bytes_of).view(np.int64 if wide else np.int32)
+    memory = _bytes(ends).view(np.int64 if wide else np.int32)
     memory = memory[array.offset : array.offset + len(array) + 1]
     if len(array) and len(memory) != len(array) + 1:
         raise ValueError(
@@ -234,7 +231,7 @@ def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Column:
     null = None
     if validity is not None and array.null_count:
         null = np.asarray(array.is_null())
-    return ByteColumn(memory, _bytes(data, bytes_of), null)
+    return ByteColumn(memory, _bytes(data), null)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,11 +24,10 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError
 from feedline._src.files.file import File
-from feedline._src.files.local import LocalFile
 from feedline._src.formats import extras
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Grouped, NumberColumn, check_lengths, memory_bytes
+from feedline._src.formats.table import FileArray, Grouped, NumberColumn, check_lengths, memory_bytes
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
@@ -114,7 +112,7 @@ class _Leaf:
         """The size of the dataset in memory."""
         return math.prod(self.shape) * self.elements.itemsize
 
-    def of(self, elements: Array) -> Array:
+    def of(self, elements: Any) -> Any:
         """The leaf of some elements of its dataset."""
         for name in self.fields:
             elements = elements[name]
@@ -173,7 +171,31 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
         read,
         read_rows if any(isinstance(leaf.row, str) for leaf in leaves) else None,
         extents=lambda leaf, group: () if whole else leaves[leaf].extents(group),
+        arrays=functools.partial(_arrays, file, tree) if _is_mapped(leaves) else None,
     )
+
+
+def _is_mapped(leaves: Sequence[_Leaf]) -> bool:
+    """Whether rows can be used where they lie. Small datasets beside them are read into memory."""
+    others = {leaf.dataset: leaf.nbytes for leaf in leaves if leaf.start is None}
+    return (
+        not any(isinstance(leaf.row, str) for leaf in leaves)
+        and any(leaf.start is not None for leaf in leaves)
+        and sum(others.values()) <= _MOST_IN_MEMORY_BYTES
+    )
+
+
+def _arrays(file: File, tree: dict[str, Any]) -> list[Any]:
+    def array(leaf: _Leaf) -> Any:
+        if leaf.start is not None:
+            return leaf.of(FileArray.of(file, leaf.elements, leaf.shape, leaf.start))
+        with _opened(file) as opened:
+            return np.ascontiguousarray(_read_from(opened, leaf, slice(0, leaf.rows)))
+
+    try:
+        return [jax.tree.map(array, tree)]
+    except ValueError as error:
+        raise ValueError(f"{file.name} cannot be mapped: {error}") from error
 
 
 FORMAT = Format(
@@ -201,7 +223,8 @@ def _opened(file: File, whole: bool = False) -> Iterator[Any]:
 
 def _read_from(file: Any, leaf: _Leaf, rows: Any) -> Array:
     try:
-        return leaf.of(file[leaf.dataset][rows])
+        found: Array = leaf.of(file[leaf.dataset][rows])
+        return found
     except FeedError:  # of the store
         raise
     except (OSError, RuntimeError, KeyError) as error:  # of HDF5, for damage
@@ -437,35 +460,3 @@ def _chunks_of(dataset: Any, created: Any, file: File) -> Array:
             "file, and one has not; the file is damaged, write it again"
         )
     return chunks
-
-
-# --- until sources read by `Grouped` ---
-
-
-def is_mapped(path: Path, options: OpenOptions) -> bool:
-    """Whether the rows of a file can be used where they lie. Small datasets beside them are read into memory."""
-    leaves: list[_Leaf] = jax.tree.leaves(_tree_of(LocalFile(str(path)), options))
-    others = {leaf.dataset: leaf.nbytes for leaf in leaves if leaf.start is None}
-    return (
-        not any(isinstance(leaf.row, str) for leaf in leaves)
-        and any(leaf.start is not None for leaf in leaves)
-        and sum(others.values()) <= _MOST_IN_MEMORY_BYTES
-    )
-
-
-def mapped(path: Path, options: OpenOptions) -> list[Any]:
-    """The rows of a file that `is_mapped`, as a tree of arrays, which are views of the mapped file."""
-    file = LocalFile(str(path))
-    memory = file.memory()
-    tree = _tree_of(file, options)
-
-    def array(leaf: _Leaf) -> Array:
-        if leaf.start is not None:
-            return leaf.of(np.ndarray(leaf.shape, leaf.elements, memory, leaf.start))
-        with _opened(file) as opened:
-            return np.ascontiguousarray(_read_from(opened, leaf, slice(0, leaf.rows)))
-
-    try:
-        return [jax.tree.map(array, tree)]
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be mapped: {error}") from error

@@ -433,7 +433,8 @@ def _joined(paths: Sequence[str]) -> Any:
     tables = []
     for path in paths:
         with naming_file(Path(path), "an Arrow file", REWRITE), opening(Path(path)) as file:
-            schema, batches = batches_of(np.asarray(np.memmap(file, np.uint8, "r")))
+            memory = pyarrow.py_buffer(np.asarray(np.memmap(file, np.uint8, "r")))
+            schema, batches = batches_of(pyarrow.BufferReader(memory))
             tables.append(pyarrow.Table.from_batches(list(batches), schema))
     if not tables:
         raise ValueError("a source must have at least one row, and this dataset has no files")

@@ -209,6 +209,8 @@ class Grouped:
         or arrays. For files of bytes from which single rows can be read; then rows are not read by `read`.
       extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead; empty: unknown.
       nulls: by the number of a leaf how many nulls it has, for leaves of which this is known.
+      arrays: gives the same rows as trees of `FileArray`s and arrays that follow each other, if they can be used
+        as they lie. They are read that way if this is so for all files.
       held_bytes: memory that is held as long as the description is; that of all files must fit into cache_bytes.
       identity: (allow_bad_rows) → JSON values that identify the data, without a path; None: the digest of the
         file. A sampled row that cannot be read is a RowError, or with `allow_bad_rows` part of the identity.
@@ -224,6 +226,7 @@ class Grouped:
     in_place: bool = False
     extents: Callable[[int, int], Sequence[tuple[int, int]]] = lambda leaf, group: ()
     nulls: dict[int, int] = dataclasses.field(default_factory=dict)
+    arrays: Callable[[], list[Any]] | None = None
     held_bytes: int = 0
     identity: Callable[[bool], Any] | None = None
     will_read: Callable[[int, Sequence[int], int], bool] | None = None

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from feedline._src.files.file import File
 from feedline._src.files.files import Files
 from feedline._src.files.store import Store, is_url
-from feedline._src.formats import arrow, hdf5, zarr
+from feedline._src.formats import arrow, zarr
 from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import MODULES, Format, Way, format_of
-from feedline._src.formats.versioned_files import VersionedFiles
 from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources import folder
@@ -25,22 +22,6 @@ from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.groups import open_groups
 from feedline._src.sources.ragged import open_tokens
 from feedline._src.sources.record_files import open_records
-
-
-@dataclasses.dataclass(frozen=True)
-class _ByPath:
-    """A function of a local path as one of a `File`."""
-
-    read: Callable[[Path, OpenOptions], list[Any]]
-
-    def __call__(self, file: File, options: OpenOptions) -> list[Any]:
-        """The arrays of the file. Errors name it as the user did."""
-        path = file.path()
-        try:
-            return self.read(Path(path), options)
-        except (ValueError, TypeError) as error:
-            raise type(error)(str(error).replace(path, file.name)) from error
-
 
 Opener = Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
 
@@ -51,15 +32,7 @@ def _open_saved(paths: list[str], options: OpenOptions) -> IndexedSource | Encod
 
 def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
     check_no_cache(paths)
-    return _open_by(arrow, paths, options)
-
-
-def _open_by(module: Any, paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    """Files that are mapped, or others, by functions of these names of a format."""
-    files = VersionedFiles(paths, options.store)
-    if all(files.opened(number, module.is_mapped, options) for number in range(len(paths))):
-        return ArraySource(paths, options, _ByPath(module.mapped))
-    return open_groups(module.FORMAT.open, Files(paths, options.store), options)
+    return open_groups(arrow.open_file, Files(paths, options.store), options)
 
 
 def _open_megatron(paths: list[str], options: OpenOptions) -> ArraySource:
@@ -69,10 +42,6 @@ def _open_megatron(paths: list[str], options: OpenOptions) -> ArraySource:
             "feedline.Ragged({'tokens': path}, pad_to=...), whose rows are documents"
         )
     return open_tokens(paths, options)[0]
-
-
-def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    return _open_by(hdf5, paths, options)
 
 
 def _open_zarr(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
@@ -105,7 +74,6 @@ _SAVED = Format("saved", (), takes=frozenset({"columns"}))
 _OPENERS: dict[str, Opener] = {
     "megatron": _open_megatron,
     "arrow": _open_arrow,
-    "hdf5": _open_hdf5,
     "zarr": _open_zarr,
     "files": lambda paths, options: folder.open_files(paths, options.store),
     "folder": _open_folder,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
+from feedline._src.files.file import File
 from feedline._src.files.files import Files, Place
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.opening import check_may_open
@@ -26,6 +27,7 @@ from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.indexed import Indexed, IndexedSource
 from feedline._src.rows.shards import Indices, Shards, count_of, joined, offsets_by_label, rows_in
 from feedline._src.runtime.ending import check_may_read
+from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.row_gather import RowGather
 
 Array = npt.NDArray[Any]
@@ -348,13 +350,29 @@ class TableSource(_GroupedRows, EncodedRows):
         return [("row", kinds[0][1])] if self.fields is None else kinds
 
 
-def open_groups(
-    open_file: OpenFile, files: Files, options: OpenOptions, tables: Sequence[Grouped] = ()
-) -> GroupSource | TableSource:
-    """The source of files that store rows in groups. Arguments and errors are those of `_GroupedRows`."""
-    first = tables[0] if tables else _opened(open_file, files, options, 0)
-    has_bytes = any(isinstance(leaf, str) for leaf in jax.tree.leaves(first.spec))
-    return (TableSource if has_bytes else GroupSource)(open_file, files, options, tables or [first])
+def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> IndexedSource | EncodedRows:
+    """The source of files that store rows in groups, or as arrays. Arguments and errors as of `_GroupedRows`."""
+    tables = [_opened(open_file, files, options, number) for number in range(len(files))]
+    if all(table.arrays is not None for table in tables):
+        known = {file.name: table for file, table in zip(files, tables, strict=True)}
+        return ArraySource(files.paths, options, _Arrays(open_file, known), files)
+    has_bytes = any(isinstance(leaf, str) for leaf in jax.tree.leaves(tables[0].spec))
+    return (TableSource if has_bytes else GroupSource)(open_file, files, options, tables)
+
+
+class _Arrays:
+    """(file, options) → its rows as trees of arrays. `known`: descriptions, used once and not pickled."""
+
+    def __init__(self, open_file: OpenFile, known: dict[str, Grouped]) -> None:
+        self._open_file, self._known = open_file, known
+
+    def __call__(self, file: File, options: OpenOptions) -> list[Any]:
+        arrays = (self._known.pop(file.name, None) or self._open_file(file, options)).arrays
+        assert arrays is not None, file  # of a version that had arrays
+        return arrays()
+
+    def __reduce__(self) -> Any:
+        return _Arrays, (self._open_file, {})
 
 
 def _opened(open_file: OpenFile, files: Files, options: OpenOptions, number: int) -> Grouped:
