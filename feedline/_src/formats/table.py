@@ -377,6 +377,7 @@ class Records:
 
     Attributes:
       scan: (file) → where its records lie. ValueError: the file is damaged or of another format.
+      named: whether the `Scan` names fields.
       open: (file) → a reader, for libraries that find records themselves, by `File.path`.
       data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `fields` a dict.
         ValueError: they are damaged.
@@ -389,6 +390,7 @@ class Records:
     """
 
     scan: Callable[[File], Scan] | None = None
+    named: bool = False
     open: Callable[[File], RecordReader] | None = None
     data_of: Callable[[bytes], Any] = bytes
     fields: tuple[str, ...] | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import re
 import tarfile
 import zlib
 from array import array
-from collections.abc import Iterable
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
 
 from feedline._src.files.file import File
 from feedline._src.formats.registry import Format
@@ -28,11 +30,60 @@ def scan(file: File) -> Scan:
     Raises:
       ValueError: it is not a plain tar archive of regular files, or its records have different fields.
     """
+    fields: tuple[str, ...] | None = None
+    first = ""
+    parts = array("q")
+    keys: set[str] = set()
     with file.open(sequential=True) as opened:
-        return _scan(opened, file.size, file.name)
+        for key, members in itertools.groupby(_members(opened, file.size, file.name), lambda member: member.key):
+            found: dict[str, tuple[int, int, int, int]] = {}
+            for member in members:
+                if key in keys:
+                    raise _refused(
+                        file.name,
+                        f"the members of a record must be adjacent, and {_short(member.name)} comes after members "
+                        "of other records",
+                    )
+                if member.field in found:
+                    raise _refused(
+                        file.name,
+                        f"a record must have each field once, and there are two members {_short(member.name)}",
+                    )
+                found[member.field] = member.entry
+            keys.add(key)
+            if fields is None:
+                fields, first = tuple(found), key
+            if found.keys() != set(fields):
+                raise _refused(
+                    file.name,
+                    f"all records must have the same fields, and {_short(key)} has {_listed(found)}, the first "
+                    f"record, {_short(first)}, {_listed(fields)}",
+                )
+            for field in fields:
+                parts.extend(found[field])
+    return Scan(fields or (), parts)
 
 
-def _scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
+FORMAT = Format(
+    "tar",
+    (".tar",),
+    takes=frozenset({"columns"}),
+    way="records",
+    open=lambda file, options: Records(scan, named=True),
+)
+
+
+class _Member(NamedTuple):
+    """A member that is a field of a record, and the `ENTRY` of where it lies."""
+
+    name: str
+    key: str
+    field: str
+    entry: tuple[int, int, int, int]
+
+
+def _members(file: BinaryIO, size_bytes: int, path: str) -> Iterator[_Member]:
+    """The fields of all records, in the order of the archive, which must be whole."""
     if file.read(_BLOCK_BYTES).startswith(_COMPRESSED):
         raise ValueError(
             f"an archive must not be compressed, since rows are read in any order, and {path} is; decompress it: "
@@ -40,118 +91,65 @@ def _scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
         )
     file.seek(0)
     bounded = _Bounded(file, size_bytes)
-    samples = _Samples(path, bounded, size_bytes)
-    try:
+    at = -1
+    with _readable(path):
         archive = tarfile.open(fileobj=bounded, mode="r:")  # noqa: SIM115  # closing it would not close the file
-        at = -1
-        while (member := archive.next()) is not None:
+    while True:
+        with _readable(path):
+            info = archive.next()
             archive.members = []  # type: ignore[attr-defined]  # else it keeps all headers
-            if member.offset <= at:
-                raise ValueError(f"the header at byte {at} leads back to {member.offset}")
-            at = member.offset
-            samples.add(member)
-        end = archive.offset
-    except _RefusedError:
-        raise
-    except Exception as error:  # tarfile does not document all types, and damaged headers give several
+            if info is not None and info.offset <= at:
+                raise ValueError(f"the header at byte {at} leads back to {info.offset}")
+        if info is None:
+            break
+        at = info.offset
+        split = _checked_name(info, path)
+        if split is None:
+            continue
+        if info.size < 0 or info.offset_data + info.size > size_bytes:
+            raise _refused(
+                path,
+                f"members must lie within the archive, and {_short(info.name)} has {info.size} bytes from byte "
+                f"{info.offset_data} on, of {size_bytes}; the archive is truncated",
+                "copy it again",
+            )
+        bounded.seek(at)
+        header_bytes = info.offset_data - at  # of a long name several blocks
+        checksum = zlib.crc32(bounded.read(header_bytes))
+        yield _Member(info.name, split[1], split[2].lower(), (at, header_bytes, info.size, checksum))
+    _check_end(file, archive.offset, size_bytes, path)
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Name the archive in any error of `tarfile`, which does not document all types."""
+    try:
+        yield
+    except Exception as error:
         raise ValueError(
             f"{path} cannot be read as a tar archive: {type(error).__name__}: {error}. It may be truncated or "
             f"another format; {_REWRITE}"
         ) from error
-    _check_end(file, end, size_bytes, path)
-    return samples.scan()
 
 
-FORMAT = Format(
-    "tar", (".tar",), takes=frozenset({"columns"}), way="records", open=lambda file, options: Records(scan)
-)
+def _checked_name(info: tarfile.TarInfo, path: str) -> re.Match[str] | None:
+    """The key and the field that the name of a member says; None: it is no part of a record."""
+    if ".." in info.name.split("/"):
+        raise _refused(path, f"names must not lead out of a folder, and a member is named {_short(info.name)}")
+    if info.isdir():
+        return None
+    if not info.isreg() or info.issparse():
+        kind = "sparse" if info.issparse() else "a link" if info.islnk() or info.issym() else "special"
+        raise _refused(
+            path,
+            f"members must be regular files, and {_short(info.name)} is {kind}",
+            "tar --dereference --hard-dereference writes files in place of links",
+        )
+    return None if _META.fullmatch(info.name) else _NAME.fullmatch(info.name)
 
 
-class _RefusedError(ValueError):
-    """An archive that can be read, but not as records."""
-
-
-class _Samples:
-    """The records of an archive, while its members come one by one."""
-
-    def __init__(self, path: str, file: _Bounded, size_bytes: int) -> None:
-        self._path = path
-        self._file = file
-        self._size_bytes = size_bytes
-        self._fields: tuple[str, ...] | None = None
-        self._first_key = ""
-        self._parts: array[int] = array("q")
-        self._keys: set[str] = set()
-        self._key: str | None = None
-        """The key of the record whose members are being collected."""
-        self._found: dict[str, tuple[int, int, int, int]] = {}
-        """The entry of each of its fields so far."""
-
-    def add(self, member: tarfile.TarInfo) -> None:
-        """Add the next member.
-
-        Raises:
-          _RefusedError: it does not fit.
-        """
-        name = member.name
-        if ".." in name.split("/"):
-            raise self._error(f"names must not lead out of a folder, and a member is named {_short(name)}")
-        if member.isdir():
-            return
-        if not member.isreg() or member.issparse():
-            kind = "sparse" if member.issparse() else "a link" if member.islnk() or member.issym() else "special"
-            raise self._error(
-                f"members must be regular files, and {_short(name)} is {kind}",
-                "tar --dereference --hard-dereference writes files in place of links",
-            )
-        split = _NAME.fullmatch(name)
-        if split is None or _META.fullmatch(name):
-            return
-        if member.size < 0 or member.offset_data + member.size > self._size_bytes:
-            raise self._error(
-                f"members must lie within the archive, and {_short(name)} has {member.size} bytes from byte "
-                f"{member.offset_data} on, of {self._size_bytes}; the archive is truncated",
-                "copy it again",
-            )
-        key, field = split[1], split[2].lower()
-        if key != self._key:
-            self._finish()
-            if key in self._keys:
-                raise self._error(
-                    "the members of a record must be adjacent, and "
-                    f"{_short(name)} comes after members of other records"
-                )
-            self._keys.add(key)
-            self._key = key
-        if field in self._found:
-            raise self._error(f"a record must have each field once, and there are two members {_short(name)}")
-        header_bytes = member.offset_data - member.offset  # of a long name several blocks
-        self._file.seek(member.offset)
-        checksum = zlib.crc32(self._file.read(header_bytes))
-        self._found[field] = member.offset, header_bytes, member.size, checksum
-
-    def _finish(self) -> None:
-        """Add the record that is complete."""
-        if self._key is None:
-            return
-        if self._fields is None:
-            self._fields, self._first_key = tuple(self._found), self._key
-        if self._found.keys() != set(self._fields):
-            raise self._error(
-                f"all records must have the same fields, and {_short(self._key)} has "
-                f"{_listed(self._found)}, the first record, {_short(self._first_key)}, {_listed(self._fields)}"
-            )
-        for field in self._fields:
-            self._parts.extend(self._found[field])
-        self._found = {}
-
-    def scan(self) -> Scan:
-        """All records."""
-        self._finish()
-        return Scan(self._fields or (), self._parts)
-
-    def _error(self, message: str, remedy: str = _REWRITE) -> _RefusedError:
-        return _RefusedError(f"{message}, in {self._path}; {remedy}")
+def _refused(path: str, message: str, remedy: str = _REWRITE) -> ValueError:
+    return ValueError(f"{message}, in {path}; {remedy}")
 
 
 def _short(name: str) -> str:

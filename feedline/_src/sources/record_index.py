@@ -72,7 +72,9 @@ def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index
     places = file.places_beside(_SUFFIX)
     scanned, place = None, places[0]
     for _ in range(_TRIES):
-        found = next((index for place in places if (index := _found(place, belongs)) is not None), None)
+        found = next(
+            (index for place in places if (index := _found(place, belongs, form.named)) is not None), None
+        )
         if found is not None:
             return found
         if scanned is None:
@@ -170,39 +172,35 @@ class IndexedFile:
             raise BadRecordError(record, str(error)) from error
 
 
-def _found(place: str, belongs: dict[str, Any]) -> Index | None:
+def _found(place: str, belongs: dict[str, Any], named: bool) -> Index | None:
     """The index at `place`; None if there is no whole index there that belongs to the file."""
     try:
         with open(place, "rb") as file:
             line = file.readline(_MOST_HEADER_BYTES)
-            header = _header(line)
+            checksum, _, rest = line.partition(b" ")
+            if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
+                return None
+            header = json.loads(rest)
             fields, count = header["fields"], header["count"]
+            if {name: header.get(name) for name in belongs} != belongs or not _are_possible(fields, count, named):
+                return None
             size = len(line) + 8 * ENTRY * count * (1 if fields is None else len(fields))
-            if {name: header.get(name) for name in belongs} != belongs or os.fstat(file.fileno()).st_size != size:
+            if os.fstat(file.fileno()).st_size != size or _checksum(file) != header["crc32"]:
                 return None
-            if _checksum(file) != header["crc32"]:
-                return None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
     return Index(place, line, belongs["file"][:2], None if fields is None else tuple(fields), count)
 
 
-def _header(line: bytes) -> dict[str, Any]:
-    """The JSON object of the first line of an index. ValueError: it is damaged."""
-    checksum, _, rest = line.partition(b" ")
-    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
-        raise ValueError("another checksum")
-    try:
-        header: dict[str, Any] = json.loads(rest)
-        fields, count = header["fields"], header["count"]
-    except (RecursionError, TypeError) as error:
-        raise ValueError("no header") from error
-    names = [] if fields is None else fields
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("no names")
-    if type(count) is not int or count < 0 or len(set(names)) != len(names) or (fields == [] and count):
-        raise ValueError("no records of these fields")
-    return header
+def _are_possible(fields: Any, count: Any, named: bool) -> bool:
+    """Whether JSON values of an index are fields, with names if the format gives them, and a count."""
+    if type(count) is not int or count < 0:
+        return False
+    if not named:
+        return fields is None
+    if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
+        return False
+    return len(set(fields)) == len(fields) and (count == 0 or len(fields) > 0)
 
 
 def _checksum(file: BinaryIO) -> int:
