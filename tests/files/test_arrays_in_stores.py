@@ -86,6 +86,32 @@ def test_adjacent_blocks_are_fetched_together_many_at_a_time_and_once(store, opt
     assert store.most_at_once >= 6
 
 
+def test_sources_that_evict_each_other_are_mapped_and_read_in_turns(store, tmp_path):
+    store.objects |= {"/a.npy": npy(ROWS), "/b.npy": npy(ROWS[::-1])}
+    options = feedline.Store(cache=tmp_path, cache_bytes=10 * BLOCK)  # one of them, and a part of the other
+    sources = [feedline.open_source(f"{store.url}/{name}.npy", store=options) for name in "ab"]
+    wrong, mapped = [], []
+
+    def read(seed):
+        random, out = np.random.default_rng(seed), np.empty((300, 3000), np.uint8)
+        for turn in range(12):
+            which, rows = (turn // 4 + seed) % 2, random.integers(0, 5000, 300)
+            sources[which].read(rows, out)
+            mapped.append(sources[which].will_read is None)
+            if not (out == (ROWS, ROWS[::-1])[which][rows]).all():
+                wrong.append((which, rows))
+
+    for seeds in ([0], [1], range(4)):
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in seeds]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert not all(mapped)
+    assert library() is None or any(mapped)
+
+
 @pytest.mark.skipif(library() is None, reason="nothing of a store is mapped")
 @pytest.mark.parametrize("change", ["truncated", "deleted"])
 def test_what_is_complete_is_mapped_until_it_is_gone(store, options, change):
