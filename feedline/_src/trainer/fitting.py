@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -217,7 +217,7 @@ def fit(
         if evaluation is not None and evaluate_every is not None:
             measured = measuring(evaluation, measure)
 
-            def test(step: int, state: State, metrics: list[jax.Array]) -> None:
+            def test(step: int, state: State, metrics: Iterable[jax.Array]) -> None:
                 _begin_pass(evaluation)
                 run.evaluations[step] = evaluate(measured, state.params, evaluation)
 
@@ -273,7 +273,7 @@ class _Run:
         callbacks: Sequence[Callback],
         then: Callable[[int], bool | None] | None,
     ) -> None:
-        self.each: list[tuple[int, Callable[[int, State, list[jax.Array]], None]]] = []
+        self.each: list[tuple[int, Callable[[int, State, Iterable[jax.Array]], None]]] = []
         self.evaluations: dict[int, Evaluation] = {}
         self.history: list[dict[str, float]] = []
         self.stopped = False
@@ -304,7 +304,7 @@ class _Run:
             self._step += self._steps_per_call
             yield batch
 
-    def after_step(self, state: State, metrics: list[jax.Array]) -> bool:
+    def after_step(self, state: State, metrics: Iterable[jax.Array]) -> bool:
         for every, due in self.each:
             if crosses(self._step - self._steps_per_call, self._step, every):
                 due(self._step, state, metrics)

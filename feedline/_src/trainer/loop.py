@@ -79,7 +79,7 @@ def train(
     report: Callable[[Progress], None] | None = None,
     report_every: int = 10,
     guard_transfers: bool = True,
-    after_step: Callable[[State, list[jax.Array]], bool | None] | None = None,
+    after_step: Callable[[State, Iterable[jax.Array]], bool | None] | None = None,
 ) -> tuple[State, Progress]:
     """Run the step on every batch. Returns the last state and the progress.
 
@@ -93,9 +93,9 @@ def train(
         thread.
       guard_transfers: make it an error if a step moves an array between host and devices, except the first, whose
         tracing may move constants.
-      after_step: called with each new state and the metrics that were not fetched yet, before the next batch is
-        asked for, so that iterator and state are at the same step. The next step donates the state. If the result
-        is true, no other batch is asked for.
+      after_step: called with each new state and the metrics not fetched yet, which can be iterated once, before
+        the next batch is asked for, so that iterator and state are at the same step. The next step donates the
+        state. If the result is true, no other batch is asked for.
 
     Raises:
       ValueError: there was no batch, and no step was done before.
@@ -104,12 +104,17 @@ def train(
     meter = _Meter(program, int(jax.device_get(state.step)), report_every, report)
     running: collections.deque[tuple[jax.Array, int]] = collections.deque()
     guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
+
+    def unfetched() -> Iterator[jax.Array]:
+        yield from meter.unfetched
+        yield from (metrics for metrics, _ in running)
+
     for batch in meter.timed(iter(batches)):
         rows = rows_in(batch, program.steps_per_call)
         with guard:
             state, metrics = program.step(state, batch)
         running.append((metrics, rows))
-        ended = after_step(state, [*meter.unfetched, *(each for each, _ in running)]) if after_step else False
+        ended = after_step(state, unfetched()) if after_step else False
         while len(running) > (_IN_FLIGHT if meter.progress.rows else 0):
             meter.finish(*running.popleft())
         if guard_transfers:
