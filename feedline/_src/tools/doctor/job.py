@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import select
 import signal
 import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +18,10 @@ from feedline._src.tools.doctor.checks import Leaf, batch_checks
 from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
 from feedline._src.tools.doctor.observe import LOOP
 from feedline._src.tools.doctor.start import NOT_OBSERVED
+from feedline._src.tools.launch.process_group import ProcessGroup
 
 Object = Mapping[str, Any]
 _GRACE_S = 15.0
-_KILLED_S = 5.0  # how long a killed process may take to end
-_MARK = "FEEDLINE_DOCTOR"  # the variable by which the job's processes are found
 _CUSTOMIZE = '''"""Written by feedline, for the processes of one command."""
 import sys
 
@@ -42,7 +39,7 @@ except ImportError as error:
     with open(folder + "/{not_observed}", "w") as file:
         file.write(f"{{sys.executable}} cannot import feedline: {{error}}")
 else:
-    begin(folder)
+    begin(folder, {given!r})
 '''
 _MIN_SAMPLES = 40
 _LARGE_SHARE = 0.05  # of the loop's time: a warning
@@ -71,33 +68,33 @@ class Ran(NamedTuple):
 def run(
     command: Sequence[str], environ: Mapping[str, str], limit_s: float | None = None, given: str = "observe"
 ) -> Ran:
-    """Run the command with this process's standard streams, and `start.begin` in each of its Python processes.
+    """Run the command, and `start.begin` in each of its Python processes. No process of it outlives this call.
 
     Python imports `sitecustomize` when it starts. PYTHONPATH leads it to one that installs the hooks. So the
     script is not changed, and processes that the command starts are observed, too.
 
     Args:
       environ: the environment of the command.
-      limit_s: seconds after which the job gets SIGINT, as by Ctrl-C; 15 s later, what is left of it is killed.
+      limit_s: seconds after which the job gets SIGINT, as by Ctrl-C; 15 s later, it is killed.
       given: what `start.begin` does.
 
     Raises:
       OSError: the command could not be started.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
-        text = _CUSTOMIZE.format(folder=folder, not_observed=NOT_OBSERVED)
+        text = _CUSTOMIZE.format(folder=folder, given=given, not_observed=NOT_OBSERVED)
         Path(folder, "sitecustomize.py").write_text(text)
-        Path(folder, "given.txt").write_text(given)
         path = ":".join(filter(None, (folder, environ.get("PYTHONPATH", ""))))
-        stopped = False
-        with subprocess.Popen(command, env={**environ, "PYTHONPATH": path, _MARK: folder}) as process:
-            try:
-                process.wait(limit_s)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit) as cause:
-                stopped = True
-                _stop(process, folder, cause)
-                if isinstance(cause, SystemExit):
-                    raise
+        terminal = sys.stdin is not None and sys.stdin.isatty()  # which would stop a job that reads from it
+        with ProcessGroup() as group:
+            process = group.start(
+                command,
+                {**environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL if terminal else None,
+                stdout=None,
+                stderr=None,
+            )
+            stopped = _is_stopped(process, group, limit_s)
         found = []
         for file in sorted(Path(folder).glob("*.json")):
             with contextlib.suppress(ValueError):  # another program's: the hooks replace whole files
@@ -109,60 +106,19 @@ def run(
     return Ran(128 - code if code < 0 else code, stopped, found, "" if found else reason)
 
 
-def _stop(process: subprocess.Popen[bytes], folder: str, cause: BaseException) -> None:
-    """End the job; after a grace period, or at Ctrl-C once more, it is killed.
-
-    What outlives the command, such as a child of a shell, gets SIGTERM.
-
-    Args:
-      cause: its time is over; or Ctrl-C, which the terminal has sent to the job, too; or a signal to this process.
-    """
-    if isinstance(cause, subprocess.TimeoutExpired):
-        here = os.getpgrp()
-        _signal(
-            [pid for pid, group in _started(folder).items() if group == here], signal.SIGINT
-        )  # as terminals do
-    elif isinstance(cause, SystemExit):
-        process.terminate()
-    deadline = time.monotonic() + _GRACE_S
+def _is_stopped(process: subprocess.Popen[bytes], group: ProcessGroup, limit_s: float | None) -> bool:
+    """Wait for the end of the command; or for its time, or a signal to this process, and then end the job."""
     try:
-        process.wait(_GRACE_S)
-        _signal(_started(folder), signal.SIGTERM)
-        _await_all(folder, deadline)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        pass
-    process.kill()
-    _signal(_started(folder), signal.SIGKILL)
-    process.wait()
-    _await_all(folder, time.monotonic() + _KILLED_S)
-
-
-def _started(folder: str) -> dict[int, int]:
-    """The running processes of the job in this session, whoever their parents are now: pid → process group."""
-    mark, found = f"{_MARK}={folder}".encode(), {}
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError, PermissionError):  # ended; another user's
-            pid = int(file.parent.name)
-            if mark in file.read_bytes().split(b"\0") and os.getsid(pid) == os.getsid(0):
-                found[pid] = os.getpgid(pid)
-    return found
-
-
-def _signal(pids: Iterable[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.kill(pid, number)
-
-
-def _await_all(folder: str, deadline: float) -> None:
-    """Wait for the ends of the job's processes, which need not be children of this one."""
-    while time.monotonic() < deadline and (pids := _started(folder)):
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            descriptor = os.pidfd_open(next(iter(pids)))
-            try:
-                select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            finally:
-                os.close(descriptor)
+        process.wait(limit_s)
+        return False
+    except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit) as cause:
+        terminated = isinstance(cause, SystemExit)
+        group.signal(signal.SIGTERM if terminated else signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # Ctrl-C once more
+            process.wait(_GRACE_S)
+        if terminated:
+            raise
+        return True
 
 
 def job_findings(ran: Ran) -> Iterator[Finding]:

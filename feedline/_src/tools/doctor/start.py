@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -28,23 +29,23 @@ _PROCESS_0_S = 0.2  # how long process 0, which holds the coordination service, 
 _KEYS = "feedline/diagnosed"
 
 
-def begin(folder: str) -> None:
+def begin(folder: str, task: str) -> None:
     """Observe or diagnose this process as soon as it has imported jax.
 
     Args:
-      folder: where results are written. Its "given.txt" says what to do: "observe", or "diagnose 8 200" with the
-        batches to take before, and those of the diagnosis.
+      folder: where results are written.
+      task: "observe", or "diagnose 8 200" with the batches to take before, and those of the diagnosis.
     """
+    install = functools.partial(_install, Path(folder), *task.split())
     if "jax" in sys.modules:  # a sitecustomize of the user's has imported it
-        _install(Path(folder))
+        install()
     else:
-        sys.meta_path.insert(0, _AfterImport(Path(folder)))
+        sys.meta_path.insert(0, _AfterImport(install))
 
 
-def _install(folder: Path) -> None:
+def _install(folder: Path, task: str, *numbers: str) -> None:
     """Runs right after `import jax`, before any device is used. The job imports jax whatever happens here."""
     try:
-        task, *numbers = (folder / "given.txt").read_text().split()
         if task == "observe":
             from feedline._src.tools.doctor.observe import Record, install
 
@@ -56,13 +57,13 @@ def _install(folder: Path) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds jax as usual, and installs the hooks once jax has been executed.
+    """Finds jax as usual, and calls `install` once jax has been executed.
 
     It stays until then: `importlib.util.find_spec("jax")` looks for jax without importing it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, install: Callable[[], None]) -> None:
+        self._install = install
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "jax":
@@ -76,7 +77,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 usual(module)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
-                    _install(self._folder)
+                    self._install()
 
             spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec

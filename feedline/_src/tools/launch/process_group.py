@@ -58,14 +58,15 @@ class ProcessGroup:
         command: Sequence[str],
         environ: Mapping[str, str],
         *,
-        stdout: int = subprocess.PIPE,
-        stderr: int = subprocess.PIPE,
+        stdin: int | None = subprocess.DEVNULL,
+        stdout: int | None = subprocess.PIPE,
+        stderr: int | None = subprocess.PIPE,
     ) -> subprocess.Popen[bytes]:
-        """Starts a program in the group, with no standard input. `OSError` if it cannot be run."""
+        """Starts a program in the group. A stream that is None is inherited. `OSError` if it cannot be run."""
         child = subprocess.Popen(
             command,
             env=environ,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             bufsize=0,
