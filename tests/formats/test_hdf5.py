@@ -1,4 +1,4 @@
-"""HDF5 files, compared with what h5py reads from them."""
+"""HDF5 files, local and in a store, compared with what h5py reads from them."""
 
 import fcntl
 import os
@@ -58,13 +58,16 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_columns_are_read_however_they_are_stored(tmp_path, is_source_of, layout):
+def test_columns_are_read_however_they_are_stored(tmp_path, is_source_of, as_local, layout):
     options, kind = LAYOUTS[layout]
     label = {"data": LABEL, "compression": "gzip" if kind is GroupSource else None}
-    path = written(tmp_path / "x.h5", image={"data": IMAGE, **options}, **{"more/label": label, "step": 3})
+    never = {"shape": (ROWS, 2), "dtype": "f4", "fillvalue": 2.5}
+    more = {"more/label": label, "more/never": never, "step": 3}
+    path = written(tmp_path / "x.h5", image={"data": IMAGE, **options}, **more)
     source = feedline.open_source(path)
     assert isinstance(source, kind)
-    is_source_of(source, {"image": IMAGE, "more": {"label": LABEL}})
+    is_source_of(source, {"image": IMAGE, "more": {"label": LABEL, "never": np.full((ROWS, 2), 2.5, "f4")}})
+    as_local("remote.h5", path.read_bytes())
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
@@ -161,7 +164,7 @@ def test_columns_selects_datasets_and_groups(tmp_path):
         feedline.open_source(path, columns=["valid"])
 
 
-def test_bytes_and_text_are_encoded_rows(tmp_path):
+def test_bytes_and_text_are_encoded_rows(tmp_path, as_local):
     names = [f"photo {row} é" for row in range(ROWS)]
     path = with_jpegs(
         tmp_path / "x.h5",
@@ -179,6 +182,7 @@ def test_bytes_and_text_are_encoded_rows(tmp_path):
         assert record.pop("pair").tolist() == IMAGE[row, 0, :2].tolist()
         assert (record.pop("image"), record.pop("name")) == (JPEGS[row], names[row].encode())
         assert record == {"code": b"a" * (row % 5), "label": row, "raw": b"ab\0"}
+    as_local("remote.h5", path.read_bytes())
     assert feedline.open_source(path, columns=["image"])[-1] == JPEGS[-1]
     assert feedline.open_source(path, columns=["label", "pair"])[7]["label"] == 7
 
@@ -240,6 +244,45 @@ def test_a_row_that_is_read_twice_can_be_changed_in_place(tmp_path):
     for record in records:
         record["box"] *= -1
     np.testing.assert_array_equal([record["box"] for record in records], -box[[1, 3, 1]])
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (64, 256, 256)}])
+def test_only_what_is_needed_is_fetched_from_a_store(tmp_path, store, options):
+    data = RANDOM.integers(0, 255, (640, 256, 256), np.uint8)  # 40 MiB
+    store.objects["/x.h5"] = written(tmp_path / "x.h5", x={"data": data, **options}).read_bytes()
+    cache = feedline.Store(cache=tmp_path / "cache", patience_s=10)
+    source = feedline.open_source(f"{store.url}/x.h5", store=cache)
+    assert source.will_read(np.arange(320, 330), 0)
+    for row in (329, 320):
+        np.testing.assert_array_equal(source[row]["x"], data[row])
+    assert sum(stop - start for start, stop in store.gets()) < 12 << 20
+
+
+def test_other_threads_use_h5py_while_bytes_are_fetched(tmp_path, store):
+    """As the garbage collection of any thread does. One that needs h5py's lock must not wait for the fetch."""
+    path = written(tmp_path / "x.h5", x={"data": IMAGE, "chunks": (7, 2, 2)})
+    store.objects["/x.h5"] = path.read_bytes()
+    store.fault = lambda *request: h5py.File(path).close()  # on the thread that answers
+    options = feedline.Store(cache=tmp_path / "cache", patience_s=5)
+    source = feedline.open_source(f"{store.url}/x.h5", store=options)
+    np.testing.assert_array_equal(source[9]["x"], IMAGE[9])
+
+
+def test_trouble_of_a_store_and_changes_are_no_bad_rows(store, tmp_path):
+    path = written(tmp_path / "x.h5", x={"data": IMAGE, "chunks": (7, 2, 2)})
+    store.objects["/x.h5"] = path.read_bytes()
+    address, options = f"{store.url}/x.h5", feedline.Store(cache=tmp_path / "cache", patience_s=0.2)
+    store.fault = lambda method, *request: 503 if method == "GET" else None
+    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2"):  # and not "damaged"
+        feedline.open_source(address, store=options)
+    store.fault = lambda *request: None
+    source = feedline.open_source(address, store=options)
+    packed = pickle.dumps(source)
+    store.objects["/x.h5"] += b"x"
+    np.testing.assert_array_equal(source[ROWS // 2]["x"], IMAGE[ROWS // 2])  # from the cache
+    with pytest.raises(feedline.FeedError, match="must not change") as caught:
+        pickle.loads(packed)
+    assert not isinstance(caught.value, feedline.RowError)
 
 
 ENDS = """

@@ -11,12 +11,14 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import io
+import itertools
 import math
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -33,11 +35,15 @@ from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 _MOST_LINKS = 32
 _MOST_IN_MEMORY_BYTES = 1 << 26
 """Beside contiguous datasets, others such as compressed labels are read into memory, up to this size in total."""
 _GROUP_BYTES = 1 << 16
 """Size of a group of rows of a dataset without chunks."""
+_PIECE_BYTES = 1 << 14
+_MOST_KEPT = 256
+"""Pieces of an object in a store that stay in memory: its metadata, 4 MiB at most."""
 _EXIT_WAITS_S = 1.0
 """For the read in progress. With what closing feeds takes, the exit stays below two seconds."""
 
@@ -113,7 +119,7 @@ class _Leaf:
         return math.prod(self.shape) * self.elements.itemsize
 
     def of(self, elements: Any) -> Any:
-        """The leaf of some elements of its dataset."""
+        """The leaf of some elements of its dataset, in memory or in the file."""
         for name in self.fields:
             elements = elements[name]
         return elements
@@ -142,60 +148,51 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
       ValueError: it cannot be read as rows.
       FeedError: its store cannot be read.
     """
-    tree = _tree_of(file, options)
+    reader = _Reader(file)
+    tree = _tree_of(reader, options)
     leaves: list[_Leaf] = jax.tree.leaves(tree)
-    whole = any(leaf.elements.hasobject for leaf in leaves)
-    if whole:
-        file.path()  # fetch it now, in many requests at once
+    if any(leaf.elements.hasobject for leaf in leaves):
+        reader.fetch_whole()
 
-    def read(leaf: int, group: int) -> NumberColumn:
-        with _opened(file, whole) as opened:
-            found = _read_from(opened, leaves[leaf], leaves[leaf].rows_of(group))
-        return NumberColumn(np.ascontiguousarray(found))
+    def read(number: int, group: int) -> NumberColumn:
+        leaf, rows = leaves[number], leaves[number].rows_of(group)
+        return NumberColumn(reader.use(lambda opened: _read_from(opened, leaf, rows), leaf.extents(group)))
 
     def read_rows(numbers: Sequence[int], rows: Indices) -> list[list[Any]]:
         unique, places = np.unique(rows, return_inverse=True)
         asked: Any = unique
         if len(unique) and unique[-1] - unique[0] == len(unique) - 1:
             asked = slice(int(unique[0]), int(unique[-1]) + 1)  # faster than a list of rows
-        with _opened(file, whole) as opened:
-            found = [_read_from(opened, leaves[number], asked) for number in numbers]
+        found = reader.use(lambda opened: [_read_from(opened, leaves[number], asked) for number in numbers])
         return [
             [_bytes_of(value) if isinstance(leaves[number].row, str) else value for value in values[places]]
             for number, values in zip(numbers, found, strict=True)  # [places] copies: a decoder may change its row
         ]
 
+    def in_file(leaf: _Leaf) -> Any:
+        """A leaf where it lies; or in memory, if it is a small one."""
+        if leaf.start is not None:
+            return leaf.of(FileArray.of(file, leaf.elements, leaf.shape, leaf.start))
+        extents = [extent for group in range(-(-leaf.rows // leaf.height)) for extent in leaf.extents(group)]
+        return reader.use(lambda opened: _read_from(opened, leaf, slice(0, leaf.rows)), extents)
+
+    def arrays() -> list[Any]:
+        try:
+            return [jax.tree.map(in_file, tree)]
+        except ValueError as error:
+            raise ValueError(f"{file.name} cannot be mapped: {error}") from error
+
+    has_bytes = any(isinstance(leaf.row, str) for leaf in leaves)
+    others = {leaf.dataset: leaf.nbytes for leaf in leaves if leaf.start is None}
+    lies_in_file = any(leaf.start is not None for leaf in leaves) and sum(others.values()) <= _MOST_IN_MEMORY_BYTES
     return Grouped(
         jax.tree.map(lambda leaf: leaf.row, tree),
         [EvenLengths(leaf.rows, leaf.height) for leaf in leaves],
         read,
-        read_rows if any(isinstance(leaf.row, str) for leaf in leaves) else None,
-        extents=lambda leaf, group: () if whole else leaves[leaf].extents(group),
-        arrays=functools.partial(_arrays, file, tree) if _is_mapped(leaves) else None,
+        read_rows if has_bytes else None,
+        arrays=arrays if lies_in_file and not has_bytes else None,
+        extents=lambda leaf, group: () if reader.is_whole else leaves[leaf].extents(group),
     )
-
-
-def _is_mapped(leaves: Sequence[_Leaf]) -> bool:
-    """Whether rows can be used where they lie. Small datasets beside them are read into memory."""
-    others = {leaf.dataset: leaf.nbytes for leaf in leaves if leaf.start is None}
-    return (
-        not any(isinstance(leaf.row, str) for leaf in leaves)
-        and any(leaf.start is not None for leaf in leaves)
-        and sum(others.values()) <= _MOST_IN_MEMORY_BYTES
-    )
-
-
-def _arrays(file: File, tree: dict[str, Any]) -> list[Any]:
-    def array(leaf: _Leaf) -> Any:
-        if leaf.start is not None:
-            return leaf.of(FileArray.of(file, leaf.elements, leaf.shape, leaf.start))
-        with _opened(file) as opened:
-            return np.ascontiguousarray(_read_from(opened, leaf, slice(0, leaf.rows)))
-
-    try:
-        return [jax.tree.map(array, tree)]
-    except ValueError as error:
-        raise ValueError(f"{file.name} cannot be mapped: {error}") from error
 
 
 FORMAT = Format(
@@ -207,26 +204,109 @@ def _bytes_of(value: Any) -> bytes:
     return bytes(value.tobytes() if isinstance(value, np.ndarray | np.void) else value)
 
 
-@contextlib.contextmanager
-def _opened(file: File, whole: bool = False) -> Iterator[Any]:
-    """The `h5py.File`, for the length of a `with` block, in which no other thread uses HDF5."""
+class _Reader:
+    """Opens a file for each read. Of an object in a store, the pieces that most reads need stay in memory.
+
+    Nothing is fetched while HDF5 reads, since h5py keeps its lock meanwhile: the thread that fetches may need it,
+    to free an object of h5py for example, and would wait for the one that waits for it (seen). So h5py gets the
+    bytes that are there. What it misses is fetched after it has given up, and then it reads again.
+    """
+
+    def __init__(self, file: File) -> None:
+        self.file, self.is_whole = file, file.has_path
+        self._kept: dict[int, bytes] = {}
+
+    def fetch_whole(self) -> None:
+        """Fetch an object whole, in many requests at once."""
+        self.file.path()
+        self.is_whole = True
+
+    def use(self, function: Callable[[Any], T], extents: Sequence[tuple[int, int]] = ()) -> T:
+        """What a function of the `h5py.File` returns. No other thread uses HDF5 meanwhile.
+
+        Args:
+          function: may be called several times.
+          extents: offset and length of bytes that it needs, as far as they are known.
+        """
+        if self.is_whole:
+            return _used(self.file.path(), function)
+        bytes_there = _BytesThere(self.file, self._kept)
+        bytes_there.fetch(extents)
+        while True:
+            try:
+                return _used(bytes_there, function)
+            except _MissingError as missing:
+                self._kept |= bytes_there.fetch([missing.extent], most=_MOST_KEPT - len(self._kept))
+
+
+def _used(source: Any, function: Callable[[Any], T]) -> T:
     h5py = _h5py()
-    with contextlib.ExitStack() as stack:
-        source = file.path() if whole or file.has_path else stack.enter_context(file.open())
-        stack.enter_context(_lock)
+    with _lock:
         check_may_read()
-        opened = stack.enter_context(h5py.File(source, "r", locking="best-effort"))
-        if opened.mode != "r":  # HDF5 shares one state of a file, of which not all may lie on disk yet
-            raise ValueError("it is already open for writing in this process")
-        yield opened
+        for other in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+            if other.get_intent() != h5py.h5f.ACC_RDONLY and os.fsdecode(other.name) == source:
+                # HDF5 would share its state with us, of which not all may lie on disk yet
+                raise ValueError("it is already open for writing in this process")
+        with h5py.File(source, "r", locking="best-effort") as opened:
+            return function(opened)
+
+
+class _MissingError(Exception):
+    def __init__(self, extent: tuple[int, int]) -> None:
+        super().__init__(extent)
+        self.extent = extent
+
+
+class _BytesThere(io.RawIOBase):
+    """A file object with some of the bytes of a file. A read of others is a _MissingError."""
+
+    def __init__(self, file: File, pieces: dict[int, bytes]) -> None:
+        self._file, self._pieces, self._at = file, dict(pieces), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        start, stop = self._at, min(self._at + len(buffer), self._file.size)
+        numbers = range(start // _PIECE_BYTES, -(-stop // _PIECE_BYTES))
+        if not all(number in self._pieces for number in numbers):
+            raise _MissingError((start, stop - start))
+        data = b"".join(self._pieces[number] for number in numbers)
+        skipped = numbers.start * _PIECE_BYTES
+        buffer[: stop - start] = memoryview(data)[start - skipped : stop - skipped]
+        self._at = stop
+        return stop - start
+
+    def fetch(self, extents: Sequence[tuple[int, int]], most: int = 0) -> dict[int, bytes]:
+        """Fetch some (offset, length). Returns up to `most` pieces that should be kept for other reads."""
+        parts = [(offset // _PIECE_BYTES * _PIECE_BYTES, offset + length) for offset, length in extents]
+        starts, stops = np.array(parts, np.int64).reshape(-1, 2).T
+        lengths = -(-(stops - starts) // _PIECE_BYTES) * _PIECE_BYTES
+        new = {}
+        if len(parts) == 1:  # without the rest of its block
+            found = self._file.samples([(int(starts[0]), int(lengths[0]))])
+        else:
+            found = self._file.read(starts, lengths)
+        for start, data in zip(starts.tolist(), found, strict=True):
+            for at in range(0, len(data), _PIECE_BYTES):
+                new[(start + at) // _PIECE_BYTES] = data[at : at + _PIECE_BYTES]
+        self._pieces |= new
+        return dict(itertools.islice(new.items(), max(0, most)))
 
 
 def _read_from(file: Any, leaf: _Leaf, rows: Any) -> Array:
     try:
-        found: Array = leaf.of(file[leaf.dataset][rows])
-        return found
-    except FeedError:  # of the store
-        raise
+        return np.ascontiguousarray(leaf.of(file[leaf.dataset][rows]))
     except (OSError, RuntimeError, KeyError) as error:  # of HDF5, for damage
         raise ValueError(f"{leaf.dataset}: {error}; the file is damaged, write it again with h5py") from error
 
@@ -234,67 +314,63 @@ def _read_from(file: Any, leaf: _Leaf, rows: Any) -> Array:
 # --- what a file has ---
 
 
-def _tree_of(file: File, options: OpenOptions) -> dict[str, Any]:
+def _tree_of(reader: _Reader, options: OpenOptions) -> dict[str, Any]:
     """The chosen leaves of a file: nested dicts of `_Leaf`, as groups and compound types nest.
 
     Raises:
       ValueError: another format, damaged, being written, or no rows of one table.
     """
-    refused: dict[str, str] = {}
-    tree: dict[str, Any] = {}
+    path = reader.file.name
     try:
-        with _opened(file) as opened:
-            paths = [name for name in options.columns or () if "/" in name and _exists(opened, name)]
-            for name in options.chosen([*opened, *paths], file.name) if len(opened) else []:
-                try:
-                    found = list(_found(opened, name, file, ()))
-                except _RefusedError as error:
-                    refused[name] = str(error)
-                    continue
-                if not found and options.columns is not None:
-                    refused[name] = "no rows: a scalar or an empty group"
-                for names, leaf in found:
-                    _insert(tree, names, leaf)
+        tree, refused = reader.use(lambda opened: _chosen(opened, reader.file, options))
     except FeedError:
         raise
     except Exception as error:  # of many types, for damaged files
-        if isinstance(error, ValueError) and file.name in str(error):
+        if isinstance(error, ValueError) and path in str(error):
             raise
-        message = f"{file.name} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. "
+        message = f"{path} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. "
         if "unable to lock" in message or "already open for" in message:
             raise ValueError(
                 f"{message}A file must not be open for writing: close it in the program that writes it, or, if "
                 "that was killed, run h5clear -s (Debian: hdf5-tools) and check the data"
             ) from error
         raise ValueError(f"{message}It may be truncated or another format; write it again with h5py") from error
-    check_lengths(tree, refused, "an HDF5 file", "dataset", file.name)
+    check_lengths(tree, refused, "an HDF5 file", "dataset", path)
     return tree
 
 
-def _insert(tree: dict[str, Any], names: Sequence[str], leaf: _Leaf) -> None:
-    for name in names[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[names[-1]] = leaf
+def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[dict[str, Any], dict[str, str]]:
+    """The chosen leaves of a file; and by name, why datasets and groups have no rows."""
+    tree: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    paths = [name for name in options.columns or () if "/" in name and _exists(opened, name)]
+    for name in options.chosen([*opened, *paths], file.name) if len(opened) else []:
+        try:
+            found = _node(opened, name, file, ())
+        except _RefusedError as error:
+            refused[name] = str(error)
+            continue
+        if found:
+            *outer, last = [part for part in name.split("/") if part]
+            functools.reduce(lambda inner, part: inner.setdefault(part, {}), outer, tree)[last] = found
+        elif options.columns is not None:
+            refused[name] = "no rows: a scalar or an empty group"
+    return tree, refused
 
 
-def _found(group: Any, path: str, file: File, above: tuple[int, ...]) -> Iterator[tuple[tuple[str, ...], _Leaf]]:
-    """The leaves of a dataset or a group, with their names. A scalar has none."""
+def _node(group: Any, path: str, file: File, above: tuple[int, ...]) -> _Leaf | dict[str, Any]:
+    """A dataset or a group, as its leaves; a scalar has none."""
     h5py = _h5py()
-    names = tuple(part for part in path.split("/") if part)
-    try:
-        node = _at(group, path, iter(range(_MOST_LINKS)))
-    except KeyError as error:
-        raise _RefusedError(f"nothing is there: {error}") from error
-    if isinstance(node, h5py.Group):
-        at = h5py.h5o.get_info(node.id).addr
-        if at in above:
-            raise _RefusedError("a link to a group that it lies in; leave it out with columns=[...]")
-        for child in node:
-            for inner, leaf in _found(node, child, file, (*above, at)):
-                yield (*names, *inner), leaf
-    elif isinstance(node, h5py.Dataset) and node.shape:
-        for fields, leaf in _leaves_of(node, file):
-            yield (*names, *fields), leaf
+    node = _at(group, path, iter(range(_MOST_LINKS)))
+    if isinstance(node, h5py.Dataset) and node.shape:
+        return _dataset(node, file)
+    if not isinstance(node, h5py.Group):
+        return {}
+    address = h5py.h5o.get_info(node.id).addr
+    if address in above:
+        raise _RefusedError("a link to a group that it lies in; leave it out with columns=[...]")
+    found = {child: _node(node, child, file, (*above, address)) for child in node}
+    return {child: leaves for child, leaves in found.items() if leaves}
 
 
 def _at(group: Any, path: str, links: Iterator[int]) -> Any:
@@ -342,8 +418,8 @@ def _exists(file: Any, path: str) -> bool:
     return True
 
 
-def _leaves_of(dataset: Any, file: File) -> Iterator[tuple[tuple[str, ...], _Leaf]]:
-    """The leaves of an `h5py.Dataset`, with the names of their fields.
+def _dataset(dataset: Any, file: File) -> _Leaf | dict[str, Any]:
+    """The leaf of an `h5py.Dataset`, or those of its fields.
 
     Raises:
       _RefusedError: it cannot be read as rows.
@@ -388,38 +464,34 @@ def _leaves_of(dataset: Any, file: File) -> Iterator[tuple[tuple[str, ...], _Lea
             )
         if elements.hasobject or h5py.h5t.py_create(elements, logical=True) != dataset.id.get_type():
             start = None  # h5py must convert them
-    for fields, kind in _fields_of(elements):
-        if isinstance(kind, str) and len(dataset.shape) > 1:
-            raise _RefusedError(
-                f"a row must have one value of bytes or text, and has {list(dataset.shape[1:])} of them"
-            )
-        row = kind if isinstance(kind, str) else jax.ShapeDtypeStruct((*dataset.shape[1:], *kind.shape), kind.base)
-        yield fields, _Leaf(dataset.name, fields, row, dataset.shape, elements, height, start, chunks)
+
+    def leaves(dtype: np.dtype[Any], *fields: str) -> _Leaf | dict[str, Any]:
+        if dtype.names is not None:
+            return {name: leaves(dtype[name], *fields, name) for name in dtype.names}
+        row = _row_of(dtype, dataset.shape[1:])
+        return _Leaf(dataset.name, fields, row, dataset.shape, elements, height, start, chunks)
+
+    return leaves(elements)
 
 
-def _fields_of(
-    dtype: np.dtype[Any], names: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], np.dtype[Any] | str]]:
-    """The leaves of an element: names, and the dtype of numbers with their shape, or what bytes and text are.
+def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | str:
+    """What a row of such elements is.
 
     Raises:
-      _RefusedError: it holds something else than numbers, booleans, bytes and text.
+      _RefusedError: something else than numbers, booleans, bytes and text; or several values of any length.
     """
     h5py = _h5py()
-    if dtype.names is not None:
-        for name in dtype.names:
-            yield from _fields_of(dtype[name], (*names, name))
-        return
     values = h5py.check_vlen_dtype(dtype)
-    if isinstance(values, np.dtype):
-        values = _number(values)
-        if not values.isnative:  # h5py gives their bytes as they are stored, with the other dtype
-            raise _RefusedError(f"numbers of variable length must be {values.newbyteorder('=')}, not {values.str}")
-        yield names, "bytes" if values.itemsize == 1 else f"bytes of {values}"
-    elif h5py.check_string_dtype(dtype) is not None or (dtype.kind == "V" and dtype.subdtype is None):
-        yield names, "bytes"
-    else:
-        yield names, np.dtype((_number(dtype.base), dtype.shape))
+    is_opaque = dtype.kind == "V" and dtype.subdtype is None
+    if not isinstance(values, np.dtype) and h5py.check_string_dtype(dtype) is None and not is_opaque:
+        return jax.ShapeDtypeStruct((*shape, *dtype.shape), _number(dtype.base))
+    if shape:
+        raise _RefusedError(f"a row must have one value of bytes or text, and has {list(shape)} of them")
+    if not isinstance(values, np.dtype) or _number(values).itemsize == 1:
+        return "bytes"
+    if not values.isnative:  # h5py gives their bytes as they are stored, with the other dtype
+        raise _RefusedError(f"numbers of variable length must be {values.newbyteorder('=')}, not {values.str}")
+    return f"bytes of {_number(values)}"
 
 
 def _number(dtype: np.dtype[Any]) -> np.dtype[Any]:
