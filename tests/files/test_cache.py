@@ -1,6 +1,7 @@
 """The cache on local disk: damage, limits, several processes, kills."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import time
 import programs
 import pytest
 
+import feedline
 from feedline._src.files.cache import Cache, name_of
 
 NAME = name_of("s3://bucket/x", "tag", 0, 1000)
@@ -145,6 +147,26 @@ def test_a_whole_file_goes_on_where_a_killed_process_was(tmp_path):
         file.write(b"damage")
     del again
     assert not cache.open_whole(NAME, size).verified.any()
+
+
+def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path, monkeypatch):
+    cache, write, full = Cache(str(tmp_path), 1 << 30), os.pwrite, [1]
+    for i in range(4):
+        cache.put(f"{i:040}", bytes(100_000))
+
+    def filling(descriptor, data, at):
+        if len(data) > 10_000 and full and (full.pop() or True):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", filling)
+    cache.put(NAME, bytes(100_000))
+    assert cache.get(NAME, 100_000) == bytes(100_000)
+    assert 1 <= cache.evictions <= 3
+    full += [1, 1]
+    with pytest.raises(feedline.FeedError, match=r"cannot be written \(No space left.*set FEEDLINE_CACHE"):
+        cache.put(f"{9:040}", bytes(100_000))
+    assert cache.get(f"{9:040}", 100_000) is None
 
 
 def test_the_default_limit_is_half_of_the_space(tmp_path):

@@ -152,7 +152,11 @@ class Client:
         )
         kind = str(found.attributes.get("Content-Type", ""))
         if kind.startswith("text/html"):
-            raise self._page(key)
+            raise self._refused(
+                "must answer with data, and {} is a page (text/html), such as one to sign in; open the address in "
+                "a browser, and check it",
+                key,
+            )
         return self._version(found.meta)
 
     async def get(self, key: str, start: int, stop: int, version: Version, patience_s: float) -> Any:
@@ -237,7 +241,11 @@ class Client:
             if "certificate" in said:
                 raise self._for_good("must have a certificate that this machine trusts", error, key) from None
             if kind == "NotSupportedError":
-                raise self._no_range(key) from None
+                raise self._refused(
+                    "must answer requests for ranges of bytes, and {} answered with something else, such as a "
+                    "page to sign in; open the address in a browser, or serve it by a server that knows ranges",
+                    key,
+                ) from None
             if "builder error" in text:
                 raise self._for_good("must have an address", error, key) from None
             if status and status[1] == "416":
@@ -266,32 +274,16 @@ class Client:
         return Version(size, tag or str(date), secrets.token_hex(8))
 
     def _for_good(self, rule: str, error: Exception, key: str = "") -> FeedError:
+        return self._refused(
+            f"{rule}, and {{}} failed with {_reason(error)}; check the address and the credentials, which are "
+            "taken from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, "
+            "AWS_SKIP_SIGNATURE, GOOGLE_APPLICATION_CREDENTIALS …)",
+            key,
+        )
+
+    def _refused(self, found: str, key: str) -> FeedError:
         name = f"{self._base}/{key}"
-        return FeedError(
-            f"a store {rule}, and {name} failed with {_reason(error)}; check the address and the credentials, "
-            "which are taken from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_REGION, "
-            "AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE, GOOGLE_APPLICATION_CREDENTIALS …)",
-            stage="read",
-            file=name,
-        )
-
-    def _no_range(self, key: str) -> FeedError:
-        return FeedError(
-            f"a store must answer requests for ranges of bytes, and {self._base}/{key} answered with something "
-            f"else, "
-            "such as a page to sign in; open the address in a browser, or serve it by a server that knows ranges",
-            stage="read",
-            file=f"{self._base}/{key}",
-        )
-
-    def _page(self, key: str) -> FeedError:
-        return FeedError(
-            f"a store must answer with data, and {self._base}/{key} is a page (text/html), such as one to sign "
-            f"in; "
-            "open the address in a browser, and check it",
-            stage="read",
-            file=f"{self._base}/{key}",
-        )
+        return FeedError(f"a store {found.format(name)}", stage="read", file=name)
 
 
 @functools.cache
