@@ -12,7 +12,7 @@ from rich.console import Console
 from feedline import FeedOptions, Reading
 from feedline._src.plan.plan import divided, plan_of
 from feedline._src.tools.inspect.show import show, shown, spans
-from feedline._src.tools.inspect.target import Target, contents_of, of_source
+from feedline._src.tools.inspect.target import Target, first_rows, of_source
 
 DATA = P("data")
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
@@ -24,8 +24,7 @@ def screen(source, batch_size, sharding=DATA, width=80, processes=1, colours=Fal
     asked = FeedOptions(source, batch_size, sharding, **options)
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=colours, color_system="standard" if colours else None)
-    target = Target(mesh, contents_of(source, asked.transform), asked)
-    show("rows.npz", target, asked.plan(processes), console)
+    show("rows.npz", Target(mesh, asked, asked.plan(processes), first_rows(source)[1]), console)
     return text.getvalue()
 
 
@@ -89,7 +88,7 @@ def test_what_else_a_feed_may_have_is_told():
         processes=8,
     )
     for told in (
-        "A transform on the host makes of them:",
+        "After the transform on the host, a batch has:",
         "Each process reads whole rows, and cuts the columns for its devices afterwards.",
         'At the start: buffer "auto" may grow, within feedline.Limits.',
         "/dev/shm, for 2 workers: 10 × 32 B, at most.",  # 2 · (2 · max(1, 2 // 2) + 3), of 8 rows of 4 bytes
@@ -102,10 +101,10 @@ def test_what_else_a_feed_may_have_is_told():
 @pytest.mark.parametrize(("processes", "more"), [(1, ""), (2, "1 process without one of these cannot build it.")])
 def test_a_feed_on_a_part_of_the_mesh(processes, more):
     asked = FeedOptions({"x": np.zeros(9)}, 3, jax.devices()[0])
-    target = Target(MESH, contents_of(asked.source), asked)
-    plan = plan_of(target.contents.metadata, target.contents.out, asked, divided(range(8), processes))
+    metadata, first = first_rows(asked.source)
+    plan = plan_of(metadata, metadata.spec, asked, divided(range(8), processes))
     text = io.StringIO()
-    show("rows", target, plan, Console(file=text, width=80))
+    show("rows", Target(MESH, asked, plan, first), Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     assert lines[lines.index("The feed uses 1 of them.") + 1].startswith(more or "d3")
     assert "x: SingleDeviceSharding" in lines
@@ -174,7 +173,7 @@ def test_spans_of_nothing():
 @pytest.mark.parametrize(("rows", "size"), [(100, 32), (20, 20), (5, 4), (1, 4)])
 def test_the_default_batch_size(rows, size):
     axes = {"data": 4, "model": 2}
-    assert of_source(np.zeros(rows), axes, ("data",), lambda options: options).options.batch_size == size
+    assert of_source(np.zeros(rows), axes, ("data",), 1, lambda options: options).options.batch_size == size
 
 
 @pytest.mark.parametrize(

@@ -82,25 +82,20 @@ class Inspect:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax
 
-        from feedline._src.plan.plan import devices_by_process, plan_of
-
         if axes is None:
             axes = {"data": len(jax.devices()), **({"model": 1} if is_name(self.source) else {})}
         target = self._target(axes)
-        whole_mesh = jax.sharding.NamedSharding(target.mesh, jax.sharding.PartitionSpec())
-        processes = devices_by_process(whole_mesh, self.processes)
-        plan = plan_of(target.contents.metadata, target.contents.out, target.options, processes)
-        if target.refusal is not None and not plan.problems:
+        if target.refusal is not None and not target.plan.problems:
             raise target.refusal
         from feedline._src.tools.inspect.show import as_object, show
 
         if self.json:
-            print(json.dumps(as_object(self.source, target, plan)), flush=True)
+            print(json.dumps(as_object(self.source, target)), flush=True)
         else:
             from rich.console import Console
 
-            show(printable(self.source), target, plan, Console())
-        return 1 if plan.problems else 0
+            show(printable(self.source), target, Console())
+        return 1 if target.plan.problems else 0
 
     def _target(self, axes: dict[str, int]) -> Target:
         from feedline._src.sources.open_source import open_source
@@ -113,12 +108,13 @@ class Inspect:
         elif given:
             named = open_source(named, **given)
         if not callable(named):
-            return of_source(named, axes, parse_spec(self.spec, axes) if self.spec else [*axes][:1], self.changed)
+            entries = parse_spec(self.spec, axes) if self.spec else [*axes][:1]
+            return of_source(named, axes, entries, self.processes, self.changed)
         if self.spec:
             raise ValueError(
                 f"--spec is for a path or a source; {self.source} shards the batch itself. Leave --spec out"
             )
-        return of_feed(self.source, named, axes, self.changed)
+        return of_feed(self.source, named, axes, self.processes, self.changed)
 
     def changed(self, options: FeedOptions) -> FeedOptions:
         """The options with the arguments of the command line in their place."""

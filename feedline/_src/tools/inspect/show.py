@@ -19,9 +19,9 @@ from feedline._src.observe.words import counted
 from feedline._src.placement.plan import device_parts
 from feedline._src.plan.plan import Plan
 from feedline._src.plan.sizes import Epoch
-from feedline._src.rows.spec import Array, Leaf
+from feedline._src.rows.spec import Array, Leaf, RowSpec
 from feedline._src.tools.cli.terminal import in_bytes
-from feedline._src.tools.inspect.target import Contents, Target
+from feedline._src.tools.inspect.target import Target
 
 Span = tuple[int, int]
 """Adjacent indices: the first, and the one after the last."""
@@ -30,20 +30,20 @@ _MAX_LINED, _MAX_SPANS = 8, 3
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 
 
-def show(source: str, target: Target, plan: Plan, console: Console) -> None:
+def show(source: str, target: Target, console: Console) -> None:
     """Print everything for a reader who sees it for the first time."""
-    for part in _parts(source, target, plan):
+    for part in _parts(source, target):
         console.print(part, markup=False, highlight=False)
 
 
-def _parts(source: str, target: Target, plan: Plan) -> Iterator[RenderableType]:
-    contents, size = target.contents, f"{plan.fitting_size:,}"
+def _parts(source: str, target: Target) -> Iterator[RenderableType]:
+    plan, size = target.plan, f"{target.plan.fitting_size:,}"
     for problem in plan.problems:
         yield Text(f"A feed refuses this. {problem}", "red")
-    yield Text(f"{source}: {_amount(contents)}", "bold")
-    yield from _leaves(contents, transformed=target.options.transform is not None)
+    yield Text(f"{source}: {_amount(plan)}", "bold")
+    yield from _leaves(plan, transformed=target.options.transform is not None)
     yield Text("\nFirst item" if plan.lanes else "\nFirst rows", "bold")
-    yield from _first_rows(contents)
+    yield from _first_rows(target)
     yield Text(f"\nWhich process reads which rows of a batch of {size}", "bold")
     yield from _where(target.mesh.shape, plan)
     yield from _drawings(plan)
@@ -56,39 +56,42 @@ def _parts(source: str, target: Target, plan: Plan) -> Iterator[RenderableType]:
     yield from _epochs(plan)
 
 
-def _amount(contents: Contents) -> str:
-    rows, lanes = contents.metadata.rows, contents.metadata.lanes
-    size = sum(leaf.bytes for leaf in contents.metadata.spec.leaves)
-    if rows is not None:
-        return f"{counted(rows, 'row')} of {in_bytes(size)}, {in_bytes(size * rows)} in all"
-    if not lanes:
+def _row_leaves(plan: Plan) -> tuple[Leaf, ...]:
+    return RowSpec.of(plan.row_spec).leaves
+
+
+def _amount(plan: Plan) -> str:
+    size = sum(leaf.bytes for leaf in _row_leaves(plan))
+    if plan.rows is not None:
+        return f"{counted(plan.rows, 'row')} of {in_bytes(size)}, {in_bytes(size * plan.rows)} in all"
+    if not plan.lanes:
         return f"rows of {in_bytes(size)}, repeated without end"
-    kind = "a stream" if lanes == 1 else f"a stream of {lanes} lanes"
+    kind = "a stream" if plan.lanes == 1 else f"a stream of {plan.lanes} lanes"
     return f"{kind}, items of {in_bytes(size)}. Only reading it to its end tells how many."
 
 
-def _leaves(contents: Contents, *, transformed: bool) -> Iterator[RenderableType]:
+def _leaves(plan: Plan, *, transformed: bool) -> Iterator[RenderableType]:
     placed = [] if transformed else ["placed as"]
     rows = []
-    for leaf in contents.metadata.spec.leaves:
+    for leaf in _row_leaves(plan):
         placed_as = [leaf.placed_dtype.name] if placed else []
-        rows.append([*_title_and_shape(leaf), leaf.dtype.name, *placed_as, f"{leaf.bytes:,}"])
+        rows.append([leaf_title(leaf.name), _shape(leaf.shape), leaf.dtype.name, *placed_as, f"{leaf.bytes:,}"])
     yield from _table(["leaf", "shape", "dtype", *placed, "bytes a row"], rows)
     if transformed:
-        yield "A transform on the host makes of them:"
-        rows = [[*_title_and_shape(leaf), leaf.placed_dtype.name] for leaf in contents.out.leaves]
-        yield from _table(["leaf", "shape", "placed as"], rows)
+        yield "After the transform on the host, a batch has:"
+        rows = [[leaf_title(name), _shape(leaf.shape[1:]), leaf.dtype.name] for name, leaf in plan.leaves.items()]
+        yield from _table(["leaf", "shape of a row", "placed as"], rows)
 
 
-def _title_and_shape(leaf: Leaf) -> list[str]:
-    return [leaf_title(leaf.name), " × ".join(map(str, leaf.shape)) or "one value"]
+def _shape(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape)) or "one value"
 
 
-def _first_rows(contents: Contents) -> Iterator[RenderableType]:
-    one = "item" if contents.metadata.lanes else "row"
-    leaves = zip(contents.metadata.spec.leaves, contents.first, strict=True)
+def _first_rows(target: Target) -> Iterator[RenderableType]:
+    one = "item" if target.plan.lanes else "row"
+    leaves = zip(_row_leaves(target.plan), target.first, strict=True)
     rows = [[leaf_title(leaf.name), *map(shown, values)] for leaf, values in leaves]
-    yield from _table(["leaf", *(f"{one} {row}" for row in range(len(contents.first[0])))], rows)
+    yield from _table(["leaf", *(f"{one} {row}" for row in range(len(target.first[0])))], rows)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[RenderableType]:
@@ -273,9 +276,9 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
 # --- JSON ---
 
 
-def as_object(source: str, target: Target, plan: Plan) -> dict[str, Any]:
+def as_object(source: str, target: Target) -> dict[str, Any]:
     """What --json prints. docs/inspect.md names the keys. Spans are [first, after the last]."""
-    leaves, first = target.contents.metadata.spec.leaves, target.contents.first
+    plan, first, leaves = target.plan, target.first, _row_leaves(target.plan)
     return {
         "source": source,
         "fits": not plan.problems,

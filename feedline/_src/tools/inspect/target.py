@@ -13,9 +13,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.feed_options import FeedOptions
-from feedline._src.loader.form import Transform, transformed_spec
+from feedline._src.loader.form import transformed_spec
 from feedline._src.plan.asked import SourceMetadata, placed_rows
-from feedline._src.plan.plan import multiple_of
+from feedline._src.plan.plan import Plan, devices_by_process, multiple_of, plan_of
 from feedline._src.rows.row_source import RowSource
 from feedline._src.rows.spec import Array, RowSpec
 from feedline._src.sources.lanes import FirstItem, Lanes
@@ -26,24 +26,22 @@ _ROWS_SHOWN = 3
 _ROWS_PER_SHARD = 8
 
 
-class Contents(NamedTuple):
-    """What a source holds: its metadata, the spec of a row after the transform, each leaf of the first rows."""
-
-    metadata: SourceMetadata
-    out: RowSpec
-    first: list[Array]
-
-
 class Target(NamedTuple):
-    """What is to be described: a feed over a mesh, and why the user's function could not build it."""
+    """What is described: the plan of a feed over a mesh, and the first rows of its source, leaf by leaf.
+
+    `refusal` is why the user's function could not build the feed.
+    """
 
     mesh: Mesh | AbstractMesh
-    contents: Contents
     options: FeedOptions
+    plan: Plan
+    first: list[Array]
     refusal: Exception | None = None
 
 
-def of_source(source: Any, axes: Mapping[str, int], entries: Sequence[Any], change: Change) -> Target:
+def of_source(
+    source: Any, axes: Mapping[str, int], entries: Sequence[Any], processes: int, change: Change
+) -> Target:
     """A source, and a feed of it over a mesh that need not be there.
 
     Args:
@@ -55,17 +53,17 @@ def of_source(source: Any, axes: Mapping[str, int], entries: Sequence[Any], chan
       ValueError, TypeError, OSError: there is no such source, or no feed of it.
       FeedError: its first rows cannot be read.
     """
-    mesh, contents = AbstractMesh(tuple(axes.values()), tuple(axes)), contents_of(source)
+    mesh, (metadata, first) = AbstractMesh(tuple(axes.values()), tuple(axes)), first_rows(source)
     sharding = jax.tree.map(
-        lambda row: NamedSharding(mesh, PartitionSpec(*entries[: 1 + len(row.shape)])), placed_rows(contents.out)
+        lambda row: NamedSharding(mesh, PartitionSpec(*entries[: 1 + len(row.shape)])), placed_rows(metadata.spec)
     )
-    multiple, _ = multiple_of(contents.out, sharding, contents.metadata.lanes)
-    most = _ROWS_PER_SHARD if contents.metadata.rows is None else contents.metadata.rows // multiple
+    multiple, _ = multiple_of(metadata.spec, sharding, metadata.lanes)
+    most = _ROWS_PER_SHARD if metadata.rows is None else metadata.rows // multiple
     options = FeedOptions(source, multiple * min(_ROWS_PER_SHARD, max(1, most)), sharding)
-    return Target(mesh, contents, change(options))
+    return _described(mesh, change(options), processes, metadata, first)
 
 
-def of_feed(name: str, make_feed: MakeFeed, axes: Mapping[str, int], change: Change) -> Target:
+def of_feed(name: str, make_feed: MakeFeed, axes: Mapping[str, int], processes: int, change: Change) -> Target:
     """The feed that a function makes over a mesh of the first devices, even if that feed is refused.
 
     Raises:
@@ -86,23 +84,40 @@ def of_feed(name: str, make_feed: MakeFeed, axes: Mapping[str, int], change: Cha
         if not asked:
             raise
         options, refusal = asked[-1], error
-    return Target(mesh, contents_of(options.source, options.transform), options, refusal)
+    return _described(mesh, options, processes, *first_rows(options.source), refusal)
 
 
-def contents_of(source: Any, transform: Transform | None = None) -> Contents:
+def _described(
+    mesh: Mesh | AbstractMesh,
+    options: FeedOptions,
+    processes: int,
+    metadata: SourceMetadata,
+    first: list[Array],
+    refusal: Exception | None = None,
+) -> Target:
+    out = metadata.spec
+    if options.transform is not None:
+        out = transformed_spec(options.transform, out, [leaf[:1].copy() for leaf in first])
+    devices = devices_by_process(NamedSharding(mesh, PartitionSpec()), processes)
+    return Target(mesh, options, plan_of(metadata, out, options, devices), first, refusal)
+
+
+def first_rows(source: Any) -> tuple[SourceMetadata, list[Array]]:
     """Open a source, read its first rows, and close it if it was opened here.
 
     Args:
       source: as `feedline.Feed` takes it.
-      transform: of the feed.
+
+    Returns:
+      Its metadata; and each leaf of the first rows.
 
     Raises:
       ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
       FeedError: its first rows cannot be read.
 
     Example:
-      >>> contents = contents_of({"x": np.arange(10, dtype=np.int16)})
-      >>> contents.metadata.rows, contents.first[0].tolist()
+      >>> metadata, first = first_rows({"x": np.arange(10, dtype=np.int16)})
+      >>> metadata.rows, first[0].tolist()
       (10, [0, 1, 2])
     """
     opened = as_source(source)
@@ -120,10 +135,7 @@ def contents_of(source: Any, transform: Transform | None = None) -> Contents:
         finally:
             if opened is not source:
                 opened.close()
-    out = metadata.spec
-    if transform is not None:
-        out = transformed_spec(transform, out, [leaf[:1].copy() for leaf in first])
-    return Contents(metadata, out, first)
+    return metadata, first
 
 
 def _read_first(source: RowSource, count: int, out: Any) -> None:
