@@ -233,7 +233,7 @@ class _Leaf:
         self.shape, self.dtype = value.shape, value.dtype
         self._pad, self._given_pad = _checked_pad(name, pad, self.dtype), np.asarray(pad).item()
         self._windows: dict[int, ArraySource] = {}
-        self.longest, self.longest_row = self._validated_lengths()
+        self.longest, self.longest_row = self._validated_lengths(ends)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_windows": {}}
@@ -299,38 +299,43 @@ class _Leaf:
 
     def _read_bounds(self, rows: Indices) -> tuple[Indices, Indices]:
         """The start and the length of each row."""
-        (spec,) = jax.tree.leaves(self._bounds.spec)
-        bounds = np.empty((len(rows), 2), spec.dtype)
-        self._bounds.read(rows, bounds)
-        bounds = bounds.astype(np.int64)
+        bounds = _integers(self._bounds, rows)
         return bounds[:, 0], bounds[:, 1] - bounds[:, 0]
 
-    def _validated_lengths(self) -> tuple[int, int]:
+    def _validated_lengths(self, offsets: ArraySource) -> tuple[int, int]:
         """The length of the longest row, and its row index, after a check that the offsets ascend to the end."""
         longest, longest_row, end = -1, 0, 0
         for first in range(0, len(self), _AT_ONCE):
-            starts, lengths = self._read_bounds(np.arange(first, min(first + _AT_ONCE, len(self))))
-            if first == 0 and starts[0] != 0:
+            at = _integers(offsets, np.arange(first, min(first + _AT_ONCE, len(self)) + 1))
+            if first == 0 and at[0] != 0:
                 raise ValueError(
-                    f"offsets must begin with 0, got {starts[0]} for {self._name!r}; subtract it, and leave out "
-                    "the values before it"
+                    f"offsets must begin with 0, got {at[0]} for {self._name!r}; subtract it, and leave out the "
+                    "values before it"
                 )
+            lengths = np.diff(at)
             if len(bad := np.flatnonzero(lengths < 0)):
                 raise ValueError(
                     f"offsets must not decrease, and those of {self._name!r} do at row {first + bad[0]}, from "
-                    f"{starts[bad[0]]} to {starts[bad[0]] + lengths[bad[0]]}; "
-                    "np.concatenate([[0], np.cumsum(lengths)]) makes them"
+                    f"{at[bad[0]]} to {at[bad[0] + 1]}; np.concatenate([[0], np.cumsum(lengths)]) makes them"
                 )
-            at = int(lengths.argmax())
-            if lengths[at] > longest:
-                longest, longest_row = int(lengths[at]), first + at
-            end = int(starts[-1] + lengths[-1])
+            row = int(lengths.argmax())
+            if lengths[row] > longest:
+                longest, longest_row = int(lengths[row]), first + row
+            end = int(at[-1])
         if end != len(self._values):
             raise ValueError(
                 f"offsets must end with the number of values, {len(self._values)}, got {end} for {self._name!r}; "
                 "values or offsets may be truncated, or belong to another file"
             )
         return longest, longest_row
+
+
+def _integers(source: ArraySource, rows: Indices) -> Indices:
+    """Rows of a source of one array of integers, as int64."""
+    (spec,) = jax.tree.leaves(source.spec)
+    found = np.empty((len(rows), *spec.shape), spec.dtype)
+    source.read(rows, found)
+    return found.astype(np.int64)
 
 
 def _checked_pad(name: str, pad: float, dtype: np.dtype[Any]) -> Array:
@@ -356,7 +361,7 @@ def _check_offsets(name: str, offsets: ArraySource) -> None:
             f"offsets have one more element than there are rows, at least 2, got {len(offsets)} for {name!r}; "
             "they begin with 0 and end with the number of values"
         )
-    if jax.tree.leaves(offsets[-1]) == [0]:
+    if _integers(offsets, np.array([len(offsets) - 1])) == 0:
         raise ValueError(
             f"at least one row must have values, and by the offsets all {len(offsets) - 1} rows of {name!r} are "
             "empty; check what wrote them, or leave the column out"
