@@ -245,7 +245,6 @@ OF_FEEDLINE = {
     "observe.prometheus": ["observe.metrics", "observe.report", "options"],
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
-    "stores": ["stores", "files", "errors"],
     "files": ["files", "rows.digests", "native.library", "runtime.exit", "runtime.ending", "errors", "options"],
     "formats": ["formats", "files", "rows", "runtime.ending", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.ending",
@@ -294,7 +293,6 @@ FROM_OUTSIDE = {
     "observe": ["jax"],
     "observe.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
-    "stores": ["numpy"],  # obstore by its name, since it is optional
     "files": ["numpy"],  # obstore by its name, since it is optional
     "formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to workers of mp_prefetch
