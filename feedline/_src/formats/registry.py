@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+from feedline._src.files.files import Files
+from feedline._src.files.store import Store
 
 Way = Literal["mapped", "grouped", "records"]
 
@@ -23,8 +26,8 @@ class Format:
       takes: the options of `open_source` that it takes, beside `store`.
       extra: the extra of pyproject.toml that installs its library; "": it needs none.
       way: how rows are read. A format of which some files can be mapped and others cannot says "grouped".
-      open: (file, options) → its description: the arrays, groups or records that it has. `None` for formats that
-        `sources.file_formats` opens.
+      open: (file, options) → its description: the arrays, groups or records that it has. None: the source does it.
+      files: (paths, store) → the files by their numbers, of which `open` gets each.
       head_bytes: how many bytes from the start of a file `open` reads first. Of objects in a store, those of all
         files are fetched at once.
 
@@ -39,6 +42,7 @@ class Format:
     extra: str = ""
     way: Way = "grouped"
     open: Callable[..., Any] | None = None
+    files: Callable[[Sequence[str], Store | None], Any] = Files
     head_bytes: int = 0
 
     def __reduce__(self) -> Any:

@@ -31,8 +31,6 @@ from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.shards import EvenLengths
 from feedline._src.rows.spec import is_numeric
 
-FORMAT = Format("zarr", (".zarr",), takes=frozenset({"columns", "cache_bytes", "missing_chunks"}), extra="zarr")
-
 Array = npt.NDArray[Any]
 Corner = tuple[int, ...]
 """The place of a chunk or shard in the grid of all."""
@@ -182,6 +180,16 @@ def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
         will_read=will_read if place.folder.in_store else None,
         close=place.folder.close,
     )
+
+
+FORMAT = Format(
+    "zarr",
+    (".zarr",),
+    takes=frozenset({"columns", "cache_bytes", "missing_chunks"}),
+    extra="zarr",
+    open=open_zarr,
+    files=ZarrFolders,
+)
 
 
 def _sampled_rows(array: _Array, failures: list[RowError]) -> list[Any]:

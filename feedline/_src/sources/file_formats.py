@@ -4,97 +4,60 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from feedline._src.files.files import Files
 from feedline._src.files.store import Store, is_url
-from feedline._src.formats import arrow, zarr
+from feedline._src.formats import zarr
 from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import MODULES, Format, Way, format_of
+from feedline._src.formats.registry import MODULES, Format, format_of
 from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources import folder
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.groups import open_groups
-from feedline._src.sources.ragged import open_tokens
+from feedline._src.sources.ragged import open_windows
 from feedline._src.sources.record_files import open_records
-
-Opener = Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
-
-
-def _open_saved(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    return open_dataset(paths[0], options)
-
-
-def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    check_no_cache(paths)
-    return open_groups(arrow.open_file, Files(paths, options.store), options)
-
-
-def _open_megatron(paths: list[str], options: OpenOptions) -> ArraySource:
-    if options.window is None:
-        raise ValueError(
-            f"documents differ in length: pass window=..., for windows over all tokens of {paths[0]}, or use "
-            "feedline.Ragged({'tokens': path}, pad_to=...), whose rows are documents"
-        )
-    return open_tokens(paths, options)[0]
-
-
-def _open_zarr(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    folders: Any = zarr.ZarrFolders(paths, options.store)
-    return open_groups(zarr.open_zarr, folders, options)
-
-
-def _open_grouped(form: Format, files: Files, options: OpenOptions) -> IndexedSource | EncodedRows:
-    assert form.open is not None
-    return open_groups(form.open, files, options)
-
-
-def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
-    source = folder.open_folder(paths[0], options.store)
-    for name in {source.file_of(0), source.file_of(len(source) - 1)}:
-        if _suffix(name) in MODULES.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
-            is_dataset = os.path.basename(source.file_of(len(source) - 1)) == STATE  # of Hugging Face, in a store
-            glob = f"{paths[0].rstrip('/')}/{'data-' if is_dataset else ''}*{Path(name).suffix}"
-            raise ValueError(
-                f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
-                f"by a glob: open_source({glob!r})"
-            )
-    return source
-
 
 FILES = Format("files", ())
 """Files whose suffix is that of no format: each is a row."""
 _FOLDER = Format("folder", ())
 _SAVED = Format("saved", (), takes=frozenset({"columns"}))
-_OPENERS: dict[str, Opener] = {
-    "megatron": _open_megatron,
-    "arrow": _open_arrow,
-    "zarr": _open_zarr,
-    "files": lambda paths, options: folder.open_files(paths, options.store),
-    "folder": _open_folder,
-    "saved": _open_saved,
-}
-"""By name, what opens files of a format that is not read by its way alone."""
-
-
-WAYS: dict[Way, Callable[[Format, Files, OpenOptions], IndexedSource | EncodedRows]] = {
-    "grouped": _open_grouped,
-    "records": open_records,
-    "mapped": lambda form, files, options: ArraySource(files.paths, options, files=files),
-}
-"""For each way to read rows, the source of files of a format that has an `open`."""
 
 
 def open_files(form: Format, paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
     """The rows of files of this format, or of one folder."""
-    if form.name in _OPENERS:
-        return _OPENERS[form.name](paths, options)
-    return WAYS[form.way](form, Files(paths, options.store), options)
+    if form is FILES:
+        return folder.open_files(paths, options.store)
+    if form is _FOLDER:
+        return _open_folder(paths[0], options)
+    if form is _SAVED:
+        return open_dataset(paths[0], options)
+    if form.name == "megatron":
+        return open_windows(paths, options)
+    if form.name == "arrow":
+        check_no_cache(paths)
+    files = form.files(paths, options.store)
+    if form.way == "mapped":
+        return ArraySource(paths, options, files=files)
+    if form.way == "records":
+        return open_records(form, files, options)
+    assert form.open is not None
+    return open_groups(form.open, files, options)
+
+
+def _open_folder(path: str, options: OpenOptions) -> EncodedRows:
+    source = folder.open_folder(path, options.store)
+    for name in {source.file_of(0), source.file_of(len(source) - 1)}:
+        if _suffix(name) in MODULES.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
+            is_dataset = os.path.basename(source.file_of(len(source) - 1)) == STATE  # of Hugging Face, in a store
+            glob = f"{path.rstrip('/')}/{'data-' if is_dataset else ''}*{Path(name).suffix}"
+            raise ValueError(
+                f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
+                f"by a glob: open_source({glob!r})"
+            )
+    return source
 
 
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")

@@ -177,6 +177,20 @@ def _ragged_ones(columns: Mapping[str, Any]) -> dict[str, Any]:
     return ragged
 
 
+def open_windows(paths: Sequence[str], options: OpenOptions) -> ArraySource:
+    """Windows of all tokens of the `.bin` of each `.idx` of Megatron-LM. Errors as of `open_tokens`.
+
+    Raises:
+      ValueError: there is no `window`.
+    """
+    if options.window is None:
+        raise ValueError(
+            f"documents differ in length: pass window=..., for windows over all tokens of {paths[0]}, or use "
+            "feedline.Ragged({'tokens': path}, pad_to=...), whose rows are documents"
+        )
+    return open_tokens(paths, options)[0]
+
+
 def open_tokens(paths: Sequence[str], options: OpenOptions) -> tuple[ArraySource, list[Indices]]:
     """The tokens of the `.bin` of each `.idx` of Megatron-LM, and the offsets of the documents of each.
 
