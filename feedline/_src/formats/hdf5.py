@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import io
-import itertools
 import math
 import os
 import sys
@@ -236,7 +235,9 @@ class _Reader:
             try:
                 return _used(bytes_there, function)
             except _MissingError as missing:
-                self._kept |= bytes_there.fetch([missing.extent], most=_MOST_KEPT - len(self._kept))
+                new = bytes_there.fetch_small(*missing.extent)
+                if len(self._kept) + len(new) <= _MOST_KEPT:
+                    self._kept |= new
 
 
 def _used(source: Any, function: Callable[[Any], T]) -> T:
@@ -263,12 +264,6 @@ class _BytesThere(io.RawIOBase):
     def __init__(self, file: File, pieces: dict[int, bytes]) -> None:
         self._file, self._pieces, self._at = file, dict(pieces), 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
         return self._at
@@ -287,21 +282,27 @@ class _BytesThere(io.RawIOBase):
         self._at = stop
         return stop - start
 
-    def fetch(self, extents: Sequence[tuple[int, int]], most: int = 0) -> dict[int, bytes]:
-        """Fetch some (offset, length). Returns up to `most` pieces that should be kept for other reads."""
+    def fetch(self, extents: Sequence[tuple[int, int]]) -> None:
+        """Fetch some (offset, length), with the blocks of the cache that hold them."""
         parts = [(offset // _PIECE_BYTES * _PIECE_BYTES, offset + length) for offset, length in extents]
         starts, stops = np.array(parts, np.int64).reshape(-1, 2).T
         lengths = -(-(stops - starts) // _PIECE_BYTES) * _PIECE_BYTES
-        new = {}
-        if len(parts) == 1:  # without the rest of its block
-            found = self._file.samples([(int(starts[0]), int(lengths[0]))])
-        else:
-            found = self._file.read(starts, lengths)
-        for start, data in zip(starts.tolist(), found, strict=True):
-            for at in range(0, len(data), _PIECE_BYTES):
-                new[(start + at) // _PIECE_BYTES] = data[at : at + _PIECE_BYTES]
+        for start, data in zip(starts.tolist(), self._file.read(starts, lengths), strict=True):
+            self._pieces |= _pieces(start, data)
+
+    def fetch_small(self, offset: int, length: int) -> dict[int, bytes]:
+        """Fetch some bytes, without the rest of their block if they are few. Returns their pieces."""
+        start = offset // _PIECE_BYTES * _PIECE_BYTES
+        with self._file.open() as opened:
+            opened.seek(start)
+            new = _pieces(start, opened.read(-(-(offset + length - start) // _PIECE_BYTES) * _PIECE_BYTES))
         self._pieces |= new
-        return dict(itertools.islice(new.items(), max(0, most)))
+        return new
+
+
+def _pieces(start: int, data: bytes) -> dict[int, bytes]:
+    starts = range(0, len(data), _PIECE_BYTES)
+    return {(start + at) // _PIECE_BYTES: data[at : at + _PIECE_BYTES] for at in starts}
 
 
 def _read_from(file: Any, leaf: _Leaf, rows: Any) -> Array:
