@@ -233,22 +233,22 @@ def evaluate(measure: Measure, params: Params, batches: Iterable[Batch]) -> Eval
       ValueError: there was no row to count.
     """
     total, sums = 0, dict[str, float]()
-    running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
-
-    def add(all_but: int) -> None:
-        nonlocal total
-        while len(running) > all_but:
-            metrics, rows = jax.device_get(running.popleft())
-            total += int(rows)
-            for name, mean in metrics.items():
-                if rows:  # the mean of no row may be NaN
-                    sums[name] = sums.get(name, 0.0) + float(mean) * int(rows)
-
-    for batch in batches:
-        running.append(measure(params, batch))
-        add(all_but=_IN_FLIGHT)
-    add(all_but=0)
+    for metrics, rows in _fetched(measure(params, batch) for batch in batches):
+        total += int(rows)
+        for name, mean in metrics.items() if rows else ():  # the mean of no row may be NaN
+            sums[name] = sums.get(name, 0.0) + float(mean) * int(rows)
     if not total:
         raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
     names = ["loss", *(name for name in sums if name != "loss")]  # jit sorts them
     return Evaluation(total, {name: sums[name] / total for name in names})
+
+
+def _fetched(results: Iterable[tuple[Metrics, jax.Array]]) -> Iterator[tuple[Metrics, jax.Array]]:
+    """The results on the host, each while two more are computed."""
+    running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
+    for result in results:
+        running.append(result)
+        if len(running) > _IN_FLIGHT:
+            yield jax.device_get(running.popleft())
+    while running:
+        yield jax.device_get(running.popleft())
