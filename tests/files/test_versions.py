@@ -152,6 +152,9 @@ def test_the_index_of_records_is_that_of_the_present_object(unversioned, options
     after = opened(unversioned, options, "x.tar")
     for source, expected in ((before, lengths[0]), (after, lengths[1])):
         assert [len(record["bin"]) for record in source.records(np.array([100, 101]))] == list(expected)
+    for _ in range(3):  # the same objects leave no more indices
+        assert len(opened(unversioned, options, "x.tar")) == len(after)
+    assert len(list((options.cache / "index").iterdir())) == 2
     again = pickle.loads(pickle.dumps(after))
     assert [len(record["bin"]) for record in again.records(np.array([100, 101]))] == list(lengths[1])
 

@@ -278,5 +278,5 @@ def test_threads_read_many_files_without_descriptors(tmp_path):
     for thread in threads:
         thread.join()
     assert list(found.values()) == [True] * 4
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer, once earlier tests let go of theirs
     source.close()

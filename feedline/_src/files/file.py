@@ -89,8 +89,11 @@ class File(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def stamp(self) -> int | str:
-        """What differs between versions of the same size, and is equal on all machines: a time, or an ETag."""
+    def stamp(self) -> int | str | None:
+        """What differs between versions of the same size, and is equal on all machines: a time, or an ETag.
+
+        None: nothing does, so that what was made of the file before may be of another version.
+        """
 
     @abc.abstractmethod
     def places_beside(self, suffix: str) -> list[str]:

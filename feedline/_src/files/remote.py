@@ -165,13 +165,13 @@ class RemoteFile(File):
         return [self._sampled(min(at, self.size), min(at + length, self.size)) for at, length in ranges]
 
     @property
-    def stamp(self) -> str:
-        """Its ETag; a weak one with a random number, so that nothing is taken for what was made of it before."""
-        return self.version.cache_tag
+    def stamp(self) -> str | None:
+        """Its ETag; None of a weak one."""
+        return None if self.version.nonce else self.version.tag
 
     def places_beside(self, suffix: str) -> list[str]:
         """See `File.places_beside`: in the cache folder."""
-        return [place_in(self._options.folder, f"{self.name} {self.stamp}", suffix)]
+        return [place_in(self._options.folder, f"{self.name} {self.version.tag}", suffix)]
 
     def check(self) -> None:
         """Unmap the object, for later reads, if files of the cache are gone or truncated.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import tempfile
@@ -69,19 +70,20 @@ def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index
     """
     assert form.scan is not None
     belongs = {"index": _FORMAT, "of": name, "file": [*digest, file.stamp]}
-    places = file.places_beside(_SUFFIX)
-    scanned, place = None, places[0]
+    suffix, scanned = _SUFFIX, None
+    if file.stamp is None:  # an index with another content may have the same `belongs`
+        scanned = form.scan(file)
+        suffix = f"-{hashlib.sha256(scanned.parts).hexdigest()[:16]}{_SUFFIX}"
+    places = file.places_beside(suffix)
     for _ in range(_TRIES):
-        found = next(
-            (index for place in places if (index := _found(place, belongs, form.named)) is not None), None
-        )
-        if found is not None:
-            return found
-        if scanned is None:
-            scanned = form.scan(file)
-            file.check()
-        place = _write(places, belongs, scanned, file.name)
-    raise OSError(f"{place} cannot be read although it was just written; check the disk, or set FEEDLINE_CACHE")
+        for place in places:
+            index = _found(place, belongs, form.named)
+            if index is not None:
+                return index
+        scanned = scanned or form.scan(file)
+        file.check()
+        _write(places, belongs, scanned, file.name)
+    raise OSError(f"{places} cannot be read although one was just written; check the disk, or set FEEDLINE_CACHE")
 
 
 class IndexedFile:
@@ -210,8 +212,8 @@ def _checksum(file: BinaryIO) -> int:
     return checksum
 
 
-def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, path: str) -> str:
-    """Write an index to the first place that can be written to, and return that place.
+def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, path: str) -> None:
+    """Write an index to the first place that can be written to.
 
     The file appears whole, whatever number of processes write it at once. Whoever can read the data can read it.
     """
@@ -228,7 +230,7 @@ def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, path: 
         except OSError as error:
             errors.append(f"{place}: {error.strerror}")
         else:
-            return place
+            return
     raise OSError(
         f"an index must be kept beside its file or in the cache folder, and neither can be written "
         f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write"
