@@ -30,7 +30,7 @@ _MOST_ROWS = 1 << 48
 """Of a file: sums over files stay below the largest int64."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class FileArray:
     """An array that lies in a file as it is: a view of the file's memory, or rows to read at their offsets.
 

@@ -124,7 +124,7 @@ class FileRows:
         self._first = np.array([0 if part is None else part.offset for part in in_files], np.int64)
         self._stride = np.array([0 if part is None else part.strides[0] for part in in_files], np.int64)
         self._shape, self._dtype = parts[0].shape[1:], parts[0].dtype
-        self._some_in_memory = None in in_files
+        self._some_in_memory = any(isinstance(part, np.ndarray) and len(part) for part in parts)
         self._row_bytes = max((part.row_bytes for part in in_files if part is not None), default=0)
 
     def read(self, rows: Indices, columns: Columns, out: Array) -> None:
