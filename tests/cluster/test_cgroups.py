@@ -2,7 +2,7 @@
 
 import pytest
 
-from feedline._src.cluster.cgroups import GroupLimits, limits
+from feedline._src.cluster.cgroups import GroupLimits, limits, memory
 
 
 def tree(root, files):
@@ -59,3 +59,20 @@ def test_memory_of_version_1(tmp_path):
         "sys/fs/cgroup/memory/memory.usage_in_bytes": str(9 << 30),
     }
     assert limits(tree(tmp_path, group)) == GroupLimits(None, 4 << 30, 2 << 30)
+
+
+@pytest.mark.parametrize(
+    ("available", "limits", "expected"),
+    [
+        (48, {}, (64, 48)),
+        (48, {"max": 8 << 30, "current": 8 << 30}, (8, 0)),
+        (48, {"max": 8 << 30, "current": 8 << 30, "stat": f"anon 5\ninactive_file {4 << 30}\n"}, (8, 4)),
+        (48, {"max": "max", "current": 8 << 30}, (64, 48)),
+    ],
+)
+def test_memory_of_the_machine_or_its_group(available, limits, expected, tmp_path):
+    info = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {available << 20} kB\nHugePages_Total: 0\n"
+    files = {"proc/meminfo": info, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/none": ""}
+    files |= {f"sys/fs/cgroup/memory.{name}": str(value) for name, value in limits.items()}
+    total, free = memory(tree(tmp_path, files))
+    assert (total >> 30, free >> 30) == expected

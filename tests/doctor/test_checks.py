@@ -97,23 +97,6 @@ def test_affinity(allowed, memory, gpus, expected, tmp_path):
     assert checks.affinity(frozenset(allowed), one_node).severity == "ok"
 
 
-@pytest.mark.parametrize(
-    ("available", "group", "expected"),
-    [
-        (48, {}, (64, 48)),
-        (48, {"max": 8 << 30, "current": 8 << 30}, (8, 0)),
-        (48, {"max": 8 << 30, "current": 8 << 30, "stat": f"anon 5\ninactive_file {4 << 30}\n"}, (8, 4)),
-        (48, {"max": "max", "current": 8 << 30}, (64, 48)),
-    ],
-)
-def test_memory_of_the_machine_or_its_cgroup(available, group, expected, tmp_path):
-    info = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {available << 20} kB\nHugePages_Total: 0\n"
-    files = {"proc/meminfo": info, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/none": ""}
-    files |= {f"sys/fs/cgroup/memory.{name}": str(value) for name, value in group.items()}
-    total, free = checks.memory(tree(tmp_path, files))
-    assert (total >> 30, free >> 30) == expected
-
-
 def test_reading_is_bounded(tmp_path):
     files = [tmp_path / f"{i}.bin" for i in range(3)]
     for file in files:

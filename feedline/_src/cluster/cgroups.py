@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,19 @@ def limits(root: Path = Path("/")) -> GroupLimits:
         found = _memory(folder)
         memory = min(filter(None, (memory, found)), default=None)
     return GroupLimits(processors, *(memory or (None, None)))
+
+
+def memory(root: Path = Path("/")) -> tuple[int, int]:
+    """(total, free) bytes for this process, of the machine or its group. Page cache counts as free."""
+    lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    found = {words[0]: int(words[1]) * 1024 for words in lines if len(words) == 3}
+    total, free = found["MemTotal:"], found["MemAvailable:"]
+    with contextlib.suppress(OSError, ValueError):  # no cgroups, or in a form that is not known
+        group = limits(root)
+        if group.memory_bytes is not None:
+            total = min(total, group.memory_bytes)
+            free = min(free, max(0, group.memory_bytes - (group.memory_used_bytes or 0)))
+    return total, free
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 
+from feedline._src.cluster.cgroups import memory
 from feedline._src.cluster.cores import own_cores
 from feedline._src.native.library import implementation
 
@@ -83,7 +85,7 @@ def compiled_bytes(executable: jax.stages.Compiled, spec: Any = (), waiting: int
 
 
 def device_limit() -> int:
-    """Bytes that a device may use. On the CPU backend: its part of the host memory that is available now.
+    """Bytes that a device may use. On the CPU backend: its part of the host memory that is free now.
 
     Example:
       >>> device_limit() > 1 << 20
@@ -93,7 +95,7 @@ def device_limit() -> int:
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if limit:
         return int(limit)
-    return _available() // jax.local_device_count()
+    return memory()[1] // jax.local_device_count()
 
 
 def device_peak() -> int | None:
@@ -103,19 +105,6 @@ def device_peak() -> int | None:
 
 
 def _processor() -> str:
-    names = [value for name, value in _lines("/proc/cpuinfo") if name == "model name"]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _available() -> int:
-    """Bytes of host memory that programs may still take. Where Linux does not say: those of all free pages."""
-    available = [int(value.split()[0]) * 1024 for name, value in _lines("/proc/meminfo") if name == "MemAvailable"]
-    return available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-
-def _lines(path: str) -> list[tuple[str, str]]:
-    """(name, value) of each line of a file in /proc; empty where there is none."""
-    text = Path(path).read_text() if Path(path).exists() else ""
-    return [
-        (name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in text.splitlines())
-    ]
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.exists() else "", re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()

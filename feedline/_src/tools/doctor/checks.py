@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.cluster.cgroups import limits
+from feedline._src.cluster.cgroups import limits, memory
 from feedline._src.cluster.topology import Topology, as_list, topology
 from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
@@ -54,7 +54,7 @@ def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[
         {
             "threads and processors": lambda: threads_and_processors(len(allowed), limits().processors),
             "affinity of processors and memory": lambda: affinity(allowed, topology()),
-            "free memory": lambda: free_memory(*memory(root)),
+            "free memory": lambda: free_memory(*memory()),
             "shared memory": shared_memory,
             "disk read rate": lambda: disk_read_rate(
                 *read_rate(files), 1 if platform == "cpu" else jax.local_device_count()
@@ -99,17 +99,6 @@ def affinity(allowed: Set[int], found: Topology) -> Finding:
         "a copy between two nodes passes the link between the processor sockets, which is slower and is shared",
         {"processor_nodes": sorted(own), "memory_nodes": sorted(found.memory), "gpu_nodes": sorted(gpu_nodes)},
     )
-
-
-def memory(root: Path) -> tuple[int, int]:
-    """(total, free) bytes for this process, of the machine or its cgroup. Page cache counts as free."""
-    lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
-    found = {words[0]: int(words[1]) * 1024 for words in lines if len(words) == 3}
-    total, free, group = found["MemTotal:"], found["MemAvailable:"], limits(root)
-    if group.memory_bytes is not None:
-        total = min(total, group.memory_bytes)
-        free = min(free, max(0, group.memory_bytes - (group.memory_used_bytes or 0)))
-    return total, free
 
 
 def free_memory(total: int, free: int) -> Finding:

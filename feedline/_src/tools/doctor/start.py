@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-import weakref
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -101,7 +100,6 @@ class _Diagnosing:
         from feedline._src.building import building
 
         self._folder, self._before, self._steps = folder, before, steps
-        self._counts: weakref.WeakKeyDictionary[Feed, int] = weakref.WeakKeyDictionary()
         self._diagnosis: Any = None
         self._context, self._watching = contextlib.ExitStack(), contextlib.ExitStack()
         self._watching.enter_context(building(asked=self._asked))  # for good
@@ -109,10 +107,7 @@ class _Diagnosing:
 
     def _asked(self, feed: Feed) -> None:
         """A batch of this feed is asked for."""
-        if self._diagnosis is not None:
-            return
-        count = self._counts[feed] = self._counts.get(feed, 0) + 1
-        if count > self._before:
+        if self._diagnosis is None and feed.statistics().batches >= self._before:
             self._diagnosis = self._context.enter_context(feed.diagnose(self._steps, over=self._end))
 
     def _end(self) -> None:
