@@ -183,9 +183,10 @@ def test_broken_files_are_named(tmp_path, kind):
     (tmp_path / f"folder.{kind}").mkdir()
     with pytest.raises(ValueError, match=rf"is a folder; pass a glob .*folder\.{kind}/\*\.{kind}"):
         feedline.open_source(tmp_path / f"folder.{kind}")
-    KINDS[kind](pa.table({"x": pa.array([], pa.int64())}), tmp_path / f"none.{kind}")
-    with pytest.raises(ValueError, match="at least one row"):
-        feedline.open_source(tmp_path / f"none.{kind}")
+    for none in (pa.int64(), pa.string()):
+        KINDS[kind](pa.table({"x": pa.array([], none)}), tmp_path / f"none.{kind}")
+        with pytest.raises(ValueError, match="at least one row"):
+            feedline.open_source(tmp_path / f"none.{kind}")
 
 
 def test_damage_within_a_row_group_is_an_error_of_its_rows(tmp_path):

@@ -45,6 +45,8 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         names = sorted(spec)
         with naming_file(file.name, "an Arrow file", REWRITE):
             arrays, views = _in_file(batches, list(spec), file, place_of)
+    if any(isinstance(leaf, str) for leaf in spec.values()):
+        arrays = None  # also of a file without record batches
     if views is not None:
         masks = [[null for batch in views if (null := batch[name].null) is not None] for name in names]
         return Grouped(
