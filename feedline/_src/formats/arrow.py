@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from feedline._src.formats import extras
 from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Column, FileArray, Grouped, NumberColumn
+from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, NumberColumn
 
 Array = npt.NDArray[Any]
 PlaceOf = Callable[[int, int], int | None]
@@ -58,8 +57,13 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
             arrays=None if arrays is None else lambda: arrays or [_nothing(spec)],
         )
     with naming_file(file.name, "an Arrow file", REWRITE):
-        decoded = _BatchesOfFile(file) if _is_file(file) else _BatchesOfStream(file)
-        lengths = decoded.lengths(spec) if arrays is None else [len(batch[names[0]]) for batch in arrays]
+        is_file = file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
+        decoded = (_of_file if is_file else _of_stream)(file, schema)
+        if arrays is None:
+            narrowest = min(names, key=lambda name: _row_bytes(spec[name]))
+            lengths = [decoded.batch(number, narrowest).num_rows for number in range(decoded.total)]
+        else:
+            lengths = [len(batch[names[0]]) for batch in arrays]
 
     def read(leaf: int, group: int) -> Column:
         batch = decoded.batch(group, names[leaf])
@@ -74,6 +78,10 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         extents=lambda leaf, group: [decoded.extent(group)],
         arrays=None if arrays is None else lambda: arrays or [_nothing(spec)],
     )
+
+
+def _row_bytes(leaf: Leaf) -> float:
+    return math.inf if isinstance(leaf, str) else math.prod(leaf.shape) * leaf.dtype.itemsize
 
 
 FORMAT = Format(
@@ -214,95 +222,62 @@ def _check_end(source: Any) -> None:
 # --- record batches that pyarrow decodes ---
 
 
-def _is_file(file: File) -> bool:
-    return file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
+class _Decoded(NamedTuple):
+    """Record batches, which are read and not mapped: a disk that fails then is an error, not a SIGBUS.
+
+    Attributes:
+      total: how many there are.
+      batch: (number, name) → a record batch with this column alone, not validated.
+      extent: number → its offset in the file, and its length.
+    """
+
+    total: int
+    batch: Callable[[int, str], Any]
+    extent: Callable[[int], tuple[int, int]]
 
 
-class _Batches:
-    """The record batches of a file, of each of which one column is read by pyarrow. It is read, not mapped: a disk
-    that fails then is an error, not a SIGBUS."""
+def _of_file(file: File, schema: Any) -> _Decoded:
+    ipc = extras.require("pyarrow.ipc", "arrow")
+    with readable(file) as source:
+        count = ipc.open_file(source).num_record_batches
 
-    def __init__(self, file: File, schema: Any) -> None:
-        self._file, self.schema = file, schema
-        self._ipc = extras.require("pyarrow.ipc", "arrow")
-
-    def batch(self, group: int, name: str) -> Any:
-        """A record batch with one column, not validated."""
-        raise NotImplementedError
-
-    def lengths(self, spec: dict[str, Any]) -> list[int]:
-        """The rows of each record batch, of which the column is read that takes the fewest bytes."""
-
-        def size(name: str) -> float:
-            row = spec[name]
-            return math.inf if isinstance(row, str) else math.prod(row.shape) * row.dtype.itemsize
-
-        return [self.batch(group, min(spec, key=size)).num_rows for group in range(len(self))]
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def extent(self, group: int) -> tuple[int, int]:
-        """The offset and length of a record batch."""
-        raise NotImplementedError
-
-    def _options(self, name: str) -> Any:
-        return self._ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name)], use_threads=False)
-
-
-class _BatchesOfFile(_Batches):
-    def __init__(self, file: File) -> None:
+    def batch(number: int, name: str) -> Any:
         with readable(file) as source:
-            reader = extras.require("pyarrow.ipc", "arrow").open_file(source)
-            super().__init__(file, reader.schema)
-            self._count: int = reader.num_record_batches
+            return ipc.open_file(source, options=_only(name, schema)).get_batch(number)
 
-    def batch(self, group: int, name: str) -> Any:
-        with readable(self._file) as source:
-            return self._ipc.open_file(source, options=self._options(name)).get_batch(group)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def extent(self, group: int) -> tuple[int, int]:
-        """Roughly: pyarrow does not say where a record batch lies, and most writers make all equally long."""
-        start, stop = (self._file.size * i // self._count for i in (group, group + 1))
+    def extent(number: int) -> tuple[int, int]:
+        # roughly: pyarrow does not say where a record batch lies, and most writers make all equally long
+        start, stop = (file.size * i // count for i in (number, number + 1))
         return start, stop - start
 
+    return _Decoded(count, batch, extent)
 
-class _BatchesOfStream(_Batches):
-    """Those of a stream, which has no index of them: it is read once to find where they lie."""
 
-    def __init__(self, file: File) -> None:
-        pyarrow, ipc = extras.require("pyarrow", "arrow"), extras.require("pyarrow.ipc", "arrow")
-        ends, starts = [0], list[int]()
-        with readable(file, sequential=True) as source:
-            messages = ipc.MessageReader.open_stream(source)
-            for message in iter(functools.partial(_next_message, messages), None):
-                if message.type == "record batch":
-                    starts.append(ends[-1])
-                ends.append(source.tell())
-            _check_end(source)
-        self._starts, self._end = starts, ends[-1]
-        self._head = file.read(np.array([0]), np.array([(starts or ends)[0]]))[0]  # the schema, and dictionaries
-        super().__init__(file, ipc.open_stream(pyarrow.BufferReader(self._head)).schema)
+def _of_stream(file: File, schema: Any) -> _Decoded:
+    """The record batches of a stream, which has no index of them: it is read once to find where they lie."""
+    pyarrow, ipc = extras.require("pyarrow", "arrow"), extras.require("pyarrow.ipc", "arrow")
+    places, end = list[int](), 0
+    with readable(file, sequential=True) as source:
+        messages = ipc.MessageReader.open_stream(source)
+        with contextlib.suppress(StopIteration):
+            while True:
+                kind, start, end = messages.read_next_message().type, end, source.tell()
+                places += [start] if kind == "record batch" else []
+        _check_end(source)
+    (head,) = file.read(np.array([0]), np.array([(places or [end])[0]]))  # the schema, and dictionaries
 
-    def batch(self, group: int, name: str) -> Any:
-        offset, length = self.extent(group)
-        data = self._head + self._file.read(np.array([offset]), np.array([length]))[0]
-        source = extras.require("pyarrow", "arrow").BufferReader(data)
-        return self._ipc.open_stream(source, options=self._options(name)).read_next_batch()
+    def batch(number: int, name: str) -> Any:
+        (data,) = file.read(*np.array(extent(number)).reshape(2, 1))
+        return ipc.open_stream(pyarrow.BufferReader(head + data), options=_only(name, schema)).read_next_batch()
 
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def extent(self, group: int) -> tuple[int, int]:
-        start, stop = [*self._starts, self._end][group : group + 2]
+    def extent(number: int) -> tuple[int, int]:
+        start, stop = [*places, end][number : number + 2]
         return start, stop - start
 
+    return _Decoded(len(places), batch, extent)
 
-def _next_message(messages: Any) -> Any:
-    try:
-        return messages.read_next_message()
-    except StopIteration:
-        return None
+
+def _only(name: str, schema: Any) -> Any:
+    """Options that read one column."""
+    ipc = extras.require("pyarrow.ipc", "arrow")
+    return ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)], use_threads=False)

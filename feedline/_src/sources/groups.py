@@ -49,24 +49,12 @@ class _GroupedRows(Indexed):
     A file must not change while it is open: its version is checked whenever a group is read, and sent to worker
     processes with the source.
 
-    Args:
-      open_file: (file, options) → its description.
-      files: in the order of their rows.
-      options: columns and cache_bytes.
-      tables: descriptions of the first files, if they are known already.
-
-    Raises:
-      ValueError: no rows, or files that do not fit together.
-      FeedError: a file does not have the expected version.
+    Arguments and errors are those of `open_groups`; `tables`: the descriptions of the files.
     """
 
-    def __init__(
-        self, open_file: OpenFile, files: Files, options: OpenOptions, tables: Sequence[Grouped] = ()
-    ) -> None:
-        self._open_file, self._files, self._options = open_file, files, options
-        self._paths = files.paths
-        self._tables = [*tables, *(_opened(open_file, files, options, i) for i in range(len(tables), len(files)))]
-        first = self._tables[0]
+    def __init__(self, open_file: OpenFile, files: Files, options: OpenOptions, tables: Sequence[Grouped]) -> None:
+        self._open_file, self._files, self._options, self._tables = open_file, files, options, tables
+        self._paths, first = files.paths, tables[0]
         for path, table in zip(self._paths, self._tables, strict=True):
             check_fits(table, path, first, self._paths[0])
         found = jax.tree_util.tree_leaves_with_path(first.spec)
@@ -88,6 +76,7 @@ class _GroupedRows(Indexed):
                 f"the {len(files)} from {self._paths[0]} have {held} bytes; raise cache_bytes, or write them as "
                 "Parquet"
             )
+        self._some_in_place = any(table.in_place for table in self._tables)
         self._cache: LruCache[Column] = LruCache(options.cache_bytes)
 
     def __len__(self) -> int:
@@ -132,15 +121,16 @@ class _GroupedRows(Indexed):
 
     def _column(self, leaf: int, group: int) -> Column:
         """The rows of a group, from the cache or the file."""
-        ((file, within, _),) = self._groups[leaf].split(np.array([group]))
-        read = functools.partial(self._read_group, leaf, group, file, int(within[0]))
-        return read() if self._tables[file].in_place else self._cache.get((leaf, group), read)
+        if self._some_in_place and self._tables[int(self._groups[leaf].of(np.array([group]))[0])].in_place:
+            return self._read_group(leaf, group)
+        return self._cache.get((leaf, group), functools.partial(self._read_group, leaf, group))
 
-    def _read_group(self, leaf: int, group: int, file: int, within: int) -> Column:
+    def _read_group(self, leaf: int, group: int) -> Column:
         one = np.array([group])
+        ((file, within, _),) = self._groups[leaf].split(one)
 
         def read() -> Column:
-            column = self._tables[file].read(leaf, within)
+            column = self._tables[file].read(leaf, int(within[0]))
             check_column(column, int(self._shards[leaf].lengths_of(one)[0]), self._leaves[leaf])
             return column
 
@@ -201,11 +191,11 @@ class _GroupedRows(Indexed):
             yield file, *np.array(extents, np.int64).reshape(-1, 2).T
 
     def __reduce__(self) -> Any:
-        return type(self), (self._open_file, self._files, self._options)
+        return open_groups, (self._open_file, self._files, self._options)
 
 
 class GroupSource(_GroupedRows, IndexedSource):
-    """A `RowSource` over files that store rows of numbers in groups. Arguments are those of `open_groups`."""
+    """A `RowSource` over files that store rows of numbers in groups. Arguments are those of `_GroupedRows`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -269,7 +259,7 @@ class GroupSource(_GroupedRows, IndexedSource):
 
 
 class TableSource(_GroupedRows, EncodedRows):
-    """An `EncodedSource` over files in which a column is bytes or text. Arguments are those of `open_groups`."""
+    """An `EncodedSource` over files in which a column is bytes or text. Arguments are those of `_GroupedRows`."""
 
     instead = (
         ", or leave columns of bytes and text out with open_source(..., columns=[...]), or number their values: "
@@ -351,8 +341,18 @@ class TableSource(_GroupedRows, EncodedRows):
 
 
 def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> IndexedSource | EncodedRows:
-    """The source of files that store rows in groups, or as arrays. Arguments and errors as of `_GroupedRows`."""
-    tables = [_opened(open_file, files, options, number) for number in range(len(files))]
+    """The source of files that store rows in groups, or as arrays.
+
+    Args:
+      open_file: (file, options) → its description.
+      files: in the order of their rows.
+      options: columns and cache_bytes.
+
+    Raises:
+      ValueError: no rows, or files that do not fit together.
+      FeedError: a file does not have the expected version.
+    """
+    tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files))]
     if all(table.arrays is not None for table in tables):
         known = {file.name: table for file, table in zip(files, tables, strict=True)}
         return ArraySource(files.paths, options, _Arrays(open_file, known), files)
@@ -373,7 +373,3 @@ class _Arrays:
 
     def __reduce__(self) -> Any:
         return _Arrays, (self._open_file, {})
-
-
-def _opened(open_file: OpenFile, files: Files, options: OpenOptions, number: int) -> Grouped:
-    return files.opened(number, lambda file: open_file(file, options))
