@@ -11,6 +11,7 @@ import feedline
 from feedline._src.files.files import Files
 from feedline._src.files.local import LocalFile
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.table import FileArray, fields
 from feedline._src.native.library import library
 from feedline._src.options import Order
 from feedline._src.sources import arrays, row_gather
@@ -53,6 +54,24 @@ class CachedFiles(Files):
     def will_read(self, places, ahead):
         self.told.append((list(places), ahead))
         return True
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    "dtype", ["<i2", ">f8", [("a", "u1"), ("b", [("c", "<f4", (2, 3)), ("d", ">i8")])]], ids=str
+)
+def test_descriptions_give_the_views_of_numpy(tmp_path, order, dtype):
+    array = np.frombuffer(np.random.default_rng(0).bytes(4 * 3 * np.dtype(dtype).itemsize), dtype).reshape(4, 3)
+    (tmp_path / "x").write_bytes(b"12345" + array.tobytes(order))
+    file = LocalFile(str(tmp_path / "x"))
+    found, expected = fields(FileArray.of(file, np.dtype(dtype), (4, 3), 5, order == "F")), fields(array)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for part, whole in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (part.dtype, part.shape, part.ndim) == (whole.dtype, whole.shape, whole.ndim)
+        assert part.view(file.memory()).tobytes() == whole.tobytes()
+        assert part.rows_have_gaps == (not part.view(file.memory())[:1].flags.c_contiguous)
+    with pytest.raises(ValueError, match=r"it has the bytes from 6 to \d+, and the file has \d+"):
+        FileArray.of(file, np.dtype(dtype), (4, 3), 6)
 
 
 RECORDS = np.zeros(30, [("image", np.uint8, (4, 3)), ("label", ">i4")])
