@@ -162,6 +162,8 @@ def test_columns_selects_datasets_and_groups(tmp_path):
         feedline.open_source(path)
     with pytest.raises(ValueError, match=r"columns must be some of test, train in .*, got valid"):
         feedline.open_source(path, columns=["valid"])
+    with pytest.raises(ValueError, match=r"has train: 60 rows; train/z: nothing is there; choose"):
+        feedline.open_source(path, columns=["train/x", "train/z"])
 
 
 def test_bytes_and_text_are_encoded_rows(tmp_path, as_local):

@@ -35,14 +35,16 @@ from feedline._src.runtime.ending import check_may_read, stop_reads
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
+Part = tuple[int, bytes]
+"""Bytes of a file and where they begin."""
 _MOST_LINKS = 32
 _MOST_IN_MEMORY_BYTES = 1 << 26
 """Beside contiguous datasets, others such as compressed labels are read into memory, up to this size in total."""
 _GROUP_BYTES = 1 << 16
 """Size of a group of rows of a dataset without chunks."""
-_PIECE_BYTES = 1 << 14
+_SMALL_BYTES = 1 << 14
 _MOST_KEPT = 256
-"""Pieces of an object in a store that stay in memory: its metadata, 4 MiB at most."""
+"""Reads of up to 16 KiB of an object in a store are of metadata: the last ones stay in memory, 4 MiB at most."""
 _EXIT_WAITS_S = 1.0
 """For the read in progress. With what closing feeds takes, the exit stays below two seconds."""
 
@@ -213,7 +215,7 @@ class _Reader:
 
     def __init__(self, file: File) -> None:
         self.file, self.is_whole = file, file.has_path
-        self._kept: dict[int, bytes] = {}
+        self._kept: list[Part] = []
 
     def fetch_whole(self) -> None:
         """Fetch an object whole, in many requests at once."""
@@ -229,15 +231,18 @@ class _Reader:
         """
         if self.is_whole:
             return _used(self.file.path(), function)
-        bytes_there = _BytesThere(self.file, self._kept)
-        bytes_there.fetch(extents)
+        offsets, lengths = np.array(extents, np.int64).reshape(-1, 2).T
+        parts = [*self._kept, *zip(offsets.tolist(), self.file.read(offsets, lengths), strict=True)]
         while True:
             try:
-                return _used(bytes_there, function)
+                return _used(_BytesThere(self.file.size, parts), function)
             except _MissingError as missing:
-                new = bytes_there.fetch_small(*missing.extent)
-                if len(self._kept) + len(new) <= _MOST_KEPT:
-                    self._kept |= new
+                start, length = missing.args
+                if length > _SMALL_BYTES:
+                    parts.append((start, self.file.read(np.array([start]), np.array([length]))[0]))
+                else:
+                    parts.append((start, self.file.samples([(start, _SMALL_BYTES)])[0]))
+                    self._kept = [*self._kept, parts[-1]][-_MOST_KEPT:]
 
 
 def _used(source: Any, function: Callable[[Any], T]) -> T:
@@ -253,56 +258,30 @@ def _used(source: Any, function: Callable[[Any], T]) -> T:
 
 
 class _MissingError(Exception):
-    def __init__(self, extent: tuple[int, int]) -> None:
-        super().__init__(extent)
-        self.extent = extent
+    """h5py needs other bytes: their offset and length."""
 
 
 class _BytesThere(io.RawIOBase):
-    """A file object with some of the bytes of a file. A read of others is a _MissingError."""
+    """A file object with some parts of a file of `size` bytes."""
 
-    def __init__(self, file: File, pieces: dict[int, bytes]) -> None:
-        self._file, self._pieces, self._at = file, dict(pieces), 0
+    def __init__(self, size: int, parts: Sequence[Part]) -> None:
+        self._size, self._parts, self._at = size, parts, 0
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def tell(self) -> int:
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        start, stop = self._at, min(self._at + len(buffer), self._file.size)
-        numbers = range(start // _PIECE_BYTES, -(-stop // _PIECE_BYTES))
-        if not all(number in self._pieces for number in numbers):
-            raise _MissingError((start, stop - start))
-        data = b"".join(self._pieces[number] for number in numbers)
-        skipped = numbers.start * _PIECE_BYTES
-        buffer[: stop - start] = memoryview(data)[start - skipped : stop - skipped]
-        self._at = stop
-        return stop - start
-
-    def fetch(self, extents: Sequence[tuple[int, int]]) -> None:
-        """Fetch some (offset, length), with the blocks of the cache that hold them."""
-        parts = [(offset // _PIECE_BYTES * _PIECE_BYTES, offset + length) for offset, length in extents]
-        starts, stops = np.array(parts, np.int64).reshape(-1, 2).T
-        lengths = -(-(stops - starts) // _PIECE_BYTES) * _PIECE_BYTES
-        for start, data in zip(starts.tolist(), self._file.read(starts, lengths), strict=True):
-            self._pieces |= _pieces(start, data)
-
-    def fetch_small(self, offset: int, length: int) -> dict[int, bytes]:
-        """Fetch some bytes, without the rest of their block if they are few. Returns their pieces."""
-        start = offset // _PIECE_BYTES * _PIECE_BYTES
-        with self._file.open() as opened:
-            opened.seek(start)
-            new = _pieces(start, opened.read(-(-(offset + length - start) // _PIECE_BYTES) * _PIECE_BYTES))
-        self._pieces |= new
-        return new
-
-
-def _pieces(start: int, data: bytes) -> dict[int, bytes]:
-    starts = range(0, len(data), _PIECE_BYTES)
-    return {(start + at) // _PIECE_BYTES: data[at : at + _PIECE_BYTES] for at in starts}
+        start, stop = self._at, min(self._at + len(buffer), self._size)
+        for at, data in self._parts:
+            if at <= start and stop <= at + len(data):
+                buffer[: stop - start] = memoryview(data)[start - at : stop - at]
+                self._at = stop
+                return stop - start
+        raise _MissingError(start, stop - start)
 
 
 def _read_from(file: Any, leaf: _Leaf, rows: Any) -> Array:
@@ -344,12 +323,15 @@ def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[dict[str, An
     """The chosen leaves of a file; and by name, why datasets and groups have no rows."""
     tree: dict[str, Any] = {}
     refused: dict[str, str] = {}
-    paths = [name for name in options.columns or () if "/" in name and _exists(opened, name)]
+    paths = [name for name in options.columns or () if "/" in name]
     for name in options.chosen([*opened, *paths], file.name) if len(opened) else []:
         try:
             found = _node(opened, name, file, ())
         except _RefusedError as error:
             refused[name] = str(error)
+            continue
+        except KeyError:
+            refused[name] = "nothing is there"
             continue
         if found:
             *outer, last = [part for part in name.split("/") if part]
@@ -406,17 +388,6 @@ def _at(group: Any, path: str, links: Iterator[int]) -> Any:
                 f"a link to {link.path}, which does not exist; leave it out with columns=[...]"
             ) from error
     return here
-
-
-def _exists(file: Any, path: str) -> bool:
-    """Whether a file has this dataset or group, or a link that is refused."""
-    try:
-        _at(file, path, iter(range(_MOST_LINKS)))
-    except KeyError:
-        return False
-    except _RefusedError:
-        pass
-    return True
 
 
 def _dataset(dataset: Any, file: File) -> _Leaf | dict[str, Any]:

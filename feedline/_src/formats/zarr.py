@@ -85,7 +85,7 @@ class ZarrFolder:
         return {name: _join(at, name) for name in names if self.marks(_join(at, name))}
 
     def check(self) -> None:
-        """Refuse, with a FeedError, metadata that have changed. In a store they are kept: see `check_there`."""
+        """Refuse, with a FeedError, metadata that have changed. In a store they are kept as they were read."""
         if not self.folder.in_store:
             self.folder.check(sorted(self._metadata))
 
