@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.rows.indexed import Indexed
-from feedline._src.rows.shards import Indices, Shards
 
 Record = bytes | Mapping[str, Any]
 """The bytes of a row; or of a row with several fields their values by name, of which at least one is bytes."""
@@ -84,13 +83,3 @@ class EncodedRows(Indexed):
 
     def _described(self) -> list[tuple[str, str]]:
         return [("row", "bytes")] if self.fields is None else [(name, "bytes") for name in self.fields]
-
-
-def read_by_shard(shards: Shards, rows: Indices, read: Callable[[int, Indices], Sequence[Record]]) -> list[Record]:
-    """The records of `rows`, in their order, of which `read` gives those of one shard: (shard, rows within it)."""
-    found: list[Record] = [b""] * len(rows)
-    for shard, local, offsets in shards.split(rows):
-        places = range(len(rows))[offsets] if isinstance(offsets, slice) else offsets.tolist()
-        for place, record in zip(places, read(shard, local), strict=True):
-            found[place] = record
-    return found

@@ -5,21 +5,21 @@ Datasets and objects of the user that give records one by one are in `sources/re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import RowError
 from feedline._src.files.files import Files
 from feedline._src.files.open_files import unreadable
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import BadRecordError, RecordReader
+from feedline._src.formats.table import BadRecordError, RecordReader, Records
 from feedline._src.rows.encoded_source import EncodedRows, Record
-from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.indexed import Indexed, IndexedSource
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.record_index import Index, IndexedFile, open_index
@@ -27,16 +27,10 @@ from feedline._src.sources.record_index import Index, IndexedFile, open_index
 _RECORDS_A_READ = 1 << 11  # fewer are slower to read, more leave the processor's cache
 
 
-def open_records(form: Format, files: Files, options: OpenOptions) -> RecordFiles | RecordArrays:
-    """The rows of files of records: bytes, or arrays if the format or the options say how to make them."""
-    records = RecordFiles(form, files, options)
-    return records if records.form.unpack is None else RecordArrays(records)
-
-
-class RecordFiles(EncodedRows):
-    """An `EncodedSource` over files of records.
-
-    Thread-safe. With an index, at most 64 files are open, and neither files nor indices are held in memory.
+def open_records(
+    format: Format, files: Files, options: OpenOptions, indices: Sequence[Index] | None = None
+) -> RecordFiles | RecordArrays:
+    """The rows of files of records: bytes, or arrays if the format or the options say how to make them.
 
     Args:
       format: of the files.
@@ -44,29 +38,35 @@ class RecordFiles(EncodedRows):
       options: `columns` selects fields.
       indices: as another process opened them; None: they are opened, and made if need be.
 
-    Attributes:
-      form: what the format says of its records.
-
     Raises:
       ValueError: no records, not of this format, or files with different fields.
       OSError: no index can be written.
+      RowError: the format gives no spec of arrays, and the first record cannot be unpacked.
       FeedError: a file was changed, or a store cannot be read.
+    """
+    assert format.open is not None
+    first = next((number for number, file in enumerate(files) if file.size), 0)
+    form = files.opened(first, functools.partial(format.open, options=options))
+    face = RecordFiles if form.unpack is None else RecordArrays
+    return face(format, form, files, options, indices)
+
+
+class _Records(Indexed):
+    """Files of records. Thread-safe. With an index, at most 64 files are open, and nothing is held in memory.
+
+    Attributes:
+      form: what the format says of its records.
     """
 
     def __init__(
-        self, format: Format, files: Files, options: OpenOptions, indices: Sequence[Index] | None = None
+        self, format: Format, form: Records, files: Files, options: OpenOptions, indices: Sequence[Index] | None
     ) -> None:
-        self._format, self._files, self._options = format, files, options
+        self._format, self.form, self._files, self._options = format, form, files, options
         self._paths = files.paths
-        assert format.open is not None
-        open_form = format.open
-        first = next((number for number, file in enumerate(files) if file.size), 0)
-        self.form = files.opened(first, lambda file: open_form(file, options))
-        self.instead = self.form.instead
-        if self.form.open is not None:
+        if form.open is not None:
             files.local_paths()  # of all files at once
             self._indexed: list[IndexedFile] = []
-            self._readers: Sequence[RecordReader] = [self.form.open(file) for file in files]
+            self._readers: Sequence[RecordReader] = [form.open(file) for file in files]
         else:
             self._readers = self._indexed = self._opened(indices)
         self._shards = Shards([reader.count for reader in self._readers])
@@ -75,7 +75,7 @@ class RecordFiles(EncodedRows):
                 f"a source must have at least one row, got {self._paths[0]} with no records; check what wrote it"
             )
         self._parts = self._chosen()
-        self.fields = self.form.fields if self._parts is None else self._parts
+        self._fields = form.fields if self._parts is None else self._parts
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -84,27 +84,13 @@ class RecordFiles(EncodedRows):
             file.check()
         found: dict[str, Any] = {"kind": self._format.name, "files": [reader.digest for reader in self._readers]}
         if self._indexed:
-            found["fields"] = None if self.fields is None else list(self.fields)
+            found["fields"] = None if self._fields is None else list(self._fields)
         return found
 
     def __len__(self) -> int:
         return len(self._shards)
 
-    def records(self, rows: Indices) -> Sequence[Record]:
-        """The records of these rows: bytes, or dicts.
-
-        Raises:
-          IndexError: there is no such row.
-          RowError: a record cannot be read, or is damaged.
-          FeedError: a file or its index was changed or deleted.
-        """
-        found: list[Record] = [b""] * len(rows)
-        for number, records, offsets in self.split(rows):
-            for offset, record in zip(offsets.tolist(), self.read(number, records), strict=True):
-                found[offset] = record
-        return found
-
-    def split(self, rows: Indices) -> Iterator[tuple[int, Indices, Indices]]:
+    def _split(self, rows: Indices) -> Iterator[tuple[int, Indices, Indices]]:
         """The rows in pieces that are fast to read: (file, its records, ascending, their offsets in `rows`)."""
         if self.will_read is not None:
             self.will_read(rows, 0)  # fetches of all files at once
@@ -116,12 +102,12 @@ class RecordFiles(EncodedRows):
                 some = slice(start, start + _RECORDS_A_READ)
                 yield number, ordered[some], here[some]
 
-    def read(self, number: int, records: Indices) -> list[Any]:
-        """Records of one file, which ascend. Raises RowError and FeedError as `records`."""
+    def _read(self, number: int, records: Indices) -> list[Any]:
+        """Records of one file, which ascend."""
         try:
             return self._readers[number].read(records, self._parts)
         except BadRecordError as error:
-            raise self.error(
+            raise self._error(
                 number,
                 error.record,
                 f"a record must be read as it was written, and of record {error.record} {error}, or take another "
@@ -131,7 +117,7 @@ class RecordFiles(EncodedRows):
             path = getattr(error, "filename", None) or self._paths[number]
             raise unreadable(error, int(self._shards.firsts[number] + records[0]), path) from error
 
-    def error(self, number: int, record: int, message: str) -> RowError:
+    def _error(self, number: int, record: int, message: str) -> RowError:
         """The error for a record of a file."""
         row = int(self._shards.firsts[number] + record)
         return RowError(message, stage="read", row=row, file=self._paths[number])
@@ -181,41 +167,47 @@ class RecordFiles(EncodedRows):
 
     def __reduce__(self) -> Any:
         indices = [file.index for file in self._indexed]
-        return RecordFiles, (self._format, self._files, self._options, indices)
+        return open_records, (self._format, self._files, self._options, indices)
 
 
-class RecordArrays(IndexedSource):
-    """A `RowSource` over files of records of which arrays are made, many at once. Thread-safe.
+class RecordFiles(_Records, EncodedRows):
+    """An `EncodedSource` over files of records."""
 
-    Args:
-      records: whose format says how to unpack them.
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.fields, self.instead = self._fields, self.form.instead
 
-    Raises:
-      RowError: the format gives no spec, and the first record cannot be unpacked.
-    """
+    def records(self, rows: Indices) -> Sequence[Record]:
+        """The records of these rows: bytes, or dicts.
 
-    def __init__(self, records: RecordFiles) -> None:
-        self._records, self._paths = records, records._paths
-        spec = records.form.spec
+        Raises:
+          IndexError: there is no such row.
+          RowError: a record cannot be read, or is damaged.
+          FeedError: a file or its index was changed or deleted.
+        """
+        found: list[Record] = [b""] * len(rows)
+        for number, records, offsets in self._split(rows):
+            for offset, record in zip(offsets.tolist(), self._read(number, records), strict=True):
+                found[offset] = record
+        return found
+
+
+class RecordArrays(_Records, IndexedSource):
+    """A `RowSource` over files of records of which arrays are made, many at once."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        spec = self.form.spec
         if spec is None:
-            first = int(np.flatnonzero(records._shards.ends)[0])
-            row = self._unpacked(first, np.zeros(1, np.int64), records.read(first, np.zeros(1, np.int64)))
+            row = self._unpacked(int(np.flatnonzero(self._shards.ends)[0]), np.zeros(1, np.int64))
             spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), row)
         self._spec = RowSpec.of(spec)
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """That of the records. What a function of the user makes of them is not part of it."""
-        return self._records.identity
-
-    @property
     def files(self) -> Iterable[str] | None:
         """See `Indexed.files`; None where a function of the user unpacks the records."""
-        return super().files if self._records.form.files else None
-
-    def __len__(self) -> int:
-        return len(self._records)
+        return super().files if self.form.files else None
 
     def read(self, rows: Indices, out: Any) -> None:
         """Write record rows[i] to index i of each leaf of `out`.
@@ -225,53 +217,32 @@ class RecordArrays(IndexedSource):
           FeedError: a file was written to or truncated.
         """
         targets = jax.tree_util.tree_leaves(out)
-        for number, records, offsets in self._records.split(rows):
-            leaves = self._checked(number, records)
+        for number, records, offsets in self._split(rows):
+            leaves, treedef = jax.tree_util.tree_flatten(self._unpacked(number, records))
+            found = [(value.shape, value.dtype) for value in leaves]
+            wanted = [((len(records), *leaf.shape), leaf.dtype) for leaf in self._spec.leaves]
+            if treedef != self._spec.treedef or found != wanted:
+                raise self._error(
+                    number,
+                    records[0],
+                    f"decode must give arrays of one form; of {len(records)} records from this one on it made "
+                    f"{found}, and the form of the first record gives {wanted}; crop or pad them there",
+                )
             for target, values in zip(targets, leaves, strict=True):
                 target[offsets] = values
 
-    @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """See `RecordFiles.will_read`."""
-        return self._records.will_read
-
-    def file_of(self, row: int) -> str:
-        """The file that holds the row."""
-        return self._records.file_of(row)
-
-    def close(self) -> None:
-        """Close the files. A later `read` opens them again."""
-        self._records.close()
-
-    def _checked(self, number: int, records: Indices) -> list[npt.NDArray[Any]]:
-        """The leaves of records of a file, which have the form of the spec."""
-        leaves, treedef = jax.tree_util.tree_flatten(
-            self._unpacked(number, records, self._records.read(number, records))
-        )
-        found = [(value.shape, value.dtype) for value in leaves]
-        wanted = [((len(records), *leaf.shape), leaf.dtype) for leaf in self._spec.leaves]
-        if treedef != self._spec.treedef or found != wanted:
-            raise self._records.error(
-                number,
-                records[0],
-                f"decode must give arrays of one form; of {len(records)} records from this one on it made {found}"
-                f", and the form of the first record gives {wanted}; crop or pad them there",
-            )
-        return leaves
-
-    def _unpacked(self, number: int, records: Indices, data: list[bytes]) -> Any:
-        """These records as a tree of arrays. The error names the first that alone cannot be unpacked."""
-        assert self._records.form.unpack is not None
+    def _unpacked(self, number: int, records: Indices) -> Any:
+        """Records of one file as a tree of arrays. The error names the first that alone cannot be unpacked."""
+        assert self.form.unpack is not None
+        data = self._read(number, records)
         try:
-            return self._records.form.unpack(data)
+            return self.form.unpack(data)
         except ValueError as error:
-            message = str(error)
-            if len(records) > 1:
-                for i in range(len(records)):
-                    self._unpacked(number, records[i : i + 1], data[i : i + 1])
-                cause = error.__cause__ or error
-                message = f"{len(records)} records from this one on fail together, and none alone: {cause}"
-            raise self._records.error(number, records[0], message) from error.__cause__ or error
-
-    def __reduce__(self) -> Any:
-        return RecordArrays, (self._records,)
+            cause = error.__cause__ or error
+            for record, alone in zip(records.tolist(), data, strict=True):
+                try:
+                    self.form.unpack([alone])
+                except ValueError as failure:
+                    raise self._error(number, record, str(failure)) from failure.__cause__ or failure
+            message = f"{len(records)} records from this one on fail together, and none alone: {cause}"
+            raise self._error(number, records[0], message) from cause
