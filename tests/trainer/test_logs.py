@@ -244,17 +244,6 @@ def test_tensorboard_shows_an_event_when_the_callback_returns(tmp_path):
     }
 
 
-@pytest.mark.slow
-def test_tensorboard_hides_what_a_resumed_run_repeats(tmp_path):
-    for resumed, loss in ((0, 1.0), (20, 2.0), (10, 3.0)):
-        with TensorBoardLog(tmp_path) as log:
-            log(report(resumed + 1, resumed, loss=loss))
-            for step in range(resumed + 10, 41, 10):
-                log(report(step, resumed, loss=loss, eval_loss=loss))
-    assert scalars(tmp_path)["eval_loss"] == {10: 1.0, 20: 3.0, 30: 3.0, 40: 3.0}
-    assert scalars(tmp_path)["loss"] == {1: 1.0, 10: 1.0, 11: 3.0, 20: 3.0, 30: 3.0, 40: 3.0}
-
-
 def test_without_tensorboardx_the_error_names_the_extra(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboardX"]:
         monkeypatch.delitem(sys.modules, name)
