@@ -17,7 +17,7 @@ class Finding(NamedTuple):
     """What one check found.
 
     Attributes:
-      severity: "error": wrong results, or a failure; "warning": costs time or memory; "note": worth knowing; "ok";
+      severity: "error": a failure, or unused GPUs; "warning": costs time or memory; "note": worth knowing; "ok";
         "unknown": could not be checked, and the finding says why.
       finding: what was seen, with the measured values.
       fix, why: what to change, and why it matters. `made` drops both where nothing is wrong.

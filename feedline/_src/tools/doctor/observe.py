@@ -31,7 +31,7 @@ from feedline._src.trainer.memory import MemoryWatch
 LOOP = 3
 """Calls of a function from which it counts as a step of a loop."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_LOOKED_AT = range(1, 4)  # the calls, from 0, of which arguments, their values and results are looked at
+_LOOKED_AT = range(4)  # the calls of which arguments, their values and results are looked at
 _MIN_REPEATS, _MIN_EQUATIONS, _MAX_EQUATIONS = 8, 48, 20_000
 _MAX_CANDIDATES = 16
 _CHAINED = 0.9
@@ -222,7 +222,7 @@ class Function:
         if self.calls == 1 and hasattr(function, "trace") and not disabled:
             with record.guarded("program"):
                 self.unrolled = unrolled(function.trace(*args, **kwargs).jaxpr)
-        if self.calls and self.calls not in _LOOKED_AT:
+        if self.calls not in _LOOKED_AT:
             return True
         named = _named(args, kwargs)
         if self.calls:
@@ -263,7 +263,7 @@ class Function:
             self._compiled_for = arguments
         outputs = [leaf for leaf in jax.tree.leaves(result) if _is_array(leaf)]
         record.last = [weakref.ref(leaf) for leaf in (*outputs[:1], *outputs[-1:])]
-        if self.calls == 0 or self.calls in _LOOKED_AT:
+        if self.calls in _LOOKED_AT:
             kept = [leaf for leaf in jax.tree.leaves((args, kwargs)) if self._was_returned(leaf)]
             self.fed_back.append(sum(leaf.nbytes for leaf in kept if not leaf.is_deleted()))
             self._outputs = {id(leaf): weakref.ref(leaf) for leaf in outputs}
