@@ -270,11 +270,12 @@ class ArraySource(IndexedSource):
     def _guarded(self, read: Callable[..., T], *arguments: Any) -> T:
         """What `read` returns for the present readers and these arguments.
 
-        A file that was written to is refused, also if that happens during the read: rows may be of both states.
-        Only the next few of many files are checked each time, to stay cheap.
+        A file that was written to is refused, also if that happens during the read: rows may be of both states. If
+        a cache has lost a file that is mapped, rows are read again from what it has. Only the next few of many
+        files are checked each time, to stay cheap.
         """
         few = list(itertools.islice(self._files_to_check, self._checks))
-        readers = self._follow(few) if self.is_remote else self._readers
+        readers = self._follow() if self.is_remote else self._readers
         if not self._survives:
             self._check(few)
         try:
@@ -289,29 +290,26 @@ class ArraySource(IndexedSource):
         self._followed = self._from_files, 0
         for file in self._files:
             if file.in_store:
-                file.check()  # a file of the cache was truncated: the object is not mapped again as it is
+                file.check()  # so that it is not mapped again as it is
         return read(self._from_files, *arguments)
 
-    def _follow(self, few: Sequence[File]) -> Readers:
-        """The readers for what the cache has now: gathers while all files are complete in it.
+    def _follow(self) -> Readers:
+        """The readers for what the cache has now: gathers, once all files were complete in it.
 
-        Each call asks about one file that was missing, or about the `few` that are checked. A file that was
-        evicted since it was mapped stays readable.
+        Each call asks about one file that was missing.
         """
         readers, missing = self._followed
+        if missing is None or library() is None or self._files[missing].memory() is None:
+            return readers
+        others = itertools.chain(range(missing + 1, len(self._files)), range(missing))
+        missing = next((number for number in others if self._files[number].memory() is None), None)
+        found: tuple[Readers, int | None] = self._from_files, missing or 0
         if missing is None:
-            if all(file.memory() is not None for file in few):
-                return readers
-            self._followed = self._from_files, 0
-        elif library() is not None and self._files[missing].memory() is not None:
-            others = itertools.chain(range(missing + 1, len(self._files)), range(missing))
-            missing = next((number for number in others if self._files[number].memory() is None), None)
-            self._followed = self._from_files, missing or 0
-            if missing is None:
-                memories = {id(file): file.memory() for file in self._files}
-                if all(memory is not None for memory in memories.values()):
-                    self._followed = self._gathers(lambda file: memories[id(file)]), None
-        return self._followed[0]
+            memories = {id(file): file.memory() for file in self._files}
+            if all(memory is not None for memory in memories.values()):
+                found = self._gathers(lambda file: memories[id(file)]), None
+        self._followed = found
+        return found[0]
 
     def _check(self, files: Iterable[File]) -> None:
         for file in files:
