@@ -35,7 +35,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
-from feedline._src.files.open_files import Descriptor, pread
+from feedline._src.files.local import Descriptor, check_may_open, pread
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
@@ -235,8 +235,7 @@ class Cache:
                 os.utime(found.descriptor)
                 return found
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise self._unusable(error) from error
+            check_may_open(error, path)
             return None
         found.unlink()
         return None
@@ -402,13 +401,7 @@ class Cache:
         return size
 
     def _unusable(self, error: OSError) -> FeedError:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            return FeedError(
-                "what is read from a store is kept in files on local disk, and no more can be opened "
-                f"({error.strerror}); raise the limit (ulimit -n), or close other files",
-                stage="read",
-                file=self._folder,
-            )
+        check_may_open(error, self._folder)
         return FeedError(
             f"what is read from a store is kept in a cache on local disk, and {self._folder} cannot be written "
             f"({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder on a disk with "

@@ -9,9 +9,8 @@ from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES
 from feedline._src.files.fetcher import result_of
 from feedline._src.files.file import File, Indices
-from feedline._src.files.local import LocalFile
+from feedline._src.files.local import LocalFile, OpenFiles
 from feedline._src.files.lru_cache import LruCache
-from feedline._src.files.open_files import OpenFiles
 from feedline._src.files.store import Store, is_url
 from feedline._src.rows import digests
 

@@ -19,7 +19,7 @@ from feedline._src.files.cache import cache_of, name_of
 from feedline._src.files.client import Listed, Version
 from feedline._src.files.fetcher import fetcher, result_of
 from feedline._src.files.file import Indices
-from feedline._src.files.open_files import pread, unreadable
+from feedline._src.files.local import pread, unreadable
 from feedline._src.files.origin import REQUEST_BYTES, Origin, folders, gathered, listing
 from feedline._src.files.remote import cached
 from feedline._src.files.store import Store, Url, is_url

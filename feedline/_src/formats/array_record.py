@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import warn
 from feedline._src.files.file import File, Indices
-from feedline._src.files.opening import opening
+from feedline._src.files.local import opening
 from feedline._src.formats import extras
 from feedline._src.formats.open_options import Decode, OpenOptions
 from feedline._src.formats.registry import Format

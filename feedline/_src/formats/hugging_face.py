@@ -21,7 +21,7 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.file import Indices
 from feedline._src.files.files import Files
-from feedline._src.files.opening import opening
+from feedline._src.files.local import opening
 from feedline._src.files.store import is_url
 from feedline._src.formats import extras
 from feedline._src.formats.arrow import REWRITE, batches_of

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.file import File
 from feedline._src.files.files import Files, Place
+from feedline._src.files.local import check_may_open
 from feedline._src.files.lru_cache import LruCache
-from feedline._src.files.opening import check_may_open
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column, Grouped, NumberColumn, check_column, check_fits, described
 from feedline._src.placement.plan import Columns

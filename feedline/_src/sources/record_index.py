@@ -24,7 +24,7 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import in_folder
 from feedline._src.files.file import File, Indices
-from feedline._src.files.open_files import OpenFile, OpenFiles
+from feedline._src.files.local import OpenFile, OpenFiles
 from feedline._src.files.version import changed
 from feedline._src.formats.table import ENTRY, BadRecordError, Records, Scan
 from feedline._src.rows.encoded_source import Record
