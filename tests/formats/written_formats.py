@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import tensorstore
 import tfrecords
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -265,6 +266,15 @@ def _hdf5_text(path, rows):
         text = file.create_dataset("text", (len(N[rows]),), h5py.vlen_dtype(np.uint8))
         for i, data in enumerate(TEXT[rows]):
             text[i] = np.frombuffer(data, np.uint8)
+
+
+@case("lmdb", {"key": [b"%04d" % n for n in N], "value": TEXT})
+def _lmdb(path, rows):
+    lmdb = pytest.importorskip("lmdb")
+    path.unlink(missing_ok=True)
+    with lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 20) as env, env.begin(write=True) as entries:
+        for n, text in zip(N[rows], TEXT[rows], strict=True):
+            entries.put(b"%04d" % n, text)
 
 
 def write_zarr(path, leaf, driver, metadata=None):

@@ -66,6 +66,8 @@ MODULES = {
     ".tar": "tar",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".lmdb": "lmdb",
+    ".mdb": "lmdb",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
     ".zarr": "zarr",
