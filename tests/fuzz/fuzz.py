@@ -50,7 +50,9 @@ from fuzz_outcome import Outcome
 EXPECTED = ("right", "other rows", "refused", "refused by the next batch", "accepted")
 """Outcomes that refute nothing; any other one does."""
 OF_A_LIBRARY = {
-    (name, kind) for name in ("hdf5 text", "remote hdf5 text") for kind in ("crash", "hang", "too much memory")
+    (name, kind)
+    for name in ("hdf5 text", "remote hdf5 text", "lmdb", "remote lmdb")
+    for kind in ("crash", "hang", "too much memory")
 }
 """Outcomes of damage that a library reads by itself: docs/security.md says so."""
 SLOW = ("remote ", "zarr", "folder", "dataset", "tar index")
