@@ -17,7 +17,6 @@ from feedline import Order, ProcessError
 from feedline._src.agreement.agree import SharedBuild
 from feedline._src.agreement.replicas import ReplicaCheck
 from feedline._src.order.schedule import Cursor
-from feedline._src.pipeline import observing
 from feedline._src.placement.place import Placement
 from feedline._src.placement.plan import local_rows
 from feedline._src.sources.arrays import ArraySource
@@ -158,9 +157,3 @@ def test_real_processes_make_as_many_calls_as_the_simulated_ones(tmp_path):
     calls = [int((tmp_path / str(process)).read_text()) for process in range(2)]
     build = messages(2, {"rows": VAST}, Costs())["build"]
     assert (sum(calls), max(calls)) == (build["all_calls"], build["most_calls"])
-
-
-@pytest.mark.parametrize("processes", [1, 16, 2_500, 16_384, 1_000_000])
-def test_times_for_the_report_do_not_overload_process_0(processes):
-    assert processes / observing._publish_every_s(processes) <= 500
-    assert observing._publish_every_s(16) == 5

@@ -125,10 +125,6 @@ def damaging(rows, indices):
         yield batch
 
 
-def in_order(rows, indices):
-    return whole(rows, np.sort(indices, axis=None).reshape(indices.shape))
-
-
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
@@ -143,13 +139,6 @@ def test_rows_that_are_not_right_are_counted(consume, tmp_path, spoil, expected)
     found = consume.check(reader(spoil), task, None)
     assert {key: found[key] for key in expected} == expected
     assert 0.9 < found["jump"] < 1.1
-
-
-def test_an_unshuffled_order_has_a_small_jump(consume, tmp_path):
-    task = rows(consume, random_bytes(tmp_path, 16 * 1024))
-    found = consume.check(reader(in_order), task, 2)
-    assert (found["rows"], found["missing"]) == (128, 0)
-    assert found["jump"] < 0.01
 
 
 def test_a_batch_must_lie_on_the_mesh(consume, tmp_path):

@@ -12,8 +12,6 @@ import programs
 import pytest
 from launched import FEEDLINE, launched
 
-import feedline
-from feedline._src.order.epoch import rows_at
 from feedline._src.tools.cli.options import use_cpu_devices
 from feedline._src.tools.main import main
 from feedline._src.trainer.modes import Mode
@@ -178,22 +176,3 @@ def test_cpu_devices_replace_what_the_environment_says(monkeypatch):
     use_cpu_devices(3)
     assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_force_host_platform_device_count=3"
     assert os.environ["JAX_PLATFORMS"] == "cpu"
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, capsys):
-    """Not with exit code 0 after hours. Nothing is saved from that step on."""
-    chance = np.random.default_rng(0)
-    image, bad = chance.normal(size=(100, 6)).astype(np.float32), 29
-    image[37] = np.nan  # of the rows trained on, which are those but 0, 5, 10, …, number 29
-    np.savez(tmp_path / "rows.npz", image=image, label=chance.integers(0, 3, 100))
-    order = rows_at(feedline.Order(seed=0), 80, 0, np.arange(80))
-    step = int(np.flatnonzero(order == bad)[0]) // 8 + 1
-    options = ["--batch-size", "8", "--layers", "1", "--width", "4"]
-    folder = ["--checkpoint-dir", str(tmp_path / "run"), "--save-every", "1"]
-    assert main(["train", "--data", str(tmp_path / "rows.npz"), "--epochs", "3", *options, *folder]) == 1
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert f"the loss is nan at step {step}, the first that is not finite" in told
-    assert f" have values that are not finite, in batch['image'] of the training rows {bad};" in told
-    assert told.endswith(f"[stage train, epoch 0, position {(step - 1) * 8}]")
-    assert max(int(path.name) for path in (tmp_path / "run").glob("[0-9]*")) == step - 1
