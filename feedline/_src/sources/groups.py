@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -21,7 +22,7 @@ from feedline._src.files.files import Files, Place
 from feedline._src.files.local import check_may_open
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.table import Column, Grouped, NumberColumn, check_column, check_fits, described
+from feedline._src.formats.table import Column, Grouped, Mask, NumberColumn, check_column, check_fits, described
 from feedline._src.placement.plan import Columns
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.indexed import Indexed, IndexedSource
@@ -76,7 +77,6 @@ class _GroupedRows(Indexed):
                 f"the {len(files)} from {self._paths[0]} have {held} bytes; raise cache_bytes, or write them as "
                 "Parquet"
             )
-        self._some_in_place = any(table.in_place for table in self._tables)
         self._cache: LruCache[Column] = LruCache(options.cache_bytes)
 
     def __len__(self) -> int:
@@ -119,11 +119,24 @@ class _GroupedRows(Indexed):
             file.check()
         return found
 
-    def _column(self, leaf: int, group: int) -> Column:
-        """The rows of a group, from the cache or the file."""
-        if self._some_in_place and self._tables[int(self._groups[leaf].of(np.array([group]))[0])].in_place:
-            return self._read_group(leaf, group)
+    def _column(self, leaf: int, group: int, file: int) -> Column:
+        """The rows of a group, from memory, the cache or the file."""
+        if self._tables[file].in_place:
+            return self._tables[file].read(leaf, group - int(self._groups[leaf].firsts[file]))
         return self._cache.get((leaf, group), functools.partial(self._read_group, leaf, group))
+
+    @contextlib.contextmanager
+    def _in_place(self, files: Iterable[int]) -> Iterator[None]:
+        """Refuse files whose rows are used in place, if they were written to before or during a `with` block. That
+        explains any error inside it."""
+        used = [self._files[file] for file in files if self._tables[file].in_place]
+        for file in used:
+            file.check_open()
+        try:
+            yield
+        finally:
+            for file in used:
+                file.check_open()
 
     def _read_group(self, leaf: int, group: int) -> Column:
         one = np.array([group])
@@ -141,9 +154,8 @@ class _GroupedRows(Indexed):
     def _checked(self, read: Callable[[], T], file: int, row: int, what: str) -> T:
         """What `read` returns, of a file that does not change meanwhile. Other errors are those of a row."""
         check_may_read()
-        check = self._files[file].check_open if self._tables[file].in_place else self._files[file].check
         try:
-            check()
+            self._files[file].check()
             found = read()
         except FeedError:
             raise
@@ -153,10 +165,10 @@ class _GroupedRows(Indexed):
             raise RowError(
                 f"{what} could not be read: {error}", stage="read", row=row, file=self._paths[file]
             ) from error
-        check()
+        self._files[file].check()
         return found
 
-    def _check_null(self, leaf: int, null: Any, rows: Indices) -> None:
+    def _check_null(self, leaf: int, null: Mask, rows: Indices) -> None:
         """Refuse rows with a null; `null`: bool[k]. The error names the first one."""
         if null.any():
             row = int(rows[int(np.argmax(null))])
@@ -225,24 +237,21 @@ class GroupSource(_GroupedRows, IndexedSource):
         shards = self._shards[leaf]
         group = shards.of(rows)
         touched = np.unique(group)
-        at_once = self._groups_at_once(leaf, touched)
-        for start in range(0, len(touched), at_once):
-            numbers = touched[start : start + at_once]
-            found = self._cached(leaf, numbers.tolist())
-            here: Any = slice(None) if len(numbers) == len(touched) else np.flatnonzero(np.isin(group, numbers))
-            part = np.searchsorted(numbers, group[here])
-            local = rows[here] - shards.firsts_of(group[here])
-            null = np.zeros(len(local), np.bool_)
-            for i, column in enumerate(found):
-                if column.null is not None:
-                    asked = np.flatnonzero(part == i)
-                    null[asked] = column.null[local[asked]]
-            self._check_null(leaf, null, rows[here])
-            target = out[here]  # a copy, unless these are all groups
-            firsts = np.cumsum([0, *(column.rows for column in found[:-1])])
-            RowGather([column.values for column in found]).read(firsts.take(part) + local, columns, target)
-            if len(numbers) < len(touched):
-                out[here] = target
+        files, at_once = self._groups[leaf].of(touched), self._groups_at_once(leaf, touched)
+        with self._in_place(np.unique(files)):
+            for start in range(0, len(touched), at_once):
+                some = slice(start, start + at_once)
+                found = self._cached(leaf, touched[some].tolist(), files[some].tolist())
+                all_at_once = len(found) == len(touched)
+                here: Any = slice(None) if all_at_once else np.flatnonzero(np.isin(group, touched[some]))
+                part = np.searchsorted(touched[some], group[here])
+                local = rows[here] - shards.firsts_of(group[here])
+                self._check_null(leaf, _nulls_at(found, part, local), rows[here])
+                target = out[here]  # a copy, unless these are all groups
+                firsts = np.cumsum([0, *(column.rows for column in found[:-1])])
+                RowGather([column.values for column in found]).read(firsts.take(part) + local, columns, target)
+                if not all_at_once:
+                    out[here] = target
 
     def _groups_at_once(self, leaf: int, touched: Indices) -> int:
         """How many of these groups a read may hold at a time: those that fit into cache_bytes, at least one."""
@@ -251,11 +260,22 @@ class GroupSource(_GroupedRows, IndexedSource):
         row_bytes: int = math.prod(row.shape) * row.dtype.itemsize
         return max(1, self._options.cache_bytes // max(1, most * row_bytes))
 
-    def _cached(self, leaf: int, groups: list[int]) -> list[NumberColumn]:
+    def _cached(self, leaf: int, groups: list[int], files: list[int]) -> list[NumberColumn]:
         # threads of one batch need the same groups: each starts at another one, to read them in parallel
         first = threading.get_native_id() % len(groups)
-        read: dict[int, Any] = {group: self._column(leaf, group) for group in groups[first:] + groups[:first]}
+        rotated = zip(groups[first:] + groups[:first], files[first:] + files[:first], strict=True)
+        read: dict[int, Any] = {group: self._column(leaf, group, file) for group, file in rotated}
         return [read[group] for group in groups]
+
+
+def _nulls_at(columns: Sequence[NumberColumn], part: Indices, local: Indices) -> Mask:
+    """bool[k]: whether row local[i] of columns[part[i]] has a null."""
+    null = np.zeros(len(local), np.bool_)
+    for i, column in enumerate(columns):
+        if column.null is not None:
+            asked = np.flatnonzero(part == i)
+            null[asked] = column.null[local[asked]]
+    return null
 
 
 class TableSource(_GroupedRows, EncodedRows):
@@ -293,7 +313,8 @@ class TableSource(_GroupedRows, EncodedRows):
             if self._tables[file].read_rows is not None:
                 columns = self._rows_of(file, local)
             else:
-                columns = [self._values(leaf, rows[offsets]) for leaf in self._numbers]
+                with self._in_place([file]):
+                    columns = [self._values(leaf, rows[offsets], file) for leaf in self._numbers]
             places = np.arange(len(rows))[offsets].tolist()
             for place, *values in zip(places, *columns, strict=True):
                 found[place] = values[0] if self.fields is None else dict(zip(self.fields, values, strict=True))
@@ -313,23 +334,23 @@ class TableSource(_GroupedRows, EncodedRows):
             return [[one[i][0] for one in one_by_one] for i in range(len(self._numbers))]
         return values
 
-    def _values(self, leaf: int, rows: Indices) -> list[Any]:
+    def _values(self, leaf: int, rows: Indices, file: int) -> list[Any]:
+        """The values of a leaf of some rows of a file."""
         shards, found = self._shards[leaf], [None] * len(rows)
         groups = shards.of(rows)
+        within = rows - shards.firsts_of(groups)
         for group, offsets in offsets_by_label(groups, int(groups.max(initial=0)) + 1):
-            asked = rows[offsets]
-            local = asked - int(shards.firsts_of(np.array([group]))[0])
-            column = self._column(leaf, group)
+            column, local = self._column(leaf, group, file), within[offsets]
             if column.null is not None:
-                self._check_null(leaf, column.null[local], asked)
+                self._check_null(leaf, column.null[local], rows[offsets])
             try:
                 values = column.take(local)
             except ValueError as error:
                 raise RowError(
                     f"rows that are stored together could not be read: {error}",
                     stage="read",
-                    row=int(asked[0]),
-                    file=self.file_of(int(asked[0])),
+                    row=int(rows[offsets][0]),
+                    file=self._paths[file],
                 ) from error
             for place, value in zip(np.arange(len(rows))[offsets].tolist(), values, strict=True):
                 found[place] = value
