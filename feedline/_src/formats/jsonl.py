@@ -20,7 +20,7 @@ import numpy.typing as npt
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Records, Scan
+from feedline._src.formats.table import Records, Scan, check_not_compressed
 
 Array = npt.NDArray[Any]
 Numbers = jax.ShapeDtypeStruct
@@ -28,7 +28,6 @@ _BLOCK_BYTES = 1 << 20
 _START_BYTES = 1 << 16
 """Read to learn the fields; more if no line ends within."""
 _MOST_SHOWN = 20
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
 _NEWLINE_CRC = zlib.crc32(b"\n")
 _DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float64)}
 
@@ -105,6 +104,7 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
         raise ValueError(
             f"a source must have at least one row, got {file.name} with no lines; check what wrote it"
         )
+    check_not_compressed(lines[0], file.name)
     found = []
     try:
         found.append(_object(lines[0]))
@@ -119,11 +119,6 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
 
 
 def _not_lines(path: str, line: bytes, error: ValueError) -> str:
-    if line.startswith(_COMPRESSED):
-        return (
-            f"a file of JSON lines must not be compressed, since rows are read in any order, and {path} is; "
-            f"decompress it: gzip -dc '{path}' > decompressed.jsonl"
-        )
     return (
         f'each line must be a JSON object, {{"name": value, ...}}, and the first of {path}, {line[:60]!r}, is '
         f"none: {error}; write it again, one object a line: pandas.read_json(path).to_json(new, orient='records', "

@@ -400,6 +400,22 @@ class Records:
     instead: str = ""
 
 
+def check_not_compressed(begin: bytes, path: str, others: tuple[bytes, ...] = ()) -> None:
+    """Refuse a file of many rows, which are read in any order, if it begins as compressed files do.
+
+    Args:
+      others: beginnings of compressed files that may not begin another file of the format, either.
+
+    Raises:
+      ValueError: it is compressed.
+    """
+    if begin.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", *others)):  # gzip, bzip2, xz, zstd
+        raise ValueError(
+            f"rows are read in any order, so a file of many must not be compressed as a whole, got {path}; "
+            "decompress it: gunzip, unzstd, bunzip2 or unxz"
+        )
+
+
 def memory_bytes() -> int:
     """The memory that an array can have: the machine's, or what is left of a limit (ulimit -v)."""
     page = os.sysconf("SC_PAGE_SIZE")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import re
 import tarfile
@@ -14,11 +13,10 @@ from typing import BinaryIO, NamedTuple
 
 from feedline._src.files.file import File
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Records, Scan
+from feedline._src.formats.table import Records, Scan, check_not_compressed
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key
 _META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # what WebDataset leaves out too
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
 _BLOCK_BYTES = 512
 _READ_BYTES = 1 << 20
 _REWRITE = "write it again: tar --sort=name -cf shard.tar folder, or with webdataset.TarWriter"
@@ -84,16 +82,11 @@ class _Member(NamedTuple):
 
 def _members(file: BinaryIO, size_bytes: int, path: str) -> Iterator[_Member]:
     """The fields of all records, in the order of the archive, which must be whole."""
-    if file.read(_BLOCK_BYTES).startswith(_COMPRESSED):
-        raise ValueError(
-            f"an archive must not be compressed, since rows are read in any order, and {path} is; decompress it: "
-            "gunzip or unzstd (images are compressed already)"
-        )
+    check_not_compressed(file.read(_BLOCK_BYTES), path)
     file.seek(0)
-    bounded = _Bounded(file, size_bytes)
     at = -1
     with _readable(path):
-        archive = tarfile.open(fileobj=bounded, mode="r:")  # noqa: SIM115  # closing it would not close the file
+        archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115  # closing it would not close the file
     while True:
         with _readable(path):
             info = archive.next()
@@ -113,9 +106,9 @@ def _members(file: BinaryIO, size_bytes: int, path: str) -> Iterator[_Member]:
                 f"{info.offset_data} on, of {size_bytes}; the archive is truncated",
                 "copy it again",
             )
-        bounded.seek(at)
+        file.seek(at)
         header_bytes = info.offset_data - at  # of a long name several blocks
-        checksum = zlib.crc32(bounded.read(header_bytes))
+        checksum = zlib.crc32(file.read(header_bytes))
         yield _Member(info.name, split[1], split[2].lower(), (at, header_bytes, info.size, checksum))
     _check_end(file, archive.offset, size_bytes, path)
 
@@ -177,21 +170,3 @@ def _check_end(file: BinaryIO, end: int, size_bytes: int, path: str) -> None:
                 f"it is damaged, or several archives in one file: {_REWRITE}"
             )
         rest = file.read(_READ_BYTES)
-
-
-class _Bounded(io.RawIOBase):
-    """A file that never allocates more than it holds, whatever size a header promises."""
-
-    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
-        self._file = file
-        self._size_bytes = size_bytes
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size_bytes - self._file.tell())
-        return self._file.read(left if size < 0 else min(size, left))
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()

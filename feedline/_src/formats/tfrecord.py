@@ -12,12 +12,12 @@ from typing import BinaryIO
 from feedline._src.files.file import File
 from feedline._src.formats import extras
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import ENTRY, Records, Scan
+from feedline._src.formats.table import ENTRY, Records, Scan, check_not_compressed
 
 _HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum
 _CHECKSUM_BYTES = 4
 _READ_BYTES = 1 << 14  # many small records; little beside large ones, which are skipped
-_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # gzip, zlib
+_ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
 def scan(file: File) -> Scan:
@@ -90,11 +90,7 @@ def _damaged(path: str, record: str, at: int, header: bytes) -> ValueError:
             f"the length of each record must have the checksum beside it, and that of {record}, has not; the file "
             "is damaged, copy or write it again"
         )
-    if header.startswith(_COMPRESSED):
-        return ValueError(
-            f"a TFRecord file must not be compressed, since rows are read in any order, and {path} seems to be; "
-            f"decompress it: gzip -dc '{path}' > decompressed.tfrecord, or write it without compression_type"
-        )
+    check_not_compressed(header, path, _ZLIB)
     return ValueError(
         f"a TFRecord file begins with the length of a record and its checksum, and {path} with {header!r}; it is "
         "another format, or damaged: rename it, or write it again with tf.io.TFRecordWriter"
