@@ -45,10 +45,11 @@ def test_numbers_are_leaves(tmp_path):
     assert read(feedline.open_source(path, columns=["b"])).keys() == {"b"}
 
 
-def test_a_feed_reads_numbers_and_replaces_a_bad_line(tmp_path):
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_feed_reads_numbers_and_replaces_a_bad_line(tmp_path, workers):
     lines = [{"x": i} for i in range(16)]
     path = written(tmp_path / "x.jsonl", [*lines[:5], '{"x": "5"}', *lines[6:]])
-    reading = feedline.Reading(bad_rows="substitute", quarantine=tmp_path / "bad.jsonl")
+    reading = feedline.Reading(bad_rows="substitute", workers=workers, quarantine=tmp_path / "bad.jsonl")
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     order = feedline.Order(shuffle=False)
     with feedline.Feed(path, 16, sharding, order=order, epochs=1, reading=reading) as feed:
