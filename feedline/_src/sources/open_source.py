@@ -51,8 +51,8 @@ def open_source(
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.idx` (of Megatron-LM, with the tokens in the
     `.bin` beside it), `.array_record`, `.parquet`, `.arrow` or `.feather`, `.csv` or `.tsv`, `.jsonl` or
-    `.ndjson`, `.h5` or `.hdf5`, `.zarr`. Files of one array give batches that are one array, all others dicts
-    by name.
+    `.ndjson`, `.h5` or `.hdf5`, `.lmdb`, `.zarr`. Files of one array give batches that are one array, all others
+    dicts by name.
 
     Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
