@@ -44,8 +44,9 @@ def test_a_feed_of_shards_gives_the_batches_of_the_local_files(store, options, t
         for _ in range(10):
             jax.tree.map(np.testing.assert_array_equal, next(remote), next(local))
         state = remote.get_state()
+        requests = len(store.requests)  # others may follow
         asked = remote.statistics()
-    assert asked.stores["requests"] >= len(store.requests) > 0
+    assert asked.stores["requests"] >= requests > 0
     assert asked.stores["fetched_bytes"] > ROWS.nbytes // 2
     assert asked.stores["wait_s"] > 0
     assert "B fetched" in str(asked)
