@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
@@ -402,16 +402,19 @@ class RemoteFile(File):
 
     def _map(self) -> tuple[Bytes, list[tuple[str, bytes]]] | None:
         """All segments, mapped one behind the other, and their files; None if one is not there any more."""
-        space, files = _AddressSpace(self.size), []
-        for number in range(self._segments):
-            file = self._segment(number)
-            if not file.touch():
-                self._opened.discard((self.name, number), file)
-                return None
-            files.append((file.path, file.id))
-            if not file.verified.all() or not space.map(number * self._step, file):
-                return None
-        return space.bytes, files
+        files: list[tuple[str, bytes]] = []
+
+        def complete() -> Iterator[CacheFile]:
+            for number in range(self._segments):
+                file = self._segment(number)
+                if not file.touch():
+                    self._opened.discard((self.name, number), file)
+                elif file.verified.all():
+                    files.append((file.path, file.id))
+                    yield file
+
+        found = _mapped(complete(), self._step, self.size)
+        return None if found is None or len(files) < self._segments else (found, files)
 
     def _sampled(self, start: int, stop: int) -> concurrent.futures.Future[bytes]:
         if not all(map(self._has, self.blocks_of(np.array([start]), np.array([stop - start])).tolist())):
@@ -559,10 +562,6 @@ class _OpenObject(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
         return self._at
 
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._at
-
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill `buffer` from here on, and go on behind it. Returns the number of bytes; 0 at the end."""
         at, wanted = self._at, len(buffer)
@@ -591,29 +590,21 @@ def _libc() -> Any:
     return libc
 
 
-class _AddressSpace:
-    """A range of addresses, in which files are mapped one behind the other.
+def _mapped(files: Iterable[CacheFile], step: int, size: int) -> Bytes | None:
+    """Files mapped one behind the other, at distances of `step`, as `size` bytes. Views of them keep the mappings.
 
-    Attributes:
-      bytes: all of it, read-only. Views of it keep the mappings.
+    None: this process has no addresses or no mappings left.
     """
-
-    def __init__(self, size: int) -> None:
-        self._address, self.bytes = 0, np.zeros(size and 1, np.uint8)
-        self._is_reserved = size == 0
-        if size:
-            address = _libc().mmap(None, size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-            self._is_reserved = address != _FAILED
-            if self._is_reserved:
-                self._address = address
-                raw = (ctypes.c_char * size).from_address(address)
-                weakref.finalize(raw, _libc().munmap, address, size).atexit = False
-                self.bytes = np.frombuffer(memoryview(raw).toreadonly(), np.uint8)
-
-    def map(self, start: int, file: CacheFile) -> bool:
-        """Make the bytes of a file those from `start` on, a multiple of the page size. False: it failed."""
+    if size == 0:
+        return np.zeros(0, np.uint8)
+    libc, reserved = _libc(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address = libc.mmap(None, size, _PROT_NONE, reserved, -1, 0)
+    if address == _FAILED:
+        return None
+    raw = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(raw, libc.munmap, address, size).atexit = False
+    for i, file in enumerate(files):
         flags = mmap.MAP_SHARED | _MAP_FIXED
-        address = self._address + start
-        return self._is_reserved and (
-            _libc().mmap(address, file.size, mmap.PROT_READ, flags, file.descriptor, 0) != _FAILED
-        )
+        if libc.mmap(address + i * step, file.size, mmap.PROT_READ, flags, file.descriptor, 0) == _FAILED:
+            return None
+    return np.frombuffer(memoryview(raw).toreadonly(), np.uint8)
