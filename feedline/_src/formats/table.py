@@ -6,6 +6,7 @@ A leaf of a row has a shape and a dtype, or is bytes (or text, or a list) of any
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import resource
@@ -82,6 +83,17 @@ class FileArray:
     def ndim(self) -> int:
         """The number of axes."""
         return len(self.shape)
+
+    @property
+    def at(self) -> Callable[[File], FileArray]:
+        """What gives this array of the same file, opened by another process. It pickles, and the file does not."""
+        place: dict[str, Any] = {
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "offset": self.offset,
+            "strides": self.strides,
+        }
+        return functools.partial(FileArray, **place)
 
     @property
     def row_bytes(self) -> int:

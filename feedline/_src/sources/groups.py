@@ -22,7 +22,16 @@ from feedline._src.files.files import Files, Place
 from feedline._src.files.local import check_may_open
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.table import Column, Grouped, Mask, NumberColumn, check_column, check_fits, described
+from feedline._src.formats.table import (
+    Column,
+    FileArray,
+    Grouped,
+    Mask,
+    NumberColumn,
+    check_column,
+    check_fits,
+    described,
+)
 from feedline._src.placement.plan import Columns
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.indexed import Indexed, IndexedSource
@@ -376,21 +385,33 @@ def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> Inde
     tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files))]
     if all(table.arrays is not None for table in tables):
         known = {file.name: table for file, table in zip(files, tables, strict=True)}
-        return ArraySource(files.paths, options, _Arrays(open_file, known), files)
+        return ArraySource(files.paths, options, _Arrays(open_file, known, {}), files)
     has_bytes = any(isinstance(leaf, str) for leaf in jax.tree.leaves(tables[0].spec))
     return (TableSource if has_bytes else GroupSource)(open_file, files, options, tables)
 
 
 class _Arrays:
-    """(file, options) → its rows as trees of arrays. `known`: descriptions, used once and not pickled."""
+    """(file, options) → its rows as trees of arrays. Other processes are sent their places, and do not look again.
 
-    def __init__(self, open_file: OpenFile, known: dict[str, Grouped]) -> None:
-        self._open_file, self._known = open_file, known
+    Args:
+      open_file: (file, options) → the description of a file.
+      tables: descriptions that are known, by the names of files; each is used once.
+      places: by the names of files, trees of functions of a file that give its arrays.
+    """
+
+    def __init__(self, open_file: OpenFile, tables: dict[str, Grouped], places: dict[str, list[Any]]) -> None:
+        self._open_file, self._tables, self._places = open_file, tables, places
 
     def __call__(self, file: File, options: OpenOptions) -> list[Any]:
-        arrays = (self._known.pop(file.name, None) or self._open_file(file, options)).arrays
+        if file.name in self._places:
+            found: list[Any] = jax.tree.map(lambda at: at(file), self._places[file.name])
+            return found
+        arrays = (self._tables.pop(file.name, None) or self._open_file(file, options)).arrays
         assert arrays is not None, file  # of a version that had arrays
-        return arrays()
+        found = arrays()
+        if all(isinstance(leaf, FileArray) for leaf in jax.tree.leaves(found)):
+            self._places[file.name] = jax.tree.map(lambda leaf: leaf.at, found)
+        return found
 
     def __reduce__(self) -> Any:
-        return _Arrays, (self._open_file, {})
+        return _Arrays, (self._open_file, {}, self._places)
