@@ -99,8 +99,9 @@ def run(
         for file in sorted(Path(folder).glob("*.json")):
             with contextlib.suppress(ValueError):  # another program's: the hooks replace whole files
                 found.append(json.loads(file.read_text()))
-        failed = Path(folder, NOT_OBSERVED)
-        reason = failed.read_text() if failed.exists() else "no process of the command imported jax in Python"
+        reason, failed = "no process of the command imported jax, or it ended at once", Path(folder, NOT_OBSERVED)
+        if failed.exists():
+            reason = failed.read_text()
     found.sort(key=lambda each: -sum(function["calls"] for function in each.get("functions", ())))
     code = process.returncode
     return Ran(128 - code if code < 0 else code, stopped, found, "" if found else reason)
