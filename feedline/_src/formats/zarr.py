@@ -22,6 +22,7 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.folder import Folder, Part, open_folder
 from feedline._src.files.store import Store
+from feedline._src.files.version import changed
 from feedline._src.formats import extras
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
@@ -75,8 +76,11 @@ class ZarrFolder:
 
     def metadata(self, file: str) -> bytes:
         """The bytes of a file of metadata."""
+        data = self.folder.read([Part(file)])[0]
+        if data is None:
+            raise changed(self.folder.path_of(file), "it cannot be found any more")
         self._metadata.add(file)
-        return self.folder.read([Part(file)])[0] or b""
+        return data
 
     def members(self, at: str) -> dict[str, str]:
         """The arrays and groups in a group: their folders by their names."""
