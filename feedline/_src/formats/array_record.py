@@ -64,7 +64,7 @@ class Reader:
 
     Raises:
       ValueError: it is not an ArrayRecord file.
-      OSError: too many files are open.
+      FeedError: too many files are open, or it was changed.
     """
 
     fields = None
