@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 import numpy as np
 
 from feedline._src.errors import FeedError
-from feedline._src.files.file import Indices
+from feedline._src.files.file import File, Indices
 from feedline._src.files.files import Files
-from feedline._src.files.local import opening
 from feedline._src.files.store import is_url
 from feedline._src.formats import extras
 from feedline._src.formats.arrow import REWRITE, batches_of
@@ -97,9 +96,13 @@ class OpenDataset:
         self, dataset: HuggingFaceDataset | str, options: OpenOptions, files: Files | None = None
     ) -> None:
         self._given, self._options = dataset, options
-        found: Any = _Saved(dataset) if isinstance(dataset, str) else dataset
+        found: Any = dataset
+        if isinstance(dataset, str):
+            found = _Saved(dataset, files)
+            self.files: Files = found.files
+        else:
+            self.files = files or Files([file["filename"] for file in dataset.cache_files])
         names = _columns_of(found.format, found.column_names)
-        self.files = files or Files([file["filename"] for file in found.cache_files])
         self._to_check = itertools.cycle(self.files)
         self.table = found.data.table.select(options.chosen(names, "this dataset"))
         try:
@@ -341,20 +344,20 @@ class _Table(NamedTuple):
 
 
 class _Saved:
-    """A saved folder, with the attributes of a `HuggingFaceDataset`.
+    """A saved folder, with the attributes of a `HuggingFaceDataset` that are used here, and its files.
 
     Raises:
       ValueError: `state.json` or a file that it names is damaged.
       FileNotFoundError: there is no such file.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, files: Files | None) -> None:
         state = _state_of(folder) or {}
         paths = _files_in(folder, state, "_data_files")
         indices = [path for key in _INDICES for path in _files_in(folder, state, key)]
-        self.cache_files = [{"filename": path} for path in [*paths, *indices]]
-        self.data = _Table(_joined(paths))
-        self._indices = _Table(_joined(indices)) if indices else None
+        self.files = files or Files([*paths, *indices])
+        self.data = _Table(_joined(self.files[: len(paths)]))
+        self._indices = _Table(_joined(self.files[len(paths) :])) if indices else None
         self.column_names: list[str] = self.data.table.column_names
         self.format: Mapping[str, Any] = {
             "type": state.get("_format_type"),
@@ -427,14 +430,13 @@ def _files_in(folder: str, state: Mapping[str, Any], key: str) -> list[str]:
     return [os.path.join(folder, name) for name in names]
 
 
-def _joined(paths: Sequence[str]) -> Any:
+def _joined(files: Sequence[File]) -> Any:
     """The rows of some files, one after the other, as a `pyarrow.Table` of mapped memory."""
     pyarrow = extras.require("pyarrow", "arrow")
     tables = []
-    for path in paths:
-        with naming_file(Path(path), "an Arrow file", REWRITE), opening(Path(path)) as file:
-            memory = pyarrow.py_buffer(np.asarray(np.memmap(file, np.uint8, "r")))
-            schema, batches = batches_of(pyarrow.BufferReader(memory))
+    for file in files:
+        with naming_file(file.name, "an Arrow file", REWRITE):
+            schema, batches = batches_of(pyarrow.BufferReader(pyarrow.py_buffer(file.memory())))
             tables.append(pyarrow.Table.from_batches(list(batches), schema))
     if not tables:
         raise ValueError("a source must have at least one row, and this dataset has no files")
