@@ -3,11 +3,12 @@
 import pickle
 import pkgutil
 import re
-import subprocess
 import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
+
+import programs
 
 from feedline._src import formats
 from feedline._src.formats.registry import MODULES, Format, all_formats
@@ -31,7 +32,7 @@ def test_a_declaration_pickles_by_its_name():
 
 def test_the_registry_imports_no_format():
     code = "import sys; import feedline._src.formats.registry; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = programs.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = {name for name in done.stdout.split() if name.startswith("feedline._src.formats.")}
     assert loaded == {"feedline._src.formats.registry"}
 
