@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feedline
-from feedline import RowSource, open_source
+from feedline import open_source
 from feedline._src.files.local import LocalFile
 from feedline._src.formats import npy
 from feedline._src.formats.open_options import OpenOptions
@@ -87,14 +87,6 @@ def test_npy_and_stored_npz_are_mapped_and_compressed_npz_is_read(tmp_path):
         for got, leaf in zip(jax.tree.leaves(_read(open_source(tmp_path / name), range(50))), leaves, strict=True):
             np.testing.assert_array_equal(got, leaf)
     np.testing.assert_array_equal(_read(open_source(tmp_path / "fortran.npy"), range(50)), x)
-
-
-def test_a_glob_opens_its_files_in_the_order_of_their_names(tmp_path):
-    for name, start in (("b", 4), ("a", 0), ("c", 8)):
-        np.save(tmp_path / f"{name}.npy", np.arange(start, start + 4))
-    source = open_source(str(tmp_path / "*.npy"))
-    np.testing.assert_array_equal(_read(source, np.arange(12)), np.arange(12))
-    assert isinstance(source, RowSource)
 
 
 def test_a_name_with_brackets_that_exists_is_a_file_and_no_pattern(tmp_path):
