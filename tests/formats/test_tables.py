@@ -6,6 +6,7 @@ import itertools
 import pickle
 import re
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +326,20 @@ def test_groups_are_fetched_before_they_are_read(store, options, large):
     source.read(np.array([0, 100_000]), out)
     assert out["y"].tolist() == [0, 100_000]
     assert 1 <= len([part for part in store.gets() if part[1] - part[0] > 1 << 20]) <= 3
+
+
+def test_the_footers_of_several_files_are_fetched_together(bucket, options, large):
+    together = threading.Barrier(3)
+    for i in range(3):
+        bucket.objects[f"/corpus/{i}.parquet"] = large
+
+    def fault(method, path, part):
+        if part is not None:
+            together.wait(timeout=10)
+
+    bucket.fault = fault
+    assert len(feedline.open_source("s3://corpus/*.parquet", columns=["y"], store=options)) == 600_000
+    assert len([part for part in bucket.gets() if part]) == 3
 
 
 @pytest.mark.parametrize("name", ["stream.arrow", "compressed_stream.arrow"])

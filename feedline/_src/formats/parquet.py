@@ -56,7 +56,12 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
 
 
 FORMAT = Format(
-    "parquet", (".parquet",), takes=frozenset({"columns", "cache_bytes"}), extra="parquet", open=open_file
+    "parquet",
+    (".parquet",),
+    takes=frozenset({"columns", "cache_bytes"}),
+    extra="parquet",
+    open=open_file,
+    tail_bytes=1 << 16,  # what pyarrow reads first, in search of the footer
 )
 
 

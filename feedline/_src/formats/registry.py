@@ -28,8 +28,8 @@ class Format:
       way: how rows are read. A format of which some files can be mapped and others cannot says "grouped".
       open: (file, options) → its description: the arrays, groups or records that it has. None: the source does it.
       files: (paths, store) → the files by their numbers, of which `open` gets each.
-      head_bytes: how many bytes from the start of a file `open` reads first. Of objects in a store, those of all
-        files are fetched at once.
+      head_bytes, tail_bytes: how many bytes at the start or the end of a file `open` reads first. Of objects in a
+        store, those of all files are fetched at once.
 
     Example:
       >>> format_of(".tfrecord").extra
@@ -44,6 +44,7 @@ class Format:
     open: Callable[..., Any] | None = None
     files: Callable[[Sequence[str], Store | None], Any] = Files
     head_bytes: int = 0
+    tail_bytes: int = 0
 
     def __reduce__(self) -> Any:
         return format_named, (self.name,)

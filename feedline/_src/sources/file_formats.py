@@ -44,6 +44,8 @@ def open_files(form: Format, paths: list[str], options: OpenOptions) -> IndexedS
     if form.way == "records":
         return open_records(form, files, options)
     assert form.open is not None
+    if form.tail_bytes and files.in_store:
+        files.samples([[(max(0, file.size - form.tail_bytes), form.tail_bytes)] for file in files])
     return open_groups(form.open, files, options)
 
 
