@@ -5,12 +5,9 @@ import contextlib
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import threading
 
 import numpy as np
-import programs
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from test_arrays_in_stores import ROWS, npy
@@ -102,31 +99,3 @@ def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
 
     with deleted_all_the_time(folder), concurrent.futures.ThreadPoolExecutor(3) as threads:
         list(threads.map(use, range(3)))
-
-
-READER = """
-import sys, numpy as np, feedline
-url, cache, seed = sys.argv[1:]
-rows = np.load(sys.stdin.buffer)
-for _ in range(3):
-    source = feedline.open_source(url, store=feedline.Store(cache=cache, cache_bytes=8 << 20))
-    for part in np.array_split(np.random.default_rng(int(seed)).permutation(len(source)), 20):
-        out = np.empty((len(part), 3000), np.uint8)
-        source.read(part, out)
-        np.testing.assert_array_equal(out, rows[part])
-"""
-
-
-@pytest.mark.slow
-def test_processes_whose_cache_is_deleted_read_on(store, tmp_path):
-    store.objects["/x.npy"] = npy(ROWS)
-    np.save(tmp_path / "rows.npy", ROWS)
-    command = [sys.executable, "-c", READER, f"{store.url}/x.npy", str(tmp_path / "cache")]
-    with deleted_all_the_time(tmp_path / "cache"), contextlib.ExitStack() as files:
-        readers = []
-        for seed in range(3):
-            given = files.enter_context(open(tmp_path / "rows.npy", "rb"))
-            reader = programs.started([*command, str(seed)], stdin=given, stderr=subprocess.PIPE, text=True)
-            readers.append(files.enter_context(reader))
-        ended = [reader.communicate(timeout=120)[1] for reader in readers]
-    assert ended == [""] * 3

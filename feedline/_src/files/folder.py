@@ -153,24 +153,20 @@ class Folder(abc.ABC):
     def select(self, numbers: Indices) -> Folder:
         """A folder whose listed files are these, in this order."""
 
-    def digests(self, files: Sequence[int | str]) -> list[list[Any]]:
-        """For each file, JSON values that identify its contents: those of `File.digest`."""
-        sizes = [size or 0 for size in self.sizes(files)]
-        spots = [digests.samples_of_file(size) for size in sizes]
-        small = [size <= _READ_WHOLE_BYTES for size in sizes]
-        parts = [
-            [Part(file)] if whole else [Part(file, at, at + length) for at, length in places]
-            for file, whole, places in zip(files, small, spots, strict=True)
-        ]
-        data = iter(self.read([part for of_file in parts for part in of_file]))
+    def digests(self, files: Sequence[int]) -> list[list[Any]]:
+        """For each listed file, JSON values that identify its contents: those of `File.digest`."""
+        asked: list[tuple[int, list[tuple[int, int]], list[Part]]] = []
+        for file, size in zip(files, self.sizes(files), strict=True):
+            assert size is not None  # a missing listed file is an error
+            spots = digests.samples_of_file(size)
+            whole = size <= _READ_WHOLE_BYTES
+            asked.append((size, spots, [Part(file)] if whole else [Part(file, at, at + n) for at, n in spots]))
+        data = iter(self.read([part for *_, parts in asked for part in parts]))
         found = []
-        for file, size, of_file, whole, places in zip(files, sizes, parts, small, spots, strict=True):
-            read = [next(data) for _ in of_file]
-            if any(each is None for each in read):
-                raise changed(self.path_of(file), "it cannot be found any more")
-            given = [each or b"" for each in read]
-            if whole:
-                given = [given[0][at : at + length] for at, length in places]
+        for size, spots, parts in asked:
+            given = [next(data) or b"" for _ in parts]
+            if len(parts) == 1:
+                given = [given[0][at : at + n] for at, n in spots]
             found.append(digests.of_samples(size, given))
         return found
 
