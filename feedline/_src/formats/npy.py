@@ -155,12 +155,11 @@ def _members(file: File, opened: BinaryIO) -> dict[str, Any]:
             try:
                 _check_sizes(file, member)
                 with archive.open(member) as stream:
-                    start = opened.tell()  # of the member's data
-                    header = read_header(stream.read, member.file_size)
                     if member.compress_type == zipfile.ZIP_STORED:
-                        arrays[name] = header.array(file, start)
+                        start = opened.tell()  # zipfile has read what is before the member's data
+                        arrays[name] = read_header(opened.read, member.file_size).array(file, start)
                     else:
-                        arrays[name] = _decompressed(header, stream)
+                        arrays[name] = _decompressed(stream, member.file_size)
             except Exception as error:  # of many types, from zipfile and the decompressors
                 raise ValueError(f"its member {name!r}: {str(error)[:300] or type(error).__name__}") from error
     if not arrays:
@@ -182,7 +181,8 @@ def _check_sizes(file: File, member: zipfile.ZipInfo) -> None:
         )
 
 
-def _decompressed(header: Header, stream: IO[bytes]) -> Array:
+def _decompressed(stream: IO[bytes], size: int) -> Array:
+    header = read_header(stream.read, size)
     array = np.empty(header.shape, header.dtype, "F" if header.fortran else "C")
     filled = array.reshape(-1, order="A").view(np.uint8)
     at = 0
