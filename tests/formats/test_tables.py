@@ -328,18 +328,21 @@ def test_groups_are_fetched_before_they_are_read(store, options, large):
     assert 1 <= len([part for part in store.gets() if part[1] - part[0] > 1 << 20]) <= 3
 
 
-def test_the_footers_of_several_files_are_fetched_together(bucket, options, large):
-    together = threading.Barrier(3)
+def test_footers_and_samples_of_several_files_are_fetched_together(bucket, options, large):
+    together, asked = threading.Barrier(3), set()
     for i in range(3):
         bucket.objects[f"/corpus/{i}.parquet"] = large
 
     def fault(method, path, part):
-        if part is not None:
+        if part is not None and path not in asked:
+            asked.add(path)
             together.wait(timeout=10)
 
     bucket.fault = fault
-    assert len(feedline.open_source("s3://corpus/*.parquet", columns=["y"], store=options)) == 600_000
-    assert len([part for part in bucket.gets() if part]) == 3
+    source = feedline.open_source("s3://corpus/*.parquet", columns=["y"], store=options)
+    assert (len(source), len([part for part in bucket.gets() if part])) == (600_000, 3)
+    asked.clear()
+    assert len(source.identity["files"]) == len(asked) == 3
 
 
 @pytest.mark.parametrize("name", ["stream.arrow", "compressed_stream.arrow"])

@@ -33,6 +33,7 @@ from feedline._src.formats.table import (
     described,
 )
 from feedline._src.placement.plan import Columns
+from feedline._src.rows import digests
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.indexed import Indexed, IndexedSource
 from feedline._src.rows.shards import Indices, Shards, count_of, joined, offsets_by_label, rows_in
@@ -121,10 +122,13 @@ class _GroupedRows(Indexed):
 
     def _digests(self, allow_bad_rows: bool = False) -> list[Any]:
         """What identifies the contents of each file: no path, so a moved data set stays the same."""
-        found = []
-        for file, table in zip(self._files, self._tables, strict=True):
+        for file in self._files:
             file.check()
-            found.append(file.digest if table.identity is None else table.identity(allow_bad_rows))
+        found = [table.identity(allow_bad_rows) for table in self._tables if table.identity is not None]
+        if not found:
+            samples = self._files.samples([digests.samples_of_file(file.size) for file in self._files])
+            found = [digests.of_samples(file.size, some) for file, some in zip(self._files, samples, strict=True)]
+        for file in self._files:
             file.check()
         return found
 
