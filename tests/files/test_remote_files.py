@@ -445,3 +445,27 @@ file.read(np.array([1 << 21]), np.array([9]))
     file = opened(url, feedline.Store(cache=tmp_path / "c"))
     assert file.read(np.array([0, BLOCK]), np.array([9, BLOCK])) == [DATA[:9], DATA[BLOCK : 2 * BLOCK]]
     assert store.gets() == [(BLOCK, 2 * BLOCK)]
+
+
+@pytest.mark.slow
+def test_a_fork_reads_what_is_there_and_waits_for_no_request_of_its_parent(store, url, tmp_path):
+    script = """
+import os, sys, numpy as np, feedline
+from feedline._src.files.files import Files
+files = Files([sys.argv[1]], feedline.Store(cache=sys.argv[2]))
+first, second = (np.array([at]) for at in (0, 2 << 21))
+files[0].read(first, first + 9)
+files.will_read([(0, second, first + 9)], 0)  # this request ends once the fork has ended
+if os.fork() == 0:
+    assert len(files[0].read(first, first + 9)[0]) == 9
+    try:
+        files[0].read(second, first + 9)
+    except feedline.FeedError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    store.fault = lambda method, path, part: 30.0 if part and part[0] >= 2 * BLOCK else None
+    command = [sys.executable, "-W", "ignore", "-c", script, url, str(tmp_path / "c")]
+    ended = programs.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.startswith("the threads that read stores do not survive a fork"), ended.stderr

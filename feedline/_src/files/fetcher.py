@@ -89,16 +89,11 @@ class Fetcher:
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the thread."""
         with self._lock:
-            if self._closed:
+            try:
+                self.check_may_run()
+            except FeedError:
                 request.close()
-                raise FeedError("no object can be read while the interpreter exits", stage="read")
-            if self._forked:
-                request.close()
-                raise FeedError(
-                    "the threads that read stores do not survive a fork, and this process was forked from one "
-                    'that had read one; start it by multiprocessing.get_context("spawn")',
-                    stage="read",
-                )
+                raise
             if self._loop is None:
                 self._start()
             assert self._loop is not None
@@ -106,6 +101,17 @@ class Fetcher:
         self._running.add(future)
         future.add_done_callback(self._running.discard)
         return future
+
+    def check_may_run(self) -> None:
+        """Refuse, with a FeedError, requests, and waits for them, at the exit of the interpreter and in a fork."""
+        if self._closed:
+            raise FeedError("no object can be read while the interpreter exits", stage="read")
+        if self._forked:
+            raise FeedError(
+                "the threads that read stores do not survive a fork, and this process was forked from one "
+                'that had read one; start it by multiprocessing.get_context("spawn")',
+                stage="read",
+            )
 
     @property
     def in_flight(self) -> int:

@@ -281,6 +281,7 @@ class RemoteFile(File):
     def _wait_for(self, blocks: Indices) -> None:
         if all(map(self._has, blocks.tolist())):
             return
+        fetcher().check_may_run()  # a fork would wait for ever for requests of its parent
         began = time.monotonic()
         try:
             for future in self.fetch(blocks):
