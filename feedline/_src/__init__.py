@@ -19,8 +19,7 @@ A map, one folder a stage, in the order in which data flows::
     rows/       what a row is, and the contracts of its source
     sources/    what rows are read from
     formats/    one module for each file format
-    files/      bytes of one version wherever they lie: a local file, or an object behind the cache
-    stores/     objects in stores on the network: requests, and their cache on local disk
+    files/      bytes of one version wherever they lie: a local file, or an object behind the cache on local disk
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other
     plan/       what follows from the options and a source: who reads what, shapes, memory. One pure value
