@@ -210,6 +210,24 @@ def test_new_blocks_of_a_file_that_was_deleted_lie_in_a_new_one(url, options, mo
     assert fetcher().counts.cached == before + 1
 
 
+def test_deleted_files_give_back_their_space(url, options, monkeypatch):
+    file = opened(url, options)
+    file.read(np.array([0, 2 * BLOCK]), np.array([10, 10]))
+    shutil.rmtree(options.cache)
+    assert any(deleted_and_open(options))
+    monkeypatch.setattr("feedline._src.files.remote._EVERY_S", 0)
+    file.read(np.array([4 * BLOCK]), np.array([10]))
+    assert not any(deleted_and_open(options))
+    assert file.read(np.array([0]), np.array([10])) == [DATA[:10]]
+
+
+def deleted_and_open(options):
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            path = os.readlink(f"/proc/self/fd/{number}")
+            yield path.startswith(str(options.cache)) and path.endswith("(deleted)")
+
+
 def test_what_will_be_read_is_fetched_within_a_quarter_of_the_cache(store, tmp_path):
     store.objects["/x.bin"] = bytes(64 * BLOCK)
     files = Files([f"{store.url}/x.bin"], feedline.Store(cache=tmp_path, cache_bytes=32 * BLOCK))

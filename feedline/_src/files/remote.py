@@ -385,12 +385,15 @@ class RemoteFile(File):
         with self._lock:  # one thread
             if now < self._maintained + _EVERY_S and evictions == self._evictions:
                 return
+            late = now >= self._maintained + _EVERY_S
             self._maintained, self._evictions = now, evictions
             used, self._used = self._used, set()
         for number in used:
             file = self._segment(number)
             if not file.touch() and file.is_gone:
                 self._drop(number, file)
+        if late:
+            self._opened.clear()  # those that are gone give back their space; others are opened again
         mapped = self._mapped
         if mapped is None:
             return
