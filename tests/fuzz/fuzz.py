@@ -55,6 +55,7 @@ OF_A_LIBRARY = {
     for kind in ("crash", "hang", "too much memory")
 }
 """Outcomes of damage that a library reads by itself: docs/security.md says so."""
+_HANG_OF_A_LIBRARY_S = 5.0
 SLOW = ("remote ", "zarr", "folder", "dataset", "tar index")
 _ROUND = 100
 _SENT_AT_ONCE = 64
@@ -169,12 +170,13 @@ class Child:
             self._process.stdin.write("".join(json.dumps(given) + "\n" for given in inputs))
             self._process.stdin.flush()
 
-    def outcome(self) -> Outcome:
-        """The outcome of the next input. After a crash or a hang the child cannot be used again."""
+    def outcome(self, kind: str) -> Outcome:
+        """The outcome of the next input, of this kind. After a crash or a hang the child cannot be used again."""
+        limit_s = min(self._limit_s, _HANG_OF_A_LIBRARY_S) if (kind, "hang") in OF_A_LIBRARY else self._limit_s
         try:
-            line = self._lines.get(timeout=self._limit_s)
+            line = self._lines.get(timeout=limit_s)
         except queue.Empty:
-            return Outcome("hang", f"longer than {self._limit_s:g} s")
+            return Outcome("hang", f"longer than {limit_s:g} s")
         if line:
             return Outcome(*json.loads(line))
         return Outcome("crash", f"exit code {self._process.wait()}: {self._stderr()}")
@@ -199,7 +201,8 @@ def outcomes(
             child = child or Child(command, folder, limit_s)
             child.send(waiting)
             while waiting:
-                given, outcome = waiting.popleft(), child.outcome()
+                given = waiting.popleft()
+                outcome = child.outcome(given.format)
                 yield given, outcome
                 if outcome.kind in ("crash", "hang"):
                     child.close()
