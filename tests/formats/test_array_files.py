@@ -261,6 +261,16 @@ def test_a_feed_ends_before_it_reads_a_file_that_was_written_to_or_truncated(tmp
             assert not isinstance(error.value, RowError)
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin"])
+def test_numbers_may_follow_the_suffix(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}-00000-of-00001"
+    with open(path, "wb") as file:
+        file.write(ROWS.tobytes()) if suffix == ".bin" else {".npy": np.save, ".npz": np.savez}[suffix](file, ROWS)
+    source = feedline.open_source(path, **({"dtype": np.int32} if suffix == ".bin" else {}))
+    row = source[1]["arr_0"] if suffix == ".npz" else source[1]
+    np.testing.assert_array_equal(row, ROWS.ravel()[1] if suffix == ".bin" else ROWS[1])
+
+
 def test_many_files_are_checked_in_turn(tmp_path):
     for i in range(20):
         save(tmp_path / f"{i:02}.npy", ROWS)

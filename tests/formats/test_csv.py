@@ -23,7 +23,7 @@ def _text(rows, delimiter=","):
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t")])
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t"), ("tsv-00000-of-00001", "\t")])
 def test_numbers_are_leaves(tmp_path, is_source_of, suffix, delimiter):
     (tmp_path / f"x.{suffix}").write_bytes(_text(ROWS, delimiter))
     source = feedline.open_source(tmp_path / f"x.{suffix}")
@@ -49,6 +49,21 @@ def test_a_type_follows_from_all_rows(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"a\n" + b"1\n" * (1 << 20) + b"1.5\n")
     source = feedline.open_source(tmp_path / "x.csv")
     assert (source.spec["a"].dtype, source[-1]["a"]) == (np.float64, 1.5)
+
+
+@pytest.mark.parametrize(("number", "others"), [(2**63, ""), (-(2**63) - 1, "NA,x"), (2**53 + 1, "nan,x")])
+def test_integers_that_float64_rounds_are_refused(tmp_path, number, others):
+    (tmp_path / "x.csv").write_text(f"id,t\n1,x\n{number},x\n{others}\n")
+    found = rf"'id' of .*x\.csv has {number}, which float64 .*'id': pyarrow\.uint64.*leave .*columns=\['t'\]"
+    with pytest.raises(ValueError, match=found):
+        feedline.open_source(tmp_path / "x.csv")
+    assert feedline.open_source(tmp_path / "x.csv", columns=["t"])[0] == b"x"
+
+
+def test_floats_are_large_infinite_or_nan(tmp_path):
+    (tmp_path / "x.csv").write_text(f"a,b,c,d\n1.5,1e300,inf,nan\n{2**70},1,{2**53 - 1},-NaN\n")
+    source = feedline.open_source(tmp_path / "x.csv")
+    np.testing.assert_equal(source[1], {"a": 2.0**70, "b": 1.0, "c": 2.0**53 - 1, "d": np.nan})
 
 
 def test_missing_numbers_are_nulls(tmp_path, sharding, delivered):

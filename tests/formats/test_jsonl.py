@@ -114,8 +114,9 @@ def test_any_lines_however_they_end_and_are_cut_into_blocks(tmp_path_factory, va
         ('{"x": 9223372036854775808, "y": 1}', "the field 'x' must be int64, .* 9223372036854775808"),
         ('{"x": [1], "y": 1}', "the field 'x' must be int64"),
         ('{"x": {}, "y": 1}', "the field 'x' must be int64"),
+        ('{"x": 100000000000000000000, "y": 1}', "the field 'x' must be int64, .* 100000000000000000000"),
         ('{"x": 1, "y": "z"}', "the field 'y' must be float64"),
-        ('{"x": 1, "y": 18446744073709551616}', "the field 'y' must be float64"),
+        ('{"x": 1, "y": 1' + "0" * 400 + "}", "the field 'y' must be float64"),
         ("[1, 2]", "it is a JSON list"),
         ('{"x": 1, "y": 2} {}', "Extra data"),
         ('{"x": 1,', "Expecting property name"),
@@ -140,15 +141,28 @@ def test_a_line_that_does_not_fit_is_a_bad_row(tmp_path, line, message, text, mo
 
 
 def test_values_fit_whatever_the_others_are(tmp_path):
-    """Not a number, infinite, and beyond int64 in a field of float64."""
+    """Not a number, infinite, and beyond int64 and uint64 in a field of float64."""
     path = written(
         tmp_path / "x.jsonl",
-        ['{"x": 0.5}', '{"x": NaN}', '{"x": -Infinity}', '{"x": 9223372036854775808}', '{"x": 2}'],
+        ['{"x": 0.5}', '{"x": NaN}', '{"x": -Infinity}', '{"x": 9223372036854775808}', f'{{"x": {10**20}}}'],
     )
     source = feedline.open_source(path)
     together = read(source)["x"]
-    np.testing.assert_array_equal(together, [0.5, np.nan, -np.inf, 2.0**63, 2])
+    np.testing.assert_array_equal(together, [0.5, np.nan, -np.inf, 2.0**63, 1e20])
     np.testing.assert_array_equal([source[i]["x"] for i in range(5)], together)
+
+
+@pytest.mark.parametrize("value", [[1, 2**63 + 1], [-1, 2**63 + 1], [[1], [2**64]]])
+def test_lists_of_integers_beyond_int64_do_not_become_floats(tmp_path, value):
+    first = written(tmp_path / "first.jsonl", [{"x": value, "y": 1}])
+    with pytest.raises(TypeError, match=r"'x' is \[.*that fit int64"):
+        feedline.open_source(first)
+    small = jax.tree.map(lambda _: 1, value)
+    later = feedline.open_source(written(tmp_path / "later.jsonl", [{"x": small}, {"x": value}]))
+    assert (later.spec["x"].dtype, later[0]["x"].tolist()) == (np.int64, small)
+    with pytest.raises(feedline.RowError, match=r"must be int64\[.*, as in the first line, and is \[") as caught:
+        later[1]
+    assert caught.value.row == 1
 
 
 def test_columns_that_cannot_be_read_are_listed(tmp_path):

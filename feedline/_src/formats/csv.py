@@ -10,11 +10,14 @@ from feedline._src.files.file import File
 from feedline._src.formats import extras
 from feedline._src.formats.arrow_columns import column_of, naming_file, spec_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format
+from feedline._src.formats.registry import Format, suffix_of
 from feedline._src.formats.table import Column, Grouped
 
 _BLOCK_BYTES = (1 << 31) - 1
 """pyarrow takes types from the first block, so that all of a file is one, up to the largest that it can parse."""
+
+_ROUNDED = 2.0**53
+"""From here on, float64 does not hold all integers."""
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
@@ -23,7 +26,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     Raises:
       ValueError, TypeError: it cannot be read as rows, or takes more than `cache_bytes`.
     """
-    pyarrow, csv = extras.require("pyarrow", "arrow"), extras.require("pyarrow.csv", "arrow")
+    pyarrow = extras.require("pyarrow", "arrow")
     _check_size("bytes of text", file.size, options, file.name)
     data = file.read(np.array([0]), np.array([file.size]))[0]
     if data and not data.endswith((b"\n", b"\r")):
@@ -31,14 +34,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
             f"a CSV file must end with a line break, since one without may be truncated, and {file.name} does "
             "not; if it is whole, append one, and else check what wrote it"
         )
-    with naming_file(file.name, "a CSV file", "correct the line, or write it again"):
-        table = csv.read_csv(
-            pyarrow.BufferReader(data),
-            read_options=csv.ReadOptions(block_size=max(1, min(len(data), _BLOCK_BYTES))),
-            parse_options=csv.ParseOptions(
-                delimiter="\t" if file.name.endswith(".tsv") else ",", newlines_in_values=True
-            ),
-        )
+    table = _table(data, file.name)
     for i, column in enumerate(table.columns):
         if pyarrow.types.is_null(column.type):  # no value at all: empty text
             empty = pyarrow.repeat(pyarrow.scalar(b""), table.num_rows)
@@ -46,6 +42,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     if table.num_rows == 0:
         raise ValueError(f"a source must have at least one row, got {file.name} with none; check what wrote it")
     spec = spec_of(table.schema, options, file.name)
+    _check_integers(data, table.select(list(spec)), file.name)
     names = sorted(spec)
     columns = [_column_of(table.column(name), name) for name in names]
     held = sum(column.nbytes for column in columns)
@@ -61,6 +58,48 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
 FORMAT = Format(
     "csv", (".csv", ".tsv"), takes=frozenset({"columns", "cache_bytes"}), extra="arrow", open=open_file
 )
+
+
+def _table(data: bytes, path: str, **conversions: Any) -> Any:
+    """The `pyarrow.Table` of a file with these bytes; `conversions`: of pyarrow's `ConvertOptions`."""
+    pyarrow, csv = extras.require("pyarrow", "arrow"), extras.require("pyarrow.csv", "arrow")
+    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # a number
+    with naming_file(path, "a CSV file", "correct the line, or write it again"):
+        return csv.read_csv(
+            pyarrow.BufferReader(data),
+            read_options=csv.ReadOptions(block_size=max(1, min(len(data), _BLOCK_BYTES))),
+            parse_options=csv.ParseOptions(
+                delimiter="\t" if suffix_of(path) == ".tsv" else ",", newlines_in_values=True
+            ),
+            convert_options=csv.ConvertOptions(null_values=nulls, **conversions),
+        )
+
+
+def _check_integers(data: bytes, table: Any, path: str) -> None:
+    """Refuse columns of integers that float64 rounds, which pyarrow makes of those beyond int64.
+
+    Raises:
+      ValueError: there is one.
+    """
+    pyarrow, compute = extras.require("pyarrow", "arrow"), extras.require("pyarrow.compute", "arrow")
+    for name in table.column_names:
+        if not pyarrow.types.is_float64(table.column(name).type):
+            continue
+        values = table.column(name).to_numpy()
+        large = np.isfinite(values) & (np.abs(values) >= _ROUNDED)
+        if not large.any():
+            continue
+        as_text = {name: pyarrow.large_string()}
+        read = _table(data, path, include_columns=[name], column_types=as_text, strings_can_be_null=True)
+        text = read.column(name)
+        if not compute.any(compute.match_substring_regex(text, "[.eE]")).as_py():
+            rest = [other for other in table.column_names if other != name]
+            raise ValueError(
+                f"a column of integers must fit int64, and {name!r} of {path} has {text[int(large.argmax())]}, "
+                "which float64 would round; write the file as Parquet once, from what pyarrow.csv.read_csv gives "
+                f"with ConvertOptions(column_types={{{name!r}: pyarrow.uint64()}})"
+                + (f", or leave the column out: columns={rest}" if rest else "")
+            )
 
 
 def _column_of(column: Any, name: str) -> Column:

@@ -167,14 +167,13 @@ def _kind_of(values: Sequence[Any]) -> Numbers | None:
     if isinstance(first, dict):
         raise TypeError("an object: flatten it, as pandas.json_normalize does")
     found = _as_array([first])
-    if found is None or found.size == 0 or found.dtype.kind not in _DTYPES:
+    if found is None or found.size == 0 or not (found.dtype.kind in "bi" or _has_float([first], found)):
         raise TypeError(
             f"{_shown(first)}: write text, or numbers that fit int64 or float64 in lists of one length"
         )
     if isinstance(first, list) and any(isinstance(v, list) and len(v) != len(first) for v in values):
         raise TypeError("a list of different lengths: pad it, or see feedline.Ragged")
-    others = [other for other in map(_as_array, ([value] for value in values)) if other is not None]
-    is_float = found.dtype.kind == "i" and any(other.dtype.kind == "f" for other in others)
+    is_float = found.dtype.kind == "i" and any(_has_float([value], _as_array([value])) for value in values)
     return Numbers(found.shape[1:], _DTYPES["f" if is_float else found.dtype.kind])
 
 
@@ -223,12 +222,24 @@ def _other(name: str, kind: str, value: Any) -> ValueError:
 
 
 def _as_array(values: Sequence[Any]) -> Array | None:
-    """Values of JSON as an array; None if they are no numbers, do not fit 64 bits, or differ in shape."""
+    """Values of JSON as an array; None if they are no numbers, do not fit float64, or differ in shape.
+
+    Integers beyond int64 become uint64 or, rounded, float64.
+    """
     try:
         found = np.asarray(values)
-    except ValueError:
+        if found.dtype == object and all(isinstance(value, int | float) for value in found.flat):
+            found = found.astype(np.float64)
+    except (ValueError, OverflowError):
         return None
     return found if found.dtype.kind in "biuf" else None
+
+
+def _has_float(values: Sequence[Any], found: Array | None) -> bool:
+    """Whether one of the values is a float, and not only their array is."""
+    if found is None or found.dtype.kind != "f":
+        return False
+    return any(isinstance(value, float) for value in np.asarray(values, object).flat)
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,6 @@ import struct
 import threading
 import zipfile
 from collections.abc import Callable
-from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format
+from feedline._src.formats.registry import Format, suffix_of
 from feedline._src.formats.table import FileArray, fields, memory_bytes
 
 Array = npt.NDArray[Any]
@@ -35,7 +34,7 @@ def read(file: File, options: OpenOptions) -> list[Any]:
       ValueError: it is truncated, damaged, of another format, or holds Python objects.
       TypeError: its elements are bytes whose dtype `numpy.save` has lost.
     """
-    suffix = PurePosixPath(file.name).suffix
+    suffix = suffix_of(file.name)
     try:
         if suffix == ".npz":
             with file.open() as opened:

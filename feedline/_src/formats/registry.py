@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Any, Literal
 
 from feedline._src.files.files import Files
@@ -74,6 +76,15 @@ MODULES = {
     ".zarr": "zarr",
 }
 """The module of each suffix, which is imported when a file with that suffix is opened."""
+
+
+def suffix_of(path: str) -> str:
+    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix before the numbers says else."""
+    numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", PurePath(path).name)
+    if numbered is None:
+        return PurePath(path).suffix
+    suffix = PurePath(numbered[1]).suffix
+    return suffix if suffix in MODULES else ".tfrecord"
 
 
 def format_of(suffix: str) -> Format:

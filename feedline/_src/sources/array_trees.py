@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -33,9 +32,9 @@ def mapped_format(path: str) -> Format:
     Raises:
       ValueError: its suffix names none.
     """
-    from feedline._src.formats.registry import MODULES, format_of
+    from feedline._src.formats.registry import MODULES, format_of, suffix_of
 
-    suffix = PurePath(path).suffix
+    suffix = suffix_of(path)
     form = format_of(suffix) if suffix in MODULES else None
     if form is None or form.way != "mapped" or form.open is None:
         raise ValueError(f"a file of arrays ends in .npy, .npz, .bin, got {path}; convert it with numpy.save")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from feedline._src.files.store import Store, is_url
 from feedline._src.formats import zarr
 from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import MODULES, Format, format_of
+from feedline._src.formats.registry import MODULES, Format, format_of, suffix_of
 from feedline._src.rows.encoded_source import EncodedRows
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources import folder
@@ -119,11 +118,5 @@ def _is_packed(path: str) -> bool:
 
 
 def _suffix(path: str) -> str:
-    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix before the numbers says else."""
-    if not is_url(path) and zarr.is_zarr(path):
-        return ".zarr"
-    numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", Path(path).name)
-    if numbered is None:
-        return Path(path).suffix
-    suffix = Path(numbered[1]).suffix
-    return suffix if suffix in MODULES else ".tfrecord"
+    """What names the format of a file or a folder."""
+    return ".zarr" if not is_url(path) and zarr.is_zarr(path) else suffix_of(path)
