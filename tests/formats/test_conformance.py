@@ -202,6 +202,17 @@ def test_another_process_reads_the_same(case, place, tmp_path, worker):
     same(found, case.expected(rows))
 
 
+def test_a_relative_path_leads_where_it_was_opened(case, tmp_path, worker, monkeypatch):
+    case.write(tmp_path / "data" / f"x{case.suffix}", slice(None))
+    monkeypatch.chdir(tmp_path)
+    source = feedline.open_source(f"data/x{case.suffix}", **case.options)
+    monkeypatch.chdir("/")
+    rows = np.arange(COUNT)[::-7]
+    same(read(source, rows), case.expected(rows))
+    assert source.identity == feedline.open_source(tmp_path / f"data/x{case.suffix}", **case.options).identity
+    same(worker.submit(read_elsewhere, {}, pickle.dumps(source), rows).result(), case.expected(rows))
+
+
 def test_rows_of_several_files_follow_each_other(case, place, tmp_path):
     for name, part in (("a", slice(0, 60)), ("b", slice(60, 61)), ("c", slice(61, None))):
         put(case, place, tmp_path / "data" / f"{name}{case.suffix}", part)

@@ -93,7 +93,12 @@ def test_paths_may_be_relative(photos, monkeypatch):
     monkeypatch.chdir(photos / "cat")
     here = feedline.open_source("*.jpg")
     assert (here[0], here.file_of(0), len(here)) == (CONTENT["cat/1.jpg"], "1.jpg", 3)
-    assert feedline.open_source("..").classes == CLASSES
+    above = feedline.open_source("..")
+    assert above.classes == CLASSES
+    monkeypatch.chdir("/")
+    for source in (here, pickle.loads(pickle.dumps(here))):
+        assert (source[0], source.identity) == (CONTENT["cat/1.jpg"], here.identity)
+    assert pickle.loads(pickle.dumps(above))[-1] == above[len(above) - 1]
 
 
 def test_an_empty_class_folder_keeps_its_label(place):

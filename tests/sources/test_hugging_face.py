@@ -412,6 +412,24 @@ def test_a_saved_folder_is_the_dataset_that_it_loads_as(tmp_path, variant):
             jax.tree.map(np.testing.assert_array_equal, opened[row], expected[row])
 
 
+def test_relative_paths_lead_where_they_were_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = Features({"image": Image()})
+    Path("1.jpg").write_bytes(JPEGS[1])
+    dataset = Dataset.from_dict({"image": ["1.jpg"]}, features=images)
+    dataset.save_to_disk("saved")  # with the bytes of the image
+    sources = {str(tmp_path / "1.jpg"): feedline.open_source(dataset), None: feedline.open_source("saved")}
+    monkeypatch.chdir("/")
+    for path, source in sources.items():
+        for opened in (source, pickle.loads(pickle.dumps(source))):
+            assert (opened[0], opened.file_of(0)) == (JPEGS[1], path)
+
+
+def test_a_dataset_is_recognized_while_another_thread_imports_the_library(monkeypatch):
+    monkeypatch.delattr(datasets.dataset_dict, "DatasetDict")  # as long as the module is half imported
+    assert feedline.open_source(of([1], Value("int8")))[0]["x"] == 1
+
+
 def test_a_saved_folder_is_read_without_the_library(tmp_path):
     saved(numbers(), tmp_path / "saved")
     done = programs.run(

@@ -34,6 +34,7 @@ class Files(Sequence[File]):
       paths: of local files, and addresses of objects, which are all asked for at once.
       store: how objects are read; None: `Store()`.
       versions: those that they must have; None: the present ones.
+      places: the absolute paths of local files, None for objects; None: where the paths lead now.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -41,7 +42,13 @@ class Files(Sequence[File]):
       FeedError: one has another version, or the store cannot be read.
     """
 
-    def __init__(self, paths: Sequence[str], store: Store | None = None, versions: Any = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        store: Store | None = None,
+        versions: Any = None,
+        places: Sequence[str | None] | None = None,
+    ) -> None:
         self.paths, self._store = list(paths), store
         self.open_files = OpenFiles()
         self._segments: LruCache[Any] = LruCache(_OPEN_SEGMENTS)
@@ -56,13 +63,14 @@ class Files(Sequence[File]):
                 if versions is None:
                     raise
                 raise FeedError(f"an object must be there while a feed reads it: {error}", stage="read") from error
-        wanted = [None] * len(paths) if versions is None else versions
-        self._files = [self._file(*each) for each in zip(self.paths, wanted, strict=True)]
+        nothing = [None] * len(paths)
+        wanted = zip(self.paths, versions or nothing, places or nothing, strict=True)
+        self._files = [self._file(*each) for each in wanted]
 
-    def _file(self, path: str, version: Any) -> File:
+    def _file(self, path: str, version: Any, place: str | None) -> File:
         file = self._far.get(path)
         if file is None:
-            return LocalFile(path, version, self.open_files)
+            return LocalFile(path, version, self.open_files, place)
         if version is not None:
             version.check(file.version, path)
         return file
@@ -150,4 +158,6 @@ class Files(Sequence[File]):
         self._segments.clear()
 
     def __reduce__(self) -> Any:
-        return Files, (self.paths, self._store, [file.version for file in self._files])
+        versions = [file.version for file in self._files]
+        places = [file.place if isinstance(file, LocalFile) else None for file in self._files]
+        return Files, (self.paths, self._store, versions, places)

@@ -19,7 +19,7 @@ from feedline._src.files.cache import cache_of, name_of
 from feedline._src.files.client import Listed, Version
 from feedline._src.files.fetcher import fetcher, result_of
 from feedline._src.files.file import Indices
-from feedline._src.files.local import pread, unreadable
+from feedline._src.files.local import absolute, pread, unreadable
 from feedline._src.files.origin import REQUEST_BYTES, Origin, folders, gathered, listing
 from feedline._src.files.remote import cached
 from feedline._src.files.store import Store, Url, is_url
@@ -89,11 +89,13 @@ class Folder(abc.ABC):
 
     Attributes:
       name: its path or address, for errors.
+      place: its absolute path, or its address.
       names: of the listed files, relative to it; empty unless it was made by `listed_folder` or `folder_of`.
       versions: of files that were asked for by their names, None of those that are not there.
     """
 
     name: str
+    place: str
     names: Names
     versions: Mapping[str, FileVersion | Version | None]
 
@@ -187,12 +189,17 @@ class LocalFolder(Folder):
       name: its path; "" if the names are whole paths.
       names: of listed files.
       versions: that files must have which are read by their names.
+      place: its absolute path; None: where `name` leads now.
     """
 
     def __init__(
-        self, name: str, names: Names | None = None, versions: Mapping[str, FileVersion] | None = None
+        self,
+        name: str,
+        names: Names | None = None,
+        versions: Mapping[str, FileVersion] | None = None,
+        place: str | None = None,
     ) -> None:
-        self.name, self.names = name, names or Names()
+        self.name, self.names, self.place = name, names or Names(), place or absolute(name)
         self.versions: dict[str, FileVersion] = dict(versions or {})
         self._seen_bytes = np.full(len(self.names), -1, np.int64)
         """The size of each listed file when it was first read; -1: not read yet. Written after _seen_ns."""
@@ -218,7 +225,7 @@ class LocalFolder(Folder):
             if file in self.versions:
                 self.check([str(file)])
             try:
-                return os.path.getsize(self.path_of(file))
+                return os.path.getsize(self._place_of(file))
             except (FileNotFoundError, NotADirectoryError) as error:
                 if isinstance(file, int):
                     raise unreadable(error, file, self.path_of(file)) from error
@@ -229,23 +236,28 @@ class LocalFolder(Folder):
     def check(self, files: Sequence[str]) -> None:
         """See `Folder.check`."""
         for file in files:
-            self.versions[file].check(self.path_of(file))
+            self.versions[file].check(self._place_of(file))
 
     def folders(self, below: str = "") -> list[str]:
         """See `Folder.folders`."""
-        with os.scandir(self.path_of(below)) as entries:
+        with os.scandir(self._place_of(below)) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
     def select(self, numbers: Indices) -> LocalFolder:
         """See `Folder.select`."""
-        return LocalFolder(self.name, Names([os.fsencode(self.names[number]) for number in numbers.tolist()]))
+        names = Names([os.fsencode(self.names[number]) for number in numbers.tolist()])
+        return LocalFolder(self.name, names, place=self.place)
 
     def close(self) -> None:
         """Do nothing."""
 
+    def _place_of(self, file: int | str) -> str:
+        """The absolute path of a file."""
+        return os.path.join(self.place, self.names[file] if isinstance(file, int) else file)
+
     def _read(self, part: Part) -> bytes | None:
         listed = part.file if isinstance(part.file, int) else None
-        path = self.path_of(part.file)
+        path = self._place_of(part.file)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -275,7 +287,7 @@ class LocalFolder(Folder):
         return data
 
     def __reduce__(self) -> Any:
-        return LocalFolder, (self.name, self.names)
+        return LocalFolder, (self.name, self.names, None, self.place)
 
 
 class _Versions(NamedTuple):
@@ -309,7 +321,8 @@ class StoreFolder(Folder):
         origin: Origin | None = None,
     ) -> None:
         self._url, self._options = url, options
-        self.name, self.names = str(url).removesuffix("/"), names or Names()
+        self.name = self.place = str(url).removesuffix("/")
+        self.names = names or Names()
         self._listed = listed or _Versions(np.zeros(0, np.int64), Names())
         self._cache = cache_of(options)
         self._origin = origin or Origin(options.patience_s)
@@ -519,7 +532,7 @@ def folder_of(files: Sequence[str] | Sequence[Listed], store: Store | None = Non
     """A folder of these files, in this order, listed relative to the deepest folder that holds all of them.
 
     Args:
-      files: local paths, or objects that a store listed (`stores.opening.matches`).
+      files: local paths, or objects that a store listed (`origin.matches`).
     """
     listed = [file for file in files if isinstance(file, Listed)]
     paths = [file.url.key if isinstance(file, Listed) else file for file in files]

@@ -138,9 +138,11 @@ class LocalFile(File):
     """A `File` on local disk.
 
     Args:
-      name: its path.
+      name: its path, for errors.
       version: that it must have; None: the present one.
       opened: of the files of one source, those that were used last, open.
+      place: its absolute path, by which it is accessed: a process may change its working directory, and worker
+        processes may have another one. None: where `name` leads now.
 
     Raises:
       FileNotFoundError, OSError: it cannot be opened.
@@ -148,13 +150,19 @@ class LocalFile(File):
       FeedError: it has another version.
     """
 
-    def __init__(self, name: str, version: FileVersion | None = None, opened: OpenFiles | None = None) -> None:
-        self.name, self._place = name, os.path.abspath(name)
+    def __init__(
+        self,
+        name: str,
+        version: FileVersion | None = None,
+        opened: OpenFiles | None = None,
+        place: str | None = None,
+    ) -> None:
+        self.name, self.place = name, place or absolute(name)
         if version is None:
             with opening(Path(name)) as file:
                 version = FileVersion.of_open(file.fileno())
         else:
-            version.check(name)
+            version.check(self.place)
         self.version: FileVersion = version
         self.size = version.size_bytes
         self._opened = opened or OpenFiles()
@@ -162,7 +170,7 @@ class LocalFile(File):
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """See `File.read`."""
-        file = self._opened.get(self.name, self.version)
+        file = self._opened.get(self.place, self.version)
         found = file.read(offsets, lengths)
         file.check()
         return found
@@ -170,15 +178,15 @@ class LocalFile(File):
     def memory(self) -> Bytes:
         """All bytes, mapped when this is called first. One descriptor stays open."""
         if self._memory is None:
-            with opening(Path(self.name)) as file:
-                self.version.compare(FileVersion.of_open(file.fileno()), self.name)
+            with opening(Path(self.place)) as file:
+                self.version.compare(FileVersion.of_open(file.fileno()), self.place)
                 mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
                 self._memory = np.frombuffer(mapped, np.uint8)
         return self._memory
 
     def path(self) -> str:
-        """Its own path."""
-        return self.name
+        """Its own path, absolute."""
+        return self.place
 
     @property
     def has_path(self) -> bool:
@@ -187,9 +195,9 @@ class LocalFile(File):
 
     def open(self, sequential: bool = False) -> BinaryIO:
         """The file, open. Errors as of `File.check`."""
-        file = open(self.name, "rb")  # noqa: SIM115  # the caller closes it
+        file = open(self.place, "rb")  # noqa: SIM115  # the caller closes it
         try:
-            self.version.compare(FileVersion.of_open(file.fileno()), self.name)
+            self.version.compare(FileVersion.of_open(file.fileno()), self.place)
         except BaseException:
             file.close()
             raise
@@ -207,20 +215,25 @@ class LocalFile(File):
 
     def places_beside(self, suffix: str) -> list[str]:
         """See `File.places_beside`. The name is hidden, so that globs and folders of files leave it out."""
-        folder, name = os.path.split(self.name)
+        folder, name = os.path.split(self.place)
         beside = os.path.join(folder, f".{name}{suffix}")
-        return [beside, place_in(Store().folder, os.path.abspath(self.name), suffix)]
+        return [beside, place_in(Store().folder, os.path.abspath(self.place), suffix)]
 
     def check(self) -> None:
-        """See `File.check`. The working directory may be another one since the file was opened."""
-        self.version.check(self._place)
+        """See `File.check`."""
+        self.version.check(self.place)
 
     def check_open(self) -> None:
         """See `File.check_open`."""
-        self.version.check_open(self._place)
+        self.version.check_open(self.place)
 
     def __reduce__(self) -> Any:
-        return LocalFile, (os.fspath(self.name), self.version)
+        return LocalFile, (self.name, self.version, None, self.place)
+
+
+def absolute(path: str) -> str:
+    """The path from the root. It keeps "..", since `link/..` lies above the folder that the link names."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.file import File, Indices
 from feedline._src.files.files import Files
+from feedline._src.files.local import absolute
 from feedline._src.files.store import is_url
 from feedline._src.formats import extras
 from feedline._src.formats.arrow import REWRITE, batches_of
@@ -71,7 +72,8 @@ def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
 def _is(value: Any, module: str, name: str) -> bool:
     """Whether it is an object of this class of `datasets`, which can only be so if that library was imported."""
     found = sys.modules.get(f"datasets.{module}")
-    return found is not None and isinstance(value, getattr(found, name))
+    kind = getattr(found, name, None)  # None also while another thread imports that library
+    return kind is not None and isinstance(value, kind)
 
 
 class OpenDataset:
@@ -81,6 +83,7 @@ class OpenDataset:
       dataset: of one split, or the path of a folder for which `is_saved` is true.
       options: columns.
       files: into which the dataset is mapped, of the expected versions; None: the present ones.
+      folder: the absolute path from which relative paths in rows lead; None: the working directory.
 
     Attributes:
       table: a `pyarrow.Table` of the chosen columns.
@@ -93,9 +96,14 @@ class OpenDataset:
     """
 
     def __init__(
-        self, dataset: HuggingFaceDataset | str, options: OpenOptions, files: Files | None = None
+        self,
+        dataset: HuggingFaceDataset | str,
+        options: OpenOptions,
+        files: Files | None = None,
+        folder: str | None = None,
     ) -> None:
-        self._given, self._options = dataset, options
+        self._given, self._options = absolute(dataset) if isinstance(dataset, str) else dataset, options
+        self.folder = folder or os.getcwd()
         found: Any = dataset
         if isinstance(dataset, str):
             found = _Saved(dataset, files)
@@ -149,12 +157,12 @@ class OpenDataset:
                 file.check_open()
 
     def __reduce__(self) -> Any:
-        return _opened_again, (self.files, pickle.dumps(self._given), self._options)
+        return _opened_again, (self.files, pickle.dumps(self._given), self._options, self.folder)
 
 
-def _opened_again(files: Files, dataset: bytes, options: OpenOptions) -> OpenDataset:
+def _opened_again(files: Files, dataset: bytes, options: OpenOptions, folder: str) -> OpenDataset:
     """A copy of a dataset that another process has open. `files` are compared before it is loaded."""
-    return OpenDataset(pickle.loads(dataset), options, files)
+    return OpenDataset(pickle.loads(dataset), options, files, folder)
 
 
 def _columns_of(form: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
@@ -189,11 +197,13 @@ class FileColumn(NamedTuple):
       data: the bytes; null where the file lies at a path.
       paths: null where there is none.
       null: bool[k], true where there is neither; None if there is no such row.
+      folder: from which relative paths lead.
     """
 
     data: ByteColumn
     paths: ByteColumn
     null: Any
+    folder: str
 
     @property
     def rows(self) -> int:
@@ -204,7 +214,7 @@ class FileColumn(NamedTuple):
         """The path of a file that is not in the table; None: it is in the table."""
         if self.data.null is None or not self.data.null[row]:
             return None
-        return os.fsdecode(self.paths.take(np.array([row]))[0])
+        return os.path.join(self.folder, os.fsdecode(self.paths.take(np.array([row]))[0]))
 
     def take(self, rows: Indices) -> list[bytes]:
         """The bytes of these files.
@@ -247,11 +257,14 @@ def _is_file(kind: Any) -> bool:
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
 
-def columns_of(table: Any) -> list[dict[str, Column]]:
+def columns_of(table: Any, folder: str) -> list[dict[str, Column]]:
     """The columns of each piece of a `pyarrow.Table`, which follow each other: views of its memory, by name.
 
     Only booleans and nulls are copied, out of bits. Lists of any type are rows of one shape if all of them have
     the same length, as `datasets.Array2D` has, and as tokens have that were padded.
+
+    Args:
+      folder: from which the relative paths of files lead.
 
     Raises:
       TypeError: a column is neither numbers, lists of numbers, bytes, text nor files.
@@ -266,7 +279,9 @@ def columns_of(table: Any) -> list[dict[str, Column]]:
             raise _different_lengths(name, " and ".join(sorted({str(chunk.type) for chunk in chunks})))
         columns[name] = pyarrow.chunked_array(chunks)
     batches = pyarrow.table(columns).to_batches()
-    return [{name: _column_of(batch.column(name), f"column {name!r}") for name in columns} for batch in batches]
+    return [
+        {name: _column_of(batch.column(name), f"column {name!r}", folder) for name in columns} for batch in batches
+    ]
 
 
 def _check_type(kind: Any, name: str) -> None:
@@ -294,14 +309,15 @@ def _is_extension(kind: Any) -> bool:
     return isinstance(kind, extras.require("pyarrow", "arrow").ExtensionType)
 
 
-def _column_of(array: Any, label: str) -> Column:
+def _column_of(array: Any, label: str, folder: str) -> Column:
     if not _is_file(array.type):
         return column_of(array, label)
     fields = {field.name: column_of(part, label) for field, part in zip(array.type, array.flatten(), strict=True)}
     data, paths = fields["bytes"], fields["path"]
     assert isinstance(data, ByteColumn)
     assert isinstance(paths, ByteColumn)
-    return FileColumn(data, paths, None if data.null is None or paths.null is None else data.null & paths.null)
+    null = None if data.null is None or paths.null is None else data.null & paths.null
+    return FileColumn(data, paths, null, folder)
 
 
 def _of_one_shape(array: Any, name: str) -> Any:

@@ -114,7 +114,7 @@ class ZarrFolder:
 
     def __reduce__(self) -> Any:
         versions = {file: self.folder.versions[file] for file in self._metadata}
-        return ZarrFolder, (self.name, self._store, versions, self.identity)
+        return ZarrFolder, (self.folder.place, self._store, versions, self.identity)
 
 
 class ZarrFolders(Sequence[ZarrFolder]):
@@ -364,7 +364,8 @@ class _Array:
         """The tensor, of a folder in a store with these chunks in memory."""
         if self.place.folder.in_store:
             return _in_memory(self._driver, {self._mark: self._plain, **chunks}, self._fills)
-        kvstore = {"driver": "file", "path": f"{os.path.abspath(self.path)}/"}
+        path = os.path.abspath(os.path.join(self.place.folder.place, self._at))
+        kvstore = {"driver": "file", "path": f"{path}/"}
         return _tensor(self._driver, kvstore, self._fills)
 
     def _check_rows(self) -> None:

@@ -57,7 +57,7 @@ class DatasetRows(IndexedSource):
     def __init__(self, found: OpenDataset) -> None:
         pieces = [
             {name: column for name, column in piece.items() if isinstance(column, NumberColumn)}
-            for piece in columns_of(found.table)
+            for piece in columns_of(found.table, found.folder)
         ]
         for name in found.table.column_names:
             columns = [piece[name] for piece in pieces]
@@ -131,7 +131,7 @@ class DatasetRecords(EncodedRows):
     instead = ", or leave columns of bytes and text out with open_source(dataset, columns=[...])"
 
     def __init__(self, found: OpenDataset) -> None:
-        self._found, self._pieces = found, columns_of(found.table)
+        self._found, self._pieces = found, columns_of(found.table, found.folder)
         self._by_piece = Shards([next(iter(piece.values())).rows for piece in self._pieces])
         names = tuple(self._pieces[0])
         self.fields = names if len(names) > 1 else None

@@ -82,7 +82,7 @@ def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index
                 return index
         scanned = scanned or form.scan(file)
         file.check()
-        _write(places, belongs, scanned, file.name)
+        _write(places, belongs, scanned, 0o666 if file.in_store else os.stat(file.path()).st_mode)
     raise OSError(f"{places} cannot be read although one was just written; check the disk, or set FEEDLINE_CACHE")
 
 
@@ -212,7 +212,7 @@ def _checksum(file: BinaryIO) -> int:
     return checksum
 
 
-def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, path: str) -> None:
+def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, mode: int) -> None:
     """Write an index to the first place that can be written to.
 
     The file appears whole, whatever number of processes write it at once. Whoever can read the data can read it.
@@ -222,7 +222,6 @@ def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, path: 
     header = {**belongs, "fields": fields, "count": count, "crc32": zlib.crc32(payload)}
     text = json.dumps(header).encode() + b"\n"
     content = b"%08x " % zlib.crc32(text) + text + payload
-    mode = os.stat(path).st_mode if os.path.exists(path) else 0o666  # no local file: an object
     errors = []
     for place in places:
         try:
