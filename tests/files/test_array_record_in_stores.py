@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import programs
@@ -12,6 +13,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
+from feedline._src.files.files import Files
 
 DTYPE = np.dtype([("x", np.uint8, (6000,)), ("y", np.int32)])
 ROWS = np.zeros(2000, DTYPE)
@@ -52,13 +54,18 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(store, options, url, tmp_p
     assert store.gets()
 
 
-def test_a_file_of_the_cache_that_is_truncated_in_use_is_an_error(options, url):
-    source = feedline.open_source(url, store=options)
-    (path,) = whole(options.cache)
-    os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(feedline.FeedError, match=r"must not change .*0\.array_record") as caught:
-        source[999]
-    assert not isinstance(caught.value, feedline.RowError)
+def test_a_file_of_the_cache_that_always_changes_is_an_error(store, options, url):
+    file = Files([url], options)[0]
+
+    def truncates(local):
+        os.truncate(local, 1000)
+        raise ValueError("a bad row")
+
+    with pytest.raises(feedline.FeedError, match=r"of a cache must stay .*0\.array_record were changed 10 times"):
+        file.with_path(truncates)
+    with pytest.raises(ValueError, match="invalid literal"):  # of the file, not of the cache
+        file.with_path(int)
+    assert file.with_path(lambda local: Path(local).read_bytes()) == store.objects["/0.array_record"]
 
 
 def test_a_file_in_use_is_not_evicted_and_others_are(store, url, files, tmp_path):

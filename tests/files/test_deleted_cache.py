@@ -81,6 +81,50 @@ def test_a_source_that_was_opened_before_its_cache_was_deleted_reads_on(url, opt
     assert source.identity
 
 
+def hdf5(path):
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "x", data=[np.frombuffer(each, np.uint8) for each in RECORDS], dtype=h5py.vlen_dtype("u1")
+        )
+    return path.read_bytes()
+
+
+def lmdb(path):
+    import lmdb
+
+    with lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 25) as env, env.begin(write=True) as entries:
+        for number, each in enumerate(RECORDS):
+            entries.put(b"%03d" % number, each)
+    return path.read_bytes()
+
+
+DAMAGE = {
+    "deleted": lambda path: path.unlink(),
+    "truncated": lambda path: os.truncate(path, 3 << 12),
+    "overwritten": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("write", [array_record, hdf5, lmdb])
+def test_a_whole_file_of_the_cache_that_is_damaged_in_use_is_fetched_again(
+    store, options, tmp_path, write, damage
+):
+    pytest.importorskip({"hdf5": "h5py"}.get(write.__name__, write.__name__))
+    name = f"x.{write.__name__}"
+    store.objects[f"/{name}"] = write(tmp_path / name)
+    source = feedline.open_source(f"{store.url}/{name}", store=options)
+    found = rows_of(source)
+    for _ in range(2):
+        (path,) = options.cache.rglob("*.whole")
+        DAMAGE[damage](path)
+        np.testing.assert_equal(rows_of(source), found)
+    if write is not lmdb:
+        assert found == rows_of(RECORDS)
+
+
 def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
     """Another program may have deleted the folder before each of their system calls."""
     folder = str(tmp_path / "cache")

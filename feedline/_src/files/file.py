@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import hashlib
 import os
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from feedline._src.files.client import Version
 from feedline._src.files.version import FileVersion, changed
 from feedline._src.rows import digests
 
+T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
@@ -68,6 +70,11 @@ class File(abc.ABC):
     def path(self) -> str:
         """A local path of all bytes, for a library that opens files by path. An object is fetched whole, and stays
         in the cache while this `File` is referred to. Errors as of `read`."""
+
+    @abc.abstractmethod
+    def with_path(self, use: Callable[[str], T]) -> T:
+        """What `use` returns of the `path`. It is called again, with a new file, if the file of the cache was
+        deleted or written to; the str is another one for each such file. Errors as of `read`."""
 
     @property
     @abc.abstractmethod

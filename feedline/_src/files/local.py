@@ -6,14 +6,14 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from feedline._src.errors import FeedError, RowError
-from feedline._src.files.file import Bytes, File, Indices, place_in
+from feedline._src.files.file import Bytes, File, Indices, T, place_in
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.store import Store
 from feedline._src.files.version import FileVersion, changed
@@ -129,6 +129,10 @@ class OpenFiles:
         """The file at `path`. Arguments and errors are those of `OpenFile`."""
         return self._cache.get(path, lambda: OpenFile(path, version, begins))
 
+    def discard(self, path: str, file: OpenFile) -> None:
+        """Open the file at `path` anew when it is read next."""
+        self._cache.discard(path, file)
+
     def close(self) -> None:
         """Close all files that are not being read; the others are closed after that."""
         self._cache.clear()
@@ -187,6 +191,10 @@ class LocalFile(File):
     def path(self) -> str:
         """Its own path, absolute."""
         return self.place
+
+    def with_path(self, use: Callable[[str], T]) -> T:
+        """What `use` returns of its own path. Changes are noticed by `check` and `check_open`."""
+        return use(self.name)
 
     @property
     def has_path(self) -> bool:

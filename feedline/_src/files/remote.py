@@ -25,7 +25,7 @@ from feedline._src.errors import FeedError
 from feedline._src.files.cache import AHEAD, BLOCK_BYTES, Cache, CacheFile, cache_of, in_folder, name_of, touched
 from feedline._src.files.client import Version
 from feedline._src.files.fetcher import AT_ONCE, MOST, fetcher, result_of
-from feedline._src.files.file import Bytes, File, Indices, place_in
+from feedline._src.files.file import Bytes, File, Indices, T, place_in
 from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.origin import REQUEST_BYTES, Origin, gathered
 from feedline._src.files.store import Store, Url
@@ -38,10 +38,13 @@ _MOST_BLOCKS = REQUEST_BYTES // BLOCK_BYTES
 """Of a request: adjacent blocks are fetched together."""
 _EVERY_S = 20.0
 _TRIES = 100
+_WHOLE_TRIES = 10
 _FILES_AT_ONCE = 32
 _LOOK_AGAIN_S = 0.1
 SMALL_BYTES = 1 << 14
 """What a file object reads at once of headers."""
+_CHECKED_SEGMENTS = 16
+"""Of a mapped object at each read, which takes a system call for each."""
 _EXACT_BYTES = 1 << 17
 """Up to this size, as of headers and footers, only these bytes are fetched, and not the blocks that hold them."""
 
@@ -55,6 +58,34 @@ class _Whole(NamedTuple):
     path: str
     file: CacheFile
     version: FileVersion
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nobody has written to it or truncated it."""
+        return FileVersion.of_open(self.file.descriptor) == self.version
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is intact, and libraries can open it: HDF5 cannot once it is deleted."""
+        return self.is_intact and os.fstat(self.file.descriptor).st_nlink > 0
+
+
+class _Segment(NamedTuple):
+    """A mapped file of the cache."""
+
+    path: str
+    id: bytes
+    inode: int
+    size: int
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it was truncated, or another file lies at its path. One that was deleted stays readable."""
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return False
+        return (now.st_ino, now.st_size) != (self.inode, self.size)
 
 
 class RemoteFile(File):
@@ -93,8 +124,8 @@ class RemoteFile(File):
         self._evictions = 0
         self._complete = 0
         """The segments before this one were complete."""
-        self._mapped: tuple[Bytes, list[tuple[str, bytes]]] | None = None
-        """The mapped object, and path and id of each of its files."""
+        self._mapped: tuple[Bytes, list[_Segment]] | None = None
+        """The mapped object, and its files."""
         self._turn = itertools.count()
         self._whole: _Whole | None = None
 
@@ -142,15 +173,43 @@ class RemoteFile(File):
 
     def path(self) -> str:
         """See `File.path`."""
-        if self._whole is None:
+        return self._fetched().path
+
+    def with_path(self, use: Callable[[str], T]) -> T:
+        """See `File.with_path`."""
+        for _ in range(_WHOLE_TRIES):
+            whole = self._fetched()  # stays open: its path is that of a descriptor
+            try:
+                found = use(whole.path)
+            except Exception:
+                if whole.is_there:
+                    raise
+            else:
+                if whole.is_intact:
+                    return found
+        raise self._changed(_WHOLE_TRIES)
+
+    def _fetched(self) -> _Whole:
+        """The file of the whole object, which is fetched if it is not there."""
+        for _ in range(_WHOLE_TRIES):
+            whole = self._whole
+            if whole is not None and whole.is_there:
+                return whole
             fetch_whole([self])
-        assert self._whole is not None
-        return self._whole.path
+        raise self._changed(_WHOLE_TRIES)
+
+    def _changed(self, times: int) -> FeedError:
+        return FeedError(
+            "the files of a cache must stay as they are for as long as a read takes, and those of "
+            f"{self.name} were changed {times} times; look for the program that writes to them",
+            stage="read",
+            file=self.name,
+        )
 
     @property
     def has_path(self) -> bool:
         """See `File.has_path`."""
-        return self._whole is not None
+        return self._whole is not None and self._whole.is_there
 
     def open(self, sequential: bool = False) -> BinaryIO:
         """See `File.open`."""
@@ -182,16 +241,19 @@ class RemoteFile(File):
         self._maintain()
 
     def check_open(self) -> None:
-        """Refuse a file that was fetched whole, and written to since. Of mapped segments, `check` one in turn:
-        `memory` is None afterwards if it was truncated, and what was read from it may be wrong."""
-        whole = self._whole
-        if whole is not None:
-            whole.version.compare(FileVersion.of_open(whole.file.descriptor), self.name)
-        mapped = self._mapped
-        if mapped is not None and mapped[1]:
-            path, id = mapped[1][next(self._turn) % len(mapped[1])]
-            if not touched(path, id) and os.path.exists(path):  # one that was deleted stays readable
-                self.check()
+        """Compare the sizes of up to 16 mapped segments in turn, and the id of one, which differs also if it was
+        truncated and made as long again. `memory` is None afterwards if one was, and what was read from it may be
+        wrong. `with_path` looks at a file that was fetched whole."""
+        segments = () if self._mapped is None else self._mapped[1]
+        if not segments:
+            return
+        turn = next(self._turn)
+        one = segments[turn % len(segments)]
+        if len(segments) > _CHECKED_SEGMENTS:
+            segments = [segments[(turn * _CHECKED_SEGMENTS + i) % len(segments)] for i in range(_CHECKED_SEGMENTS)]
+        is_lost = not touched(one.path, one.id) and os.path.exists(one.path)  # a deleted one stays readable
+        if is_lost or any(segment.is_changed for segment in segments):
+            self.check()
 
     def blocks_of(self, offsets: Indices, lengths: Indices) -> Indices:
         """The numbers of the blocks that hold some bytes, ascending."""
@@ -270,12 +332,7 @@ class RemoteFile(File):
                 else:
                     self._drop(number, file)
             else:
-                raise FeedError(
-                    "the files of a cache must stay as they are for as long as a read takes, and those of "
-                    f"{self.name} were changed {_TRIES} times; look for the program that writes to them",
-                    stage="read",
-                    file=self.name,
-                )
+                raise self._changed(_TRIES)
             self._used.add(number)
 
     def _wait_for(self, blocks: Indices) -> None:
@@ -397,16 +454,16 @@ class RemoteFile(File):
         mapped = self._mapped
         if mapped is None:
             return
-        for number, (path, id) in enumerate(mapped[1]):
-            if not touched(path, id):
+        for number, segment in enumerate(mapped[1]):
+            if not touched(segment.path, segment.id):
                 self._mapped = None
                 file = self._segment(number)
                 if not file.touch():
                     self._drop(number, file)
 
-    def _map(self) -> tuple[Bytes, list[tuple[str, bytes]]] | None:
+    def _map(self) -> tuple[Bytes, list[_Segment]] | None:
         """All segments, mapped one behind the other, and their files; None if one is not there any more."""
-        files: list[tuple[str, bytes]] = []
+        files: list[_Segment] = []
 
         def complete() -> Iterator[CacheFile]:
             for number in range(self._segments):
@@ -414,7 +471,8 @@ class RemoteFile(File):
                 if not file.touch():
                     self._opened.discard((self.name, number), file)
                 elif file.verified.all():
-                    files.append((file.path, file.id))
+                    status = os.fstat(file.descriptor)
+                    files.append(_Segment(file.path, file.id, status.st_ino, status.st_size))
                     yield file
 
         found = _mapped(complete(), self._step, self.size)

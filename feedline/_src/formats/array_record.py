@@ -71,10 +71,10 @@ class Reader:
 
     def __init__(self, file: File) -> None:
         self._file = file
-        self._opened: Any = None
-        reader = self._open()
-        self.count: int = reader.num_records()
-        group = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")  # None: an old version
+        self._opened: tuple[str, Any] | None = None
+        """The path that was opened, and the reader of the library."""
+        self.count, written = file.with_path(self._described)
+        group = re.search(r"group_size:(\d+)", written)
         if group and int(group[1]) > 1:
             warn(
                 f"{file.name} was written in groups of {group[1]} records, which are decompressed whole whichever "
@@ -84,17 +84,20 @@ class Reader:
     @property
     def digest(self) -> list[Any]:
         """See `File.digest`: of an object, that of the local file."""
-        return digests.of_file(self._file.path())
+        return self._file.with_path(digests.of_file)
 
     def read(self, records: Indices, fields: Any = None) -> list[bytes]:
         """See `RecordReader.read`."""
-        reader = self._open()
+        return self._file.with_path(lambda path: self._read(path, records))
+
+    def _read(self, path: str, records: Indices) -> list[bytes]:
+        reader = self._open(path)
         try:
             found: list[bytes] = reader.read(records.tolist())
         except Exception as error:
             self._file.check_open()  # a change explains the error better
             if len(records) > 1:
-                return [self.read(records[i : i + 1])[0] for i in range(len(records))]  # names the one
+                return [self._read(path, records[i : i + 1])[0] for i in range(len(records))]  # names the one
             raise BadRecordError(int(records[0]), f"the bytes cannot be read: {error}") from error
         self._file.check_open()  # the library reads empty records from a truncated file
         return found
@@ -103,13 +106,19 @@ class Reader:
         """See `RecordReader.close`."""
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.close()
+            opened[1].close()
 
-    def _open(self) -> Any:
-        if self._opened is not None:
-            return self._opened
+    def _described(self, path: str) -> tuple[int, str]:
+        """The number of records, and with what options they were written."""
+        reader = self._open(path)
+        return reader.num_records(), reader.writer_options_string() or ""  # None: an old version
+
+    def _open(self, path: str) -> Any:
+        """The open reader. A file that was fetched again has another str as its path."""
+        opened = self._opened
+        if opened is not None and opened[0] is path:
+            return opened[1]
         module = extras.require("array_record.python.array_record_module", "array-record")
-        path = self._file.path()
         with opening(Path(path)):
             pass  # the library's errors do not say what to do
         try:
@@ -123,7 +132,7 @@ class Reader:
                 "another format; write it again with ArrayRecordWriter(path, 'group_size:1')"
             ) from error
         self._file.check()
-        self._opened = reader
+        self._opened = path, reader
         return reader
 
 

@@ -230,7 +230,7 @@ class _Reader:
           extents: offset and length of bytes that it needs, as far as they are known.
         """
         if self.is_whole:
-            return _used(self.file.path(), function)
+            return self.file.with_path(lambda path: _used(path, function))
         offsets, lengths = np.array(extents, np.int64).reshape(-1, 2).T
         parts = [*self._kept, *zip(offsets.tolist(), self.file.read(offsets, lengths), strict=True)]
         while True:

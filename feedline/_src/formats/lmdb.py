@@ -10,8 +10,8 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from feedline._src.formats.table import ByteColumn, Grouped
 from feedline._src.rows.shards import Indices
 from feedline._src.runtime.ending import check_may_read
 
+T = TypeVar("T")
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
@@ -34,13 +35,11 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
       ValueError: it cannot be read or is truncated.
     """
     names = options.chosen(["key", "value"], file.name)
-    with _opened(file) as entries:
-        found = list(entries.cursor().iternext(values=False))
+    found = _used(file, lambda entries: list(entries.cursor().iternext(values=False)))
     keys = ByteColumn(np.cumsum([0, *map(len, found)]), np.frombuffer(b"".join(found), np.uint8))
 
     def values_of(rows: Indices) -> list[bytes]:
-        with _opened(file) as entries:
-            values = [entries.get(key) for key in keys.take(rows)]
+        values: list[bytes] = _used(file, lambda entries: [entries.get(key) for key in keys.take(rows)])
         if None in values:
             raise ValueError("an entry is gone; the file is damaged, write it again")
         return values
@@ -58,18 +57,27 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
 FORMAT = Format("lmdb", (".lmdb", ".mdb"), takes=frozenset({"columns"}), extra="lmdb", open=open_lmdb)
 
 
+def _used(file: File, use: Callable[[Any], T]) -> T:
+    """What `use` returns of a transaction, in which no other thread uses LMDB."""
+
+    def used(path: str) -> T:
+        with _opened(file, path) as entries:
+            return use(entries)
+
+    return file.with_path(used)
+
+
 @contextlib.contextmanager
-def _opened(file: File) -> Iterator[Any]:
+def _opened(file: File, path: str) -> Iterator[Any]:
     """A transaction, for the length of a `with` block, in which no other thread uses LMDB."""
     lmdb = extras.require("lmdb", "lmdb")
-    path = file.path()
     with _lock, contextlib.ExitStack() as stack:
         check_may_read()
         try:
             env = stack.enter_context(lmdb.open(path, subdir=False, readonly=True, lock=False, create=False))
             needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-            if needed > file.size:  # LMDB would read beyond its end
-                raise ValueError(f"{file.name} must have {needed} bytes, and has {file.size}; it is truncated")
+            if needed > (size := os.stat(path).st_size):  # LMDB would read beyond its end
+                raise ValueError(f"{file.name} must have {needed} bytes, and has {size}; it is truncated")
             yield stack.enter_context(env.begin())
         except lmdb.Error as error:
             code = getattr(error, "code", None)

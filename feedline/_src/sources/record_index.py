@@ -24,7 +24,7 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import in_folder
 from feedline._src.files.file import File, Indices
-from feedline._src.files.local import OpenFile, OpenFiles
+from feedline._src.files.local import OpenFiles
 from feedline._src.files.version import changed
 from feedline._src.formats.table import ENTRY, BadRecordError, Records, Scan
 from feedline._src.rows.encoded_source import Record
@@ -124,30 +124,35 @@ class IndexedFile:
             return data
         return [dict(zip(fields, data[i : i + width], strict=True)) for i in range(0, len(data), width)]
 
-    def _open(self) -> OpenFile:
-        """The open index, which is made again if it was deleted."""
+    def _stored(self, records: Indices, width: int) -> bytes:
+        """What the index has of these records, each of `width` bytes. It is made again if it was deleted or
+        written to."""
         for _ in range(_TRIES):
-            with contextlib.suppress(FileNotFoundError):
-                return self._opened.get(self.index.path, None, self.index.line)
-            self.index = open_index(self._file, self.index.digest, self._name, self._form)
-        return self._opened.get(self.index.path, None, self.index.line)
+            index = self.index
+            with contextlib.suppress(FileNotFoundError, FeedError):  # the latter: it was written to
+                opened = self._opened.get(index.path, None, index.line)
+                found = b"".join(opened.read(len(index.line) + records * width, np.full(len(records), width)))
+                with contextlib.suppress(FeedError):
+                    opened.check()
+                    if len(found) == len(records) * width:
+                        return found
+                self._opened.discard(index.path, opened)
+            self.index = open_index(self._file, index.digest, self._name, self._form)
+            if (self.index.count, self.index.fields) != (self.count, self.fields):
+                raise changed(self._file.name, "it has other records")
+        raise changed(index.path, f"that happened {_TRIES} times")
 
     def _entries(self, records: Indices, fields: Sequence[str] | None) -> Indices:
         """int64[k, parts, 4]: the entries of these records, all of which lie within the file."""
-        opened, index, size = self._open(), self.index, self._file.size
-        names = index.fields or ("",)
-        width = len(names) * ENTRY * 8
-        entries = b"".join(opened.read(len(index.line) + records * width, np.full(len(records), width)))
-        opened.check()
-        if len(entries) != len(records) * width:
-            raise changed(index.path, "it is shorter than it was")
+        size, names = self._file.size, self.fields or ("",)
+        entries = self._stored(records, len(names) * ENTRY * 8)
         parts = np.frombuffer(entries, "<i8").reshape(len(records), len(names), ENTRY)
         if fields is not None:
             parts = parts[:, [names.index(field) for field in fields]]
         places = parts[:, :, :3]
         if not ((places >= 0) & (places <= size)).all() or (places.sum(axis=2) > size).any():
             raise FeedError(
-                f"an index must name parts of its file, and {index.path} names bytes beyond the {size} of "
+                f"an index must name parts of its file, and {self.index.path} names bytes beyond the {size} of "
                 f"{self._file.name}; delete the index, which is then made again",
                 stage="read",
                 file=self._file.name,
