@@ -51,7 +51,9 @@ def test_a_type_follows_from_all_rows(tmp_path):
     assert (source.spec["a"].dtype, source[-1]["a"]) == (np.float64, 1.5)
 
 
-@pytest.mark.parametrize(("number", "others"), [(2**63, ""), (-(2**63) - 1, "NA,x"), (2**53 + 1, "nan,x")])
+@pytest.mark.parametrize(
+    ("number", "others"), [(2**63 + 2**20, f"{2**63 - 1},x"), (-(2**63) - 1, "NA,x"), (2**53 + 1, "nan,x")]
+)
 def test_integers_that_float64_rounds_are_refused(tmp_path, number, others):
     (tmp_path / "x.csv").write_text(f"id,t\n1,x\n{number},x\n{others}\n")
     found = rf"'id' of .*x\.csv has {number}, which float64 .*'id': pyarrow\.uint64.*leave .*columns=\['t'\]"
@@ -86,6 +88,7 @@ def test_missing_numbers_are_nulls(tmp_path, sharding, delivered):
         (b"a,b\n1,2\n1,2,3\n", "cannot be read as a CSV file: .*Expected 2 columns, got 3.*correct the line"),
         (b"a,a\n1,2\n", "has 'a' twice"),
         (b"a,b\n1,2024-01-01\n", r"'b' is date32.*cast it: .*columns=\['a'\]"),
+        ("a,b\n1,2\n".encode("utf-16"), "must be UTF-8, and .*iconv"),
         (b"a,b\n1,2\n3,4", "must end with a line break.*append one"),
     ],
 )

@@ -65,6 +65,7 @@ def test_text_is_bytes_beside_numbers(tmp_path):
     )
     source = feedline.open_source(path)
     assert tuple(source.fields) == ("text", "n", "v")
+    assert "text bytes, n int64[], v float64[2]" in repr(source)
     first, second = read(source)
     assert (first["text"], first["n"], second["text"]) == ("grüße \\u20ac".encode(), 3, b"")
     assert isinstance(first["n"], np.int64)
@@ -98,8 +99,6 @@ def test_any_lines_however_they_end_and_are_cut_into_blocks(tmp_path_factory, va
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "_BLOCK_BYTES", block)
         patch.setattr(jsonl, "_START_BYTES", block)
-        if ascii:  # with the mark, the first line is not blank
-            (folder / "x.jsonl").write_bytes(text[1:].encode("utf-8-sig"))
         source = feedline.open_source(folder / "x.jsonl")
     assert [{**record, "text": record["text"].decode()} for record in read(source)] == values
 
@@ -117,8 +116,8 @@ def test_any_lines_however_they_end_and_are_cut_into_blocks(tmp_path_factory, va
         ('{"x": 100000000000000000000, "y": 1}', "the field 'x' must be int64, .* 100000000000000000000"),
         ('{"x": 1, "y": "z"}', "the field 'y' must be float64"),
         ('{"x": 1, "y": 1' + "0" * 400 + "}", "the field 'y' must be float64"),
-        ("[1, 2]", "it is a JSON list"),
-        ('{"x": 1, "y": 2} {}', "Extra data"),
+        ("[1, 2]", "each line must be a JSON object, and this one is none: it is a JSON list; mend the line"),
+        ('{"x": 1, "y": 2} {}', "each line must be a JSON object, .*Extra data.*; mend the line"),
         ('{"x": 1,', "Expecting property name"),
         ("\xff", "codec can't decode"),
         ('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply|must be int64"),
@@ -138,6 +137,12 @@ def test_a_line_that_does_not_fit_is_a_bad_row(tmp_path, line, message, text, mo
     with pytest.raises(feedline.RowError, match=message):
         source[300]
     assert source[299]["x"] == source[301]["x"] == 1
+
+
+def test_half_of_a_surrogate_pair_is_named(tmp_path):
+    path = written(tmp_path / "x.jsonl", [{"text": "t"}, '{"text": "\\ud800"}'])
+    with pytest.raises(feedline.RowError, match=r"text must be Unicode, and the field 'text' has .*ud800.*; mend"):
+        feedline.open_source(path)[1]
 
 
 def test_values_fit_whatever_the_others_are(tmp_path):

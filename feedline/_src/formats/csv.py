@@ -29,6 +29,10 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     pyarrow = extras.require("pyarrow", "arrow")
     _check_size("bytes of text", file.size, options, file.name)
     data = file.read(np.array([0]), np.array([file.size]))[0]
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(
+            f"a CSV file must be UTF-8, and {file.name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
+        )
     if data and not data.endswith((b"\n", b"\r")):
         raise ValueError(
             f"a CSV file must end with a line break, since one without may be truncated, and {file.name} does "
@@ -86,8 +90,8 @@ def _check_integers(data: bytes, table: Any, path: str) -> None:
         if not pyarrow.types.is_float64(table.column(name).type):
             continue
         values = table.column(name).to_numpy()
-        large = np.isfinite(values) & (np.abs(values) >= _ROUNDED)
-        if not large.any():
+        sizes = np.where(np.isfinite(values), np.abs(values), 0)
+        if not sizes.max(initial=0) >= _ROUNDED:
             continue
         as_text = {name: pyarrow.large_string()}
         read = _table(data, path, include_columns=[name], column_types=as_text, strings_can_be_null=True)
@@ -95,7 +99,7 @@ def _check_integers(data: bytes, table: Any, path: str) -> None:
         if not compute.any(compute.match_substring_regex(text, "[.eE]")).as_py():
             rest = [other for other in table.column_names if other != name]
             raise ValueError(
-                f"a column of integers must fit int64, and {name!r} of {path} has {text[int(large.argmax())]}, "
+                f"a column of integers must fit int64, and {name!r} of {path} has {text[int(sizes.argmax())]}, "
                 "which float64 would round; write the file as Parquet once, from what pyarrow.csv.read_csv gives "
                 f"with ConvertOptions(column_types={{{name!r}: pyarrow.uint64()}})"
                 + (f", or leave the column out: columns={rest}" if rest else "")

@@ -28,6 +28,8 @@ _BLOCK_BYTES = 1 << 20
 _START_BYTES = 1 << 16
 """Read to learn the fields; more if no line ends within."""
 _MOST_SHOWN = 20
+_BLANK = b" \t\r\n\xef\xbb\xbf"
+"""Bytes of which a blank line consists: white space of JSON, and byte order marks."""
 _NEWLINE_CRC = zlib.crc32(b"\n")
 _DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float64)}
 
@@ -46,7 +48,7 @@ def scan(file: File) -> Scan:
     with file.open(sequential=True) as opened:
         while block := opened.read(_BLOCK_BYTES):
             data = np.frombuffer(block, np.uint8)
-            visible = ~np.isin(data, np.frombuffer(b" \t\r\n", np.uint8))
+            visible = ~np.isin(data, np.frombuffer(_BLANK, np.uint8))
             ends = np.flatnonzero(data == ord("\n")) + 1
             if len(ends):
                 begins = np.concatenate([[0], ends[:-1]])
@@ -78,7 +80,10 @@ def open_lines(file: File, options: OpenOptions) -> Records:
     if len(numbers) == len(kinds):
         return Records(scan, unpack=functools.partial(_arrays, numbers), spec=numbers)
     return Records(
-        scan, data_of=functools.partial(_record, kinds), fields=tuple(kinds) if len(kinds) > 1 else None
+        scan,
+        data_of=functools.partial(_record, kinds),
+        fields=tuple(kinds) if len(kinds) > 1 else None,
+        leaves=tuple("bytes" if kind is None else kind for kind in kinds.values()),
     )
 
 
@@ -96,10 +101,10 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
     with file.open() as opened:
         while block := opened.read(_START_BYTES):
             blocks.append(block)
-            if b"\n" in (block if filled else block.lstrip()):
+            if b"\n" in (block if filled else block.lstrip(_BLANK)):
                 break
-            filled = filled or not block.isspace()
-    lines = [line for line in b"".join(blocks).split(b"\n") if line.strip()]
+            filled = filled or bool(block.strip(_BLANK))
+    lines = [line for line in b"".join(blocks).split(b"\n") if line.strip(_BLANK)]
     if not lines:
         raise ValueError(
             f"a source must have at least one row, got {file.name} with no lines; check what wrote it"
@@ -135,6 +140,16 @@ def _object(line: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"it is a JSON {type(found).__name__}")
     return found
+
+
+def _line(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line that is read as a row."""
+    try:
+        return _object(line)
+    except ValueError as error:
+        raise ValueError(
+            f"each line must be a JSON object, and this one is none: {error}; mend the line"
+        ) from error
 
 
 def _kinds_of(lines: Sequence[dict[str, Any]], columns: Sequence[str], path: str) -> dict[str, Numbers | None]:
@@ -179,7 +194,7 @@ def _kind_of(values: Sequence[Any]) -> Numbers | None:
 
 def _record(kinds: Mapping[str, Numbers | None], line: bytes) -> Any:
     """The record of a line: a dict, or the bytes of a single column of text."""
-    found = _object(line)
+    found = _line(line)
     record = {
         name: _text(found, name) if kind is None else _column([found], name, kind)[0]
         for name, kind in kinds.items()
@@ -189,7 +204,7 @@ def _record(kinds: Mapping[str, Numbers | None], line: bytes) -> Any:
 
 def _arrays(kinds: Mapping[str, Numbers], lines: list[bytes]) -> dict[str, Array]:
     """The columns of some lines."""
-    found = [_object(line) for line in lines]
+    found = [_line(line) for line in lines]
     return {name: _column(found, name, kind) for name, kind in kinds.items()}
 
 
@@ -206,7 +221,13 @@ def _text(line: dict[str, Any], name: str) -> bytes:
     value = _value(line, name)
     if not isinstance(value, str):
         raise _other(name, "text", value)
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text must be Unicode, and the field {name!r} has half of a surrogate pair, {_shown(value)}; "
+            "mend the line"
+        ) from error
 
 
 def _value(line: dict[str, Any], name: str) -> Any:

@@ -394,6 +394,7 @@ class Records:
       data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `fields` a dict.
         ValueError: they are damaged.
       fields: of the dicts that `data_of` returns; None: it returns bytes.
+      leaves: what these fields are; empty: bytes.
       unpack: a list of k values → tree of arrays, whose first axes are k; None: rows are bytes. ValueError:
         a record cannot be unpacked.
       spec: of a row of arrays; None: that of the first record.
@@ -406,6 +407,7 @@ class Records:
     open: Callable[[File], RecordReader] | None = None
     data_of: Callable[[bytes], Any] = bytes
     fields: tuple[str, ...] | None = None
+    leaves: tuple[Leaf, ...] = ()
     unpack: Callable[[list[bytes]], Any] | None = None
     spec: Any = None
     files: bool = True

@@ -114,7 +114,8 @@ class _GroupedRows(Indexed):
             if sum(counts):
                 files = f" in {sum(map(bool, counts))} of the {len(counts)} files" if len(counts) > 1 else ""
                 raise RowError(
-                    f"every column of a row must have a value, and {name!r} has {sum(counts):,} nulls{files}; "
+                    f"every column of a row must have a value, and {name!r} has {sum(counts):,} "
+                    f"null{'s' if sum(counts) > 1 else ''}{files}; "
                     f"{_FIX_NULLS}",
                     stage="read",
                     file=self._paths[int(np.argmax(np.array(counts) > 0))],

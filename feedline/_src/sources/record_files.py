@@ -17,7 +17,7 @@ from feedline._src.files.files import Files
 from feedline._src.files.local import unreadable
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import BadRecordError, RecordReader, Records
+from feedline._src.formats.table import BadRecordError, RecordReader, Records, described
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.indexed import Indexed, IndexedSource
 from feedline._src.rows.shards import Indices, Shards
@@ -190,6 +190,11 @@ class RecordFiles(_Records, EncodedRows):
             for offset, record in zip(offsets.tolist(), self._read(number, records), strict=True):
                 found[offset] = record
         return found
+
+    def _described(self) -> list[tuple[str, str]]:
+        if self.fields is None or not self.form.leaves:
+            return super()._described()
+        return list(zip(self.fields, map(described, self.form.leaves), strict=True))
 
 
 class RecordArrays(_Records, IndexedSource):
