@@ -75,9 +75,9 @@ def test_missing_numbers_are_nulls(tmp_path, sharding, delivered):
         _ = source[2]
     with pytest.raises(feedline.RowError, match=r"'a' has 2 nulls; fill nulls .*x\.csv"):
         feedline.Feed(source, 8, sharding)
-    (tmp_path / "y.csv").write_bytes(b"a\n1\nNA\n")
+    (tmp_path / "y.csv").write_bytes(b"a\n" + b"1\n" * 8 + b"NA\n")
     with pytest.raises(feedline.RowError, match="'a' has 1 null;"):
-        feedline.Feed(tmp_path / "y.csv", 1, sharding)
+        feedline.Feed(tmp_path / "y.csv", 8, sharding)
     reading = feedline.Reading(bad_rows="mask", bad_rows_budget=0.5)
     (batch,) = delivered(feedline.Feed(source, 8, sharding, epochs=1, reading=reading))
     assert sorted(np.asarray(batch["a"])[np.asarray(batch["valid"])].tolist()) == [1, *range(4, 9)]
