@@ -182,6 +182,13 @@ def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault,
     assert time.monotonic() - began < 30  # retries go on for longer
 
 
+def test_a_server_without_head_is_no_missing_object(store, options):
+    store.objects["/x.npy"] = npy(ROWS)
+    store.fault = lambda method, *request: 405 if method == "HEAD" else None
+    with pytest.raises(feedline.FeedError, match=r"must answer HEAD requests, .*/x.npy answered with 405 Method"):
+        feedline.open_source(f"{store.url}/x.npy", store=options)
+
+
 def test_a_name_with_credentials_and_their_trouble_later_are_no_lasting_faults(store, options):
     store.objects["/credentials/x.npy"] = npy(ROWS)
     source = feedline.open_source(f"{store.url}/credentials/x.npy", store=options)

@@ -230,6 +230,12 @@ class Client:
                 raise FileNotFoundError(
                     f"there is no bucket {self._base}; check its name, and that of the server (AWS_ENDPOINT_URL)"
                 ) from None
+            if isinstance(error, FileNotFoundError) and status and status[1] == "405":  # obstore takes it for 404
+                raise self._refused(
+                    "must answer HEAD requests, which ask for size and version, and {} answered with 405 Method "
+                    "Not Allowed; let the server allow them, or serve it by another one",
+                    key,
+                ) from None
             if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f"there is no object {self._base}/{key}; check the address") from None
             said = text.replace(f"/{key}", "").replace(f"/{self._base.rpartition('/')[2]}", "").lower()

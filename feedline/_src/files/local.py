@@ -193,8 +193,8 @@ class LocalFile(File):
         return self.place
 
     def with_path(self, use: Callable[[str], T]) -> T:
-        """What `use` returns of its own path. Changes are noticed by `check` and `check_open`."""
-        return use(self.name)
+        """What `use` returns of the `path`. Changes are noticed by `check` and `check_open`."""
+        return use(self.place)
 
     @property
     def has_path(self) -> bool:
