@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -149,6 +150,36 @@ def test_a_whole_file_goes_on_where_a_killed_process_was(tmp_path):
     assert not cache.open_whole(NAME, size).verified.any()
 
 
+def test_a_whole_file_is_evicted_with_its_entries_once_it_is_not_in_use(tmp_path):
+    cache = Cache(str(tmp_path), 400_000)  # each of the others takes 8 KB
+    whole = cache.open_whole(NAME, 50_000)
+    cache.write(whole, 0, bytes(50_000))
+    whole.finish()
+    path, entries, lock, old = whole.path, whole.path + ".blocks", tmp_path / "blocks" / "00" / "x.lock", (1, 1)
+
+    def fill(first):
+        for each in (path, entries):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(each, old)
+        for i in range(first, first + 60):
+            cache.put(f"{i:040}", bytes(4097))
+
+    lock.parent.mkdir()
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.utime(lock, old)
+        fill(0)
+        assert cache.evictions
+        assert cache.open_whole(NAME, 50_000).verified.all()
+        assert lock.exists()
+        del whole
+    fill(60)
+    assert [os.path.exists(each) for each in (path, entries, lock)] == [False] * 3
+    open(entries, "w").close()  # alone, as an older program left it
+    fill(120)
+    assert [os.path.exists(each) for each in (path, entries)] == [False] * 2
+
+
 def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path, monkeypatch):
     cache, write, full = Cache(str(tmp_path), 1 << 30), os.pwrite, [1]
     for i in range(4):
@@ -163,7 +194,7 @@ def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path,
     cache.put(NAME, bytes(100_000))
     assert cache.get(NAME, 100_000) == bytes(100_000)
     assert 1 <= cache.evictions <= 3
-    full += [1, 1]
+    full += [1] * 10
     with pytest.raises(feedline.FeedError, match=r"cannot be written \(No space left.*set FEEDLINE_CACHE"):
         cache.put(f"{9:040}", bytes(100_000))
     assert cache.get(f"{9:040}", 100_000) is None

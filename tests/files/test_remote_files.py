@@ -228,6 +228,34 @@ def deleted_and_open(options):
             yield path.startswith(str(options.cache)) and path.endswith("(deleted)")
 
 
+def test_what_a_process_evicts_gives_back_its_space_at_once(store, tmp_path):
+    store.objects |= {"/x.bin": DATA, "/y.bin": DATA}
+    options = feedline.Store(cache=tmp_path, cache_bytes=4 * BLOCK)
+    files = [opened(f"{store.url}/{name}.bin", options) for name in "xy"]
+    for at in [*range(0, len(DATA), BLOCK), 0]:
+        for file in files:
+            assert file.read(np.array([at]), np.array([10])) == [DATA[at : at + 10]]
+            assert not any(deleted_and_open(options))
+    assert files[0].cache.evictions > 4
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if programs.run(["mount", "-t", "tmpfs", "-o", "size=7m", "none", folder], check=False).returncode:
+        pytest.skip("no permission to mount a file system")
+    yield folder
+    programs.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_is_read_on_with_what_the_cache_evicts(url, small_disk):
+    file = opened(url, feedline.Store(cache=small_disk, cache_bytes=64 << 20))
+    for at in [*range(0, len(DATA), BLOCK)] * 2:
+        assert file.read(np.array([at]), np.array([10])) == [DATA[at : at + 10]]
+    assert file.cache.evictions > 4
+
+
 def test_what_will_be_read_is_fetched_within_a_quarter_of_the_cache(store, tmp_path):
     store.objects["/x.bin"] = bytes(64 * BLOCK)
     files = Files([f"{store.url}/x.bin"], feedline.Store(cache=tmp_path, cache_bytes=32 * BLOCK))

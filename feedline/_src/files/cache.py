@@ -36,6 +36,7 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
 from feedline._src.files.local import Descriptor, check_may_open, pread
+from feedline._src.files.lru_cache import LruCache
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
@@ -53,8 +54,10 @@ _MARK = b"here"
 _END = struct.Struct("<8s8s")  # magic, id
 _MAGIC = b"feedlin2"
 _WHOLE, _ENTRIES = ".whole", ".blocks"
+LOCK = ".lock"
+"""Of a file that a process holds while it fetches a whole object."""
 _OLD_S = 3600.0
-"""A temporary file that is older was left by a process that was killed."""
+"""A temporary file, or a lock that nobody holds, that is older was left by a process that was killed."""
 _KEPT = 0.9
 """The share of the limit that remains after an eviction, so that not every block that is stored causes one."""
 _STORED = 1 / 32
@@ -251,16 +254,21 @@ class Cache:
             return found
         path = self.path(name)
         folder = os.path.dirname(path)
-        try:
+
+        def make() -> CacheFile:
             descriptor, temporary = in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=".tmp"))
-            made = CacheFile(path, descriptor, size)
+            file = CacheFile(path, descriptor, size)
             try:
-                made.begin()
+                file.begin()
                 with contextlib.suppress(OSError):  # another process was faster; it has no links; …
                     os.link(temporary, path)
             finally:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
+            return file
+
+        try:
+            made = self._with_space(make)
         except OSError as error:
             raise self._unusable(error) from error
         return self.find(name, size) or made
@@ -273,13 +281,7 @@ class Cache:
         """
         view = memoryview(data).cast("B")
         try:
-            try:
-                file.write(block, view)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                self._evict(self._size() // 2)  # others filled the disk
-                file.write(block, view)
+            self._with_space(lambda: file.write(block, view))
             with self._lock:
                 self._uncounted += len(view)
                 count = self._uncounted > self.limit_bytes * _STORED
@@ -343,9 +345,9 @@ class Cache:
                         os.unlink(each)
                 file = in_folder(os.path.dirname(path), opened)
                 self._make_room(size)
-                file.begin()
-                if size and hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.descriptor, 0, size)  # others count it, and a full disk is seen
+                self._with_space(file.begin)
+                if size and hasattr(os, "posix_fallocate"):  # others count it, and a full disk is seen
+                    self._with_space(functools.partial(os.posix_fallocate, file.descriptor, 0, size))
             else:
                 os.utime(file.descriptor, ns=(time.time_ns(), status.st_mtime_ns))
         except OSError as error:
@@ -363,25 +365,47 @@ class Cache:
                 file=self._folder,
             )
 
+    def _with_space(self, write: Callable[[], T]) -> T:
+        """What `write` returns. While the disk is full, half of the cache is evicted, as long as there is any."""
+        while True:
+            evictions = self.evictions
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._evict(self._size() // 2)
+                if self.evictions == evictions:
+                    raise
+
     def _size(self) -> int:
         return sum(size for _, size, _ in self._found())
 
     def _found(self) -> Iterator[tuple[float, int, str]]:
-        """When it was used, the space that it takes, and the path of each file."""
+        """When it was used, the space that it takes, and the path of each file.
+
+        Entries beside a file are part of it, and their few bytes do not count: files that fill the limit fit.
+        """
         folders: list[os.DirEntry[str]] = []
         with contextlib.suppress(FileNotFoundError):  # somebody deletes the cache
             folders = list(os.scandir(self._folder))
         for folder in folders:
+            found: dict[str, tuple[float, int]] = {}
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 for entry in os.scandir(folder):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat()
+                        if entry.name.endswith(_ENTRIES):
+                            found.setdefault(entry.path.removesuffix(_ENTRIES), (status.st_mtime, 0))
+                            continue
                         # the time of modification of a whole file says whether it was written to
                         used = status.st_atime if entry.name.endswith(_WHOLE) else status.st_mtime
-                        yield used, status.st_blocks * 512, entry.path
+                        found[entry.path] = used, status.st_blocks * 512
+            for path, (used, size) in found.items():
+                yield used, size, path
 
     def _evict(self, limit: int) -> int:
-        """Delete the files that were not used for the longest time, unless all fit.
+        """Delete the files that were not used for the longest time, unless all fit, and close them.
 
         Returns:
           The size of those that are left.
@@ -392,12 +416,17 @@ class Cache:
             found = sorted(self._found())
             size = sum(each for _, each, _ in found)
             old = time.time() - _OLD_S
-            left = limit if size <= limit else limit * _KEPT
+            left, before = limit if size <= limit else limit * _KEPT, self.evictions
             for used, each, path in found:
-                abandoned = path.endswith(".tmp")
-                if ((abandoned and used < old) or (not abandoned and size > left)) and _deleted(path):
+                helps = path.endswith((".tmp", LOCK))
+                if ((helps and used < old) or (not helps and size > left)) and _deleted(path):
                     size -= each
                     self.evictions += 1
+        if self.evictions > before:
+            with _opened_lock:
+                opened = list(_opened)
+            for some in opened:
+                some.clear()
         return size
 
     def _unusable(self, error: OSError) -> FeedError:
@@ -409,6 +438,19 @@ class Cache:
             stage="read",
             file=self._folder,
         )
+
+
+_opened: weakref.WeakSet[LruCache[CacheFile]] = weakref.WeakSet()
+_opened_lock = threading.Lock()
+
+
+def close_evicted(opened: LruCache[CacheFile]) -> None:
+    """Let each eviction of this process drop these open files, since those that it deletes would take space on.
+
+    Others are opened again. A thread that reads a file keeps it open.
+    """
+    with _opened_lock:
+        _opened.add(opened)
 
 
 _caches: weakref.WeakValueDictionary[tuple[str, int | None], Cache] = weakref.WeakValueDictionary()
@@ -435,13 +477,18 @@ def touched(path: str, id: bytes) -> bool:
 
 
 def _deleted(path: str) -> bool:
-    """Delete a file, unless it is a whole one that a process uses. Returns whether it is gone."""
+    """Delete a file, a whole one with its entries, unless a process has locked it. Returns whether it is gone."""
     try:
-        if not path.endswith(_WHOLE):
+        if not path.endswith((_WHOLE, LOCK)):
             os.unlink(path)
             return True
-        with open(path, "rb") as file:
+        with open(path, "ab") as file:  # makes it, where entries were left alone: nobody can use them meanwhile
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                return False  # it was made anew
+            if path.endswith(_WHOLE):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path + _ENTRIES)
             os.unlink(path)
     except FileNotFoundError:
         return True

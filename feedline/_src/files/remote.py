@@ -22,7 +22,18 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 
 from feedline._src.errors import FeedError
-from feedline._src.files.cache import AHEAD, BLOCK_BYTES, Cache, CacheFile, cache_of, in_folder, name_of, touched
+from feedline._src.files.cache import (
+    AHEAD,
+    BLOCK_BYTES,
+    LOCK,
+    Cache,
+    CacheFile,
+    cache_of,
+    close_evicted,
+    in_folder,
+    name_of,
+    touched,
+)
 from feedline._src.files.client import Version
 from feedline._src.files.fetcher import AT_ONCE, MOST, fetcher, result_of
 from feedline._src.files.file import Bytes, File, Indices, T, place_in
@@ -111,6 +122,7 @@ class RemoteFile(File):
         self._url, self._origin, self._options = url, origin, options
         self.cache = cache_of(options)
         self._opened: LruCache[CacheFile] = opened or LruCache(OPEN_SEGMENTS)
+        close_evicted(self._opened)
         self._step = self.cache.segment_bytes
         self._segments = -(-self.size // self._step)
         self._known: dict[int, tuple[bytes, Any]] = {}
@@ -377,8 +389,8 @@ class RemoteFile(File):
         """The open file of a segment."""
 
         def opened() -> CacheFile:
-            start, stop = number * self._step, min((number + 1) * self._step, self.size)
-            file = self.cache.open(name_of(self.name, self.version.cache_tag, start, stop), stop - start)
+            size = min(self._step, self.size - number * self._step)
+            file = self.cache.open(self._segment_name(number), size)
             known = self._known.get(number)
             if known is not None and known[0] == file.id:
                 file.verified = known[1]
@@ -388,6 +400,10 @@ class RemoteFile(File):
             return file
 
         return self._opened.get((self.name, number), opened)
+
+    def _segment_name(self, number: int) -> str:
+        start, stop = number * self._step, min((number + 1) * self._step, self.size)
+        return name_of(self.name, self.version.cache_tag, start, stop)
 
     def _drop(self, number: int, file: CacheFile) -> None:
         """Use another file for a segment from now on: this one is damaged, or has lost its name."""
@@ -445,21 +461,19 @@ class RemoteFile(File):
             late = now >= self._maintained + _EVERY_S
             self._maintained, self._evictions = now, evictions
             used, self._used = self._used, set()
-        for number in used:
-            file = self._segment(number)
-            if not file.touch() and file.is_gone:
-                self._drop(number, file)
-        if late:
-            self._opened.clear()  # those that are gone give back their space; others are opened again
         mapped = self._mapped
-        if mapped is None:
-            return
-        for number, segment in enumerate(mapped[1]):
-            if not touched(segment.path, segment.id):
-                self._mapped = None
-                file = self._segment(number)
-                if not file.touch():
-                    self._drop(number, file)
+        segments = [] if mapped is None else mapped[1]
+        lost = [i for i, segment in enumerate(segments) if not touched(segment.path, segment.id)]
+        if lost:
+            self._mapped = None
+        if late or lost:
+            self._opened.clear()  # those that are gone give back their space; others are opened again
+        for number, known in list(self._known.items()):  # those that are gone have to be fetched
+            path = self.cache.path(self._segment_name(number))
+            there = touched(path, known[0]) if number in used else number not in lost and os.path.exists(path)
+            if not there and self._known.get(number) is known:
+                self._known.pop(number, None)
+                self._complete = 0
 
     def _map(self) -> tuple[Bytes, list[_Segment]] | None:
         """All segments, mapped one behind the other, and their files; None if one is not there any more."""
@@ -495,7 +509,7 @@ class RemoteFile(File):
     async def _fetch_whole(self, files: asyncio.Semaphore, requests: asyncio.Semaphore) -> None:
         """Fetch the object as one file, which stays in the cache for as long as this `File` does."""
         name = name_of(self.name, self.version.cache_tag, 0, self.size)
-        async with files, _alone(self.cache.path(name) + ".lock"):
+        async with files, _alone(self.cache.path(name) + LOCK):
             whole = await asyncio.to_thread(self.cache.open_whole, name, self.size)
             absent = np.flatnonzero(~whole.verified).tolist()
             fetcher().counts.cached += not absent
