@@ -89,6 +89,31 @@ def test_a_flat_folder_and_a_glob_give_bytes(place):
     assert len(place.open(f"{path}/**/*.jpg")) == 4
 
 
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.jpg", "1.jpg"),
+        ("?1.jpg", ""),
+        ("[.]1.jpg", ""),
+        (".*.jpg", ".1.jpg"),
+        ("**/*.jpg", "1.jpg a/1.jpg a/b/1.jpg"),
+        ("**/.*.jpg", ".1.jpg a/.1.jpg"),
+        ("*/1.jpg", "a/1.jpg"),
+        (".h/**/*.jpg", ".h/1.jpg"),
+        ("a[!x]1.jpg", ""),
+        ("a**/1.jpg", "a/1.jpg"),
+    ],
+)
+def test_a_glob_takes_hidden_names_only_where_it_has_their_dot(place, pattern, found):
+    names = "1.jpg .1.jpg a/1.jpg a/.1.jpg a/b/1.jpg .h/1.jpg .h/.i/1.jpg".split()
+    path = place.write({name: name.encode() for name in names})
+    if found:
+        assert b" ".join(place.open(f"{path}/{pattern}")) == found.encode()
+    else:
+        with pytest.raises(FileNotFoundError, match="matches"):
+            place.open(f"{path}/{pattern}")
+
+
 def test_paths_may_be_relative(photos, monkeypatch):
     monkeypatch.chdir(photos / "cat")
     here = feedline.open_source("*.jpg")

@@ -181,15 +181,19 @@ def _listed(prefix: Url, options: Store, request: Callable[[], Awaitable[T]]) ->
 
 
 def _expression(pattern: str) -> str:
-    """A glob as a regular expression: "*" and "?" match no slash, "**/" any folders."""
-    parts = []
-    for token in re.findall(r"\*\*/|\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
-        if token == "**/":
-            parts.append("(?:.*/)?")
-        elif token in ("*", "?"):
+    """A glob as a regular expression, of what the module glob matches: "**/" stands for any folders."""
+    *above, last = pattern.split("/")
+    return "".join("(?:[^./][^/]*/)*" if part == "**" else f"{_part(part)}/" for part in above) + _part(last)
+
+
+def _part(pattern: str) -> str:
+    """A glob of one name as a regular expression: only one that begins with a dot matches hidden names."""
+    parts = [] if pattern.startswith(".") else [r"(?!\.)"]
+    for token in re.findall(r"\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
+        if token in ("*", "?"):
             parts.append("[^/]" + token.replace("?", ""))
         elif len(token) > 2 and token[0] == "[":
-            parts.append(token.replace("[!", "[^", 1).replace("\\", r"\\"))
+            parts.append("(?!/)" + token.replace("[!", "[^", 1).replace("\\", r"\\"))
         else:
             parts.append(re.escape(token))
     return "".join(parts)
