@@ -24,10 +24,12 @@ def written(path, entries=ENTRIES, **options):
     return path
 
 
-@pytest.mark.parametrize("form", ["file", "folder"])
-def test_entries_come_in_the_order_of_their_keys(tmp_path, form):
-    path = written(tmp_path / "x.lmdb", subdir=form == "folder")
-    source = feedline.open_source(path / "data.mdb" if form == "folder" else path)
+@pytest.mark.parametrize("name", ["x.lmdb", "x.lmdb/data.mdb", "x.lmdb/*.mdb", "file"])
+def test_entries_come_in_the_order_of_their_keys(tmp_path, name):
+    path = written(tmp_path / "x.lmdb", subdir=name != "file")
+    if name != "file":
+        (path / "lock.mdb").touch()
+    source = feedline.open_source(path if name == "file" else tmp_path / name)
     rows = RANDOM.permutation(len(ENTRIES))
     assert source.records(rows) == [{"key": ORDERED[row], "value": ENTRIES[ORDERED[row]]} for row in rows]
     values = feedline.open_source(source.file_of(0), columns=["value"])
@@ -50,6 +52,33 @@ def test_two_sources_of_a_file_and_many_threads(tmp_path):
     for thread in threads:
         thread.join(60)
     assert not failures
+
+
+@pytest.mark.parametrize("dupsort", [False, True])
+def test_named_databases_are_refused(tmp_path, dupsort):
+    with lmdb.open(str(tmp_path / "x.lmdb"), subdir=False, max_dbs=2) as env:
+        inner = env.open_db(b"inner", dupsort=dupsort)
+        with env.begin(write=True) as transaction:
+            transaction.put(b"first", b"1")
+            transaction.put(b"key", b"2", db=inner)
+    with pytest.raises(ValueError, match=r"x\.lmdb has a database named b'inner'; copy its entries"):
+        feedline.open_source(tmp_path / "x.lmdb")
+
+
+def test_a_value_may_look_like_a_named_database(tmp_path):
+    with lmdb.open(str(tmp_path / "names.lmdb"), subdir=False, max_dbs=2) as env:
+        env.open_db(b"inner")
+        with env.begin() as transaction:
+            value = transaction.get(b"inner")
+    source = feedline.open_source(written(tmp_path / "x.lmdb", {b"inner": value}, subdir=False))
+    assert source[0] == {"key": b"inner", "value": value}
+
+
+def test_a_folder_of_another_name_says_which_file_to_open(tmp_path):
+    written(tmp_path / "x")
+    (tmp_path / "x" / "lock.mdb").touch()
+    with pytest.raises(ValueError, match=r"by a path or a glob: open_source\('.*/x/data.mdb'\)"):
+        feedline.open_source(tmp_path / "x")
 
 
 def test_what_is_refused(tmp_path):

@@ -105,7 +105,7 @@ def test_a_flat_folder_and_a_glob_give_bytes(place):
     ],
 )
 def test_a_glob_takes_hidden_names_only_where_it_has_their_dot(place, pattern, found):
-    names = "1.jpg .1.jpg a/1.jpg a/.1.jpg a/b/1.jpg .h/1.jpg .h/.i/1.jpg".split()
+    names = ["1.jpg", ".1.jpg", "a/1.jpg", "a/.1.jpg", "a/b/1.jpg", ".h/1.jpg", ".h/.i/1.jpg"]
     path = place.write({name: name.encode() for name in names})
     if found:
         assert b" ".join(place.open(f"{path}/{pattern}")) == found.encode()

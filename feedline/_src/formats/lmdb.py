@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from feedline._src.files.file import File
+from feedline._src.files.files import Files
+from feedline._src.files.store import Store, is_url
 from feedline._src.formats import extras
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
@@ -24,6 +26,10 @@ from feedline._src.rows.shards import Indices
 from feedline._src.runtime.ending import check_may_read
 
 T = TypeVar("T")
+_DATA, _OTHER = "data.mdb", "lock.mdb"
+"""The files of an LMDB folder, which is LMDB's default."""
+_CHECKED_KEYS = 100
+"""How many of the first keys are asked whether they name a database, since each costs some µs."""
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
@@ -32,14 +38,20 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     """The entries of a file: columns "key" and "value". Objects in a store are fetched whole.
 
     Raises:
-      ValueError: it cannot be read or is truncated.
+      ValueError: it cannot be read, is truncated, or has named databases.
     """
     names = options.chosen(["key", "value"], file.name)
-    found = _used(file, lambda entries: list(entries.cursor().iternext(values=False)))
+
+    def keys_of(env: Any, entries: Any) -> list[bytes]:
+        found = list(entries.cursor().iternext(values=False))
+        _check_unnamed(env, entries, found[:_CHECKED_KEYS], file.name)
+        return found
+
+    found = _used(file, keys_of)
     keys = ByteColumn(np.cumsum([0, *map(len, found)]), np.frombuffer(b"".join(found), np.uint8))
 
     def values_of(rows: Indices) -> list[bytes]:
-        values: list[bytes] = _used(file, lambda entries: [entries.get(key) for key in keys.take(rows)])
+        values: list[bytes] = _used(file, lambda _, entries: [entries.get(key) for key in keys.take(rows)])
         if None in values:
             raise ValueError("an entry is gone; the file is damaged, write it again")
         return values
@@ -54,31 +66,53 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     return Grouped(dict.fromkeys(names, "bytes"), [[keys.rows]] * len(names), read, read_rows)
 
 
-FORMAT = Format("lmdb", (".lmdb", ".mdb"), takes=frozenset({"columns"}), extra="lmdb", open=open_lmdb)
+def _check_unnamed(env: Any, entries: Any, keys: Sequence[bytes], name: str) -> None:
+    """Refuse a file with named databases, each of which is an entry with a flag that only `open_db` looks at."""
+    lmdb = extras.require("lmdb", "lmdb")
+    for key in (key for key in keys if b"\0" not in key):  # LMDB takes names that end there
+        with contextlib.suppress(lmdb.IncompatibleError):  # a plain entry
+            env.open_db(key, entries, create=False)
+            raise ValueError(
+                f"the entries of an LMDB file must lie in its unnamed database, and {name} has a database named "
+                f"{key!r}; copy its entries into a file of their own: new.put(key, value)"
+            )
 
 
-def _used(file: File, use: Callable[[Any], T]) -> T:
-    """What `use` returns of a transaction, in which no other thread uses LMDB."""
+def _files(paths: Sequence[str], store: Store | None) -> Files:
+    """The files, of folders their data; lock files, which a glob may match, are left out."""
+    data = [path for path in paths if os.path.basename(path) != _OTHER] or paths
+    folders = [not is_url(path) and os.path.isdir(path) for path in data]
+    return Files([os.path.join(path, _DATA) if f else path for path, f in zip(data, folders, strict=True)], store)
+
+
+FORMAT = Format(
+    "lmdb", (".lmdb", ".mdb"), takes=frozenset({"columns"}), extra="lmdb", open=open_lmdb, files=_files
+)
+
+
+def _used(file: File, use: Callable[[Any, Any], T]) -> T:
+    """What `use` returns of an environment and a transaction, in which no other thread uses LMDB."""
 
     def used(path: str) -> T:
-        with _opened(file, path) as entries:
-            return use(entries)
+        with _opened(file, path) as (env, entries):
+            return use(env, entries)
 
     return file.with_path(used)
 
 
 @contextlib.contextmanager
-def _opened(file: File, path: str) -> Iterator[Any]:
-    """A transaction, for the length of a `with` block, in which no other thread uses LMDB."""
+def _opened(file: File, path: str) -> Iterator[tuple[Any, Any]]:
+    """An environment and a transaction, for the length of a `with` block; no other thread uses LMDB meanwhile."""
     lmdb = extras.require("lmdb", "lmdb")
     with _lock, contextlib.ExitStack() as stack:
         check_may_read()
         try:
-            env = stack.enter_context(lmdb.open(path, subdir=False, readonly=True, lock=False, create=False))
+            opened = lmdb.open(path, subdir=False, readonly=True, lock=False, create=False, max_dbs=1)
+            env = stack.enter_context(opened)
             needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
             if needed > (size := os.stat(path).st_size):  # LMDB would read beyond its end
                 raise ValueError(f"{file.name} must have {needed} bytes, and has {size}; it is truncated")
-            yield stack.enter_context(env.begin())
+            yield env, stack.enter_context(env.begin())
         except lmdb.Error as error:
             code = getattr(error, "code", None)
             if code in (errno.EMFILE, errno.ENFILE):

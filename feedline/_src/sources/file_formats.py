@@ -50,13 +50,15 @@ def open_files(form: Format, paths: list[str], options: OpenOptions) -> IndexedS
 
 def _open_folder(path: str, options: OpenOptions) -> EncodedRows:
     source = folder.open_folder(path, options.store)
+    last = os.path.basename(source.file_of(len(source) - 1))
     for name in {source.file_of(0), source.file_of(len(source) - 1)}:
         if _suffix(name) in MODULES.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
-            is_dataset = os.path.basename(source.file_of(len(source) - 1)) == STATE  # of Hugging Face, in a store
-            glob = f"{path.rstrip('/')}/{'data-' if is_dataset else ''}*{Path(name).suffix}"
+            form = f"*{Path(name).suffix}"
+            known = {STATE: f"data-{form}", "lock.mdb": "data.mdb"}  # Hugging Face, in a store; LMDB
+            glob = f"{path.rstrip('/')}/{known.get(last, form)}"
             raise ValueError(
                 f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
-                f"by a glob: open_source({glob!r})"
+                f"by a path or a glob: open_source({glob!r})"
             )
     return source
 
