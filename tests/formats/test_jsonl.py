@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import pickle
 
 import jax
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import feedline
 from feedline._src.formats import jsonl
+from feedline._src.rows import digests
 
 
 def written(path, lines):
@@ -223,6 +225,22 @@ def test_the_first_file_with_lines_says_what_fields_there_are(tmp_path):
     assert caught.value.file == str(tmp_path / "c.jsonl")
     again = pickle.loads(pickle.dumps(source))
     assert (again.spec, again.identity) == (source.spec, source.identity)
+
+
+def test_lines_that_moved_are_no_bad_rows(tmp_path, monkeypatch):
+    """Also the last line before them, whose own line break is where it was."""
+    monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])
+    path = written(tmp_path / "x.jsonl", [{"x": "a"}, {"x": "bbbb"}, {"x": "c"}, {"x": "d"}])
+    time = path.stat().st_mtime_ns
+    feedline.open_source(path)
+    written(path, [{"x": "a"}, {"x": "b"}, {"x": "cccc"}, {"x": "d"}])
+    os.utime(path, ns=(time, time))
+    source = feedline.open_source(path)
+    assert (source[0], source[3]) == (b"a", b"d")
+    for row in (1, 2):
+        with pytest.raises(feedline.FeedError, match="built again with the same size") as caught:
+            source[row]
+        assert not isinstance(caught.value, feedline.RowError)
 
 
 def test_a_long_first_line_is_read_whole(tmp_path):

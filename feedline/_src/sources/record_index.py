@@ -176,6 +176,10 @@ class IndexedFile:
                 raise ValueError(f"{wanted - len(part)} bytes of it are missing")
             return self._form.data_of(part)
         except ValueError as error:
+            if record + 1 < self.count:  # the last record before those that moved has its header where it was
+                ((offset, header, _, checksum), *_) = self._entries(np.array([record + 1]), None)[0].tolist()
+                (following,) = self._file.read(np.array([offset]), np.array([header]))
+                self._check_header(following, checksum, record + 1)
             raise BadRecordError(record, str(error)) from error
 
 
