@@ -6,6 +6,7 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
@@ -113,6 +114,28 @@ def test_leaves_on_devices_make_no_trip_through_the_host(copy, monkeypatch):
     assert on_the_host == ["batch['z']"] * 3
     for name, leaf in again.items():
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(given[name]))
+
+
+def test_arrays_on_devices_whose_memory_the_iterator_uses_again_are_copied():
+    raw = np.empty((1 << 22) + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    memory = raw[start : start + (1 << 22)].view(np.float32).reshape(64, -1)
+
+    def reusing():
+        for i in range(40):
+            memory[:] = i
+            yield jnp.from_dlpack(memory)
+
+    batches = prefetch_to_mesh(reusing(), jax.devices()[0], prefetch=5)
+    assert [np.unique(batch).tolist() for batch in batches] == [[i] for i in range(40)]
+
+
+def test_arrays_that_cannot_be_placed_are_named():
+    deleted = jnp.ones(8)
+    deleted.delete()
+    for leaf in (jax.random.split(jax.random.key(0), 8), deleted):
+        with pytest.raises(TypeError, match=r"batch\['k'\]: numpy\.asarray failed on this"):
+            next(prefetch_to_mesh([{"k": leaf}], SHARDING))
 
 
 def test_the_state_is_that_of_the_delivered_batch():

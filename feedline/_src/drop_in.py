@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from feedline._src.agreement.monitor import close_on_abort, failure
@@ -53,8 +54,8 @@ def prefetch_to_mesh(
       sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
         or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
       prefetch: how many placed batches may wait; 0: synchronous.
-      copy: True copies each batch before it is placed, since many iterators write the next batch into
-        the same memory, which JAX may still read (a GPU) or use as the array's own (the CPU backend). False
+      copy: True copies each batch before the iterator is asked for the next one, since many iterators write that
+        into the same memory, which JAX may still read (a GPU) or use as the array's own (the CPU backend). False
         skips that copy; then no array may change after the iterator yielded it.
 
     Returns:
@@ -113,7 +114,7 @@ class MeshIterator(ProcessBound):
         self._prefetch = prefetch
         self._accounting = Accounting(prefetch + 2 if prefetch else 0)
         steps = StepWatch(self._accounting.looked, self._accounting.glanced)
-        place = _BatchPlacement(sharding, settings, self._accounting, steps)
+        place = _BatchPlacement(sharding, copy, settings, self._accounting, steps)
         self._prefetcher: Prefetcher[_HostBatch, _Placed] | Synchronous[_HostBatch, _Placed]
         watch = Watch(Reading(), steps.waits)
         self._prefetcher = (
@@ -306,7 +307,9 @@ def _lies_on_devices(leaf: Any) -> bool:
     """Whether it is an array on devices of this process, of a dtype that it keeps."""
     return (
         isinstance(leaf, jax.Array)
+        and not leaf.is_deleted()
         and leaf.is_fully_addressable
+        and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # keys of random numbers
         and leaf.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype)
     )
 
@@ -314,7 +317,10 @@ def _lies_on_devices(leaf: Any) -> bool:
 class _BatchPlacement:
     """Places batches, and notes how long that takes; makes a new plan only when shapes or dtypes change."""
 
-    def __init__(self, sharding: Any, settings: JaxSettings, accounting: Accounting, steps: StepWatch) -> None:
+    def __init__(
+        self, sharding: Any, copy: bool, settings: JaxSettings, accounting: Accounting, steps: StepWatch
+    ) -> None:
+        self._copy = copy
         self._accounting = accounting
         self._steps = steps
         self._transfers = TransferWatch(accounting.transferred)
@@ -333,6 +339,9 @@ class _BatchPlacement:
         place_s, cpu_s = watch.lap()
         times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s, None)
         arrays = jax.tree.leaves(batch)
+        if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
+            of_devices = [isinstance(leaf, jax.Array) for leaf in given.leaves]
+            jax.block_until_ready([array for array, mine in zip(arrays, of_devices, strict=True) if mine])
         if all(array.is_ready() for array in arrays):
             times = times._replace(ready_s=place_s)
         else:

@@ -390,7 +390,6 @@ class Feed(Shown, ProcessBound):
           (12, True)
           >>> feed.close()
         """
-        sharding = as_shardings(sharding)
         with self._single_thread:
             self._check_open()
             if self._diagnosed is not None:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -57,3 +58,40 @@ def test_processes_that_move_at_other_places_are_told_on_each(outcome):
     for told in outcome(TOPOLOGIES[0], moves_at_other_places):
         assert "place" in told
         assert "process 1" in told
+
+
+def items(lane, count):
+    return grain.MapDataset.range(1000)[lane::count].map(lambda i: {"row": np.int32(i)}).to_iter_dataset()
+
+
+@case(on=lambda: TOPOLOGIES[:1])
+def moves_lanes(here):
+    """Why a feed of two lanes does not move where the processes would change lanes; and the batch after that."""
+    with feedline.Feed(feedline.Lanes(items, 2), 8, sharding_of("data", here.devices)) as feed:
+        next(feed)
+        swapped = NamedSharding(Mesh(np.array(here.devices[::-1]), ("data",)), P("data"))
+        with pytest.raises(ValueError, match="iterators stay in their processes") as raised:
+            feed.move(swapped)
+        return str(raised.value), next(feed)["row"]
+
+
+def test_a_stream_whose_lanes_would_change_their_process_stays(outcome):
+    told, rows = outcome(TOPOLOGIES[0], moves_lanes)
+    assert "would be read by ((1,), (0,)), not ((0,), (1,))" in told
+    assert sorted(rows.tolist()) == list(range(8, 16))
+
+
+@case(on=lambda: TOPOLOGIES[:1])
+def one_cannot_move(here):
+    """What each process is told if one of them wants to move to what is no sharding."""
+    with feedline.Feed(ROWS, SIZE, sharding_of("data", here.devices), order=ORDER) as feed:
+        sharding = "nowhere" if jax.process_index() else sharding_of("model_across", here.devices)
+        with pytest.raises((feedline.ProcessError, TypeError)) as raised:
+            feed.move(sharding)
+        return PerProcess(str(raised.value))
+
+
+def test_a_process_that_cannot_move_is_named_on_the_others(outcome):
+    told = outcome(TOPOLOGIES[0], one_cannot_move)
+    assert "process 1 could not build it: TypeError: sharding must be a jax.sharding.Sharding" in told[0]
+    assert "sharding must be a jax.sharding.Sharding" in told[1]

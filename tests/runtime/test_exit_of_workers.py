@@ -137,7 +137,7 @@ ENDS = {
     "has a bus error": ("os.kill(os.getpid(), signal.SIGBUS)", "exit code -7: .* or /dev/shm is full .* 64 MB"),
     "exits with 0": ("os._exit(0)", r"exit code 0: .* look for sys\.exit, os\._exit"),
     "is told to exit with 0": ("sys.exit(0)", r"exit code 0: something that it ran"),
-    "exits with 3": ("os._exit(3)", "exit code 3: look at what it printed"),
+    "exits with 3": ("os._exit(3)", r"exit code 3: .* look for sys\.exit, .*; and at what it printed"),
 }
 
 
@@ -264,3 +264,23 @@ if __name__ == "__main__":
         flags=("-W", "ignore"),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "child 0\n", "")
+
+
+def test_a_transform_that_cannot_be_pickled_is_told(tmp_path):
+    done, _ = run(
+        tmp_path,
+        """
+if __name__ == "__main__":
+    lock = threading.Lock()
+    np.save("x.npy", np.arange(800))
+    reading = feedline.Reading(workers=1)
+    transform = lambda batch, rows: lock and batch
+    with feedline.Feed("x.npy", 8, sharding, transform=transform, reading=reading) as feed:
+        try:
+            next(feed)
+        except TypeError as error:
+            print(error)
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.match("worker processes get a copy .* cannot be pickled: cannot pickle '_thread.lock'", done.stdout)

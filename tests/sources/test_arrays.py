@@ -3,12 +3,15 @@
 import os
 import pickle
 import resource
+import sys
+import threading
 import zipfile
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from background import PATIENCE_S, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,3 +227,26 @@ def test_rows_at_positions_of_an_epoch(positions, dtype, shards):
     np.testing.assert_array_equal(rows, expected)
     np.testing.assert_array_equal(out[0], x[expected, 1:3])
     np.testing.assert_array_equal(out[1], y[expected])
+
+
+def test_threads_that_begin_at_once_check_the_same_files(tmp_path):
+    """An iterator written in Python refuses a thread while another one is inside of it."""
+    for shard in range(8):
+        np.save(tmp_path / f"{shard}.npy", np.arange(8))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(40):
+            source = open_source(tmp_path / "*.npy")
+            begin = threading.Barrier(8)
+
+            def read(source=source, begin=begin):
+                out = np.empty(64, np.int64)
+                begin.wait(PATIENCE_S)
+                source.read(np.arange(64), out)
+                return out.tolist()
+
+            for reading in [spawn(read) for _ in range(8)]:
+                assert reading.result(PATIENCE_S) == list(range(8)) * 8
+    finally:
+        sys.setswitchinterval(before)

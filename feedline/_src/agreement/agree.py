@@ -180,12 +180,13 @@ class SharedBuild(CollectiveBuild):
                 warned = True
                 names, _ = self._absent()
                 waits_for = names or "the comparison of the feeds of all processes"
-                _log.warning("waiting for %s to build this feed, too", waits_for)
+                _log.warning("waiting for %s to build (or to move) this feed, too", waits_for)
         names, first = self._absent()
         what = f"{names} did not" if names else "all arrived, but no process compared the feeds"
         raise ProcessError(
-            f"every process of the mesh must build the feed, and its feeds in the same order: {what} within "
-            f"{error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the start takes so long",
+            f"every process of the mesh must build the feed, and its feeds in the same order (feed.move counts): "
+            f"{what} within {error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the start "
+            "takes so long",
             stage="agree",
             process=first,
         )

@@ -111,7 +111,7 @@ class OpenDataset:
         else:
             self.files = files or Files([file["filename"] for file in dataset.cache_files])
         names = _columns_of(found.format, found.column_names)
-        self._to_check = itertools.cycle(self.files)
+        self._to_check = itertools.cycle(list(self.files))  # of a list: threads share this iterator
         self.table = found.data.table.select(options.chosen(names, "this dataset"))
         try:
             self.table.validate()  # sizes of buffers: damaged files could end the process else

@@ -27,9 +27,11 @@ END_S = 5.0
 Make = Callable[[int], Any]
 _Message = tuple[Literal["ready", "item", "error"], Any]
 
+_EXIT = (
+    "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for example "
+    "in a transform"
+)
 _ENDS = {
-    0: "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for "
-    "example in a transform",
     -7: "the kernel sends signal 7 (SIGBUS) where a mapped file has no memory or data any more: the file became "
     "shorter, its disk failed, or /dev/shm is full (Docker gives it 64 MB; --shm-size=8g gives more)",
     -9: "the kernel sends signal 9 (SIGKILL) when memory runs out, and `dmesg` then says so: use fewer workers, a "
@@ -38,7 +40,8 @@ _ENDS = {
 """The meaning of exit codes of a worker, as far as it is known."""
 _NO_GUARD = (
     "it ended before its first batch: a script that uses workers must build and run its feed under "
-    '`if __name__ == "__main__":`, since every worker imports the script again'
+    '`if __name__ == "__main__":`, since every worker imports the script again; so that must be a file, and not '
+    "standard input"
 )
 
 
@@ -57,8 +60,11 @@ class WorkerEndedError(Exception):
     @property
     def told(self) -> WorkerError:
         """The error that the user sees."""
-        never_worked = self.code > 0 and not self.started
-        meaning = _NO_GUARD if never_worked else _ENDS.get(self.code, "look at what it printed")
+        meaning = _ENDS.get(self.code, "look at what it printed")
+        if self.code > 0 and not self.started:
+            meaning = _NO_GUARD
+        elif self.code >= 0:
+            meaning = f"{_EXIT}; and at what it printed" if self.code else _EXIT
         return WorkerError(
             f"a worker process must live as long as its feed, and one ended with exit code {self.code}: {meaning}",
             stage="read",
@@ -83,7 +89,7 @@ class Worker:
     def __init__(self, make: Make, numbers: range, ahead: int, settings: JaxSettings) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
-        arguments = theirs, settings, cloudpickle.dumps(make), numbers
+        arguments = theirs, settings, _pickled(make), numbers
         self._process = spawn.Process(target=_serve, args=arguments, name="feedline-worker", daemon=True)
         try:
             _start_without_interrupts(self._process)
@@ -119,12 +125,13 @@ class Worker:
             if self._connection not in ready:
                 return None
             try:
-                kind, value = self._connection.recv()
+                message = self._connection.recv_bytes()
             except (EOFError, OSError):  # a process that ends closes its pipe
                 self._process.join(END_S)
                 code = self._process.exitcode
                 raise WorkerEndedError(0 if code is None else code, self._started) from None
             self._started = True
+            kind, value = pickle.loads(message)
             if kind == "ready":
                 continue
             self._ask(1)
@@ -142,6 +149,18 @@ class Worker:
         with contextlib.suppress(OSError):  # it has ended: the next `take` says so
             for _ in range(items):
                 self._connection.send_bytes(b"one more")
+
+
+def _pickled(make: Make) -> bytes:
+    try:
+        made: bytes = cloudpickle.dumps(make)
+    except Exception as error:
+        raise TypeError(
+            "worker processes get a copy of the source and of the transform, and these cannot be pickled: "
+            f"{error}; make locks, open files and the like where they are used first, or read with "
+            "Reading(threads=...)"
+        ) from error
+    return made
 
 
 def end(workers: Sequence[Worker]) -> None:
@@ -179,21 +198,28 @@ def _start_without_interrupts(process: Any) -> None:
 def _serve(to_parent: Connection, settings: JaxSettings, make: bytes, numbers: range) -> None:
     """What a worker process runs."""
     _prepare(settings)
-    with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe
-        try:
-            made: Make = pickle.loads(make)
-        except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
-            to_parent.send(_error(error))
-            return
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
+        _make_and_send(to_parent, make, numbers)
+    remove_of_this_worker()
+
+
+def _make_and_send(to_parent: Connection, make: bytes, numbers: range) -> None:
+    try:
+        made: Make = pickle.loads(make)
+    except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
+        to_parent.send(_error(error))
+        numbers = range(0)
+    else:
         to_parent.send(("ready", None))
-        for number in numbers:
-            to_parent.recv_bytes()  # it is asked for
-            try:
-                message: _Message = "item", made(number)
-            except Exception as error:  # noqa: BLE001  whatever a transform raises
-                message = _error(error)
-            to_parent.send(message)
-            del message
+    for number in numbers:
+        to_parent.recv_bytes()  # it is asked for
+        try:
+            message: _Message = "item", made(number)
+        except Exception as error:  # noqa: BLE001  whatever a transform raises
+            message = _error(error)
+        to_parent.send(message)
+        del message
+    while True:  # until the parent closes the pipe: what was sent must stay until then
         to_parent.recv_bytes()
 
 
@@ -239,8 +265,10 @@ def _error(error: Exception) -> _Message:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  whatever a class does while it is pickled
-        kind = type(error).__qualname__
-        error = WorkerError(f"a worker process raised {kind}, which cannot be pickled: {error}", stage="read")
+        kind, words = type(error).__qualname__, "its words cannot be had"
+        with contextlib.suppress(Exception):
+            words = str(error)
+        error = WorkerError(f"a worker process raised {kind}, which cannot be pickled: {words}", stage="read")
         error.add_note(text)
     return "error", (error, text)
 

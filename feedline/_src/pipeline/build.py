@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import grain
+import jax
 
 from feedline._src import state as states
 from feedline._src.agreement.agree import collective_build
@@ -22,7 +23,9 @@ from feedline._src.pipeline.access import RandomAccess, StreamAccess
 from feedline._src.pipeline.description import described, processes_of
 from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
 from feedline._src.pipeline.stages import Stages
+from feedline._src.placement.owners import owners_of
 from feedline._src.placement.place import check_shardings
+from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import PLACE, SourceMetadata, check_options, number_of
 from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.indexed import IndexedSource, format_of
@@ -134,21 +137,34 @@ def moved(stages: Stages, options: FeedOptions, sharding: Any, place: Sequence[i
       place: as `build` takes it.
 
     Raises:
-      ValueError: other processes own the devices of `sharding`, or would read other lanes of a stream; or what
-        `build` raises. The feed may go on as it was.
+      ValueError, TypeError: other processes own the devices of `sharding`, or would read other lanes of a
+        stream; or what `build` raises. The feed may go on as it was.
       ProcessError: processes move to other meshes, or at other places.
     """
-    check_shardings(sharding)
-    before, after = processes_of(options.sharding), processes_of(sharding)
-    if before != after:
-        raise ValueError(
-            f"a feed moves to a mesh of the same processes, {sorted(before)}, and that of sharding has devices of "
-            f"{sorted(after)}; save get_state(), and build a feed there"
-        )
+    try:
+        sharding = as_shardings(sharding)
+        check_shardings(sharding)
+        before, after = processes_of(options.sharding), processes_of(sharding)
+        if before != after:
+            raise ValueError(
+                f"a feed moves to a mesh of the same processes, {sorted(before)}, and that of sharding has "
+                f"devices of {sorted(after)}; save get_state(), and build a feed there"
+            )
+    except (ValueError, TypeError) as error:
+        refused(options.sharding, error)
+        raise
     options = dataclasses.replace(options, sharding=sharding)
     new = build(options, (stages, place))
-    was, now = stages.access, new.access
-    if isinstance(was, StreamAccess) and isinstance(now, StreamAccess) and was.lanes != now.lanes:
+    if isinstance(stages.access, StreamAccess):
+        lanes = len(stages.access.writers)
+        owners = [owners_of(jax.tree.leaves(each.placement.spec), lanes) for each in (stages, new)]
+        if owners[0] != owners[1]:  # the same on all processes, so all of them raise
+            raise ValueError(
+                "a stream's iterators stay in their processes, and on this mesh its lanes would be read by "
+                f"{owners[1]}, not {owners[0]} (processes by lane); save them with feedline.save_lanes, and build "
+                "a feed there"
+            )
+    if new.bounds is not None:
         new = new.tuned(stages.settings)
     return options, new.with_bad_rows_of(stages)
 

@@ -122,7 +122,7 @@ class ArraySource(IndexedSource):
         rows = [jax.ShapeDtypeStruct(parts[0].shape[1:], parts[0].dtype) for parts in leaves]
         self.spec = jax.tree.unflatten(form, rows)
         self._rows = sum(map(len, leaves[0]))
-        self._files_to_check = itertools.cycle(self._files)
+        self._files_to_check = itertools.cycle(list(self._files))  # of a list: threads share this iterator
         self._checks = min(_CHECKS_A_READ, len(self._files))
         in_files = [part for parts in leaves for part in parts if isinstance(part, FileArray)]
         self.is_remote = self._opened is not None and self._opened.in_store and bool(in_files)
