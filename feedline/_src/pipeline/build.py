@@ -23,7 +23,6 @@ from feedline._src.pipeline.access import RandomAccess, StreamAccess
 from feedline._src.pipeline.description import described, processes_of
 from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
 from feedline._src.pipeline.stages import Stages
-from feedline._src.placement.owners import owners_of
 from feedline._src.placement.place import check_shardings
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import PLACE, SourceMetadata, check_options, number_of
@@ -156,6 +155,8 @@ def moved(stages: Stages, options: FeedOptions, sharding: Any, place: Sequence[i
     options = dataclasses.replace(options, sharding=sharding)
     new = build(options, (stages, place))
     if isinstance(stages.access, StreamAccess):
+        from feedline._src.placement.owners import owners_of
+
         lanes = len(stages.access.writers)
         owners = [owners_of(jax.tree.leaves(each.placement.spec), lanes) for each in (stages, new)]
         if owners[0] != owners[1]:  # the same on all processes, so all of them raise
