@@ -74,7 +74,8 @@ class File(abc.ABC):
     @abc.abstractmethod
     def with_path(self, use: Callable[[str], T]) -> T:
         """What `use` returns of the `path`. It is called again, with a new file, if the file of the cache was
-        deleted or written to; the str is another one for each such file. Errors as of `read`."""
+        written to, or if it fails and that was deleted; the str is another one for each such file.
+        Errors as of `read`."""
 
     @property
     @abc.abstractmethod

@@ -77,7 +77,7 @@ class _Whole(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether it is intact, and libraries can open it: HDF5 cannot once it is deleted."""
+        """Whether it is intact, and every library can open it: HDF5 cannot once it is deleted."""
         return self.is_intact and os.fstat(self.file.descriptor).st_nlink > 0
 
 
@@ -196,16 +196,18 @@ class RemoteFile(File):
             except Exception:
                 if whole.is_there:
                     raise
+                if self._whole is whole:
+                    self._whole = None
             else:
                 if whole.is_intact:
                     return found
         raise self._changed(_WHOLE_TRIES)
 
     def _fetched(self) -> _Whole:
-        """The file of the whole object, which is fetched if it is not there."""
+        """The file of the whole object, which is fetched if there is none, or it was written to."""
         for _ in range(_WHOLE_TRIES):
             whole = self._whole
-            if whole is not None and whole.is_there:
+            if whole is not None and whole.is_intact:
                 return whole
             fetch_whole([self])
         raise self._changed(_WHOLE_TRIES)
@@ -221,7 +223,7 @@ class RemoteFile(File):
     @property
     def has_path(self) -> bool:
         """See `File.has_path`."""
-        return self._whole is not None and self._whole.is_there
+        return self._whole is not None and self._whole.is_intact
 
     def open(self, sequential: bool = False) -> BinaryIO:
         """See `File.open`."""
