@@ -1,5 +1,6 @@
 """Files on local disk: bytes of one version, read in parts or mapped, also by another process."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -106,6 +107,13 @@ def test_a_file_is_checked_where_it_was_opened(path, tmp_path, monkeypatch):
     for check in (file.check, file.check_open):
         with pytest.raises(feedline.FeedError, match="it has 50 bytes and had 100000"):
             check()
+
+
+@pytest.mark.parametrize("pattern", ["x.jsonl", "*.jsonl", "*.jpg"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pattern):
+    os.mkfifo(tmp_path / pattern.replace("*", "x"))
+    with pytest.raises(ValueError, match=r"read from regular files, .* is a pipe, a socket or a device; write"):
+        feedline.open_source(tmp_path / pattern)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):

@@ -53,3 +53,25 @@ def test_files_of_text_name_the_page_that_says_what_to_do(tmp_path, name, page):
         feedline.open_source(tmp_path / name)
     assert f"docs/{page}.md#{anchor}".rstrip("#") in str(caught.value)
     assert f"## {anchor.replace('-', ' ')}" in (DOCS / f"{page}.md").read_text().lower()
+
+
+@pytest.mark.parametrize(
+    ("address", "match"),
+    [
+        ("", r"a path must name a file or a folder, and is empty; the working directory is '\.'"),
+        (
+            "file:///data/x.npy",
+            "stores are read by addresses with s3://, gs://, az://, http.*got file:///data/x.npy;",
+        ),
+        ("hf://data/*.parquet", "stores are read by addresses with s3://, .*, got hf:"),
+    ],
+)
+def test_what_is_no_path_and_no_address_is_refused(address, match):
+    with pytest.raises(ValueError, match=match):
+        feedline.open_source(address)
+
+
+@pytest.mark.parametrize("patience_s", ["a", None, True])
+def test_a_patience_is_a_number_of_seconds(patience_s):
+    with pytest.raises(TypeError, match=f"patience_s must be a number of seconds, got {patience_s!r}"):
+        feedline.Store(patience_s=patience_s)

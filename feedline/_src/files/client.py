@@ -283,7 +283,7 @@ class Client:
         return self._refused(
             f"{rule}, and {{}} failed with {_reason(error)}; check the address and the credentials, which are "
             "taken from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, "
-            "AWS_SKIP_SIGNATURE, GOOGLE_APPLICATION_CREDENTIALS …)",
+            "AWS_SKIP_SIGNATURE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME …)",
             key,
         )
 

@@ -250,11 +250,13 @@ def opening(path: Path) -> Iterator[BinaryIO]:
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: it is a folder.
+      ValueError: it is a folder, or no regular file: opening a pipe would wait for who writes to it.
       FeedError: this process has too many open files.
       OSError: the disk fails, also inside the block. It names the file.
     """
     try:
+        if not path.is_file() and path.exists() and not path.is_dir():
+            raise irregular(path)
         with path.open("rb") as file:
             yield file
     except FileNotFoundError:
@@ -267,6 +269,14 @@ def opening(path: Path) -> Iterator[BinaryIO]:
         if error.filename is None:  # of a read inside the block
             error.filename = str(path)
         raise
+
+
+def irregular(path: str | Path) -> ValueError:
+    """The error for a pipe, a socket or a device in place of a file."""
+    return ValueError(
+        f"rows are read from regular files, in any order, and {path} is a pipe, a socket or a device; write what "
+        "it gives to a file, or yield it from a stream (docs/streams.md)"
+    )
 
 
 def check_may_open(error: Exception, path: str) -> None:

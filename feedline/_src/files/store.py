@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 import re
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 from feedline._src.options import checked_integer
 
 _WEB = ("http", "https")
-SCHEMES = ("s3", "gs", *_WEB)
+SCHEMES = ("s3", "gs", "az", *_WEB)
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -43,6 +44,9 @@ class Store:
             raise TypeError(f"cache must be the path of a folder, got {type(self.cache).__name__}")
         if self.cache_bytes is not None:
             checked_integer("cache_bytes", self.cache_bytes, at_least=1)
+        patience_s: object = self.patience_s
+        if isinstance(patience_s, bool) or not isinstance(patience_s, numbers.Real):
+            raise TypeError(f"patience_s must be a number of seconds, got {patience_s!r}")
         if not self.patience_s >= 0:
             raise ValueError(f"patience_s must be 0 or more seconds, got {self.patience_s!r}")
 

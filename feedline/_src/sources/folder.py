@@ -12,6 +12,7 @@ import numpy as np
 
 from feedline._src.files.client import Listed
 from feedline._src.files.folder import Folder, Part, folder_of, listed_folder
+from feedline._src.files.local import irregular
 from feedline._src.files.store import Store
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices
@@ -149,12 +150,16 @@ def open_files(files: Sequence[str] | Sequence[Listed], store: Store | None) -> 
       files: local paths, or objects that a store listed.
 
     Raises:
-      ValueError: one of them is a folder.
+      ValueError: one of them is a folder, or no regular file.
     """
     for file in files:
-        if isinstance(file, str) and os.path.isdir(file):
+        if not isinstance(file, str) or os.path.isfile(file):
+            continue
+        if os.path.isdir(file):
             raise ValueError(
                 f"a glob must match files, and {file} is a folder; open a folder of class folders by its own "
                 f"path: open_source({os.path.dirname(file) or '.'!r})"
             )
+        if os.path.exists(file):  # a link to nothing is an error when it is read
+            raise irregular(file)
     return FolderSource(folder_of(files, store))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,11 +81,12 @@ def open_source(
       missing_chunks: in a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
         (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a lost
         chunk cannot be distinguished from one that was left out.
-      store: the cache on local disk and the patience for objects in a store: `s3://`, `gs://`, `https://`.
+      store: the cache on local disk and the patience for objects in a store: `s3://`, `gs://`, `az://`, `https://`.
 
     Raises:
       FileNotFoundError: no such file, or no match.
-      ValueError: truncated, another format, files that do not fit together, or an option of another format.
+      ValueError: an empty path or an address of no store, truncated, another format, files that do not fit
+        together, or an option of another format.
       TypeError: a column is not numeric, or it is no path.
       ImportError: the format needs a library that is not installed; the error says how to install it.
 
@@ -133,6 +135,14 @@ def open_source(
 
 
 def _matches(name: str) -> list[str]:
+    from feedline._src.files.store import SCHEMES
+
+    if not name:
+        raise ValueError("a path must name a file or a folder, and is empty; the working directory is '.'")
+    scheme, separator, _ = name.partition("://")
+    if separator and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
+        stores = ", ".join(f"{each}://" for each in SCHEMES)
+        raise ValueError(f"stores are read by addresses with {stores}, got {name}; give a local file by its path")
     if not glob.has_magic(name) or Path(name).exists():
         return [name]
     matches = sorted(glob.glob(name, recursive=True))
