@@ -1,4 +1,4 @@
-"""`gs://`, against a server that answers what obstore asks of Google Cloud Storage."""
+"""`gs://` and `az://`, against a server that answers what obstore asks of these stores."""
 
 import numpy as np
 import pytest
@@ -32,3 +32,13 @@ def test_changes_are_noticed(parts, options):
     parts.objects["/corpus/train/part-0.npy"] = npy(ROWS[1:101])
     with pytest.raises(feedline.FeedError, match="must not change"):
         source[50]
+
+
+def test_objects_of_azure(bucket, options, monkeypatch):
+    """`az://`, as far as the server answers it: objects and ranges, and no listings."""
+    names = ("STORAGE_ACCOUNT_NAME", "STORAGE_ENDPOINT", "SKIP_SIGNATURE")
+    for name, value in zip(names, ("ours", bucket.url, "true"), strict=True):
+        monkeypatch.setenv(f"AZURE_{name}", value)
+    bucket.objects["/corpus/x.npy"] = npy(ROWS)
+    source = feedline.open_source("az://corpus/x.npy", store=options)
+    np.testing.assert_array_equal(source[7], ROWS[7])
