@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ _log = logging.getLogger("feedline")
 Mode = Literal["jit_single", "jit_multi", "pmap"]
 Compute = Literal["float32", "bfloat16"]
 AXIS = "data"
+T = TypeVar("T")
 
 Step = Callable[[State, Batch], tuple[State, jax.Array]]
 Measure = Callable[[Params, Batch], tuple[Metrics, jax.Array]]
@@ -222,17 +223,30 @@ def _program(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like, shardings
         )
         done = step.lower(placed, given).compile()
-        return running(done), done
+        return _within(mesh, running(done)), done
 
     return Program(
         mesh,
         names,
-        start=jax.jit(task.start, out_shardings=shardings),
-        step=running(step),
-        measure=lambda params, batch: measure(params, split(batch)),
-        compile=compile,
+        start=_within(mesh, jax.jit(task.start, out_shardings=shardings)),
+        step=_within(mesh, running(step)),
+        measure=_within(mesh, lambda params, batch: measure(params, split(batch))),
+        compile=_within(mesh, compile),
         steps_per_call=steps_per_call,
     )
+
+
+def _within(mesh: Mesh, function: Callable[..., T]) -> Callable[..., T]:
+    """A function that is called within the mesh if its axes are Explicit: else JAX cannot tell the sharding of
+    zeros, of which the gradient of a loss may be made."""
+    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+        return function
+
+    def called(*arguments: Any) -> T:
+        with jax.set_mesh(mesh):
+            return function(*arguments)
+
+    return called
 
 
 def _checked_arrays(params: Params) -> Params:
