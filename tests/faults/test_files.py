@@ -161,7 +161,8 @@ def test_files_that_change_or_cannot_be_opened(start, measured):
             "FeedError: files are opened when they are read, and no more can be opened ("
         )
     assert re.match(
-        r"RowError: the bytes of a row .* Permission denied: .*, row \d+, .*file files/\d+\]$", told["forbidden"]
+        r"RowError: the bytes of a row .* Permission denied: .*, row \d+, .*file /.*/files/\d+\]$",
+        told["forbidden"],
     )
     assert told["opened"] == "[Errno 13] Permission denied: 'grown.npy'"
 
