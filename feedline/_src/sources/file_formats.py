@@ -121,4 +121,4 @@ def _is_packed(path: str) -> bool:
 
 def _suffix(path: str) -> str:
     """What names the format of a file or a folder."""
-    return ".zarr" if not is_url(path) and zarr.is_zarr(path) else suffix_of(path)
+    return ".zarr" if os.path.isdir(path) and zarr.is_zarr(path) else suffix_of(path)
