@@ -204,6 +204,16 @@ class ByteColumn(NamedTuple):
 Column = NumberColumn | ByteColumn
 
 
+def joined(parts: Sequence[Any]) -> NumberColumn:
+    """The rows of some `NumberColumn`s, one after the other."""
+    if len(parts) == 1:
+        return parts[0]  # type: ignore[no-any-return]
+    null = None
+    if any(part.null is not None for part in parts):
+        null = np.concatenate([np.zeros(part.rows, bool) if part.null is None else part.null for part in parts])
+    return NumberColumn(np.concatenate([part.values for part in parts]), null)
+
+
 @dataclasses.dataclass(frozen=True)
 class Grouped:
     """A file that stores rows in groups, which are decoded whole: row groups, record batches, rows of chunks.
