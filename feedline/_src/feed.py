@@ -397,6 +397,7 @@ class Feed(Shown, ProcessBound):
                     "a feed stays on its mesh while it is diagnosed; leave the context of diagnose first"
                 )
             options, stages = moved(self._first_stages, self._options, sharding, self._place())
+            self._stop(_MOMENT_S, reads=False)  # a stream's next iterator may share state with the one that reads
             self._use(stages.at(self._delivered.step))
             self._first_stages, self._options = stages, options
 

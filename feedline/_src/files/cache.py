@@ -46,7 +46,7 @@ AHEAD = 0.25
 """The share of the cache that batches fill which were fetched and not read yet."""
 _LARGEST_SEGMENT_BYTES = 1 << 26
 _SEGMENTS = 32
-"""A cache holds at least so many segments, since each is evicted as a whole."""
+"""The least number of segments that fit into a cache: each is evicted whole."""
 _TRIES = 100
 """Who deletes a folder may do so again and again, each time just before a file is made in it."""
 _ENTRY = struct.Struct("<4sI")  # mark, checksum

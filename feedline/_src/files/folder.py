@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
     Attributes:
       file: the number of a listed file, or the name of any file in the folder.
-      start: negative: so many bytes before the end.
+      start: the first byte; negative: counted from the end.
       stop: None: the end.
     """
 

@@ -122,7 +122,7 @@ class DecodedSource(IndexedSource):
         self.read_positioned(Rows(np.zeros_like(rows), rows, rows, keys_at(0, 0, rows)), out)
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """As `read`, where they stand in the order of a feed."""
+        """Read rows that know where they stand in the order of a feed."""
         targets = jax.tree_util.tree_leaves(out)
         places = zip(
             rows.index.tolist(), rows.epoch.tolist(), rows.position.tolist(), rows.key.tolist(), strict=True

@@ -101,7 +101,7 @@ class Mixture(IndexedSource):
         return self._identity(lambda source: source.identity)
 
     def identity_allowing_bad_rows(self) -> dict[str, Any]:
-        """As `identity`, but where a row that identifies a source cannot be read, that is part of the identity."""
+        """The `identity`, of which rows that cannot be read are a part, instead of an error."""
         return self._identity(lambda s: getattr(s, "identity_allowing_bad_rows", lambda: s.identity)())
 
     def _identity(self, of: Callable[[RowSource], Any]) -> dict[str, Any]:

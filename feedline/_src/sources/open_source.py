@@ -193,7 +193,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
 
 
 def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> IndexedSource:
-    """As `open_source`, for rows that are arrays.
+    """Open files whose rows are arrays.
 
     Raises:
       TypeError: they are bytes, which must be decoded.

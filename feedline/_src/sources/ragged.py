@@ -264,7 +264,7 @@ class _Leaf:
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """As of `Ragged`. Values can be fetched ahead once all offsets are mapped."""
+        """Fetches rows of a store ahead; values can be, once all offsets are mapped. None: nothing lies in a store."""
         if self._bounds.will_read is not None:
             return self._bounds.will_read
         return None if self._values.will_read is None else self._fetch_ahead
