@@ -317,7 +317,7 @@ class ArraySource(IndexedSource):
 
     @property
     def files(self) -> Iterable[str] | None:
-        """Paths of the files that the rows are made of. None: of other things, too; or one of them was replaced."""
+        """Paths of the files that the rows are made of. None: of other things, too; or one was replaced."""
         try:
             for file in self._files:
                 file.check()

@@ -264,7 +264,7 @@ class _Leaf:
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """Fetches rows of a store ahead; values can be, once all offsets are mapped. None: nothing lies in a store."""
+        """Fetches rows of a store ahead: values once all offsets are mapped. None: nothing lies in a store."""
         if self._bounds.will_read is not None:
             return self._bounds.will_read
         return None if self._values.will_read is None else self._fetch_ahead
