@@ -22,8 +22,7 @@ from jax.sharding import PartitionSpec as P
 from feedline import Feed, FeedError, Order, Reading, RowError, StallError
 from feedline._src.loader.local_batches import LocalBatches
 from feedline._src.order.epoch import rows_at
-from feedline._src.prefetch.readers import Readers
-from feedline._src.prefetch.synchronous import Synchronous
+from feedline._src.prefetch.pipelines import Readers, Synchronous
 from feedline._src.prefetch.watch import Watch
 
 PACKAGE = str(Path(Feed.__init__.__code__.co_filename).parent)

@@ -440,7 +440,7 @@ def test_threads_start_in_few_rooms():
     found = files_with(
         lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in starters
     )
-    assert "prefetch/prefetcher.py" in found
+    assert "prefetch/pipelines.py" in found
     found -= {"loader/workers.py"}  # in a worker process
     allowed = {"prefetch", "files", "observe", "agreement", "cluster", "tools"}
     assert {path.partition("/")[0] for path in found} <= allowed

@@ -27,14 +27,13 @@ from feedline._src.options import MAX_AHEAD, Reading, checked_integer
 from feedline._src.placement.place import Placement, check_shardings, sharded_like
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.handover import Closed
-from feedline._src.prefetch.prefetcher import Prefetcher
-from feedline._src.prefetch.synchronous import Synchronous
+from feedline._src.prefetch.pipelines import Prefetcher, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.rows.spec import RowSpec, cast_into
 from feedline._src.rows.values import as_array
+from feedline._src.runtime.confined import ProcessBound
 from feedline._src.runtime.exit import close_at_exit
 from feedline._src.runtime.jax_settings import JaxSettings
-from feedline._src.runtime.process_bound import ProcessBound
 from feedline._src.statistics import Statistics
 
 _log = logging.getLogger("feedline")

@@ -35,10 +35,9 @@ from feedline._src.pipeline.stages import Pipeline, Placed, Stages
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.handover import INSIDE, Closed
 from feedline._src.runtime.annotations import annotation
+from feedline._src.runtime.confined import ProcessBound, SingleThread
 from feedline._src.runtime.ending import exits
 from feedline._src.runtime.exit import close_at_exit
-from feedline._src.runtime.process_bound import ProcessBound
-from feedline._src.runtime.single_thread import SingleThread
 from feedline._src.statistics import Counters, Statistics
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ from background import PATIENCE_S, arrived, left_behind, spawn
 
 from feedline import Reading, StallError
 from feedline._src.prefetch.handover import Closed
-from feedline._src.prefetch.prefetcher import Prefetcher
-from feedline._src.prefetch.readers import Readers
-from feedline._src.prefetch.synchronous import Synchronous
+from feedline._src.prefetch.pipelines import Prefetcher, Readers, Synchronous
 from feedline._src.prefetch.watch import Watch
 
 

@@ -12,7 +12,7 @@ from background import PATIENCE_S, arrived, left_behind, spawn
 
 from feedline import Reading
 from feedline._src.prefetch.handover import Closed
-from feedline._src.prefetch.readers import Readers
+from feedline._src.prefetch.pipelines import Readers
 from feedline._src.prefetch.watch import Watch
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from feedline import Feed, Reading, StallError
 from feedline._src.prefetch import watch as module
 from feedline._src.prefetch.handover import Empty
-from feedline._src.prefetch.prefetcher import Prefetcher
+from feedline._src.prefetch.pipelines import Prefetcher
 from feedline._src.prefetch.watch import Alarm, Watch, alarmed, stacks
 
 

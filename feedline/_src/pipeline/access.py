@@ -17,7 +17,7 @@ from feedline._src.loader.local_batches import LocalBatches
 from feedline._src.loader.restarts import Restarts
 from feedline._src.options import Order, Settings
 from feedline._src.order.schedule import ENDLESS, Cursor
-from feedline._src.prefetch.prefetcher import HostIterator
+from feedline._src.prefetch.pipelines import HostIterator
 
 if TYPE_CHECKING:
     from feedline._src.loader.worker_batches import WorkerBatches

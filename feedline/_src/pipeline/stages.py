@@ -18,9 +18,7 @@ from feedline._src.order.schedule import Cursor
 from feedline._src.pipeline.access import Access, RandomAccess
 from feedline._src.pipeline.quarantine import Quarantine
 from feedline._src.placement.place import Placement
-from feedline._src.prefetch.prefetcher import HostIterator, Prefetcher
-from feedline._src.prefetch.readers import Readers
-from feedline._src.prefetch.synchronous import Synchronous
+from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Readers, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.rows.row_source import RowSource
 from feedline._src.runtime.annotations import annotation, begin_step

@@ -21,8 +21,6 @@ import queue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-
 INSIDE = (
     "the next batch is being made on this thread, so a transform, a source or a signal handler cannot ask for "
     "another one; give it an iterator of its own"
@@ -50,9 +48,7 @@ class Handover(Generic[T]):
         # Guarantee 5 asks for SimpleQueue, whose put is reentrant. A semaphore has a lock inside, and a
         # finalizer that runs while its own thread holds that lock would wait for ever.
         self._slotted = depth  # how many items have, or had, a slot; the consumer alone changes it
-        self._waiting: dict[
-            int, queue.SimpleQueue[None]
-        ] = {}  # of each item that waits for its slot: wakes its thread
+        self._waiting: dict[int, queue.SimpleQueue[None]] = {}  # wakes the thread of each item without a slot
         # what was put; close() adds a None to wake the consumer
         self._items: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
         self._early: dict[int, tuple[int, T]] = {}  # what came out of it before its turn
@@ -77,7 +73,7 @@ class Handover(Generic[T]):
           Whether it may be made. False: not yet, or closed.
         """
         if number >= self._slotted and not self._closed:
-            # entered before the second look: a slot or a close that comes after that look finds the entry
+            # register before looking again, so that a slot or a close in between still wakes us
             woken = self._waiting[number] = self._signal()
             if number >= self._slotted and not self._closed:
                 with contextlib.suppress(queue.Empty):

@@ -23,18 +23,11 @@ from feedline._src.options import Reading
 
 _log = logging.getLogger("feedline")
 _SUSPENDED_S = 1.0
-"""A wait that takes so much longer than it may means that the process was stopped, as by `scontrol suspend`."""
+"""A wait that overruns its timeout by this much means that the process was stopped, as by `scontrol suspend`."""
 
 
 class Pending(NamedTuple):
-    """A read that has not returned.
-
-    Attributes:
-      seconds: since it began.
-      rows: how many it reads.
-      first: the row index of the first of them.
-      file: of that row, if its source knows it.
-    """
+    """A read that has not returned: its age, its number of rows, the index of the first, and that row's file."""
 
     seconds: float
     rows: int
@@ -56,9 +49,9 @@ class Watch:
 
     Attributes:
       on_stall: called before an error, with its limit in seconds: ends what hangs, and returns whether it will be
-        replaced, so that the wait goes on. None: nothing can be done.
-      on_stop: called by `stop`: ends the wait of a thread for other processes. None: there is no such wait.
-      longest_read: returns the read that began first, of those that have not returned. None: it is not known.
+        replaced, so that the wait goes on.
+      on_stop: called by `stop`, to end a thread's wait for other processes.
+      longest_read: returns the oldest pending read, if it is known.
 
     Args:
       reading: its limits.
@@ -71,7 +64,7 @@ class Watch:
         # one tuple, replaced as a whole, so that its stage and its time always belong together
         self._last = ("start", time.monotonic())
         self._waiting_since = 0.0
-        self._due = math.inf  # when the wait is over that the consumer began last
+        self._due = math.inf  # when the consumer's current wait times out
         self._warned = False
         self._stopped = False
         self.on_stall: Callable[[float], bool] | None = None
@@ -89,7 +82,7 @@ class Watch:
         return self._stopped
 
     def advanced(self, stage: str) -> None:
-        """Note that a stage made progress. `stage` is what happens next: "read", "agree", "place" or "wait"."""
+        """Note progress. `stage` is what happens next: "read", "agree", "place" or "wait"."""
         self._last = (stage, time.monotonic())
 
     def waits(self) -> None:
@@ -120,8 +113,8 @@ class Watch:
     def warn_or_raise(self, waiting: int) -> None:
         """Warn or raise, if that is still due: a stage may have advanced since `patience_s` was called.
 
-        Stacks are logged before an error, also if its limit is the lower one, or if this thread woke late. If the
-        process was stopped meanwhile, the count restarts: the other threads stood still, too.
+        Stacks are logged before an error, even if its limit is the lower one. If the process was stopped
+        meanwhile, the count restarts: the other threads stood still, too.
 
         Args:
           waiting: items that are ready in the hand-over, for the message.
@@ -132,7 +125,7 @@ class Watch:
         if time.monotonic() > self._due + _SUSPENDED_S:
             self._waiting_since = time.monotonic()
         stage, at = self._last
-        still_s = self._still_s(at)
+        still_s, error_s = self._still_s(at), self._reading.stall_error_s
         if still_s < self._limit_s():
             return
         found = (
@@ -145,17 +138,16 @@ class Watch:
                 pending = self.longest_read()
         if pending is not None:
             found += f"; {pending}"
-        too_long = still_s >= self._reading.stall_error_s
-        if too_long and self.on_stall is not None and self.on_stall(self._reading.stall_error_s):
+        if still_s >= error_s and self.on_stall is not None and self.on_stall(error_s):
             self._warned = False
             self.advanced(stage)
             return
         if not self._warned:
             self._warned = True
             _log.warning("%s. Stacks of all threads:\n%s", found, stacks())
-        if too_long:
+        if still_s >= error_s:
             raise StallError(
-                f"a batch must come within Reading.stall_error_s = {self._reading.stall_error_s:g} s: {found}. "
+                f"a batch must come within Reading.stall_error_s = {error_s:g} s: {found}. "
                 f"Look at the stacks that were logged; if such reads are normal, raise that limit",
                 stage=stage,
                 row=None if pending is None else pending.first,
@@ -167,7 +159,7 @@ class Watch:
         return time.monotonic() - max(self._waiting_since, advanced_at)
 
     def _limit_s(self) -> float:
-        """How many such seconds are allowed before the next warning or error."""
+        """The limit of such seconds before the next warning or error."""
         error_s = self._reading.stall_error_s
         return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
 
@@ -181,9 +173,9 @@ class _Block:
 class Alarm:
     """A context that logs the stacks of all threads if its block takes too long. It may be entered many times.
 
-    It is for work on the caller's own thread, which can neither check the time nor raise while it hangs. Another
-    thread checks the time instead: it starts with the first block, wakes only when a warning may be due, and ends
-    with `close` or when the alarm is garbage collected. So each further block costs only two assignments.
+    For work on the caller's own thread, which cannot check the time while it hangs. Another thread does: it starts
+    with the first block, wakes only when a warning may be due, and ends with `close` or when the alarm is garbage
+    collected. So each further block costs only two assignments.
 
     Args:
       after_s: the seconds after which it warns.
@@ -207,7 +199,7 @@ class Alarm:
         self._block.began = None
 
     def close(self) -> None:
-        """End the thread, without waiting for that. Idempotent; any thread or a finalizer may call it."""
+        """End the thread without waiting. Idempotent; any thread or a finalizer may call it."""
         self._closed.put(None)
 
     def join(self, timeout_s: float | None = None) -> None:
@@ -231,11 +223,9 @@ def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
 def _warn(block: _Block, closed: queue.SimpleQueue[None], after_s: float, message: Callable[[], str]) -> None:
     warned_of, wait_s = None, after_s
     while True:
-        try:
+        with contextlib.suppress(queue.Empty):
             return closed.get(timeout=wait_s)
-        except queue.Empty:
-            began = block.began
-        wait_s = after_s  # no later block is due earlier
+        began, wait_s = block.began, after_s  # no later block is due earlier
         if began is not None and began != warned_of:
             left_s = began + after_s - time.monotonic()
             if left_s > 0:
