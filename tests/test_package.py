@@ -270,7 +270,7 @@ OF_FEEDLINE = {
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
         "prefetch", "observe", "runtime", "statistics", "options",
     ],
-    "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.extras",
+    "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
                "rows.encoded_source", "rows.row_source", "options"],
     "image_limits": [],
     # beside them

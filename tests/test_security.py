@@ -26,7 +26,7 @@ from PIL import Image
 
 import feedline
 from feedline._src.files.cache import Cache, name_of
-from feedline._src.formats import parquet
+from feedline._src.formats import table
 from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder
 from feedline._src.sources import record_index
@@ -547,8 +547,8 @@ def test_of_a_member_that_expands_only_what_its_header_says_is_read(bombs):
 def test_a_row_group_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
     pyarrow.parquet.write_table(pyarrow.table({"x": np.zeros(1000)}), tmp_path / "x.parquet")
     open_and_read(tmp_path / "x.parquet")
-    monkeypatch.setattr(parquet, "memory_bytes", lambda: 7999)
-    with pytest.raises(ValueError, match=r"'x' of .*x\.parquet takes 8000 bytes of the 7999"):
+    monkeypatch.setattr(table, "memory_bytes", lambda: 7999)
+    with pytest.raises(ValueError, match=r"x\.parquet: column 'x' .* takes 8000 bytes of the 7999"):
         open_and_read(tmp_path / "x.parquet")
 
 

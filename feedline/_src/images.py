@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.formats.extras import require
+from feedline._src.formats.registry import require
 from feedline._src.image_limits import JPEG, check_image, check_pixels, check_scans, not_an_image
 from feedline._src.options import checked_integer
 from feedline._src.rows.encoded_source import EncodedSource

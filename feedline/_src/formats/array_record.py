@@ -14,9 +14,8 @@ import numpy.typing as npt
 from feedline._src.errors import warn
 from feedline._src.files.file import File, Indices
 from feedline._src.files.local import opening
-from feedline._src.formats import extras
 from feedline._src.formats.open_options import Decode, OpenOptions
-from feedline._src.formats.registry import Format
+from feedline._src.formats.registry import Format, require
 from feedline._src.formats.table import BadRecordError, Records, fields
 from feedline._src.rows import digests
 from feedline._src.rows.values import as_array, as_record_leaf, is_list
@@ -118,7 +117,7 @@ class Reader:
         opened = self._opened
         if opened is not None and opened[0] is path:
             return opened[1]
-        module = extras.require("array_record.python.array_record_module", "array-record")
+        module = require("array_record.python.array_record_module", "array-record")
         with opening(Path(path)):
             pass  # the library's errors do not say what to do
         try:

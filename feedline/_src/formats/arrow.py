@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from feedline._src.files.file import File
 from feedline._src.files.local import opening
-from feedline._src.formats import extras
 from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, NumberColumn
+from feedline._src.formats.registry import Format, require
+from feedline._src.formats.table import Column, FileArray, Grouped, Leaf
 
 Array = npt.NDArray[Any]
 PlaceOf = Callable[[int, int], int | None]
@@ -95,7 +94,7 @@ FORMAT = Format(
 @contextlib.contextmanager
 def _passed(file: File) -> Iterator[tuple[Any, Iterator[Any], PlaceOf]]:
     """The schema of a file, its record batches one by one, and where the memory of the present one lies."""
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     if file.in_store:
         with file.open(sequential=True) as opened:
             noted = _Noted(opened)
@@ -171,7 +170,7 @@ def _in_file(
         if any(buffer.size and place_of(buffer.address, buffer.size) is None for buffer in buffers):
             return None, None  # pyarrow has decompressed them into other memory
         found = {name: column_of(column, f"column {name!r}") for name, column in columns.items()}
-        if any(not isinstance(column, NumberColumn) or column.null is not None for column in found.values()):
+        if any(not isinstance(column, Column) or column.null is not None for column in found.values()):
             arrays = None
         if arrays is not None:
             arrays.append({name: _array(column, file, place_of) for name, column in found.items()})
@@ -195,7 +194,7 @@ def _nothing(spec: dict[str, Any]) -> dict[str, Array]:
 
 def batches_of(source: Any) -> tuple[Any, Iterator[Any]]:
     """The schema of a file or a stream, a `pyarrow.NativeFile`, and its record batches, not validated yet."""
-    ipc = extras.require("pyarrow.ipc", "arrow")
+    ipc = require("pyarrow.ipc", "arrow")
     mark = source.read(len(_FILE_MARK))
     source.seek(0)
     if mark == _FILE_MARK:
@@ -237,7 +236,7 @@ class _Decoded(NamedTuple):
 
 
 def _of_file(file: File, schema: Any) -> _Decoded:
-    ipc = extras.require("pyarrow.ipc", "arrow")
+    ipc = require("pyarrow.ipc", "arrow")
     with readable(file) as source:
         count = ipc.open_file(source).num_record_batches
 
@@ -255,7 +254,7 @@ def _of_file(file: File, schema: Any) -> _Decoded:
 
 def _of_stream(file: File, schema: Any) -> _Decoded:
     """The record batches of a stream, which has no index of them: it is read once to find where they lie."""
-    pyarrow, ipc = extras.require("pyarrow", "arrow"), extras.require("pyarrow.ipc", "arrow")
+    pyarrow, ipc = require("pyarrow", "arrow"), require("pyarrow.ipc", "arrow")
     places, end = list[int](), 0
     with readable(file, sequential=True) as source:
         messages = ipc.MessageReader.open_stream(source)
@@ -279,5 +278,5 @@ def _of_stream(file: File, schema: Any) -> _Decoded:
 
 def _only(name: str, schema: Any) -> Any:
     """Options that read one column."""
-    ipc = extras.require("pyarrow.ipc", "arrow")
+    ipc = require("pyarrow.ipc", "arrow")
     return ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)], use_threads=False)

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.files.file import File
-from feedline._src.formats import extras
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.table import ByteColumn, Column, Leaf, NumberColumn
+from feedline._src.formats.registry import require
+from feedline._src.formats.table import Column, Leaf
 
 Array = npt.NDArray[Any]
 _MOST_SHOWN = 20
 _IN_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-def rows_of(column: Any, label: str) -> NumberColumn:
+def rows_of(column: Any, label: str) -> Column:
     """A column as rows: views of its buffers, with their sizes checked. Booleans and nulls are unpacked from bits.
 
     Args:
@@ -30,8 +30,8 @@ def rows_of(column: Any, label: str) -> NumberColumn:
     Raises:
       ValueError: a buffer is smaller than its rows.
     """
-    kind, count, types = column.type, len(column), extras.require("pyarrow", "arrow").types
-    if isinstance(kind, extras.require("pyarrow", "arrow").BaseExtensionType):
+    kind, count, types = column.type, len(column), require("pyarrow", "arrow").types
+    if isinstance(kind, require("pyarrow", "arrow").BaseExtensionType):
         inner = rows_of(column.storage, label)
         return inner._replace(values=inner.values.reshape(count, *row_of(kind, label).shape))
     validity, data = (*column.buffers(), None)[:2]
@@ -45,15 +45,15 @@ def rows_of(column: Any, label: str) -> NumberColumn:
         within = None
         if inner.null is not None:
             within = np.asarray(inner.null[start:stop].reshape(count, kind.list_size).any(1))
-        return NumberColumn(values, _any_null(null, within))
+        return Column(values, null=_any_null(null, within))
     row = row_of(kind, label)
     found = _bytes(data)
     if types.is_boolean(kind):
-        return NumberColumn(_bits(found, column.offset, count, label), _any_null(null, None))
+        return Column(_bits(found, column.offset, count, label), null=_any_null(null, None))
     size = row.dtype.itemsize * int(np.prod(row.shape, dtype=np.int64))
     found = found[column.offset * size : (column.offset + count) * size]
     _check_size(found, count * size, label)
-    return NumberColumn(found.view(row.dtype).reshape(count, *row.shape), _any_null(null, None))
+    return Column(found.view(row.dtype).reshape(count, *row.shape), null=_any_null(null, None))
 
 
 def _bytes(buffer: Any) -> Array:
@@ -92,7 +92,7 @@ def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
     Raises:
       TypeError: its rows are not numbers, or differ in length.
     """
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     types = pyarrow.types
     if isinstance(kind, pyarrow.FixedShapeTensorType) and kind.permutation in (
         None,
@@ -114,7 +114,7 @@ def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
 
 def _remedy(kind: Any) -> str:
     """How to convert a column of an unsupported type to numbers, of `pyarrow` and `pyarrow.compute as pc`."""
-    types = extras.require("pyarrow", "arrow").types
+    types = require("pyarrow", "arrow").types
     while types.is_fixed_size_list(kind):
         kind = kind.value_type
     if types.is_dictionary(kind):
@@ -201,7 +201,7 @@ def is_bytes(kind: Any) -> bool:
 
     Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
     """
-    types = extras.require("pyarrow", "arrow").types
+    types = require("pyarrow", "arrow").types
     return any(
         check(kind)
         for check in (
@@ -216,7 +216,7 @@ def column_of(array: Any, label: str) -> Column:
     Raises:
       ValueError: a buffer is smaller than its rows.
     """
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     kind = array.type
     if not is_bytes(kind):
         return rows_of(array, label)
@@ -231,14 +231,14 @@ def column_of(array: Any, label: str) -> Column:
     null = None
     if validity is not None and array.null_count:
         null = np.asarray(array.is_null())
-    return ByteColumn(memory, _bytes(data), null)
+    return Column(_bytes(data), memory, null)
 
 
 @contextlib.contextmanager
 def readable(file: File, sequential: bool = False) -> Iterator[Any]:
     """The `pyarrow.NativeFile` of a file. Arguments are those of `File.open`."""
     with file.open(sequential) as opened:
-        yield extras.require("pyarrow", "arrow").PythonFile(opened, mode="r")
+        yield require("pyarrow", "arrow").PythonFile(opened, mode="r")
 
 
 @contextlib.contextmanager
@@ -250,7 +250,7 @@ def naming_file(path: object, form: str, remedy: str) -> Iterator[None]:
       form: the format that it should have.
       remedy: a change that works.
     """
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     try:
         yield
     except FileNotFoundError:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from feedline._src.files.file import File
-from feedline._src.formats import extras
 from feedline._src.formats.arrow_columns import column_of, naming_file, spec_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format, suffix_of
+from feedline._src.formats.registry import Format, require, suffix_of
 from feedline._src.formats.table import Column, Grouped
 
 _BLOCK_BYTES = (1 << 31) - 1
@@ -26,7 +25,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     Raises:
       ValueError, TypeError: it cannot be read as rows, or takes more than `cache_bytes`.
     """
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     _check_size("bytes of text", file.size, options, file.name)
     data = file.read(np.array([0]), np.array([file.size]))[0]
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -66,7 +65,7 @@ FORMAT = Format(
 
 def _table(data: bytes, path: str, **conversions: Any) -> Any:
     """The `pyarrow.Table` of a file with these bytes; `conversions`: of pyarrow's `ConvertOptions`."""
-    pyarrow, csv = extras.require("pyarrow", "arrow"), extras.require("pyarrow.csv", "arrow")
+    pyarrow, csv = require("pyarrow", "arrow"), require("pyarrow.csv", "arrow")
     nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # a number
     with naming_file(path, "a CSV file", "correct the line, or write it again"):
         return csv.read_csv(
@@ -85,7 +84,7 @@ def _check_integers(data: bytes, table: Any, path: str) -> None:
     Raises:
       ValueError: there is one.
     """
-    pyarrow, compute = extras.require("pyarrow", "arrow"), extras.require("pyarrow.compute", "arrow")
+    pyarrow, compute = require("pyarrow", "arrow"), require("pyarrow.compute", "arrow")
     for name in table.column_names:
         if not pyarrow.types.is_float64(table.column(name).type):
             continue
@@ -107,7 +106,7 @@ def _check_integers(data: bytes, table: Any, path: str) -> None:
 
 
 def _column_of(column: Any, name: str) -> Column:
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     types = pyarrow.types
     if types.is_string(column.type) or types.is_binary(column.type):  # 64-bit positions: it may have over 2 GiB
         column = column.cast(pyarrow.large_binary())

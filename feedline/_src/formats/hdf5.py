@@ -25,10 +25,9 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError
 from feedline._src.files.file import File
-from feedline._src.formats import extras
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format
-from feedline._src.formats.table import FileArray, Grouped, NumberColumn, check_lengths, memory_bytes
+from feedline._src.formats.registry import Format, require
+from feedline._src.formats.table import Column, FileArray, Grouped, check_lengths, memory_bytes
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
@@ -58,7 +57,7 @@ def _h5py() -> Any:
     The newest hook is called first. These are newer than h5py's: a thread that reads takes `_lock` and then h5py's
     lock, so a fork must take them in this order, too. Two threads may register them twice, which is harmless.
     """
-    h5py = extras.require("h5py", "hdf5")
+    h5py = require("h5py", "hdf5")
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
     atexit.register(_end_reads)
     return h5py
@@ -155,9 +154,9 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
     if any(leaf.elements.hasobject for leaf in leaves):
         reader.fetch_whole()
 
-    def read(number: int, group: int) -> NumberColumn:
+    def read(number: int, group: int) -> Column:
         leaf, rows = leaves[number], leaves[number].rows_of(group)
-        return NumberColumn(reader.use(lambda opened: _read_from(opened, leaf, rows), leaf.extents(group)))
+        return Column(reader.use(lambda opened: _read_from(opened, leaf, rows), leaf.extents(group)))
 
     def read_rows(numbers: Sequence[int], rows: Indices) -> list[list[Any]]:
         unique, places = np.unique(rows, return_inverse=True)

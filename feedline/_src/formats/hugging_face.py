@@ -23,11 +23,11 @@ from feedline._src.files.file import File, Indices
 from feedline._src.files.files import Files
 from feedline._src.files.local import absolute
 from feedline._src.files.store import is_url
-from feedline._src.formats import extras
 from feedline._src.formats.arrow import REWRITE, batches_of
 from feedline._src.formats.arrow_columns import column_of, is_bytes, naming_file, row_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.table import ByteColumn, NumberColumn
+from feedline._src.formats.registry import require
+from feedline._src.formats.table import Column
 from feedline._src.rows import digests
 
 STATE = "state.json"
@@ -200,8 +200,8 @@ class FileColumn(NamedTuple):
       folder: from which relative paths lead.
     """
 
-    data: ByteColumn
-    paths: ByteColumn
+    data: Column
+    paths: Column
     null: Any
     folder: str
 
@@ -241,7 +241,7 @@ class FileColumn(NamedTuple):
         return taken
 
 
-Column = NumberColumn | ByteColumn | FileColumn
+AnyColumn = Column | FileColumn
 
 
 def is_encoded(kind: Any) -> bool:
@@ -251,13 +251,13 @@ def is_encoded(kind: Any) -> bool:
 
 def _is_file(kind: Any) -> bool:
     """Whether it is the type of files by bytes or path."""
-    if not extras.require("pyarrow", "arrow").types.is_struct(kind):
+    if not require("pyarrow", "arrow").types.is_struct(kind):
         return False
     fields = {field.name: field.type for field in kind}
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
 
-def columns_of(table: Any, folder: str) -> list[dict[str, Column]]:
+def columns_of(table: Any, folder: str) -> list[dict[str, AnyColumn]]:
     """The columns of each piece of a `pyarrow.Table`, which follow each other: views of its memory, by name.
 
     Only booleans and nulls are copied, out of bits. Lists of any type are rows of one shape if all of them have
@@ -270,7 +270,7 @@ def columns_of(table: Any, folder: str) -> list[dict[str, Column]]:
       TypeError: a column is neither numbers, lists of numbers, bytes, text nor files.
       ValueError: lists of different lengths.
     """
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     columns = {}
     for name in table.column_names:
         _check_type(table.schema.field(name).type, name)
@@ -300,29 +300,27 @@ def _check_type(kind: Any, name: str) -> None:
 
 
 def _is_list(kind: Any) -> bool:
-    types = extras.require("pyarrow", "arrow").types
+    types = require("pyarrow", "arrow").types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_extension(kind: Any) -> bool:
     """Whether it is a type of `datasets`, such as that of `Array2D`. Arrow's own are of another class."""
-    return isinstance(kind, extras.require("pyarrow", "arrow").ExtensionType)
+    return isinstance(kind, require("pyarrow", "arrow").ExtensionType)
 
 
-def _column_of(array: Any, label: str, folder: str) -> Column:
+def _column_of(array: Any, label: str, folder: str) -> AnyColumn:
     if not _is_file(array.type):
         return column_of(array, label)
     fields = {field.name: column_of(part, label) for field, part in zip(array.type, array.flatten(), strict=True)}
     data, paths = fields["bytes"], fields["path"]
-    assert isinstance(data, ByteColumn)
-    assert isinstance(paths, ByteColumn)
     null = None if data.null is None or paths.null is None else data.null & paths.null
     return FileColumn(data, paths, null, folder)
 
 
 def _of_one_shape(array: Any, name: str) -> Any:
     """A `pyarrow.Array` in the same memory, with lists of fixed sizes in place of others and of extensions."""
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     if _is_extension(array.type):
         return _of_one_shape(array.storage, name)
     if not _is_list(array.type):
@@ -448,7 +446,7 @@ def _files_in(folder: str, state: Mapping[str, Any], key: str) -> list[str]:
 
 def _joined(files: Sequence[File]) -> Any:
     """The rows of some files, one after the other, as a `pyarrow.Table` of mapped memory."""
-    pyarrow = extras.require("pyarrow", "arrow")
+    pyarrow = require("pyarrow", "arrow")
     tables = []
     for file in files:
         with naming_file(file.name, "an Arrow file", REWRITE):

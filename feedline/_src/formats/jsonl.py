@@ -82,8 +82,9 @@ def open_lines(file: File, options: OpenOptions) -> Records:
     return Records(
         scan,
         data_of=functools.partial(_record, kinds),
-        fields=tuple(kinds) if len(kinds) > 1 else None,
-        leaves=tuple("bytes" if kind is None else kind for kind in kinds.values()),
+        leaves={name: "bytes" if kind is None else kind for name, kind in kinds.items()}
+        if len(kinds) > 1
+        else None,
     )
 
 

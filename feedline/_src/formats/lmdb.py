@@ -18,10 +18,9 @@ import numpy as np
 from feedline._src.files.file import File
 from feedline._src.files.files import Files
 from feedline._src.files.store import Store, is_url
-from feedline._src.formats import extras
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format
-from feedline._src.formats.table import ByteColumn, Grouped
+from feedline._src.formats.registry import Format, require
+from feedline._src.formats.table import Column, Grouped
 from feedline._src.rows.shards import Indices
 from feedline._src.runtime.ending import check_may_read
 
@@ -48,7 +47,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
         return found
 
     found = _used(file, keys_of)
-    keys = ByteColumn(np.cumsum([0, *map(len, found)]), np.frombuffer(b"".join(found), np.uint8))
+    keys = Column(np.frombuffer(b"".join(found), np.uint8), np.cumsum([0, *map(len, found)]))
 
     def values_of(rows: Indices) -> list[bytes]:
         values: list[bytes] = _used(file, lambda _, entries: [entries.get(key) for key in keys.take(rows)])
@@ -59,7 +58,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     def read_rows(leaves: Sequence[int], rows: Indices) -> list[list[bytes]]:
         return [keys.take(rows) if names[leaf] == "key" else values_of(rows) for leaf in leaves]
 
-    def read(leaf: int, group: int) -> ByteColumn:
+    def read(leaf: int, group: int) -> Column:
         raise NotImplementedError("rows are read by read_rows")
 
     names.sort()  # as JAX numbers the leaves of a dict
@@ -68,7 +67,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
 
 def _check_unnamed(env: Any, entries: Any, keys: Sequence[bytes], name: str) -> None:
     """Refuse a file with named databases, each of which is an entry with a flag that only `open_db` looks at."""
-    lmdb = extras.require("lmdb", "lmdb")
+    lmdb = require("lmdb", "lmdb")
     for key in (key for key in keys if b"\0" not in key):  # LMDB takes names that end there
         with contextlib.suppress(lmdb.IncompatibleError):  # a plain entry
             env.open_db(key, entries, create=False)
@@ -103,7 +102,7 @@ def _used(file: File, use: Callable[[Any, Any], T]) -> T:
 @contextlib.contextmanager
 def _opened(file: File, path: str) -> Iterator[tuple[Any, Any]]:
     """An environment and a transaction, for the length of a `with` block; no other thread uses LMDB meanwhile."""
-    lmdb = extras.require("lmdb", "lmdb")
+    lmdb = require("lmdb", "lmdb")
     with _lock, contextlib.ExitStack() as stack:
         check_may_read()
         try:

@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+import numpy as np
 
 from feedline._src.files.file import File
-from feedline._src.formats import extras
 from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Column, Grouped, joined, memory_bytes
+from feedline._src.formats.registry import Format, require
+from feedline._src.formats.table import Column, Grouped, check_memory
 
 _REMEDY = "write it again with pyarrow.parquet.write_table"
 
@@ -24,15 +23,18 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    parquet, pyarrow = extras.require("pyarrow.parquet", "parquet"), extras.require("pyarrow", "parquet")
+    parquet, pyarrow = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
     with naming_file(file.name, "a Parquet file", _REMEDY), readable(file) as source:
         reader = parquet.ParquetFile(source, pre_buffer=False)
         metadata, schema = reader.metadata, _without_views(reader.schema_arrow)
     spec = spec_of(schema, options, file.name)
     names = sorted(spec)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    _check_memory(spec, max(lengths, default=0), file.name)
-    chunks = {name: _chunks_of(metadata, name) for name in names}
+    for name, row in spec.items():
+        if not isinstance(row, str):
+            needed = max(lengths, default=0) * math.prod(row.shape) * row.dtype.itemsize
+            check_memory(file.name, f"column {name!r} of a row group", needed)
+    places = {name: _chunks_of(metadata, name) for name in names}
 
     def read(leaf: int, group: int) -> Column:
         name = names[leaf]
@@ -44,17 +46,15 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         column = found.column(name)
         if isinstance(spec[name], str):  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
             return column_of(column.cast(pyarrow.large_binary()).combine_chunks(), f"column {name!r}")
-        # NumPy joins lists of numbers faster than pyarrow does
-        return joined(
-            [column_of(chunk, f"column {name!r}") for chunk in column.chunks or [column.combine_chunks()]]
-        )
+        chunks = [column_of(chunk, f"column {name!r}") for chunk in column.chunks or [column.combine_chunks()]]
+        return chunks[0] if len(chunks) == 1 else _joined(chunks)
 
     return Grouped(
         spec,
         [lengths] * len(names),
         read,
-        extents=lambda leaf, group: [_extent_of(metadata, group, chunks[names[leaf]])],
-        nulls={leaf: _nulls_in(metadata, chunks[name]) for leaf, name in enumerate(names)},
+        extents=lambda leaf, group: [_extent_of(metadata, group, places[names[leaf]])],
+        nulls={leaf: _nulls_in(metadata, places[name]) for leaf, name in enumerate(names)},
     )
 
 
@@ -70,7 +70,7 @@ FORMAT = Format(
 
 def _without_views(schema: Any) -> Any:
     """Views as bytes. In Parquet they are only a wish for the type in memory."""
-    pyarrow = extras.require("pyarrow", "parquet")
+    pyarrow = require("pyarrow", "parquet")
     types = pyarrow.types
 
     def field(one: Any) -> Any:
@@ -80,15 +80,12 @@ def _without_views(schema: Any) -> Any:
     return pyarrow.schema([field(one) for one in schema])
 
 
-def _check_memory(spec: dict[str, Any], rows: int, path: str) -> None:
-    """Refuse row groups that cannot be decoded in memory."""
-    for name, row in spec.items():
-        needed = rows * math.prod(row.shape) * row.dtype.itemsize if isinstance(row, jax.ShapeDtypeStruct) else 0
-        if needed > (has := memory_bytes()):
-            raise ValueError(
-                f"a column of a row group must fit into memory, and {name!r} of {path} takes {needed} bytes "
-                f"of the {has} there are; write it again in smaller row groups if it is not damaged"
-            )
+def _joined(parts: Sequence[Column]) -> Column:
+    """The numbers of several chunks: NumPy joins lists of them faster than pyarrow does."""
+    null = [np.zeros(part.rows, bool) if part.null is None else part.null for part in parts]
+    has_nulls = any(part.null is not None for part in parts)
+    values = np.concatenate([part.values for part in parts])
+    return Column(values, null=np.concatenate(null) if has_nulls else None)
 
 
 def _chunks_of(metadata: Any, name: str) -> list[int]:

@@ -1,4 +1,5 @@
-"""`Format`, which each module of a format declares, and the registry that finds a format by a suffix.
+"""`Format`, which each module of a format declares, how it is found by a suffix, and the import of optional
+libraries.
 
 A new format is one module here with a `FORMAT`, and one line of `MODULES`.
 """
@@ -101,3 +102,35 @@ def format_named(name: str) -> Format:
 def all_formats() -> list[Format]:
     """All formats, in the order of `MODULES`. Their modules are imported; their libraries are not."""
     return [format_named(name) for name in dict.fromkeys(MODULES.values())]
+
+
+def require(module: str, extra: str) -> Any:
+    """The module `module`, which `pip install '.[extra]'` in the clone brings.
+
+    Raises:
+      ImportError: it is not installed.
+
+    Example:
+      >>> require("feedline_has_no", "parquet")
+      Traceback (most recent call last):
+      ImportError: feedline_has_no reads this format and is not installed; from the clone: pip install '.[parquet]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise  # the package is installed, and one of its own dependencies is not
+        raise ImportError(
+            f"{package} reads this format and is not installed; from the clone: pip install '.[{extra}]'"
+        ) from error
+
+
+class Library:
+    """A module of a library, imported when it is first used. Arguments and errors are those of `require`."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        self._module, self._extra = module, extra
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require(self._module, self._extra), name)

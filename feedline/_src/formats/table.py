@@ -1,6 +1,6 @@
 """What a format makes of a file: plain descriptions of its rows that know no places, caches and versions.
 
-A leaf of a row has a shape and a dtype, or is bytes (or text, or a list) of any length.
+There is one for each way to read: a list of trees of `FileArray`s (mapped), `Grouped` and `Records`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import resource
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -31,19 +31,21 @@ _MOST_ROWS = 1 << 48
 """Of a file: sums over files stay below the largest int64."""
 
 
+# --- mapped ---
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileArray:
     """An array that lies in a file as it is: a view of the file's memory, or rows to read at their offsets.
 
-    A format describes a file of such arrays as a list of trees, whose rows follow each other. The leaves are
-    `FileArray`s, or NumPy arrays of what had to be decoded, such as a compressed member of a `.npz`.
+    A mapped format describes a file as a list of trees, whose rows follow each other. The leaves are `FileArray`s,
+    or NumPy arrays of what had to be decoded, such as a compressed member of a `.npz`.
 
     Attributes:
-      file: that holds it.
-      dtype: of its elements; fields of a structured one are arrays of their own: array["name"].
+      dtype: of an element; a field of a structured one is an array of its own: array["name"].
       shape: [rows, *row shape].
-      offset: of its first element in the file, in bytes.
-      strides: in bytes, as those of a NumPy array, but never negative.
+      offset: of the first element in the file, in bytes.
+      strides: in bytes, never negative.
 
     Raises:
       ValueError: it ends after the file does.
@@ -81,23 +83,17 @@ class FileArray:
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
         return len(self.shape)
 
     @property
     def at(self) -> Callable[[File], FileArray]:
-        """What gives this array of the same file, opened by another process. It pickles, and the file does not."""
-        place: dict[str, Any] = {
-            "dtype": self.dtype,
-            "shape": self.shape,
-            "offset": self.offset,
-            "strides": self.strides,
-        }
-        return functools.partial(FileArray, **place)
+        """Makes this array of the same file, opened by another process. It pickles, and the file does not."""
+        return functools.partial(
+            FileArray, dtype=self.dtype, shape=self.shape, offset=self.offset, strides=self.strides
+        )
 
     @property
     def row_bytes(self) -> int:
-        """The size of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
@@ -108,14 +104,13 @@ class FileArray:
         return any(size > 1 and stride != step for size, stride, step in axes)
 
     def view(self, memory: npt.NDArray[np.uint8]) -> Array:
-        """The array, of all bytes of the file."""
+        """The array in `memory`, all bytes of the file."""
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """In C order, without gaps."""
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
@@ -131,87 +126,47 @@ def fields(array: Any) -> Any:
     return {name: fields(array[name]) for name in array.dtype.names}
 
 
-class NumberColumn(NamedTuple):
-    """A leaf of some rows, numbers of one shape.
+# --- grouped ---
+
+
+class Column(NamedTuple):
+    """A leaf of some rows: numbers of one shape, or bytes of any length in one piece of memory.
 
     Attributes:
-      values: [k, *row shape], contiguous.
+      values: [k, *row shape], contiguous; of bytes uint8[n].
+      ends: None; of bytes [k + 1]: value i is values[ends[i] : ends[i + 1]].
       null: bool[k], True for rows with a null, whose values are meaningless; None if there are none.
     """
 
     values: Array
+    ends: Array | None = None
     null: Mask | None = None
 
     @property
     def rows(self) -> int:
-        """k."""
-        return len(self.values)
+        return len(self.values) if self.ends is None else max(0, len(self.ends) - 1)
 
     @property
     def nbytes(self) -> int:
-        """The memory of both arrays."""
-        return self.values.nbytes + (0 if self.null is None else self.null.nbytes)
+        return sum(part.nbytes for part in self if part is not None)
 
     def take(self, rows: Indices) -> list[Any]:
-        """Copies of these rows: NumPy scalars or arrays."""
-        return list(self.values[rows])
-
-    def copied(self) -> NumberColumn:
-        """The rows in memory of their own."""
-        return self._replace(values=self.values.copy())
-
-
-class ByteColumn(NamedTuple):
-    """A leaf of some rows, bytes of any length, in one piece of memory.
-
-    Attributes:
-      ends: [k + 1]; value i is data[ends[i] : ends[i + 1]].
-      data: uint8[n].
-      null: as of a `NumberColumn`.
-    """
-
-    ends: Array
-    data: Array
-    null: Mask | None = None
-
-    @property
-    def rows(self) -> int:
-        """k."""
-        return max(0, len(self.ends) - 1)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of all arrays."""
-        return self.ends.nbytes + self.data.nbytes + (0 if self.null is None else self.null.nbytes)
-
-    def take(self, rows: Indices) -> list[bytes]:
-        """Copies of these values.
+        """Copies of these values: NumPy scalars or arrays, or bytes.
 
         Raises:
           ValueError: the file has positions outside of the data.
         """
+        if self.ends is None:
+            return list(self.values[rows])
         starts, stops = self.ends[rows], self.ends[rows + 1]
-        if len(rows) and not ((starts >= 0) & (starts <= stops) & (stops <= len(self.data))).all():
+        if len(rows) and not ((starts >= 0) & (starts <= stops) & (stops <= len(self.values))).all():
             raise ValueError("positions of values must lie within the column, and do not; the file is damaged")
-        view = self.data.data
+        view = self.values.data
         return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
-    def copied(self) -> ByteColumn:
+    def copied(self) -> Column:
         """The rows in memory of their own."""
-        return self._replace(ends=self.ends.copy(), data=self.data.copy())
-
-
-Column = NumberColumn | ByteColumn
-
-
-def joined(parts: Sequence[Any]) -> NumberColumn:
-    """The rows of some `NumberColumn`s, one after the other."""
-    if len(parts) == 1:
-        return parts[0]  # type: ignore[no-any-return]
-    null = None
-    if any(part.null is not None for part in parts):
-        null = np.concatenate([np.zeros(part.rows, bool) if part.null is None else part.null for part in parts])
-    return NumberColumn(np.concatenate([part.values for part in parts]), null)
+        return Column(self.values.copy(), None if self.ends is None else self.ends.copy(), self.null)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,20 +179,19 @@ class Grouped:
     Attributes:
       spec: tree of `Leaf`.
       lengths: for each leaf the rows of each of its groups.
-      read: (leaf, group) → the rows of a group, in memory of their own, since they are cached. The caller compares
-        them with `spec` and `lengths`.
-      in_place: `read` gives views of what is in memory anyway, such as a mapped local file, and is not cached.
+      read: (leaf, group) → the rows of a group, in memory of their own, since they are cached.
       read_rows: (leaves, rows of the file) → for each of these leaves a list of its values: bytes, NumPy scalars
-        or arrays. For files of bytes from which single rows can be read; then rows are not read by `read`.
+        or arrays. Called in place of `read`, for files of bytes from which single rows can be read.
+      in_place: `read` gives views of mapped memory, which are not cached.
       extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead; empty: unknown.
-      nulls: by the number of a leaf how many nulls it has, for leaves of which this is known.
-      arrays: gives the same rows as trees of `FileArray`s and arrays that follow each other, if they can be used
-        as they lie. They are read that way if this is so for all files.
+      nulls: how many nulls a leaf has, by its number, where this is known without reading rows.
+      arrays: makes trees of `FileArray`s and arrays of the same rows, which are read as a mapped format's are if
+        all files of a source have them.
       held_bytes: memory that is held as long as the description is; that of all files must fit into cache_bytes.
       identity: (allow_bad_rows) → JSON values that identify the data, without a path; None: the digest of the
         file. A sampled row that cannot be read is a RowError, or with `allow_bad_rows` part of the identity.
-      will_read: (leaf, groups, ahead) → False if it is too early to fetch groups that are read `ahead` batches
-        later; for folders, whose files are fetched by the format.
+      will_read: (leaf, groups, ahead) → whether it fetches groups that are read `ahead` batches later, or False if
+        that is too early; for folders, whose files the format fetches.
       close: gives up what is being fetched.
     """
 
@@ -256,17 +210,12 @@ class Grouped:
 
 
 def check_column(column: Column, rows: int, leaf: Leaf) -> None:
-    """Refuse a group whose rows are not those that the metadata of its file promise.
-
-    Raises:
-      ValueError: another number, shape or dtype, or not contiguous.
-    """
-    if isinstance(column, NumberColumn):
-        found = f"{column.values.dtype}{list(column.values.shape)}"
-    else:
-        found = f"{column.rows} rows of bytes"
-    promised = f"{rows} rows of bytes" if isinstance(leaf, str) else f"{leaf.dtype}{[rows, *leaf.shape]}"
-    if found != promised or (isinstance(column, NumberColumn) and not column.values.flags.c_contiguous):
+    """Refuse, with a ValueError, a group whose rows are not those that the metadata of its file promise."""
+    bytes_ = "{} rows of bytes"
+    values = column.values
+    found = f"{values.dtype}{list(values.shape)}" if column.ends is None else bytes_.format(column.rows)
+    promised = bytes_.format(rows) if isinstance(leaf, str) else f"{leaf.dtype}{[rows, *leaf.shape]}"
+    if found != promised or not values.flags.c_contiguous:
         raise ValueError(
             f"a group must hold the rows that the file's metadata promises, {promised}, and it holds {found}; "
             "the file is damaged, write it again"
@@ -274,41 +223,32 @@ def check_column(column: Column, rows: int, leaf: Leaf) -> None:
 
 
 def check_fits(file: Grouped, path: str, first: Grouped, first_path: str) -> None:
-    """Refuse a file whose rows have another form than those of the first file, or whose lengths are impossible.
-
-    Raises:
-      ValueError: the file does not fit, or is damaged.
-    """
-    forms = [
+    """Refuse, with a ValueError, a file of other leaves than the first one, or with impossible lengths."""
+    found, wanted = (
         {jax.tree_util.keystr(at): described(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(each.spec)}
         for each in (file, first)
-    ]
-    if forms[0] != forms[1]:
+    )
+    if found != wanted:
         raise ValueError(
-            f"files must agree in columns, dtypes and row shapes; {path} has {forms[0]}, {first_path} {forms[1]}; "
+            f"files must agree in columns, dtypes and row shapes; {path} has {found}, {first_path} {wanted}; "
             "choose columns=[...] that they share, or write them again"
         )
-    if any(not isinstance(groups, EvenLengths) and min(groups, default=0) < 0 for groups in file.lengths):
+    totals = sorted({rows_in(groups) for groups in file.lengths})
+    least = min((min(each, default=0) for each in file.lengths if not isinstance(each, EvenLengths)), default=0)
+    if least < 0 or len(totals) > 1 or totals[-1:] > [_MOST_ROWS]:
         raise ValueError(
-            f"a group must have 0 rows or more, and the metadata of {path} promises fewer; write it again"
+            "a file must have at most 2^48 rows, the same number for all leaves, in groups of 0 rows or more, and "
+            f"the metadata of {path} promises {totals}, a group with {least}; it is damaged, write it again"
         )
-    totals = {rows_in(groups) for groups in file.lengths}
-    if max(totals, default=0) > _MOST_ROWS:
-        raise ValueError(f"a file must have at most 2^48 rows, and the metadata of {path} promises {max(totals)}")
-    if len(totals) > 1:
-        raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")
 
 
 def check_lengths(tree: dict[str, Any], refused: dict[str, str], kind: str, leaf: str, path: str) -> None:
-    """Refuse leaves of a file that are no rows of one table; the error says which would be.
+    """Refuse, with a ValueError, leaves that are no rows of one table; the error says which would be.
 
     Args:
       tree: by name, trees of leaves with `rows` and `nbytes`.
       refused: by name, why a leaf has no rows.
       kind, leaf: what the file and a leaf are called.
-
-    Raises:
-      ValueError: other than one length.
     """
     by_name = {name: {each.rows for each in jax.tree.leaves(node)} for name, node in tree.items()}
     lengths = set[int]().union(*by_name.values())
@@ -324,16 +264,18 @@ def check_lengths(tree: dict[str, Any], refused: dict[str, str], kind: str, leaf
         raise ValueError(f"no {leaf} of {path} can be read as rows: {listed}")
     largest = max(jax.tree.leaves(tree), key=lambda each: each.nbytes).rows
     fitting = [name for name in sorted(by_name) if by_name[name] == {largest}]
-    fix = f"choose those that belong together: columns={fitting}"
-    if not fitting:
-        fix = f"choose {leaf}s inside of groups: columns=['group/name', ...]"
-    raise ValueError(f"all {leaf}s of {kind} must have the same number of rows, {path} has {listed}; {fix}")
+    raise ValueError(
+        f"all {leaf}s of {kind} must have the same number of rows, {path} has {listed}; choose those that belong "
+        f"together, also inside of groups: columns={fitting or ['group/name', '...']}"
+    )
 
 
 def described(leaf: Leaf) -> str:
     """A leaf in words, such as "bytes" and "float32[3]"."""
     return leaf if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape)}"
 
+
+# --- records ---
 
 ENTRY = 4
 """Integers of a part: offset and length of its header, length of the data after it, CRC-32 of the header."""
@@ -352,20 +294,14 @@ class Scan(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """A file of records. Thread-safe.
-
-    Attributes:
-      count: the number of records.
-      fields: as of a `Scan`.
-    """
+    """An open file of records. Thread-safe. `digest` is that of `File`, `fields` are those of a `Scan`."""
 
     @property
     def count(self) -> int: ...
     @property
     def fields(self) -> tuple[str, ...] | None: ...
     @property
-    def digest(self) -> list[Any]:
-        """See `File.digest`."""
+    def digest(self) -> list[Any]: ...
 
     def read(self, records: Indices, fields: Sequence[str] | None) -> list[Any]:
         """Records by their numbers, which ascend: dicts of these fields; None: a record is one part.
@@ -381,12 +317,7 @@ class RecordReader(Protocol):
 
 
 class BadRecordError(ValueError):
-    """A record that cannot be read.
-
-    Args:
-      record: its number in its file.
-      message: why.
-    """
+    """A record that cannot be read; `record` is its number in its file."""
 
     def __init__(self, record: int, message: str) -> None:
         super().__init__(message)
@@ -395,16 +326,15 @@ class BadRecordError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Files of records: ranges of bytes, which a `scan` finds, whose result is kept in an index, or a library.
+    """Files of records: ranges of bytes, which a `scan` finds and an index keeps, or which a library finds.
 
     Attributes:
       scan: (file) → where its records lie. ValueError: the file is damaged or of another format.
       named: whether the `Scan` names fields.
       open: (file) → a reader, for libraries that find records themselves, by `File.path`.
-      data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `fields` a dict.
+      data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `leaves` a dict.
         ValueError: they are damaged.
-      fields: of the dicts that `data_of` returns; None: it returns bytes.
-      leaves: what these fields are; empty: bytes.
+      leaves: of the dicts that `data_of` returns; None: it returns bytes.
       unpack: a list of k values → tree of arrays, whose first axes are k; None: rows are bytes. ValueError:
         a record cannot be unpacked.
       spec: of a row of arrays; None: that of the first record.
@@ -416,23 +346,18 @@ class Records:
     named: bool = False
     open: Callable[[File], RecordReader] | None = None
     data_of: Callable[[bytes], Any] = bytes
-    fields: tuple[str, ...] | None = None
-    leaves: tuple[Leaf, ...] = ()
+    leaves: Mapping[str, Leaf] | None = None
     unpack: Callable[[list[bytes]], Any] | None = None
     spec: Any = None
     files: bool = True
     instead: str = ""
 
 
+# --- for several formats ---
+
+
 def check_not_compressed(begin: bytes, path: str, others: tuple[bytes, ...] = ()) -> None:
-    """Refuse a file of many rows, which are read in any order, if it begins as compressed files do.
-
-    Args:
-      others: beginnings of compressed files that may not begin another file of the format, either.
-
-    Raises:
-      ValueError: it is compressed.
-    """
+    """Refuse, with a ValueError, a file that begins as compressed ones do."""
     if begin.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", *others)):  # gzip, bzip2, xz, zstd
         raise ValueError(
             f"rows are read in any order, so a file of many must not be compressed as a whole, got {path}; "
@@ -450,3 +375,12 @@ def memory_bytes() -> int:
     with open("/proc/self/statm") as sizes:
         used = page * int(sizes.read().split()[0])
     return min(machine, max(0, limit - used))
+
+
+def check_memory(path: str, what: str, needed: int) -> None:
+    """Refuse, with a ValueError, what takes more bytes than there are: some libraries end the process else."""
+    if needed > (has := memory_bytes()):
+        raise ValueError(
+            f"{path}: {what} must fit into memory, and takes {needed} bytes of the {has} there are; write it "
+            "again in smaller pieces if it is not damaged"
+        )

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from feedline._src.files.file import File
-from feedline._src.formats import extras
-from feedline._src.formats.registry import Format
+from feedline._src.formats.registry import Format, require
 from feedline._src.formats.table import ENTRY, Records, Scan, check_not_compressed
 
 _HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum
@@ -68,7 +67,7 @@ def data_of(part: bytes) -> bytes:
 
 @functools.cache
 def _crc32c() -> Callable[[bytes], int]:
-    value: Callable[[bytes], int] = extras.require("google_crc32c", "tfrecord").value
+    value: Callable[[bytes], int] = require("google_crc32c", "tfrecord").value
     return value
 
 

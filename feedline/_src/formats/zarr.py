@@ -23,10 +23,9 @@ from feedline._src.errors import FeedError, RowError
 from feedline._src.files.folder import Folder, Part, open_folder
 from feedline._src.files.store import Store
 from feedline._src.files.version import changed
-from feedline._src.formats import extras
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Grouped, NumberColumn, check_lengths, memory_bytes
+from feedline._src.formats.registry import Format, require
+from feedline._src.formats.table import Column, Grouped, check_lengths, memory_bytes
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.shards import EvenLengths
@@ -179,7 +178,7 @@ def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
     return Grouped(
         jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree),
         [EvenLengths(array.rows, array.height) for array in arrays],
-        lambda leaf, group: NumberColumn(arrays[leaf].read(arrays[leaf].rows_of(group))),
+        lambda leaf, group: Column(arrays[leaf].read(arrays[leaf].rows_of(group))),
         identity=identity,
         will_read=will_read if place.folder.in_store else None,
         close=place.folder.close,
@@ -505,7 +504,7 @@ def _parsed(data: bytes, path: object) -> dict[str, Any]:
 
 def _in_memory(driver: str, files: dict[str, bytes], fills: bool) -> Any:
     """An array of which TensorStore has the files in memory."""
-    tensorstore = extras.require("tensorstore", "zarr")
+    tensorstore = require("tensorstore", "zarr")
     context = tensorstore.Context()  # whose memory no other read sees
     memory = _result(tensorstore.KvStore.open({"driver": "memory"}, context=context))
     for key, data in files.items():
@@ -514,7 +513,7 @@ def _in_memory(driver: str, files: dict[str, bytes], fills: bool) -> Any:
 
 
 def _tensor(driver: str, kvstore: dict[str, str], fills: bool, **context: Any) -> Any:
-    tensorstore = extras.require("tensorstore", "zarr")
+    tensorstore = require("tensorstore", "zarr")
     spec = {"driver": driver, "kvstore": kvstore, "fill_missing_data_reads": fills}
     return _result(tensorstore.open(spec, open=True, read=True, **context))
 

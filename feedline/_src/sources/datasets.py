@@ -12,7 +12,7 @@ import numpy.typing as npt
 from feedline._src.errors import RowError
 from feedline._src.files.local import check_may_open
 from feedline._src.formats.hugging_face import (
-    Column,
+    AnyColumn,
     FileColumn,
     HuggingFaceDataset,
     OpenDataset,
@@ -20,7 +20,7 @@ from feedline._src.formats.hugging_face import (
     is_encoded,
 )
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.table import NumberColumn
+from feedline._src.formats.table import Column
 from feedline._src.placement.plan import Columns
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
@@ -56,7 +56,7 @@ class DatasetRows(IndexedSource):
 
     def __init__(self, found: OpenDataset) -> None:
         pieces = [
-            {name: column for name, column in piece.items() if isinstance(column, NumberColumn)}
+            {name: column for name, column in piece.items() if isinstance(column, Column)}
             for piece in columns_of(found.table, found.folder)
         ]
         for name in found.table.column_names:
@@ -185,7 +185,7 @@ class DatasetRecords(EncodedRows):
 
     def _kinds(self) -> list[tuple[str, str]]:
         return [
-            (name, f"{c.values.dtype}{list(c.values.shape[1:])}" if isinstance(c, NumberColumn) else "bytes")
+            (name, "bytes" if isinstance(c, FileColumn) or c.ends is not None else _form(c.values))
             for name, c in self._pieces[0].items()
         ]
 
@@ -196,7 +196,11 @@ class DatasetRecords(EncodedRows):
         return DatasetRecords, (self._found,)
 
 
-def _taken(name: str, column: Column, local: Indices, rows: Indices) -> list[Any]:
+def _form(values: npt.NDArray[Any]) -> str:
+    return f"{values.dtype}{list(values.shape[1:])}"
+
+
+def _taken(name: str, column: AnyColumn, local: Indices, rows: Indices) -> list[Any]:
     """The values of a column: the rows `local` of a piece, which are `rows` of the dataset."""
     if column.null is not None and (bad := np.flatnonzero(column.null[local])).size:
         raise RowError(

@@ -27,7 +27,6 @@ from feedline._src.formats.table import (
     FileArray,
     Grouped,
     Mask,
-    NumberColumn,
     check_column,
     check_fits,
     described,
@@ -274,7 +273,7 @@ class GroupSource(_GroupedRows, IndexedSource):
         row_bytes: int = math.prod(row.shape) * row.dtype.itemsize
         return max(1, self._options.cache_bytes // max(1, most * row_bytes))
 
-    def _cached(self, leaf: int, groups: list[int], files: list[int]) -> list[NumberColumn]:
+    def _cached(self, leaf: int, groups: list[int], files: list[int]) -> list[Column]:
         # threads of one batch need the same groups: each starts at another one, to read them in parallel
         first = threading.get_native_id() % len(groups)
         rotated = zip(groups[first:] + groups[:first], files[first:] + files[:first], strict=True)
@@ -282,7 +281,7 @@ class GroupSource(_GroupedRows, IndexedSource):
         return [read[group] for group in groups]
 
 
-def _nulls_at(columns: Sequence[NumberColumn], part: Indices, local: Indices) -> Mask:
+def _nulls_at(columns: Sequence[Column], part: Indices, local: Indices) -> Mask:
     """bool[k]: whether row local[i] of columns[part[i]] has a null."""
     null = np.zeros(len(local), np.bool_)
     for i, column in enumerate(columns):

@@ -75,7 +75,8 @@ class _Records(Indexed):
                 f"a source must have at least one row, got {self._paths[0]} with no records; check what wrote it"
             )
         self._parts = self._chosen()
-        self._fields = form.fields if self._parts is None else self._parts
+        leaves = None if form.leaves is None else tuple(form.leaves)
+        self._fields = leaves if self._parts is None else self._parts
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -192,9 +193,9 @@ class RecordFiles(_Records, EncodedRows):
         return found
 
     def _described(self) -> list[tuple[str, str]]:
-        if self.fields is None or not self.form.leaves:
+        if self.form.leaves is None:
             return super()._described()
-        return list(zip(self.fields, map(described, self.form.leaves), strict=True))
+        return [(name, described(leaf)) for name, leaf in self.form.leaves.items()]
 
 
 class RecordArrays(_Records, IndexedSource):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError
-from feedline._src.formats import extras
+from feedline._src.formats.registry import require
 from feedline._src.sources.open_source import open_source
 from feedline._src.tools.convert.rows import Columns, Rows
 
@@ -154,7 +154,7 @@ def _write_npy(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows: 
 def _write_array_record(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _rows: int, _: int) -> None:
     if row.hasobject and row.names is not None:
         raise TypeError("they are records of several fields")
-    module = extras.require("array_record.python.array_record_module", "array-record")
+    module = require("array_record.python.array_record_module", "array-record")
     writer = module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
         for columns in chunks:
@@ -173,7 +173,7 @@ def _write_array_record(path: Path, row: np.dtype[Any], chunks: Iterable[Columns
 
 
 def _write_zarr(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows: int, chunk_rows: int) -> None:
-    tensorstore = extras.require("tensorstore", "zarr")
+    tensorstore = require("tensorstore", "zarr")
     if row.hasobject:
         raise TypeError("they have bytes of any length")
     if row.names is not None:
@@ -205,7 +205,7 @@ def _write_zarr(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows:
 
 
 def _write_parquet(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _rows: int, _: int) -> None:
-    pyarrow, parquet = extras.require("pyarrow", "parquet"), extras.require("pyarrow.parquet", "parquet")
+    pyarrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     leaves = _flat(row)
     # Parquet stores narrow integers as 32 bits each; with a dictionary they take 8 or 16, and are read faster
     narrow = [
