@@ -31,7 +31,6 @@ from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder
 from feedline._src.sources import record_index
 from feedline._src.sources.decoded import Row
-from feedline._src.tools.convert.manifest import Manifest
 
 PACKAGE = Path(feedline.__file__).parent
 REFUSED = (ValueError, TypeError, feedline.FeedError)
@@ -192,7 +191,7 @@ def tar_of(path, members):
             archive.addfile(member, io.BytesIO(data))
 
 
-def test_no_pickle_in_an_index_a_cache_lanes_a_manifest_or_a_state_is_loaded(audited, payload, tmp_path):
+def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, payload, tmp_path):
     tar_of(tmp_path / "x.tar", {"0.x": b"a", "1.x": b"b"})
     index = tmp_path / ".x.tar.feedline-index"
     index.write_bytes(payload)
@@ -214,12 +213,6 @@ def test_no_pickle_in_an_index_a_cache_lanes_a_manifest_or_a_state_is_loaded(aud
     (lanes / "lane-00000-of-00001.json").write_bytes(payload)
     with pytest.raises(ValueError, match="is no file of save_lanes"):
         feedline.load_lanes(lanes)
-
-    folder = tmp_path / "converted"
-    folder.mkdir()
-    (folder / "conversion.jsonl").write_bytes(payload + b"\n")
-    with pytest.raises(ValueError, match="cannot be read"):
-        Manifest(folder, folder / "result", {})
 
     with feedline.Feed({"x": ROWS}, 4, jax.devices()[0], prefetch=0) as feed:
         state = feed.get_state()
@@ -462,19 +455,6 @@ def test_lanes_of_which_one_has_a_field_more_are_not_of_one_step(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "x": None}))
     with pytest.raises(ValueError, match=r"lane-00001-of-00002\.json has x None"):
         feedline.load_lanes(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["[]", "1", "null", "{}", '{"shard": "0", "digest": "d"}', '{"shard": 0}', "[" * 100_000, '{"shard": []}'],
-)
-def test_a_damaged_line_of_a_manifest_is_an_error_with_its_path(tmp_path, line):
-    with Manifest(tmp_path / "out", tmp_path / "result", {"rows": 8}):
-        pass
-    with (tmp_path / "out" / "conversion.jsonl").open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(ValueError, match=r"conversion\.jsonl cannot be read"):
-        Manifest(tmp_path / "out", tmp_path / "result", {"rows": 8})
 
 
 def test_an_error_about_a_tar_is_short_whatever_its_names(tmp_path):

@@ -36,9 +36,6 @@ stopped = Stopped()
 """
 
 
-CONVERTED = "{} converted, and equal to those of the source when read back"
-
-
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -54,31 +51,13 @@ def test_the_printed_line_opens_the_rows(form, capsys):
     assert main(["convert", "rows.npz", "out/", "--format", form, "--rows-per-shard", "4"]) == 0
     said, line = capsys.readouterr().out.splitlines()
     groups = ", in groups of 4" if form in ("parquet", "zarr") else ""
-    assert said == f"10 rows in 3 files{groups}: {CONVERTED.format(10)}; open them with"
+    assert said == f"10 rows in 3 files{groups}, written and read back; open them with"
     source = eval(line, {"feedline": feedline, "np": np})
     out = jax.tree.map(lambda leaf: np.empty((10, *leaf.shape), leaf.dtype), source.spec)
     source.read(np.arange(10), out)
     for name, array in ROWS.items():
         assert out[name].dtype == array.dtype
         np.testing.assert_array_equal(out[name], array)
-
-
-def test_a_rerun_says_what_it_has_compared(here, capsys):
-    def said():
-        assert main(["convert", "rows.npz", "out", "--rows-per-shard", "3"]) == 0
-        line = capsys.readouterr().out.splitlines()[0]
-        return line.removeprefix("10 rows in 4 files: ").removesuffix("; open them with")
-
-    assert said() == CONVERTED.format(10)
-    kept = "{} finished by an earlier run, from files whose sizes and times are unchanged"
-    assert said() == kept.format(10)
-    Path("out").rename("out.partial")
-    Path("out.partial", "rows-00002-of-00004.npy").unlink()
-    assert said() == f"{kept.format(7)}; {CONVERTED.format(3)}"
-    np.savez("rows.npz", **ROWS)
-    assert said() == (
-        "10 finished by an earlier run; the source still has their rows (the files were not read again)"
-    )
 
 
 def test_the_line_of_dicts_in_rows(here, capsys):
@@ -129,7 +108,7 @@ def test_control_c_keeps_finished_files(here, capsys):
         "feedline: interrupted; finished files are in out.partial, and the same command continues"
     )
     names = sorted(path.name for path in Path("out.partial").iterdir())
-    assert names == ["conversion.jsonl", "rows-00000-of-00004.npy", "rows-00001-of-00004.npy"]
+    assert names == ["conversion.json", "rows-00000-of-00004.npy", "rows-00001-of-00004.npy"]
 
 
 def test_errors_are_one_line(capsys):

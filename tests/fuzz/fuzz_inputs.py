@@ -104,17 +104,6 @@ def write_image(path: Path) -> None:
     cv2.imwrite(str(path), image.astype(np.uint8))
 
 
-DESCRIPTION = {"source": {"kind": "arrays"}, "rows": 64, "format": "npy", "shards": 3}
-
-
-def write_manifest(path: Path) -> None:
-    from feedline._src.tools.convert.manifest import Manifest
-
-    with Manifest(path, path.with_name("result"), DESCRIPTION) as manifest:
-        for shard in range(3):
-            manifest.add({"shard": shard, "digest": f"d{shard}"})
-
-
 def write_log(path: Path) -> None:
     path.write_text("step,loss,rows_per_s,wait_share\n10,2.5,1152.0,0.25\n20,1.5,1152.0,0.25\n")
 
@@ -137,7 +126,6 @@ OTHERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "image tiff": (".tiff", lambda path: write_image(path)),
     "image ppm": (".ppm", lambda path: write_image(path)),
     "image avif": (".avif", lambda path: write_image(path)),
-    "manifest": (".conversion", lambda path: write_manifest(path)),
     "log": (".csv", lambda path: write_log(path)),
     "cache": (".block", write_block),
     "lane files": (".lanes", write_lanes),

@@ -23,7 +23,7 @@ def reader_of(kind: str) -> Reader | None:
     if kind.startswith("image "):
         return _image
     return {
-        "cache": _cached, "lane files": _lanes, "lane file": _lanes, "manifest": _manifest, "log": _log,
+        "cache": _cached, "lane files": _lanes, "lane file": _lanes, "log": _log,
     }.get(kind)  # fmt: skip
 
 
@@ -91,16 +91,6 @@ def _lanes(path: Path) -> Outcome:
     state = load_lanes(path)
     json.dumps(state)
     return Outcome("right" if state == fuzz_inputs.LANES else "other rows", str(state)[:200])
-
-
-def _manifest(path: Path) -> Outcome:
-    """A conversion that goes on from a damaged manifest."""
-    from feedline._src.tools.convert.manifest import Manifest
-
-    with Manifest(path, path.with_name("result"), fuzz_inputs.DESCRIPTION) as manifest:
-        missing = [shard for shard in range(3) if shard not in manifest.shards]
-        manifest.add({"shard": 2, "digest": "d2"})
-    return Outcome("right" if not missing else "other rows", str(manifest.shards)[:200])
 
 
 def _log(path: Path) -> Outcome:

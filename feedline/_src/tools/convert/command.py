@@ -5,26 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from feedline._src.tools.cli.interrupt import Terminated
-
-if TYPE_CHECKING:
-    from feedline._src.tools.convert.convert import Progress
-
-_STAGES = {
-    "keep": "opening",
-    "compare": "reading the rows of finished files from the source again",
-    "convert": "converting",
-}
-_DONE = {
-    "keep": "finished by an earlier run, from files whose sizes and times are unchanged",
-    "compare": "finished by an earlier run; the source still has their rows (the files were not read again)",
-    "convert": "converted, and equal to those of the source when read back",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +18,8 @@ class Convert:
     """Write the rows of any source as files that are read fast, and compare them with the source.
 
     Row i of the result is row i of the source, with the same shapes and dtypes. Each file is read back. Files are
-    written to DESTINATION.partial, which is renamed once all are finished. A run that was stopped continues where
-    it was: run the same command again.
+    written to DESTINATION.partial, which is renamed once all are finished. To continue after a stop, run the same
+    command again: finished files are kept.
 
         feedline convert 'raw/*.parquet' rows --format npy --workers 8
 
@@ -75,7 +61,7 @@ class Convert:
             conversion = Conversion.of(source, self.destination, self.format, self.rows_per_shard)
             with contextlib.closing(conversion.run(source, self.workers)) as steps:
                 try:
-                    done = _show(steps)
+                    kept = _show(steps, conversion.count)
                 except (KeyboardInterrupt, Terminated) as end:
                     how = str(end) or "interrupted"
                     end.args = (
@@ -85,9 +71,9 @@ class Convert:
         groups = (
             f", in groups of {conversion.rows_per_chunk:,}" if conversion.format in ("parquet", "zarr") else ""
         )
-        said = "; ".join(f"{number:,} {_DONE[stage]}" for stage, number in done.items() if number)
+        earlier = f" ({kept:,} by an earlier run)" if kept else ""
         rows, files = counted(conversion.count, "row"), counted(conversion.shards, "file")
-        print(f"{rows} in {files}{groups}: {said}; open them with")
+        print(f"{rows} in {files}{groups}, written and read back{earlier}; open them with")
         print(
             open_line(conversion.pattern(conversion.destination), conversion.format, conversion.rows.dtype),
             flush=True,
@@ -106,17 +92,16 @@ class Convert:
         return open_any(named() if inspect.isroutine(named) else named)
 
 
-def _show(steps: Iterable[Progress]) -> dict[str, int]:
-    """Run the steps, with one line of progress on standard error. Returns the rows of each stage."""
+def _show(steps: Iterator[int], rows: int) -> int:
+    """Run the steps, with one line of progress on standard error. Returns the rows that an earlier run wrote."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rows: dict[str, int] = {}
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("opening", total=None)
-        for step in steps:
-            progress.update(task, description=_STAGES[step.stage], completed=step.rows, total=step.total)
-            rows[step.stage] = step.rows
-    return rows
+        kept = next(steps)
+        task = progress.add_task("", total=rows, completed=kept)
+        for done in steps:
+            progress.update(task, completed=done)
+    return kept

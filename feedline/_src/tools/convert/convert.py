@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -14,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import grain
 
@@ -22,36 +23,20 @@ from feedline._src.errors import FeedError
 from feedline._src.files.store import is_url
 from feedline._src.options import checked_integer
 from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
-from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.indexed import Indexed, IndexedSource
 from feedline._src.sources.lanes import Lanes
 from feedline._src.sources.open_source import as_source, open_source
 from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, same_rows, sync, write_file
-from feedline._src.tools.convert.manifest import NAME, Manifest, state_of_files
 from feedline._src.tools.convert.processes import mapped_in_processes
 from feedline._src.tools.convert.rows import Rows
 
-Map = Callable[[Callable[[int], dict[str, Any]], Sequence[int]], Iterable[dict[str, Any]]]
+Map = Callable[[Callable[[int], dict[str, int]], Sequence[int]], Iterable[dict[str, int]]]
 """Like the builtin `map`, but results may come in any order."""
-_UNFINISHED = ".unfinished-"
-"""The names of the folders in which shards are written begin with this."""
+_MANIFEST = "conversion.json"
+_UNFINISHED = ".unfinished-"  # prefix of the folders in which shards are written
 _SHARD_BYTES = 256 << 20
 _MOST_SHARDS = 512  # each file of a mapped source takes a descriptor, and 1,024 is a common limit
 _CHUNK_BYTES = 8 << 20
-_DIGITS = 5
-
-
-class Progress(NamedTuple):
-    """How far a stage of a conversion is: `rows` of `total` are done.
-
-    Attributes:
-      stage: "keep": rows of finished files whose source files are unchanged. "compare": other rows of finished
-        files, which are read again from the source, but not from the files. "convert": rows that are written and
-        read back.
-    """
-
-    stage: Literal["keep", "compare", "convert"]
-    rows: int
-    total: int
 
 
 def convert(
@@ -67,18 +52,16 @@ def convert(
 
     Row i of the files is row i of the source, with the same shapes and dtypes. Each file is read back, and must
     have the digest of the source's rows. The files are written to `destination`.partial, which is renamed once all
-    are finished. If a run ends before that, call `convert` again with the same arguments: finished files are kept
-    without reading them again. Their rows are read from the source again, which must still have the rows that were
-    converted, unless size and times of all its files are unchanged.
+    are finished. If a run ends before that, call `convert` again with the same arguments: finished files are kept.
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.
-      destination: a new folder.
+      destination: a new folder, or the result of the same conversion, which is opened.
       format: "npy", "array_record", "parquet" or "zarr". None: "npy" for arrays, "array_record" for bytes,
         "parquet" for records of several fields with bytes.
       rows_per_shard: rows of each file; the last has the rest. None: files of about 256 MB, 512 at most.
       workers: processes that convert; the source must pickle. 0: this process.
-      map: what runs the shards in place of `workers`, on other machines for example: it is called as the builtin
+      map: runs the shards in place of `workers`, on other machines for example. It is called like the builtin
         `map`, with a picklable function and the numbers of the shards; results may come in any order. All machines
         must see the source and the destination under the same paths.
 
@@ -98,7 +81,7 @@ def convert(
       >>> np.savez(f"{folder}/rows.npz", x=np.arange(10), y=np.zeros((10, 2)))
       >>> source = convert(f"{folder}/rows.npz", f"{folder}/rows", rows_per_shard=4)
       >>> len(source), source.spec["x"].dtype.name, sorted(os.listdir(f"{folder}/rows"))[:2]
-      (10, 'int64', ['conversion.jsonl', 'rows-00000-of-00003.npy'])
+      (10, 'int64', ['conversion.json', 'rows-00000-of-00003.npy'])
     """
     opened = open_any(source)
     try:
@@ -112,11 +95,7 @@ def convert(
 
 
 def open_any(source: Any) -> Any:
-    """The `RowSource` or `EncodedSource` for what `convert` takes.
-
-    Raises:
-      TypeError: it has no rows with random access.
-    """
+    """The `RowSource` or `EncodedSource` for what `convert` takes."""
     if isinstance(source, str | bytes | os.PathLike):
         return open_source(source)
     if is_encoded_source(source):
@@ -130,29 +109,18 @@ def open_any(source: Any) -> Any:
     return opened
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Remove what runs that were killed have left."""
-    for left in folder.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
 @dataclasses.dataclass(frozen=True)
 class Conversion:
     """What a conversion writes. It pickles if its source does.
 
     Attributes:
-      rows: of the source.
       destination: the folder of the result.
-      folder: where the shards are written, or lie: `destination` if it existed when it was planned, else
-        `destination`.partial. It stays the same when another process makes the destination.
-      format: of the files.
       count: how many rows.
       rows_per_shard: of all shards but the last.
     """
 
     rows: Rows
     destination: Path
-    folder: Path
     format: FormatName
     count: int
     rows_per_shard: int
@@ -161,7 +129,7 @@ class Conversion:
     def of(
         cls, source: Any, destination: str | os.PathLike[str], form: str | None, rows_per_shard: int | None
     ) -> Conversion:
-        """Plan the conversion of a source. None: the default format, the default size.
+        """Plan the conversion of a source: its first rows are read, and nothing is written.
 
         Raises:
           ValueError, TypeError: there are no rows, the format cannot hold them, or an argument is wrong.
@@ -174,16 +142,18 @@ class Conversion:
             )
         if (count := len(source)) == 0:
             raise ValueError(f"a conversion needs at least one row, got an empty {type(source).__name__}")
-        if rows_per_shard is not None:
-            checked_integer("rows_per_shard", rows_per_shard, at_least=1)
         rows = Rows.of(source)
         if rows_per_shard is None:
-            chunk = _rows_of_bytes(_CHUNK_BYTES, rows)
-            most = max(_rows_of_bytes(_SHARD_BYTES, rows), -(-count // _MOST_SHARDS))
+            chunk = rows.in_bytes(_CHUNK_BYTES)
+            most = max(rows.in_bytes(_SHARD_BYTES), -(-count // _MOST_SHARDS))
             rows_per_shard = -(-most // chunk) * chunk  # so that blocks of the order can have the size of a chunk
-        chosen, final = choose_format(form, rows), Path(destination)
-        folder = final if os.path.lexists(final) else final.with_name(f"{final.name}.partial")
-        return cls(rows, final, folder, chosen, count, min(count, rows_per_shard))
+        checked_integer("rows_per_shard", rows_per_shard, at_least=1)
+        return cls(rows, Path(destination), choose_format(form, rows), count, min(count, rows_per_shard))
+
+    @property
+    def folder(self) -> Path:
+        """Where the shards are written."""
+        return self.destination.with_name(f"{self.destination.name}.partial")
 
     @property
     def shards(self) -> int:
@@ -193,51 +163,28 @@ class Conversion:
     @property
     def rows_per_chunk(self) -> int:
         """Rows that are read, written and stored together: a row group, or a chunk of Zarr."""
-        return min(self.rows_per_shard, _rows_of_bytes(_CHUNK_BYTES, self.rows))
+        return min(self.rows_per_shard, self.rows.in_bytes(_CHUNK_BYTES))
+
+    def pattern(self, folder: Path) -> str:
+        """The glob of the files in a folder."""
+        return os.path.join(glob.escape(os.fspath(folder)), f"*.{self.format}")
+
+    def opened(self, folder: Path) -> Any:
+        """The source of all files in a folder."""
+        return open_files(self.pattern(folder), self.format, self.rows.dtype)
 
     def rows_of(self, shard: int) -> range:
         """The rows of a shard."""
         start = shard * self.rows_per_shard
         return range(start, min(self.count, start + self.rows_per_shard))
 
-    def rows_in(self, shards: Sequence[int]) -> int:
-        """How many rows some shards have."""
-        return sum(len(self.rows_of(shard)) for shard in shards)
+    def name_of(self, shard: int) -> str:
+        """The file or folder of a shard. Sorted names are in the order of the rows."""
+        digits = max(5, len(str(self.shards)))
+        return f"rows-{shard:0{digits}}-of-{self.shards:0{digits}}.{self.format}"
 
-    def path_of(self, shard: int) -> Path:
-        """The file of a shard, or its folder. Sorted names are in the order of the rows."""
-        digits = max(_DIGITS, len(str(self.shards)))
-        return self.folder / (f"rows-{shard:0{digits}}-of-{self.shards:0{digits}}.{self.format}")
-
-    def pattern(self, folder: Path) -> str:
-        """The glob that matches all files in `folder` or, once the result is finished, in `destination`."""
-        return os.path.join(glob.escape(os.fspath(folder)), f"*.{self.format}")
-
-    def opened(self, folder: Path) -> Any:
-        """The source of all files that `pattern` matches. Raises as `feedline.open_source`."""
-        return open_files(self.pattern(folder), self.format, self.rows.dtype)
-
-    def description(self, identity: Any) -> dict[str, Any]:
-        """JSON values that must be the same for a rerun to continue the conversion.
-
-        Reads the first, the middle and the last row: the identity of a source does not include its decoder.
-        """
-        sampled = hashlib.sha256()
-        for row in sorted({0, self.count // 2, self.count - 1}):
-            next(self.rows.chunks(range(row, row + 1), 1, sampled))
-        return {
-            "version": 2,
-            "format": self.format,
-            "rows": self.count,
-            "rows_per_shard": self.rows_per_shard,
-            "row_bytes": self.rows.row_bytes,
-            "leaves": [["/".join(leaf), str(dtype)] for leaf, dtype in self.rows.leaves],
-            "source": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
-            "sampled_rows": sampled.hexdigest(),
-        }
-
-    def run(self, source: Any, workers: int = 0, map: Map | None = None) -> Generator[Progress]:
-        """Convert in steps, with the progress after each shard. The arguments are those of `convert`."""
+    def run(self, source: Any, workers: int = 0, map: Map | None = None) -> Generator[int]:
+        """Convert in steps, each of which yields the number of finished rows: first those of earlier runs."""
         checked_integer("workers", workers, at_least=0)
         if map is not None and workers:
             raise ValueError(f"map runs the shards in place of worker processes, got both and workers={workers}")
@@ -246,77 +193,39 @@ class Conversion:
                 "other processes cannot read arrays in the memory of this one; convert with workers=0, or pass a "
                 "source of files"
             )
-        files, folder = state_of_files(source), self.folder
-        if folder == self.destination and not (folder / NAME).is_file():
-            raise ValueError(
-                f"the destination must be a new folder or the result of the same conversion, and {folder} exists "
-                "and is neither; choose another one"
-            )
-        with Manifest(folder, self.destination, self.description(source.identity)) as manifest:
-            _remove_unfinished(folder)
+        description = self._description(source)
+        if os.path.lexists(self.destination):
+            self._check_result(description)
+            yield self.count
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / _MANIFEST).open("a+") as manifest:
+            self._lock(manifest)
+            manifest.seek(0)
+            if found := manifest.read():
+                _check_same(found, description, self.folder)
+            else:
+                manifest.write(json.dumps(description))
+                manifest.flush()
+                sync(self.folder / _MANIFEST)
+            self._remove_unfinished()
+            missing = [i for i in range(self.shards) if not (self.folder / self.name_of(i)).exists()]
+            done = self.count - sum(len(self.rows_of(shard)) for shard in missing)
+            yield done
+            pool = mapped_in_processes(workers) if workers else contextlib.nullcontext(map or builtins.map)
             try:
-                pool = mapped_in_processes(workers) if workers else contextlib.nullcontext(map or builtins.map)
                 with pool as run:
-                    yield from self._steps(manifest, files, run)
+                    for result in run(self.convert_shard, missing) if missing else ():
+                        done += result["rows"]
+                        yield done
             finally:
-                _remove_unfinished(folder)
-            with contextlib.closing(self.opened(folder)) as written:  # by one glob, as a user does
-                same_rows(written, self.rows.dtype, self.count)
-            if not manifest.finished:
-                os.rename(folder, self.destination)
-                sync(self.destination.parent)
+                self._remove_unfinished()
+            self._check_files(self.folder)
+            os.rename(self.folder, self.destination)
+            sync(self.destination.parent)
 
-    def _steps(self, manifest: Manifest, files: str | None, run: Map) -> Iterator[Progress]:
-        """Compare the shards of earlier runs with the source, where it may have changed, and convert all others.
-
-        Args:
-          files: the state of the source's files; None: unknown.
-        """
-        there = {i: shard for i, shard in manifest.shards.items() if self.path_of(i).exists()}
-        missing = [i for i in range(self.shards) if i not in there]
-        if manifest.finished and missing:
-            raise ValueError(
-                f"{self.folder} must have all files of the result, and {self.path_of(missing[0]).name} is "
-                f"missing; delete the folder, or rename it to {self.folder}.partial to keep its files, and "
-                "convert again"
-            )
-        kept = [i for i, shard in there.items() if files is not None and shard.get("files") == files]
-        yield Progress("keep", self.rows_in(kept), self.rows_in(kept))
-        stages: dict[Literal["compare", "convert"], tuple[Callable[[int], dict[str, Any]], list[int]]] = {
-            "compare": (self.digest_shard, [i for i in there if i not in kept]),
-            "convert": (self.convert_shard, missing),
-        }
-        for stage, (call, shards) in stages.items():
-            if not shards:
-                continue
-            rows, total, left = 0, self.rows_in(shards), set(shards)
-            yield Progress(stage, rows, total)
-            for result in run(call, shards):
-                i = result["shard"]
-                if i not in left:
-                    raise _wrong_map(f"got that of {self.path_of(i).name} again")
-                left.remove(i)
-                if i in there and result["digest"] != there[i]["digest"]:
-                    raise self._changed_source(i, finished=manifest.finished)
-                line = {**result, "files": files}
-                if not manifest.finished and line != there.get(i):
-                    manifest.add(line)
-                rows += self.rows_in([i])
-                yield Progress(stage, rows, total)
-            if left:
-                raise _wrong_map(f"lost those of {len(left)} of {len(shards)} files")
-
-    def _changed_source(self, shard: int, *, finished: bool) -> ValueError:
-        at, name = self.rows_of(shard), self.path_of(shard).name
-        remedy = "" if finished else "this file, or to convert all rows again "
-        return ValueError(
-            f"the source must still have the rows that an earlier run converted, and rows {at.start} to "
-            f"{at.stop - 1} of the source differ from those of {name}: it has changed, or gives other values each "
-            f"time; delete {remedy}{self.folder}, and run the conversion again"
-        )
-
-    def convert_shard(self, shard: int) -> dict[str, Any]:
-        """Write a shard, read it back, and return {"shard": its number, "digest": of its rows in the source}.
+    def convert_shard(self, shard: int) -> dict[str, int]:
+        """Write a shard, read it back, and return {"rows": how many}, as Ray Data takes no bare number.
 
         The shard appears under its name once it is on the disk and checked. Several processes may write the same
         one: the last one replaces it by the same rows.
@@ -325,29 +234,67 @@ class Conversion:
           FeedError: a row cannot be read, or the file does not hold the rows that were written.
           OSError: it cannot be written.
         """
-        final = self.path_of(shard)
-        with (
-            tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.folder) as folder,
-            self._full_disk_named(),
-        ):
+        final = self.folder / self.name_of(shard)
+        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.folder) as folder, self._full_disk_named():
             path = Path(folder, final.name)
-            digest = write_file(path, self.format, self.rows, self.rows_of(shard), self.rows_per_chunk)
+            write_file(path, self.format, self.rows, self.rows_of(shard), self.rows_per_chunk)
             if final.is_dir():  # a folder cannot be replaced
                 shutil.rmtree(final)
             os.replace(path, final)
         sync(self.folder)
-        return {"shard": shard, "digest": digest}
+        return {"rows": len(self.rows_of(shard))}
 
-    def digest_shard(self, shard: int) -> dict[str, Any]:
-        """Read the rows of a shard from the source alone, and return what `convert_shard` returns.
+    def _description(self, source: Any) -> dict[str, Any]:
+        """JSON values that must be the same for a rerun to keep what is there."""
+        files = _state_of_files(source)  # before `identity`, which refuses files that were replaced since
+        sampled = hashlib.sha256()  # the identity of a source does not include its decoder
+        for row in sorted({0, self.count // 2, self.count - 1}):
+            next(self.rows.chunks(range(row, row + 1), 1, sampled))
+        return {
+            "version": 3,
+            "format": self.format,
+            "rows": self.count,
+            "rows_per_shard": self.rows_per_shard,
+            "leaves": [["/".join(leaf), str(dtype)] for leaf, dtype in self.rows.leaves],
+            "data": hashlib.sha256(json.dumps(source.identity, sort_keys=True).encode()).hexdigest(),
+            "sampled_rows": sampled.hexdigest(),
+            "files": files,
+        }
 
-        Raises:
-          FeedError: a row cannot be read.
-        """
-        hashed = hashlib.sha256()
-        for _ in self.rows.chunks(self.rows_of(shard), self.rows_per_chunk, hashed):
-            pass
-        return {"shard": shard, "digest": hashed.hexdigest()}
+    def _lock(self, manifest: Any) -> None:
+        """Lock the conversion until the manifest is closed, or this process ends, even by SIGKILL."""
+        try:
+            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"only one process at a time may run a conversion into {self.folder}, and another one does; wait "
+                "for it, or choose another destination"
+            ) from None
+        if os.path.lexists(self.destination):  # the previous holder of the lock has renamed the folder
+            raise ValueError(
+                f"another process has just finished the conversion into {self.destination}; run this one again"
+            )
+
+    def _check_result(self, description: dict[str, Any]) -> None:
+        """Refuse a destination that is not the whole result of this conversion."""
+        try:
+            found = (self.destination / _MANIFEST).read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            raise ValueError(
+                f"the destination must be a new folder or the result of the same conversion, and "
+                f"{self.destination} exists and is neither; choose another one"
+            ) from None
+        _check_same(found, description, self.destination)
+        self._check_files(self.destination)
+
+    def _check_files(self, folder: Path) -> None:
+        """Compare number and leaves of the rows, opened by one glob, as a user does."""
+        with contextlib.closing(self.opened(folder)) as written:
+            same_rows(written, self.rows.dtype, self.count)
+
+    def _remove_unfinished(self) -> None:
+        for left in self.folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     @contextlib.contextmanager
     def _full_disk_named(self) -> Iterator[None]:
@@ -367,12 +314,38 @@ class Conversion:
             ) from error
 
 
-def _rows_of_bytes(size: int, rows: Rows) -> int:
-    """How many rows have about this size, at least one."""
-    return max(1, size // max(1, rows.row_bytes))
+_REASONS = {
+    "data": "the data of the source differ",
+    "sampled_rows": "the source gives other values for its first, middle or last row",
+    "files": "a file of the source has another size or time of modification",
+}
 
 
-def _wrong_map(found: str) -> ValueError:
-    return ValueError(
-        f"map must return the result of each call once, and {found}; mend the function that was passed as map"
-    )
+def _check_same(found: str, here: dict[str, Any], folder: Path) -> None:
+    """Refuse a folder of another conversion. The error names the fields that differ."""
+    try:
+        there = json.loads(found)
+        differing = [
+            _REASONS.get(name, f"{name} is {there.get(name)} there and {value} here")
+            for name, value in here.items()
+            if there.get(name) != value
+        ]
+    except (ValueError, AttributeError, RecursionError) as error:
+        differing = [f"{folder / _MANIFEST} cannot be read: {error}"]
+    if differing:
+        raise ValueError(
+            f"{folder} holds another conversion, or the source has changed: {'; '.join(differing)}. Delete it, or "
+            "choose another destination"
+        )
+
+
+def _state_of_files(source: Any) -> str | None:
+    """A digest of names, sizes and times of the source's files; None: not all rows lie in local files."""
+    source = getattr(source, "encoded", source)  # of a decoder
+    paths = list(source.files or ()) if isinstance(source, Indexed) else []
+    if not paths or any(map(is_url, paths)):
+        return None
+    walks = (walk for path in paths for walk in os.walk(path, followlinks=True))
+    inside = [os.path.join(folder, name) for folder, _, names in walks for name in names]
+    states = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in sorted([*paths, *inside])]
+    return hashlib.sha256(json.dumps(states).encode()).hexdigest()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
+import operator
 import os
 import sys
 import tempfile
@@ -29,13 +31,7 @@ _FASTEST: tuple[FormatName, ...] = ("npy", "array_record", "parquet")
 def choose_format(name: str | None, rows: Rows) -> FormatName:
     """The format with this name; None: the one that is read fastest.
 
-    Whether a format can hold the rows is tried with the first one, in a temporary folder.
-
-    Raises:
-      ValueError: there is no such format.
-      TypeError: it cannot hold these rows.
-      FeedError: the first row cannot be read.
-      ImportError: the format needs a library that is not installed.
+    Whether a format can hold the rows is tried with the first one, in a temporary folder: TypeError if it cannot.
     """
     chosen = [each for each in get_args(FormatName) if each == name] if name is not None else _FASTEST
     if not chosen:
@@ -56,14 +52,8 @@ def choose_format(name: str | None, rows: Rows) -> FormatName:
     ) from refused
 
 
-def write_file(path: Path, form: FormatName, rows: Rows, span: range, chunk_rows: int) -> str:
-    """Write some rows as one file, read it back from the disk, and return the digest of the rows.
-
-    Raises:
-      FeedError: a row cannot be read, or the file holds other rows than those that were written.
-      TypeError, ValueError, NotImplementedError: the format cannot hold the rows.
-      OSError: the file cannot be written.
-    """
+def write_file(path: Path, form: FormatName, rows: Rows, span: range, chunk_rows: int) -> None:
+    """Write some rows as one file, and read it back from the disk. FeedError: it holds other rows."""
     wanted, found = hashlib.sha256(), hashlib.sha256()
     _WRITERS[form](path, rows.dtype, rows.chunks(span, chunk_rows, wanted), len(span), chunk_rows)
     for file in [path, *path.rglob("*")]:
@@ -76,11 +66,10 @@ def write_file(path: Path, form: FormatName, rows: Rows, span: range, chunk_rows
             f"rows must be read back as they were written, and rows {span.start} to {span.stop - 1} differ; check "
             "the disk and the memory of this machine, and run the conversion again"
         )
-    return wanted.hexdigest()
 
 
 def open_files(files: Path | str, form: FormatName, row: np.dtype[Any]) -> Any:
-    """The source of one file, or of all that a glob matches. Raises as `feedline.open_source`."""
+    """The source of one file, or of all that a glob matches."""
     return open_source(files, dtype=row if _needs_dtype(form, row) else None)
 
 
@@ -89,7 +78,9 @@ def same_rows(source: Any, row: np.dtype[Any], count: int) -> Rows:
     found = Rows.of(source) if len(source) else None
     if found is None or found.dtype != row or len(source) != count:
         raise FeedError(
-            f"files must hold {count} rows of {row}, and hold {len(source)} of {found.dtype if found else 'none'}"
+            f"files must hold {count} rows of {row}, "
+            f"and hold {len(source)} of {found.dtype if found else None}: "
+            "one is missing, was added, or was left out by the map; remove what is foreign, or convert again"
         )
     return found
 
@@ -132,10 +123,7 @@ def _packed(columns: Columns, row: np.dtype[Any]) -> bytes:
     """The rows one after the other, and the leaves of each one after the other."""
     rows = np.empty(len(next(iter(columns.values()))), row)
     for leaf, column in columns.items():
-        inside: Any = rows
-        for name in leaf:
-            inside = inside[name]
-        inside[...] = column
+        functools.reduce(operator.getitem, leaf, rows)[...] = column  # type: ignore[arg-type]
     return rows.tobytes()
 
 
@@ -234,11 +222,7 @@ def _write_parquet(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _r
 
 
 def _flat(row: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
-    """The leaves of a row by name, "" for a row that is one array.
-
-    Raises:
-      TypeError: there are dicts in a row.
-    """
+    """The leaves of a row by name, "" for a row that is one array. TypeError: there are dicts in a row."""
     if row.names is None:
         return {"": row}
     inside = next((name for name in row.names if row[name].names is not None), None)

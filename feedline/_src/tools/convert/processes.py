@@ -22,8 +22,7 @@ from feedline._src.tools.cli.interrupt import interrupts_wait
 def mapped_in_processes(workers: int) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]]:
     """Within the `with` block, a `map` over spawned processes. Results come as soon as they are ready.
 
-    Functions, items and results must pickle. The processes end with the block, also in the middle of an item, and
-    with this process, even if it is killed.
+    The processes end with the block, also in the middle of an item, and with this process, even if it is killed.
 
     Raises, from the `map`:
       TypeError: the function cannot be pickled.
@@ -50,8 +49,7 @@ def _map(pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Seque
             "`__reduce__`, define its functions in a module, or convert with workers=0"
         ) from error
     try:
-        # processes that start here inherit the blocked SIGINT: Ctrl-C interrupts this process, which ends them
-        with interrupts_wait():
+        with interrupts_wait():  # the processes inherit the blocked SIGINT: this process ends them after a Ctrl-C
             futures = [pool.submit(_call, pickled, item) for item in items]
         for future in concurrent.futures.as_completed(futures):
             yield future.result()
@@ -64,7 +62,7 @@ def _map(pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Seque
 
 
 def _end_with(parent: Connection) -> None:
-    """End this process when the other end of the pipe is closed, by the parent or by its end."""
+    """End this process when its parent closes the other end of the pipe, or ends."""
 
     def wait() -> None:
         with contextlib.suppress(EOFError):
@@ -78,7 +76,6 @@ def _call(pickled: bytes, item: Any) -> Any:
     return _unpickled(pickled)(item)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)  # unpickling opens the source
 def _unpickled(function: bytes) -> Callable[[Any], Any]:
-    """Cached, because unpickling opens the source."""
     return pickle.loads(function)  # type: ignore[no-any-return]

@@ -41,12 +41,7 @@ class Rows:
 
     @classmethod
     def of(cls, source: Any) -> Rows:
-        """The rows of a source that is not empty.
-
-        Raises:
-          TypeError: they cannot be converted.
-          FeedError: the first rows cannot be read.
-        """
+        """The rows of a source that is not empty. TypeError: they cannot be converted."""
         if isinstance(source, Mixture) or is_ragged(source):
             raise TypeError(
                 f"rows that are converted are stored and have one shape, got a {type(source).__name__}; convert "
@@ -55,14 +50,19 @@ class Rows:
         if not is_encoded_source(source):
             dtype = _row_dtype(source.spec)
             return cls(source, dtype, dtype.itemsize)
-        with _naming_rows(0, 1):
-            first: Any = source.records(np.zeros(1, np.int64))[0]
+        sampled = np.unique(np.linspace(0, len(source) - 1, _SAMPLED_RECORDS).astype(np.int64))
+        with _naming_rows(0, len(source)):
+            records: Any = source.records(sampled)
+        first = records[0]
         names = () if source.fields is None else sorted(source.fields)
         dtype = np.dtype([(name, _dtype_of(first[name])) for name in names]) if names else _dtype_of(first)
-        rows, last = cls(source, dtype, 0), len(source) - 1
-        sampled = np.unique(np.linspace(0, last, _SAMPLED_RECORDS).astype(np.int64)).tolist()
-        sizes = [_size_of(rows.read(row, row + 1)) for row in sampled]
-        return dataclasses.replace(rows, row_bytes=sum(sizes) // len(sizes))
+        values = [record[name] for record in records for name in names] if names else records
+        sizes = [len(value) if isinstance(value, bytes) else np.asarray(value).nbytes for value in values]
+        return cls(source, dtype, sum(sizes) // len(records))
+
+    def in_bytes(self, size: int) -> int:
+        """How many rows have about this size, at least one."""
+        return max(1, size // max(1, self.row_bytes))
 
     @property
     def leaves(self) -> list[tuple[Leaf, np.dtype[Any]]]:
@@ -85,10 +85,7 @@ class Rows:
         }
 
     def chunks(self, rows: range, chunk_rows: int, hashed: Any) -> Iterator[Columns]:
-        """Adjacent rows, some at a time, which are added to a hash of `hashlib`.
-
-        The digest depends on `chunk_rows`.
-        """
+        """Adjacent rows, some at a time, which are added to a hash of `hashlib`: it depends on `chunk_rows`."""
         for start in range(rows.start, rows.stop, chunk_rows):
             columns = self.read(start, min(rows.stop, start + chunk_rows))
             for column in columns.values():
@@ -142,10 +139,6 @@ def _column(records: Sequence[Any], leaf: Leaf, dtype: np.dtype[Any], start: int
 
 def _shown(dtype: np.dtype[Any]) -> str:
     return "bytes" if dtype.hasobject else f"{dtype.base}{list(dtype.shape)}"
-
-
-def _size_of(columns: Columns) -> int:
-    return sum(sum(map(len, each)) if each.dtype.hasobject else each.nbytes for each in columns.values())
 
 
 @contextlib.contextmanager
