@@ -16,8 +16,7 @@ from test_arrays_in_stores import BLOCK, ROWS, npy
 
 import feedline
 from feedline._src.files.client import client_of
-from feedline._src.files.fetcher import fetcher
-from feedline._src.files.origin import Origin
+from feedline._src.files.fetcher import Origin, fetcher
 from feedline._src.files.store import Url
 
 OUT = np.empty((3000,), np.uint8)

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from feedline._src.files.lru_cache import LruCache
+from feedline._src.files.file import LruCache
 
 
 def _reader(read, key, size=100):

@@ -18,8 +18,8 @@ import pytest
 
 import feedline
 from feedline._src.files.fetcher import fetcher
+from feedline._src.files.file import File
 from feedline._src.files.files import Files
-from feedline._src.files.local import LocalFile
 from feedline._src.native.library import library
 
 BLOCK = 1 << 21
@@ -69,7 +69,7 @@ def cache_files(folder):
 def test_a_file_in_a_store_is_read_as_a_local_one(url, options, tmp_path):
     file = opened(url, options)
     (tmp_path / "x.bin").write_bytes(DATA)
-    local = LocalFile(str(tmp_path / "x.bin"))
+    local = File(str(tmp_path / "x.bin"))
     for each in (file, pickle.loads(pickle.dumps(file))):
         assert (each.size, each.digest) == (local.size, local.digest)
         reads_all(each)

@@ -17,8 +17,7 @@ import feedline
 from feedline._src.files.cache import Cache
 from feedline._src.files.fetcher import fetcher
 from feedline._src.files.files import Files
-from feedline._src.files.folder import Part, open_folder
-from feedline._src.files.origin import REQUEST_BYTES, listing
+from feedline._src.files.folder import REQUEST_BYTES, Part, listing, open_folder
 from feedline._src.files.store import Url
 
 

@@ -56,7 +56,7 @@ def variables(chance: random.Random) -> Outcome:
 
 def address(chance: random.Random) -> Outcome:
     """The address of an object or a glob: parts without "..", or a ValueError."""
-    from feedline._src.files.origin import _expression
+    from feedline._src.files.folder import _expression
     from feedline._src.files.store import Url
 
     url = text(chance.choice(ADDRESSES), chance)

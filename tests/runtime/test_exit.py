@@ -110,7 +110,7 @@ def test_a_long_read_of_many_chunks_ends_before_the_interpreter(tmp_path):
         tmp_path,
         """
 import atexit, tensorstore
-from feedline._src.files.lru_cache import LruCache
+from feedline._src.files.file import LruCache
 inside = threading.Event()
 def slowly(kept, key, read, get=LruCache.get):
     inside.set()

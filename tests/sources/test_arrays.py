@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import feedline
 from feedline import open_source
-from feedline._src.files.local import LocalFile
+from feedline._src.files.file import File
 from feedline._src.formats import npy
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray
@@ -85,7 +85,7 @@ def test_npy_and_stored_npz_are_mapped_and_compressed_npz_is_read(tmp_path):
     np.savez_compressed(tmp_path / "packed.npz", x=x, y=y)
     np.save(tmp_path / "fortran.npy", np.asfortranarray(x))
     for name, leaves, is_mapped in (("x.npy", [x], 1), ("stored.npz", [x, y], 1), ("packed.npz", [x, y], 0)):
-        (tree,) = npy.read(LocalFile(str(tmp_path / name)), OpenOptions())
+        (tree,) = npy.read(File(str(tmp_path / name)), OpenOptions())
         assert [isinstance(leaf, FileArray) for leaf in jax.tree.leaves(tree)] == [is_mapped] * len(leaves)
         for got, leaf in zip(jax.tree.leaves(_read(open_source(tmp_path / name), range(50))), leaves, strict=True):
             np.testing.assert_array_equal(got, leaf)

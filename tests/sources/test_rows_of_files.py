@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import feedline
+from feedline._src.files.file import File
 from feedline._src.files.files import Files
-from feedline._src.files.local import LocalFile
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray, fields
 from feedline._src.native.library import library
@@ -20,7 +20,7 @@ from feedline._src.sources.arrays import ArraySource
 needs_library = pytest.mark.skipif(library() is None, reason="without the C library nothing of a store is mapped")
 
 
-class Cached(LocalFile):
+class Cached(File):
     """A local file that is mapped only while it is complete; the mapping is that of a copy."""
 
     complete = False
@@ -35,7 +35,7 @@ class Cached(LocalFile):
             return None
         if not self.mapped:
             shutil.copy(self.name, f"{self.name}.cached")
-            self.mapped.append(LocalFile(f"{self.name}.cached").memory())
+            self.mapped.append(File(f"{self.name}.cached").memory())
         return self.mapped[0]
 
     def read_rows(self, offsets, out):
@@ -63,7 +63,7 @@ class CachedFiles(Files):
 def test_descriptions_give_the_views_of_numpy(tmp_path, order, dtype):
     array = np.frombuffer(np.random.default_rng(0).bytes(4 * 3 * np.dtype(dtype).itemsize), dtype).reshape(4, 3)
     (tmp_path / "x").write_bytes(b"12345" + array.tobytes(order))
-    file = LocalFile(str(tmp_path / "x"))
+    file = File(str(tmp_path / "x"))
     found, expected = fields(FileArray.of(file, np.dtype(dtype), (4, 3), 5, order == "F")), fields(array)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for part, whole in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

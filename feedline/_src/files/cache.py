@@ -35,8 +35,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
-from feedline._src.files.local import Descriptor, check_may_open, pread
-from feedline._src.files.lru_cache import LruCache
+from feedline._src.files.file import Descriptor, LruCache, check_may_open, pread
 from feedline._src.files.store import Store
 
 T = TypeVar("T")

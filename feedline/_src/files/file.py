@@ -1,33 +1,105 @@
-"""`File`: the bytes of one version of a file or object."""
+"""`File`: the bytes of one version of a file on local disk. `remote.py` has those of objects in a store.
+
+Also what reading local files takes: versions, open descriptors in an LRU cache, and errors.
+"""
 
 from __future__ import annotations
 
-import abc
+import contextlib
+import errno
 import hashlib
+import mmap
+import multiprocessing
 import os
-from collections.abc import Callable
-from typing import Any, BinaryIO, TypeVar
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.files.client import Version
-from feedline._src.files.version import FileVersion, changed
+from feedline._src.errors import FeedError, RowError
+from feedline._src.files.store import Store
 from feedline._src.rows import digests
+
+if TYPE_CHECKING:
+    from feedline._src.files.client import Version
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+OPEN_FILES = 64
+_MERGED_BYTES = 1 << 22
+_MERGED_GAP_BYTES = 1 << 12
+_MERGED_PART_BYTES = 1 << 15
+"""Reads are merged up to 4 MiB, over gaps of up to 4 KiB, for parts of up to 32 KiB: a merged read saves a system
+call for each part and copies each part once more, which costs more for large parts."""
 
 
-class File(abc.ABC):
+class FileVersion(NamedTuple):
+    """What changes when a local file is replaced or written to."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, file: str | os.PathLike[str] | int) -> FileVersion:
+        """The present version of the file at a path, or of an open descriptor. OSError if there is none."""
+        found = os.stat(file)
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def check(self, path: str | os.PathLike[str]) -> None:
+        """Raise a FeedError if the file at `path` was replaced, deleted or written to."""
+        try:
+            now = FileVersion.of(path)
+        except OSError as error:
+            raise changed(path, f"it cannot be found any more ({error.strerror})") from error
+        self.compare(now, path)
+
+    def check_open(self, path: str | os.PathLike[str]) -> None:
+        """Raise a FeedError if the file was written to. It is open or mapped, so it may have been replaced."""
+        with contextlib.suppress(OSError):
+            now = FileVersion.of(path)
+            if now[:2] == self[:2]:
+                self.compare(now, path)
+
+    def compare(self, now: FileVersion, path: str | os.PathLike[str]) -> None:
+        """Raise a FeedError that says what differs, if anything does."""
+        if now == self:
+            return
+        if now.size_bytes != self.size_bytes:
+            found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
+        elif now[:2] != self[:2]:
+            found = "another file lies at its path"
+        else:
+            found = "it was written to"
+        raise changed(path, found)
+
+
+class File:
     """Bytes of one version. All methods are thread-safe, and it pickles: the other process opens the same version.
 
     Attributes:
       name: its path or address as the user gave it, for errors.
       size: in bytes.
       version: what changes when it is replaced or written to.
-      in_store: whether it is an object in a store.
+      in_store: whether it is an object in a store, a `RemoteFile`.
+      place: the absolute path of a local file: a process may change its working directory, and worker processes
+        may have another one.
+
+    Args:
+      name: a local path.
+      version: the expected one; None: the present one.
+      opened: the source's files that were read last, open.
+      place: None: where `name` leads now.
+
+    Raises:
+      FileNotFoundError, OSError: it cannot be opened.
+      ValueError: it is a folder.
+      FeedError: it has another version.
     """
 
     in_store = False
@@ -35,7 +107,24 @@ class File(abc.ABC):
     size: int
     version: FileVersion | Version
 
-    @abc.abstractmethod
+    def __init__(
+        self,
+        name: str,
+        version: FileVersion | None = None,
+        opened: LruCache[OpenFile] | None = None,
+        place: str | None = None,
+    ) -> None:
+        self.name, self.place = name, place or absolute(name)
+        if version is None:
+            with opening(Path(name)) as file:
+                version = FileVersion.of(file.fileno())
+        else:
+            version.check(self.place)
+        self.version = self._version = version
+        self.size = version.size_bytes
+        self._open_files: LruCache[OpenFile] = opened or LruCache(OPEN_FILES)
+        self._memory: Bytes | None = None
+
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """The bytes at each offset, fewer where the file ends. Parts may overlap, in any order.
 
@@ -43,6 +132,10 @@ class File(abc.ABC):
           FeedError: it was changed, deleted, or its store cannot be read.
           OSError, MemoryError: of the disk; a part is too large.
         """
+        file = self._open_files.get(self.place, lambda: OpenFile(self.place, self._version))
+        found = file.read(offsets, lengths)
+        file.check()
+        return found
 
     def read_rows(self, offsets: Indices, out: Bytes) -> None:
         """Write the bytes at offsets[i] to out[i], a contiguous uint8[k, row bytes]. Errors as of `read`.
@@ -56,72 +149,321 @@ class File(abc.ABC):
                 raise changed(self.name, f"it ends {length - len(data)} bytes too early")
             row[:] = np.frombuffer(data, np.uint8)
 
-    @abc.abstractmethod
     def memory(self) -> Bytes | None:
         """All bytes as mapped memory, read-only; None if they must be read by `read`.
 
-        Of a store: None until the cache has all of them, and again once it has not. What was returned stays
+        Of an object: None until the cache has all of it, and again once it has not. What was returned stays
         readable while it is referred to. Another process may truncate what is mapped: a read beyond the end is
         SIGBUS, so only the gather in C, which survives it, may read this memory, or code that calls `check_open`
         before and accepts what is left of that danger for the user's own local files.
         """
+        if self._memory is None:
+            with opening(Path(self.place)) as file:
+                self._version.compare(FileVersion.of(file.fileno()), self.place)
+                mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
+                self._memory = np.frombuffer(mapped, np.uint8)
+        return self._memory
 
-    @abc.abstractmethod
     def path(self) -> str:
         """A local path of all bytes, for a library that opens files by path. An object is fetched whole, and stays
         in the cache while this `File` is referred to. Errors as of `read`."""
+        return self.place
 
-    @abc.abstractmethod
     def with_path(self, use: Callable[[str], T]) -> T:
-        """What `use` returns of the `path`. It is called again, with a new file, if the file of the cache was
-        written to, or if it fails and that was deleted; the str is another one for each such file.
-        Errors as of `read`."""
+        """What `use` returns of the `path`. If the cache's file of an object was written to, or deleted and `use`
+        failed, it is called again with a new file and another str. Errors as of `read`."""
+        return use(self.place)
 
     @property
-    @abc.abstractmethod
     def has_path(self) -> bool:
         """Whether all bytes lie on a local disk, so that `path` fetches nothing."""
+        return True
 
-    @abc.abstractmethod
     def open(self, sequential: bool = False) -> BinaryIO:
-        """A file object of the bytes, for one thread.
+        """A file object of the bytes, for one thread. Errors as of `check`.
 
         Args:
           sequential: most of it is read, from its start to its end: an object is fetched ahead.
         """
+        file = open(self.place, "rb")  # noqa: SIM115  # the caller closes it
+        try:
+            self._version.compare(FileVersion.of(file.fileno()), self.place)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
-    @abc.abstractmethod
     def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         """The bytes of some (offset, length), for headers and digests. Of an object only these are fetched, at
         once."""
+        with self.open() as file:
+            return [pread(file.fileno(), length, offset) for offset, length in ranges]
 
     @property
-    @abc.abstractmethod
     def stamp(self) -> int | str | None:
         """What differs between versions of the same size, and is equal on all machines: a time, or an ETag.
 
         None: nothing does, so that what was made of the file before may be of another version.
         """
+        return self._version.modified_ns
 
-    @abc.abstractmethod
     def places_beside(self, suffix: str) -> list[str]:
-        """Paths at which to keep a file that is made of this one once, the best first. Any may be unwritable."""
+        """Paths at which to keep a file that is made of this one once, the best first. Any may be unwritable.
 
-    @abc.abstractmethod
+        The name of one beside it is hidden, so that globs and folders of files leave it out.
+        """
+        folder, name = os.path.split(self.place)
+        beside = os.path.join(folder, f".{name}{suffix}")
+        return [beside, place_in(Store().folder, os.path.abspath(self.place), suffix)]
+
     def check(self) -> None:
-        """Refuse, with a FeedError, a file at whose path is another version now. Fetching from a store does so."""
+        """Raise a FeedError if another version lies at its path now. Fetching from a store does so."""
+        self._version.check(self.place)
 
     def check_open(self) -> None:
-        """Refuse, with a FeedError, a file that was written to or truncated. It is open or mapped, and may have
-        been replaced: the old one stays open."""
-        self.check()
+        """Raise a FeedError if it was written to or truncated. It is open or mapped, and may have been replaced:
+        the old one stays open."""
+        self._version.check_open(self.place)
 
     @property
     def digest(self) -> list[Any]:
         """JSON values that identify the contents, without a path: the size, and a digest of sampled bytes."""
         return digests.of_samples(self.size, self.samples(digests.samples_of_file(self.size)))
 
+    def __reduce__(self) -> Any:
+        return File, (self.name, self.version, None, self.place)
+
 
 def place_in(folder: str, name: str, suffix: str) -> str:
     """The path of a file that is made once of what `name` names, in a cache folder."""
     return os.path.join(folder, "index", f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}{suffix}")
+
+
+def absolute(path: str) -> str:
+    """The path from the root. It keeps "..", since `link/..` lies above the folder that the link names."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
+# --- open files ---
+
+
+class Descriptor:
+    """An open file, closed once nobody refers to it: a thread may still read a file that left an LRU cache."""
+
+    nbytes = 1  # LruCache counts files
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]  # `os` is gone at the end
+        if hasattr(self, "descriptor"):
+            close(self.descriptor)
+
+    def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
+        """See `File.read`. Parts close to each other are read by one system call."""
+        parts = [b""] * len(offsets)
+        starts, sizes = offsets.tolist(), lengths.tolist()
+        for run in _runs(offsets, lengths):
+            first = starts[run[0]]
+            block = pread(self.descriptor, max(starts[i] + sizes[i] for i in run) - first, first)
+            if len(run) == 1:
+                parts[run[0]] = block
+                continue
+            view = memoryview(block)
+            for i in run:
+                parts[i] = bytes(view[starts[i] - first : starts[i] - first + sizes[i]])
+        return parts
+
+
+class OpenFile(Descriptor):
+    """An open file of one version; None: of the present one.
+
+    Args:
+      begins: its first bytes.
+
+    Raises:
+      FeedError: it has another version, or other first bytes.
+      OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str, version: FileVersion | None, begins: bytes = b"") -> None:
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._path = path
+        self._version = version or FileVersion.of(self.descriptor)
+        self.check()
+        if pread(self.descriptor, len(begins), 0) != begins:
+            raise changed(path, "it begins with other bytes")
+
+    def check(self) -> None:
+        """Raise a FeedError if it was written to or truncated: what was read before may be wrong."""
+        self._version.compare(FileVersion.of(self.descriptor), self._path)
+
+
+def _runs(offsets: Indices, lengths: Indices) -> Iterator[list[int]]:
+    """The numbers of the parts that are read at once, ascending by offset."""
+    order = np.argsort(offsets, kind="stable")
+    starts, ends = offsets[order].tolist(), (offsets + lengths)[order].tolist()
+    run: list[int] = []
+    first = stop = 0
+    for i, start, end in zip(order.tolist(), starts, ends, strict=True):
+        small = end - start <= _MERGED_PART_BYTES
+        if run and not (small and start - stop <= _MERGED_GAP_BYTES and end - first <= _MERGED_BYTES):
+            yield run
+            run = []
+        if not run:
+            first = stop = start
+        run.append(i)
+        stop = max(stop, end)
+    if run:
+        yield run
+
+
+def pread(descriptor: int, length: int, offset: int) -> bytes:
+    """The bytes at `offset`; fewer at the end of the file. A single call reads at most 2 GiB."""
+    parts = [os.pread(descriptor, length, offset)]
+    while parts[-1] and (read := sum(map(len, parts))) < length:
+        parts.append(os.pread(descriptor, length - read, offset + read))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+Value = TypeVar("Value", bound=Any)
+
+
+class LruCache(Generic[Value]):
+    """The most recently used values, whose `nbytes` sum up to at most `limit_bytes`, or a single larger one.
+
+    Thread-safe: threads that ask for the same key at the same time read its value once.
+
+    Example:
+      >>> cache = LruCache(limit_bytes=1000)
+      >>> cache.get("a", lambda: np.zeros(500, np.uint8)).nbytes
+      500
+      >>> cache.get("a", lambda: 1 / 0).nbytes  # cached: the function is not called
+      500
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._entries: dict[Hashable, tuple[threading.Lock, list[Value]]] = {}
+        """Least recently used first: a lock for reading the value, and the value in a list that is empty until it
+        was read. Guarded by _lock."""
+        self._bytes = 0
+        """The size of all values in _entries. Guarded by _lock."""
+
+    def get(self, key: Hashable, read: Callable[[], Value]) -> Value:
+        """The value of `key`: the cached one, else what `read` returns. An exception of `read` is not cached."""
+        with self._lock:
+            entry = self._entries[key] = self._entries.pop(key) if key in self._entries else (threading.Lock(), [])
+        reading, values = entry
+        with reading:
+            if not values:
+                value = read()
+                with self._lock:
+                    values.append(value)
+                    if self._entries.get(key) is entry:  # else it was cleared meanwhile
+                        self._bytes += value.nbytes
+                        self._evict(keep=key)
+            return values[0]
+
+    def discard(self, key: Hashable, value: Value) -> None:
+        """Drop a value, unless the key has another one by now."""
+        with self._lock:
+            _, values = self._entries.get(key, (None, []))
+            if values and values[0] is value:
+                del self._entries[key]
+                self._bytes -= value.nbytes
+
+    def clear(self) -> None:
+        """Drop all values."""
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
+
+    def _evict(self, keep: Hashable) -> None:
+        for key, (_, values) in list(self._entries.items()):
+            if self._bytes <= self._limit_bytes:
+                return
+            if values and key != keep:
+                del self._entries[key]
+                self._bytes -= values[0].nbytes
+
+
+# --- errors ---
+
+
+@contextlib.contextmanager
+def opening(path: Path) -> Iterator[BinaryIO]:
+    """Open the file at `path` for the length of a `with` block.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: it is a folder, or no regular file: opening a pipe would wait for who writes to it.
+      FeedError: this process has too many open files.
+      OSError: the disk fails, also inside the block. It names the file.
+    """
+    try:
+        if not path.is_file() and path.exists() and not path.is_dir():
+            raise irregular(path)
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}; check the path") from None
+    except IsADirectoryError:
+        files = f"{path}/*{path.suffix}"
+        raise ValueError(f"{path} is a folder; pass a glob of files: open_source({files!r})") from None
+    except OSError as error:
+        check_may_open(error, str(path))
+        if error.filename is None:  # of a read inside the block
+            error.filename = str(path)
+        raise
+
+
+def changed(path: str | os.PathLike[str], found: str) -> FeedError:
+    """The error for a file that changed while it was in use; `found` says how."""
+    hint = ""
+    if multiprocessing.parent_process() is not None:
+        hint = (
+            ". A worker process imports your script again: what writes the file must stand under `if __name__ == "
+            '"__main__":`'
+        )
+    return FeedError(
+        f"a file must not change while a feed reads it, and {found} since the source was opened. Write new data "
+        f"to a new path, and build a new feed{hint}",
+        stage="read",
+        file=os.fspath(path),
+    )
+
+
+def irregular(path: str | Path) -> ValueError:
+    """The error for a pipe, a socket or a device in place of a file."""
+    return ValueError(
+        f"rows are read from regular files, in any order, and {path} is a pipe, a socket or a device; write what "
+        "it gives to a file, or yield it from a stream (docs/streams.md)"
+    )
+
+
+def check_may_open(error: Exception, path: str) -> None:
+    """Raise a FeedError if `error` says that no more files can be opened: this is no bad row."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise FeedError(
+            f"files are opened when they are read, and no more can be opened ({os.strerror(error.errno)}); raise "
+            "the limit (ulimit -n), or close other files",
+            stage="read",
+            file=path,
+        ) from error
+
+
+def unreadable(error: OSError | MemoryError, row: int, path: str) -> FeedError:
+    """The error for a row whose file cannot be opened or read."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return changed(path, f"it cannot be found any more ({os.strerror(number)})")
+    check_may_open(error, path)
+    return RowError(
+        f"the bytes of a row must be readable, and reading them failed: {error}; copy the file again, or take "
+        "another row in its place with feedline.Reading(bad_rows='substitute')",
+        stage="read",
+        row=row,
+        file=path,
+    )

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES
 from feedline._src.files.fetcher import result_of
-from feedline._src.files.file import File, Indices
-from feedline._src.files.local import LocalFile, OpenFiles
-from feedline._src.files.lru_cache import LruCache
+from feedline._src.files.file import OPEN_FILES, File, Indices, LruCache, OpenFile
 from feedline._src.files.store import Store, is_url
 from feedline._src.rows import digests
 
@@ -50,7 +48,7 @@ class Files(Sequence[File]):
         places: Sequence[str | None] | None = None,
     ) -> None:
         self.paths, self._store = list(paths), store
-        self.open_files = OpenFiles()
+        self.open_files = LruCache[OpenFile](OPEN_FILES)
         self._segments: LruCache[Any] = LruCache(_OPEN_SEGMENTS)
         self._far: dict[str, RemoteFile] = {}
         """The objects in a store, by address."""
@@ -70,7 +68,7 @@ class Files(Sequence[File]):
     def _file(self, path: str, version: Any, place: str | None) -> File:
         file = self._far.get(path)
         if file is None:
-            return LocalFile(path, version, self.open_files, place)
+            return File(path, version, self.open_files, place)
         if version is not None:
             version.check(file.version, path)
         return file
@@ -152,12 +150,12 @@ class Files(Sequence[File]):
 
         A later read opens and fetches again.
         """
-        self.open_files.close()
+        self.open_files.clear()
         for file in self._far.values():
             file.close()
         self._segments.clear()
 
     def __reduce__(self) -> Any:
         versions = [file.version for file in self._files]
-        places = [file.place if isinstance(file, LocalFile) else None for file in self._files]
+        places = [file.place if not file.in_store else None for file in self._files]
         return Files, (self.paths, self._store, versions, places)

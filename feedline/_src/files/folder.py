@@ -8,6 +8,7 @@ import concurrent.futures
 import functools
 import hashlib
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,17 +17,15 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of, name_of
-from feedline._src.files.client import Listed, Version
-from feedline._src.files.fetcher import fetcher, result_of
-from feedline._src.files.file import Indices
-from feedline._src.files.local import absolute, pread, unreadable
-from feedline._src.files.origin import REQUEST_BYTES, Origin, folders, gathered, listing
+from feedline._src.files.client import Listed, Version, client_of
+from feedline._src.files.fetcher import REQUEST_BYTES, Origin, fetcher, gathered, result_of
+from feedline._src.files.file import FileVersion, Indices, absolute, changed, pread, unreadable
 from feedline._src.files.remote import cached
 from feedline._src.files.store import Store, Url, is_url
-from feedline._src.files.version import FileVersion, changed
 from feedline._src.rows import digests
 
 T = TypeVar("T")
+_FOLDER_SUFFIX = ".zarr"
 _READ_WHOLE_BYTES = 1 << 18
 """A smaller file is read whole for its digest; of a larger one sixteen parts are."""
 
@@ -261,10 +260,10 @@ class LocalFolder(Folder):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                before = FileVersion.of_open(descriptor)
+                before = FileVersion.of(descriptor)
                 start, stop, _ = slice(part.start, part.stop).indices(before.size_bytes)
                 data = pread(descriptor, max(0, stop - start), start)
-                after = FileVersion.of_open(descriptor)
+                after = FileVersion.of(descriptor)
             finally:
                 os.close(descriptor)
         except (OSError, MemoryError) as error:
@@ -597,3 +596,78 @@ class Shared(Generic[T]):
 
 async def _awaited(result: Awaitable[T]) -> T:
     return await result
+
+
+# --- listings ---
+
+
+def matches(url: str, options: Store) -> list[Listed] | None:
+    """The objects, or Zarr folders, that a glob matches, in sorted order; None of an address that is no glob.
+
+    Raises:
+      FileNotFoundError: no match.
+      ValueError: no address, or a glob where the store does not list its keys.
+      FeedError: the store cannot be read.
+    """
+    parsed = Url.parse(url)
+    if not parsed.is_glob:
+        return None
+    if not parsed.can_list:
+        raise ValueError(
+            f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
+            "glob over s3:// or gs://, or name each file"
+        )
+    try:
+        pattern = re.compile(_expression(parsed.key))
+    except re.error as error:
+        raise ValueError(f"{url} is no glob ({error}); write a character that stands for itself as [?]") from error
+    above = Url(parsed.base, parsed.key.rpartition("/")[0])
+    if parsed.key.endswith(_FOLDER_SUFFIX) and not above.is_glob:
+        within = [Url(parsed.base, f"{above.key}/{name}".lstrip("/")) for name in folders(above, options)]
+        found = [Listed(url, Version(0, "")) for url in sorted(within) if pattern.fullmatch(url.key)]
+        if found:
+            return found
+    listed = listing(Url(parsed.base, re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]), options)
+    found = [each for each in listed if pattern.fullmatch(each.url.key)]
+    if not found:
+        raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")
+    return found
+
+
+def folders(prefix: Url, options: Store) -> tuple[str, ...]:
+    """The names of the folders in a folder of a bucket. Errors as of `listing`."""
+    client = client_of(prefix.base)
+    return _listed(prefix, options, lambda: client.folders(prefix.key, options.patience_s))
+
+
+def listing(prefix: Url, options: Store) -> list[Listed]:
+    """All objects of a bucket whose keys begin with that of `prefix`, in sorted order.
+
+    Raises:
+      FeedError: the store cannot be read.
+    """
+    client = client_of(prefix.base)
+    return _listed(prefix, options, lambda: client.list(prefix.key, options.patience_s))
+
+
+def _listed(prefix: Url, options: Store, request: Callable[[], Awaitable[T]]) -> T:
+    return fetcher().run(fetcher().patiently(str(prefix), options.patience_s, None, request)).result()
+
+
+def _expression(pattern: str) -> str:
+    """A glob as a regular expression, of what the module glob matches: "**/" stands for any folders."""
+    *above, last = pattern.split("/")
+    return "".join("(?:[^./][^/]*/)*" if part == "**" else f"{_part(part)}/" for part in above) + _part(last)
+
+
+def _part(pattern: str) -> str:
+    """A glob of one name as a regular expression: only one that begins with a dot matches hidden names."""
+    parts = [] if pattern.startswith(".") else [r"(?!\.)"]
+    for token in re.findall(r"\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
+        if token in ("*", "?"):
+            parts.append("[^/]" + token.replace("?", ""))
+        elif len(token) > 2 and token[0] == "[":
+            parts.append("(?!/)" + token.replace("[!", "[^", 1).replace("\\", r"\\"))
+        else:
+            parts.append(re.escape(token))
+    return "".join(parts)

@@ -35,12 +35,9 @@ from feedline._src.files.cache import (
     touched,
 )
 from feedline._src.files.client import Version
-from feedline._src.files.fetcher import AT_ONCE, MOST, fetcher, result_of
-from feedline._src.files.file import Bytes, File, Indices, T, place_in
-from feedline._src.files.lru_cache import LruCache
-from feedline._src.files.origin import REQUEST_BYTES, Origin, gathered
+from feedline._src.files.fetcher import AT_ONCE, MOST, REQUEST_BYTES, Origin, fetcher, gathered, result_of
+from feedline._src.files.file import Bytes, File, FileVersion, Indices, LruCache, T, place_in
 from feedline._src.files.store import Store, Url
-from feedline._src.files.version import FileVersion
 from feedline._src.native.library import library
 
 _log = logging.getLogger("feedline")
@@ -73,7 +70,7 @@ class _Whole(NamedTuple):
     @property
     def is_intact(self) -> bool:
         """Whether nobody has written to it or truncated it."""
-        return FileVersion.of_open(self.file.descriptor) == self.version
+        return FileVersion.of(self.file.descriptor) == self.version
 
     @property
     def is_there(self) -> bool:
@@ -528,7 +525,7 @@ class RemoteFile(File):
             whole.finish()
             of_descriptor = f"/proc/self/fd/{whole.descriptor}"
             path = of_descriptor if os.path.exists(of_descriptor) else whole.path
-            self._whole = _Whole(path, whole, FileVersion.of_open(whole.descriptor))
+            self._whole = _Whole(path, whole, FileVersion.of(whole.descriptor))
 
 
 def fetch_whole(files: Sequence[RemoteFile]) -> None:

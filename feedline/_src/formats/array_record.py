@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import warn
-from feedline._src.files.file import File, Indices
-from feedline._src.files.local import opening
+from feedline._src.files.file import File, Indices, opening
 from feedline._src.formats.open_options import Decode, OpenOptions
 from feedline._src.formats.registry import Format, require
 from feedline._src.formats.table import BadRecordError, Records, fields

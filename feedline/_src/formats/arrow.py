@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.files.file import File
-from feedline._src.files.local import opening
+from feedline._src.files.file import File, opening
 from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, require

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 import numpy as np
 
 from feedline._src.errors import FeedError
-from feedline._src.files.file import File, Indices
+from feedline._src.files.file import File, Indices, absolute
 from feedline._src.files.files import Files
-from feedline._src.files.local import absolute
 from feedline._src.files.store import is_url
 from feedline._src.formats.arrow import REWRITE, batches_of
 from feedline._src.formats.arrow_columns import column_of, is_bytes, naming_file, row_of

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
+from feedline._src.files.file import changed
 from feedline._src.files.folder import Folder, Part, open_folder
 from feedline._src.files.store import Store
-from feedline._src.files.version import changed
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, require
 from feedline._src.formats.table import Column, Grouped, check_lengths, memory_bytes

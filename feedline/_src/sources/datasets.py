@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import RowError
-from feedline._src.files.local import check_may_open
+from feedline._src.files.file import check_may_open
 from feedline._src.formats.hugging_face import (
     AnyColumn,
     FileColumn,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from feedline._src.files.client import Listed
+from feedline._src.files.file import irregular
 from feedline._src.files.folder import Folder, Part, folder_of, listed_folder
-from feedline._src.files.local import irregular
 from feedline._src.files.store import Store
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices

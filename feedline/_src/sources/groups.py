@@ -17,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
-from feedline._src.files.file import File
+from feedline._src.files.file import File, LruCache, check_may_open
 from feedline._src.files.files import Files, Place
-from feedline._src.files.local import check_may_open
-from feedline._src.files.lru_cache import LruCache
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import (
     Column,

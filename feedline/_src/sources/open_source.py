@@ -101,7 +101,7 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
-    from feedline._src.files.origin import matches
+    from feedline._src.files.folder import matches
     from feedline._src.files.store import Store, Url, is_url
     from feedline._src.formats.hugging_face import is_dataset
     from feedline._src.formats.registry import all_formats

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from feedline._src.errors import RowError
+from feedline._src.files.file import unreadable
 from feedline._src.files.files import Files
-from feedline._src.files.local import unreadable
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
 from feedline._src.formats.table import BadRecordError, RecordReader, Records, described

@@ -23,9 +23,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import in_folder
-from feedline._src.files.file import File, Indices
-from feedline._src.files.local import OpenFiles
-from feedline._src.files.version import changed
+from feedline._src.files.file import File, Indices, LruCache, OpenFile, changed
 from feedline._src.formats.table import ENTRY, BadRecordError, Records, Scan
 from feedline._src.rows.encoded_source import Record
 
@@ -96,7 +94,7 @@ class IndexedFile:
       opened: index files that are open.
     """
 
-    def __init__(self, file: File, index: Index, name: str, form: Records, opened: OpenFiles) -> None:
+    def __init__(self, file: File, index: Index, name: str, form: Records, opened: LruCache[OpenFile]) -> None:
         self._file, self.index, self._name, self._form, self._opened = file, index, name, form, opened
         self.count, self.fields, self.digest = index.count, index.fields, index.digest
 
@@ -130,7 +128,7 @@ class IndexedFile:
         for _ in range(_TRIES):
             index = self.index
             with contextlib.suppress(FileNotFoundError, FeedError):  # the latter: it was written to
-                opened = self._opened.get(index.path, None, index.line)
+                opened = self._opened.get(index.path, functools.partial(OpenFile, index.path, None, index.line))
                 found = b"".join(opened.read(len(index.line) + records * width, np.full(len(records), width)))
                 with contextlib.suppress(FeedError):
                     opened.check()
