@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from feedline._src.feed import Feed as Feed
     from feedline._src.feed_options import FeedOptions as FeedOptions
     from feedline._src.files.store import Store as Store
+    from feedline._src.listen.statistics import Statistics as Statistics
     from feedline._src.options import Blocks as Blocks
     from feedline._src.options import Limits as Limits
     from feedline._src.options import Order as Order
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from feedline._src.sources.mixture import Mixture as Mixture
     from feedline._src.sources.open_source import open_source as open_source
     from feedline._src.sources.ragged import Ragged as Ragged
-    from feedline._src.statistics import Statistics as Statistics
     from feedline._src.streams.lane_files import load_lanes as load_lanes
     from feedline._src.streams.lane_files import save_lanes as save_lanes
     from feedline._src.tools.convert.convert import convert as convert
@@ -87,7 +87,7 @@ __getattr__, __dir__, __all__ = lazily(
         "RowSource": "feedline._src.rows.row_source",
         "Rows": "feedline._src.rows.row_source",
         "StallError": "feedline._src.errors",
-        "Statistics": "feedline._src.statistics",
+        "Statistics": "feedline._src.listen.statistics",
         "Store": "feedline._src.files.store",
         "WorkerError": "feedline._src.errors",
         "building": "feedline._src.building",

@@ -228,7 +228,6 @@ OF_FEEDLINE = {
     "plan": ["plan", "placement", "order.schedule", "rows", "options"],
     "building": ["feed_options"],  # its type
     "notebook": [],
-    "statistics": ["notebook"],
     "state": ["order.past", "order.schedule", "errors"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
     "native": [],
@@ -238,11 +237,7 @@ OF_FEEDLINE = {
     "placement": ["placement", "runtime.jax_settings"],  # on the thread that places
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
-    "observe": ["observe", "options"],  # values that stages return, and what follows from them
-    "observe.devices": ["runtime.exit", "runtime.ending"],  # its threads wait inside jax
-    "tuning": ["tuning", "observe", "options"],
-    "observe.metrics": ["observe.report", "statistics"],
-    "observe.prometheus": ["observe.metrics", "observe.report", "options"],
+    "record": ["options"],  # values that stages return, and who is told of them
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "files": ["files", "rows.digests", "native.library", "runtime.exit", "runtime.ending", "errors", "options"],
@@ -250,36 +245,38 @@ OF_FEEDLINE = {
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "plan.asked", "errors", "options"],
     "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
-               "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
+               "runtime.annotations", "placement.plan", "record", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "rows", "order.schedule",
-                "observe.times", "runtime.jax_settings", "runtime.annotations", "errors"],
+                "record", "runtime.jax_settings", "runtime.annotations", "errors"],
     "streams.lane_files": ["agreement.step_places"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
     "cluster": ["cluster", "agreement", "errors", "options"],
     # the compositions
     # cluster: the default number of threads, and the memory of the control group
-    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "plan", "prefetch", "observe",
-                 "tuning", "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
-                 "runtime.annotations", "notebook", "state", "statistics", "version", "errors",
-                 "feed_options", "options"],
+    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "plan", "prefetch", "record",
+                 "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
+                 "runtime.annotations", "notebook", "state", "version", "errors", "feed_options", "options"],
+    # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
+    "listen": ["listen", "record", "pipeline", "loader.host_batch", "prefetch", "order.schedule", "rows.bad_rows",
+               "cluster.cores", "runtime.exit", "runtime.ending", "notebook", "version", "errors", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
-             "agreement.monitor", "agreement.in_step", "observe", "runtime", "state", "statistics", "errors",
+             "agreement.monitor", "agreement.in_step", "listen", "record", "runtime", "state", "errors",
              "building", "feed_options", "options"],
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
-        "prefetch", "observe", "runtime", "statistics", "options",
+        "prefetch", "listen", "record", "runtime", "options",
     ],
     "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
                "rows.encoded_source", "rows.row_source", "options"],
     "image_limits": [],
     # beside them
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
-    "trainer.live": ["trainer.loop", "observe.metrics", "observe.report"],  # of any feed
-    "trainer.logs": ["trainer.loop", "observe.metrics", "statistics"],
+    "trainer.live": ["trainer.loop", "listen.metrics", "listen.report"],  # of any feed
+    "trainer.logs": ["trainer.loop", "listen.metrics", "listen.statistics"],
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options", "building",
-              "version", "errors", "options", "order", "plan", "observe.words", "rows",
+              "version", "errors", "options", "order", "plan", "listen.words", "rows",
               "sources", "formats", "files", "streams", "loader", "placement", "agreement", "cluster", "native",
               "trainer"],
     "lazy": [],
@@ -290,8 +287,8 @@ FROM_OUTSIDE = {
     "order": ["numpy"],
     "placement": ["numpy", "jax"],
     "plan": ["numpy", "jax"],
-    "observe": ["jax"],
-    "observe.prometheus": ["jax", "prometheus_client"],
+    "listen": ["jax"],
+    "listen.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
     "files": ["numpy"],  # obstore by its name, since it is optional
     "formats": ["numpy", "jax"],
@@ -442,7 +439,7 @@ def test_threads_start_in_few_rooms():
     )
     assert "prefetch/pipelines.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    allowed = {"prefetch", "files", "observe", "agreement", "cluster", "tools"}
+    allowed = {"prefetch", "files", "listen", "agreement", "cluster", "tools"}
     assert {path.partition("/")[0] for path in found} <= allowed
 
 
@@ -467,7 +464,7 @@ def test_what_is_loaded_when():
     pure = [
         "errors",
         "options",
-        "statistics",
+        "listen.statistics",
         "state",
         "order",
         "placement.plan",
@@ -517,7 +514,7 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
     needed = told.stdout.split()
     assert len(needed) <= 90
     rooms = {name.removeprefix("feedline._src.").partition(".")[0] for name in needed}
-    assert not rooms & {"streams", "tools", "trainer", "tuning"}
+    assert not rooms & {"streams", "tools", "trainer"}
     assert "feedline._src.files.fetcher" not in needed
 
 

@@ -625,7 +625,7 @@ from pathlib import Path
 import numpy as np
 import feedline
 import jax
-from feedline._src.observe.prometheus import serve
+from feedline._src.listen.prometheus import serve
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 def inodes(process):

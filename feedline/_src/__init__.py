@@ -11,7 +11,7 @@ A map, one folder a stage, in the order in which data flows::
     building    a context in which every feed that is built goes through functions of a tool
     errors      FeedError and its subclasses
     state       makes the state for a checkpoint, and validates it when it is restored
-    statistics  a snapshot of a feed's counts and times
+    record      what a delivered batch cost, and who is told
     notebook    the tables that these show in a notebook
     lazy        public modules whose names are imported on first use
 
@@ -26,8 +26,7 @@ A map, one folder a stage, in the order in which data flows::
     placement/  process-local batch → global jax.Array on the mesh
     prefetch/   places batches before the step asks for them
     pipeline/   composes the stages
-    tuning/     settings that a feed finds while it trains
-    observe/    what batches cost, what limits a feed, and which setting to change
+    listen/     what batches cost, what limits a feed, and which settings to change
 
 and the other folders::
 

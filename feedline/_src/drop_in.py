@@ -16,25 +16,24 @@ import numpy as np
 
 from feedline._src.agreement.monitor import close_on_abort, failure
 from feedline._src.cluster.cores import own_cores
+from feedline._src.listen.listening import BatchListener
+from feedline._src.listen.report import Report
+from feedline._src.listen.statistics import Statistics
+from feedline._src.listen.verdict import Circumstances, judge
+from feedline._src.listen.window import Window, times_of
 from feedline._src.loader.staging import Staging
-from feedline._src.observe.accounting import Accounting
-from feedline._src.observe.devices import StepWatch, TransferWatch
-from feedline._src.observe.report import Report
-from feedline._src.observe.times import PartTimes, PlaceTimes, Stopwatch, this_thread
-from feedline._src.observe.verdict import Circumstances, judge
-from feedline._src.observe.window import Window, times_of
 from feedline._src.options import MAX_AHEAD, Reading, checked_integer
 from feedline._src.placement.place import Placement, check_shardings, sharded_like
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.handover import Closed
 from feedline._src.prefetch.pipelines import Prefetcher, Synchronous
 from feedline._src.prefetch.watch import Watch
+from feedline._src.record import BatchRecord, PartTimes, PlaceTimes, Stopwatch, this_thread
 from feedline._src.rows.spec import RowSpec, cast_into
 from feedline._src.rows.values import as_array
 from feedline._src.runtime.confined import ProcessBound
 from feedline._src.runtime.exit import close_at_exit
 from feedline._src.runtime.jax_settings import JaxSettings
-from feedline._src.statistics import Statistics
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"
@@ -111,11 +110,11 @@ class MeshIterator(ProcessBound):
         idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
         source = self._source = _CheckedBatches(iterable, copy, settings, idle)
         self._prefetch = prefetch
-        self._accounting = Accounting(prefetch + 2 if prefetch else 0)
-        steps = StepWatch(self._accounting.looked, self._accounting.glanced)
-        place = _BatchPlacement(sharding, copy, settings, self._accounting, steps)
+        self._listener = BatchListener(prefetch + 2 if prefetch else 0)
+        self._accounting = self._listener.accounting
+        place = _BatchPlacement(sharding, copy, settings, self._listener)
         self._prefetcher: Prefetcher[_HostBatch, _Placed] | Synchronous[_HostBatch, _Placed]
-        watch = Watch(Reading(), steps.waits)
+        watch = Watch(Reading(), self._listener.waits)
         self._prefetcher = (
             Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
         )
@@ -153,7 +152,7 @@ class MeshIterator(ProcessBound):
             self._closed = True
             self._prefetcher.close()
             raise
-        self._accounting.delivered(asked, time.perf_counter(), [placed.made], placed.times)
+        self._listener.told(BatchRecord(asked, time.perf_counter(), [placed.made], placed.times))
         self._batches += 1
         self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
         self._placed_bytes += placed.local_bytes
@@ -316,13 +315,9 @@ def _lies_on_devices(leaf: Any) -> bool:
 class _BatchPlacement:
     """Places batches, and notes how long that takes; makes a new plan only when shapes or dtypes change."""
 
-    def __init__(
-        self, sharding: Any, copy: bool, settings: JaxSettings, accounting: Accounting, steps: StepWatch
-    ) -> None:
+    def __init__(self, sharding: Any, copy: bool, settings: JaxSettings, listener: BatchListener) -> None:
         self._copy = copy
-        self._accounting = accounting
-        self._steps = steps
-        self._transfers = TransferWatch(accounting.transferred)
+        self._listener = listener
         self._sharding = sharding
         self._settings = settings
         self._spec: RowSpec | None = None
@@ -336,15 +331,10 @@ class _BatchPlacement:
         watch = Stopwatch()
         batch = self._placement.place(given.leaves)
         place_s, cpu_s = watch.lap()
-        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s, None)
+        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
         arrays = jax.tree.leaves(batch)
         if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
             of_devices = [isinstance(leaf, jax.Array) for leaf in given.leaves]
             jax.block_until_ready([array for array, mine in zip(arrays, of_devices, strict=True) if mine])
-        if all(array.is_ready() for array in arrays):
-            times = times._replace(ready_s=place_s)
-        else:
-            self._transfers(arrays, watch.began)
-        self._steps.placed(arrays)
-        self._accounting.placed(times)
+        self._listener.placed(times, arrays)
         return _Placed(batch, given.state, given.times, times, self._placement.local_bytes)

@@ -24,26 +24,27 @@ from feedline._src.agreement.monitor import close_on_abort, failure, out_of_step
 from feedline._src.building import asked_hooks, changed
 from feedline._src.errors import ProcessError, StallError
 from feedline._src.feed_options import FeedOptions
+from feedline._src.listen.listening import FeedListener
+from feedline._src.listen.statistics import Counters, Statistics
 from feedline._src.loader.form import Transform
 from feedline._src.options import Auto, Order, Reading, Settings, checked_integer
 from feedline._src.order.schedule import BatchSizes, Cursor, Remainder
 from feedline._src.pipeline.build import build, moved, refused
 from feedline._src.pipeline.loops import Loops
-from feedline._src.pipeline.observing import Observing
 from feedline._src.pipeline.shown import Shown
 from feedline._src.pipeline.stages import Pipeline, Placed, Stages
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.handover import INSIDE, Closed
+from feedline._src.record import BatchRecord
 from feedline._src.runtime.annotations import annotation
 from feedline._src.runtime.confined import ProcessBound, SingleThread
 from feedline._src.runtime.ending import exits
 from feedline._src.runtime.exit import close_at_exit
-from feedline._src.statistics import Counters, Statistics
 
 if TYPE_CHECKING:
-    from feedline._src.observe.diagnosis import Diagnosis
-    from feedline._src.observe.report import Report
-    from feedline._src.pipeline.diagnosing import DiagnosingPipeline
+    from feedline._src.listen.diagnosing import DiagnosingPipeline
+    from feedline._src.listen.diagnosis import Diagnosis
+    from feedline._src.listen.report import Report
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
@@ -184,7 +185,7 @@ class Feed(Shown, ProcessBound):
         self._pipelines: list[Pipeline | DiagnosingPipeline] = []
         self._counted = Counters()
         self._placed_more_bytes = 0  # than if all batches had had the size of the last one
-        self._observing = Observing(self._stages)
+        self._listener = FeedListener(self._stages)
         self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
         self._moved_from: Place | None = None  # where it was before `seek` or `set_state`, until the next batch
         weakref.finalize(self, _close_all, self._pipelines).atexit = False
@@ -228,21 +229,19 @@ class Feed(Shown, ProcessBound):
                 before, steps = self._delivered, self._options.steps_per_call
                 if self._stages.change is not None and self._diagnosed is None:
                     self._use(self._stages.at(before.step))
-                tuner = self._observing.tuner
-                if tuner is not None and (proposal := tuner.proposal) is not None:
+                if (proposal := self._listener.proposal) is not None:
                     self._tune(proposal)
                 with annotation("wait", before.step + steps):
                     pipeline, placed = self._take()
                 before = self._delivered  # a signal handler may have taken one meanwhile
-                metadata = placed.metadata
-                if metadata.bad:
-                    self._stages.quarantine.enter(metadata.bad, batches=self._counted.batches + steps)
-                delivered = _Delivered(before.step + steps, metadata.after, metadata.lanes)
-                counted = self._counted.plus(steps, metadata.rows, metadata.dropped_rows, len(metadata.bad))
-                self._observing.accounting.delivered(
-                    asked, time.perf_counter(), metadata.parts, placed.times,
-                    delivered.step, before.cursor, metadata.rows,
+                _, after, lanes, rows, dropped_rows, parts, bad = placed.metadata
+                delivered = _Delivered(before.step + steps, after, lanes)
+                counted = self._counted.plus(steps, rows, dropped_rows, len(bad))
+                record = BatchRecord(
+                    asked, time.perf_counter(), parts, placed.times,
+                    delivered.step, before.cursor, rows, dropped_rows, bad, counted.batches,
                 )  # fmt: skip
+                self._listener.told(record)
                 if self._stages.in_step is not None and self._diagnosed is None:
                     self._stages.in_step.batches = counted.batches // steps
                 # last, and at once: an interrupt comes before all or counts as one after `next`
@@ -254,7 +253,7 @@ class Feed(Shown, ProcessBound):
                 self._loops.stopped()
                 if self._stages.in_step is not None and not isinstance(error, StopIteration):
                     self._stages.in_step.failed_at = self._stages.in_step.batches
-                self._observing.accounting.interrupted()
+                self._listener.interrupted()
                 stuck = (
                     self._closed
                     or isinstance(error, StallError | ProcessError)
@@ -415,7 +414,7 @@ class Feed(Shown, ProcessBound):
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
         ready = sum(pipeline.waiting for pipeline in self._pipelines)
-        statistics = self._observing.statistics(self._counted, ready, self._options.steps_per_call)
+        statistics = self._listener.statistics(self._counted, ready, self._options.steps_per_call)
         return dataclasses.replace(
             statistics,
             placed_bytes=statistics.placed_bytes + self._placed_more_bytes,
@@ -430,7 +429,7 @@ class Feed(Shown, ProcessBound):
         Raises:
           ValueError: fewer than two batches were delivered one after the other.
         """
-        report = self._observing.report()
+        report = self._listener.report()
         if report is None:
             raise ValueError(
                 "a report needs two batches that were taken one after the other, and this feed delivered "
@@ -469,22 +468,22 @@ class Feed(Shown, ProcessBound):
           True
           >>> feed.close()
         """
-        from feedline._src.observe.diagnosis import Diagnosis
-        from feedline._src.pipeline.diagnosing import DiagnosingPipeline
+        from feedline._src.listen.diagnosing import DiagnosingPipeline
+        from feedline._src.listen.diagnosis import Diagnosis
 
         if self._diagnosed is not None:
             raise ValueError("this feed is being diagnosed already; leave that context first")
         with self._single_thread:
             self._check_open()
             self._use(self._stages.at(self._delivered.step))
-            diagnosis, observing, delivered = Diagnosis(), Observing(self._stages, tunes=False), self._delivered
+            diagnosis, listener, delivered = Diagnosis(), FeedListener(self._stages, tunes=False), self._delivered
             pipeline = DiagnosingPipeline(
-                self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis, over
+                self._stages, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
             )
             self._stop(_MOMENT_S, reads=False)
-        before = (delivered, self._exhausted, self._counted, self._observing, self._loops)
+        before = (delivered, self._exhausted, self._counted, self._listener, self._loops)
         try:
-            self._diagnosed, self._observing, self._loops, self._exhausted = pipeline, observing, Loops(), False
+            self._diagnosed, self._listener, self._loops, self._exhausted = pipeline, listener, Loops(), False
             close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
             close_on_abort(pipeline)
             self._pipelines.append(pipeline)
@@ -493,9 +492,9 @@ class Feed(Shown, ProcessBound):
             pipeline.finish()
         finally:
             # first of all, in case an interrupt comes while threads are stopped
-            self._delivered, self._exhausted, self._counted, self._observing, self._loops = before
+            self._delivered, self._exhausted, self._counted, self._listener, self._loops = before
             self._diagnosed = None
-            self._observing.accounting.interrupted()
+            self._listener.interrupted()
             self._stop(_MOMENT_S, reads=False)
             pipeline.forget()
         print(diagnosis)
@@ -533,9 +532,9 @@ class Feed(Shown, ProcessBound):
         self._check_open()
         if self._diagnosed is not None:
             raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
-        from feedline._src.pipeline.tracing import traced
+        from feedline._src.listen.tracing import traced
 
-        return traced(path, self._stages, self._observing.accounting)
+        return traced(path, self._stages, self._listener.accounting)
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.
@@ -594,7 +593,7 @@ class Feed(Shown, ProcessBound):
         except Closed:
             raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else _CLOSED) from None
         except Exception as error:
-            tuner, chosen = self._observing.tuner, self._stages.settings.workers > 0
+            tuner, chosen = self._listener.tuner, self._stages.settings.workers > 0
             job_failed = isinstance(error, ProcessError)
             if job_failed or not chosen or tuner is None or not tuner.does_without_workers(error):
                 raise
@@ -620,14 +619,14 @@ class Feed(Shown, ProcessBound):
         """Go on with other settings: the next pipeline starts after the last batch delivered."""
         self._stages = self._stages.tuned(settings)
         self._stop(0, reads=False)
-        self._observing.changed(self._stages)  # last: after an interrupt before it, all of this is done again
+        self._listener.changed(self._stages)  # last: after an interrupt before it, all of this is done again
 
     def _use(self, stages: Stages) -> None:
         """Go on with batches of another size: the next pipeline starts after the last batch delivered."""
         if stages is self._stages:
             return
         self._stop(0, reads=False)
-        self._observing.changed(stages)
+        self._listener.changed(stages)
         self._stages.access.buffers.staging.close()
         more = self._stages.placement.local_bytes - stages.placement.local_bytes
         # last: after an interrupt before it, all of this is done again
@@ -636,7 +635,7 @@ class Feed(Shown, ProcessBound):
     def _start(self) -> Pipeline:
         self._compare_move()
         step, cursor, lanes = self._delivered
-        pipeline = self._stages.start(cursor, lanes, self._observing, step)
+        pipeline = self._stages.start(cursor, lanes, self._listener, step)
         close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
         close_on_abort(pipeline)
         self._pipelines.append(pipeline)
@@ -691,7 +690,7 @@ class Feed(Shown, ProcessBound):
             if self._first_stages.change is not None:
                 self._use(stages)
             self._loops.moved(restored)
-            self._observing.accounting.interrupted()
+            self._listener.interrupted()
             self._moved_from = self._moved_from or self._place()
             self._delivered, self._exhausted = delivered, False
 

@@ -24,13 +24,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Mixture, Order, Reading, RowError, decoded
+from feedline._src.listen.bad_rows import Quarantine, _locked
 from feedline._src.loader.batch_reader import BatchReader
 from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.local_batches import LocalBatches
 from feedline._src.order.epoch import rows_at, substitutes_at
 from feedline._src.order.schedule import Cursor, Schedule
-from feedline._src.pipeline.quarantine import Quarantine, _locked
 from feedline._src.placement.plan import plan_leaf, union_of_rows
 from feedline._src.rows.bad_rows import BadRow, find_bad_rows
 from feedline._src.rows.spec import RowSpec
@@ -766,7 +766,7 @@ def test_the_file_stays_where_it_is_when_the_program_changes_directory(sharding,
 FILLS = """
 import resource, signal, sys
 from feedline._src.rows.bad_rows import BadRow
-from feedline._src.pipeline.quarantine import Quarantine, _locked
+from feedline._src.listen.bad_rows import Quarantine, _locked
 from feedline._src.options import Reading
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -799,7 +799,7 @@ def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_harms_no_other(tmp_pat
 WRITES = """
 import sys
 from feedline._src.rows.bad_rows import BadRow
-from feedline._src.pipeline.quarantine import Quarantine, _locked
+from feedline._src.listen.bad_rows import Quarantine, _locked
 from feedline._src.options import Reading
 
 reading = Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1])
@@ -827,9 +827,7 @@ def test_several_processes_append_whole_lines_to_one_file(tmp_path):
 
 
 def test_a_line_that_another_process_is_writing_does_not_count_as_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "feedline._src.pipeline.quarantine._PATIENCE_S", 60.0
-    )  # this process may be stopped for long
+    monkeypatch.setattr("feedline._src.listen.bad_rows._PATIENCE_S", 60.0)  # this process may be stopped for long
     path = tmp_path / "bad.jsonl"
     whole = (json.dumps({"process": 7, "row": 0}) + "\n").encode()
     with open(path, "ab", buffering=0) as file:

@@ -12,11 +12,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline._src.pipeline import observing
+from feedline._src.listen import listening
 
 slow, folder = int(sys.argv[1]), Path(sys.argv[2])
 feedline.cluster.initialize()
-observing._PUBLISH_EVERY_S = 0.2
+listening._PUBLISH_EVERY_S = 0.2
 
 
 class Source:

@@ -40,7 +40,7 @@ def changed(here, layout):
             if draw.random() < 0.4:
                 changes.append(len(delivered))
                 numbers = draw.randint(1, 4), 0, draw.randint(1, 4), draw.randint(1, 4)
-                feed._observing.tuner.proposal = Settings(*numbers)
+                feed._listener.tuner.proposal = Settings(*numbers)
     return {"batches": delivered, "states": states, "changes": PerProcess(changes)}
 
 

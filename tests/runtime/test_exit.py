@@ -155,7 +155,7 @@ step = slow(rows)
 next(feed)
 """,
     "the transfer of a batch": """
-from feedline._src.observe.devices import TransferWatch
+from feedline._src.listen.devices import TransferWatch
 watch = TransferWatch(print)
 step = slow(rows)
 watch([step], time.perf_counter())

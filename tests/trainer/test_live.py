@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import feedline
-from feedline._src.observe.report import RecentReport
-from feedline._src.statistics import Statistics
+from feedline._src.listen.report import RecentReport
+from feedline._src.listen.statistics import Statistics
 from feedline._src.trainer.live import LiveLine, line, progress_parts
 from feedline._src.trainer.loop import Progress
 
@@ -85,7 +85,7 @@ def test_it_is_shortened_from_the_right_by_whole_parts(width):
 
 def test_a_report_takes_at_most_a_hundredth_of_the_time_and_never_ends_training(monkeypatch, caplog):
     now_s = 100.0
-    monkeypatch.setattr("feedline._src.observe.report.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("feedline._src.listen.report.time.monotonic", lambda: now_s)
 
     class Slow(Counting):
         def report(self):

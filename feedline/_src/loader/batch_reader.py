@@ -12,10 +12,10 @@ from feedline._src.errors import FeedError, RowError
 from feedline._src.loader.buffers import Buffers
 from feedline._src.loader.form import Cuts, Indices, LocalForm
 from feedline._src.loader.host_batch import HostBatch
-from feedline._src.observe.times import PartTimes, Stopwatch, this_thread, together
 from feedline._src.options import Order
 from feedline._src.order.epoch import rows_at, substitutes_at
 from feedline._src.order.schedule import BatchPositions, Cursor, Schedule
+from feedline._src.record import PartTimes, Stopwatch, this_thread, together
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline._src.rows.row_source import RowSource, file_of, is_columnar, is_positioned, is_ragged, will_read_of
 from feedline._src.rows.spec import cast_into

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from feedline._src.observe.times import PartTimes
 from feedline._src.order.schedule import Cursor
+from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.spec import Array
 

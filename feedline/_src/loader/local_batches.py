@@ -12,8 +12,8 @@ import numpy as np
 from feedline._src.loader.batch_reader import BatchReader, PartResult
 from feedline._src.loader.buffers import BatchBuffers, Buffers
 from feedline._src.loader.host_batch import HostBatch
-from feedline._src.observe.times import Stopwatch, after_lease
 from feedline._src.order.schedule import Cursor
+from feedline._src.record import Stopwatch, after_lease
 from feedline._src.runtime.annotations import annotation
 
 _MOST_AHEAD = 1 << 8

@@ -16,9 +16,9 @@ from feedline._src.loader.local_batches import LocalBatches
 from feedline._src.loader.restarts import Restarts
 from feedline._src.loader.shared_memory import SharedLeaves, remove_of_ended_programs, shared_memory_failed
 from feedline._src.loader.workers import Worker, WorkerEndedError, end
-from feedline._src.observe.times import Stopwatch
 from feedline._src.options import Settings
 from feedline._src.order.schedule import Cursor
+from feedline._src.record import Stopwatch
 
 
 class _Made:

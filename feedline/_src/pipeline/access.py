@@ -45,6 +45,10 @@ class Access(Protocol):
         """Rows in the global batch."""
 
     @property
+    def local_rows(self) -> int:
+        """Rows of a batch that this process supplies."""
+
+    @property
     def agrees_on_ends(self) -> bool:
         """Whether the processes agree on the ends of lanes while they read."""
 
@@ -107,6 +111,11 @@ class RandomAccess:
     def batch_size(self) -> int:
         """Rows in the global batch."""
         return self.reader.schedule.batch_size
+
+    @property
+    def local_rows(self) -> int:
+        """Rows of a batch that this process supplies."""
+        return len(self.reader.form.rows)
 
     @property
     def may_use_workers(self) -> bool:
@@ -199,6 +208,11 @@ class StreamAccess:
     def batch_size(self) -> int:
         """Rows in the global batch."""
         return self.stream.batch_size
+
+    @property
+    def local_rows(self) -> int:
+        """Rows of a batch that this process supplies."""
+        return len(self.stream.form.rows)
 
     @property
     def agrees_on_ends(self) -> bool:

@@ -3,20 +3,70 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from feedline._src.cluster.cgroups import limits as limits_of_group
 from feedline._src.cluster.cores import own_cores, own_processes
 from feedline._src.options import Limits, Settings
-from feedline._src.tuning.candidates import Bounds
 
 _HOST_SHARE = 0.25
 _DEVICE_SHARE = 0.1
 _SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Which settings may be changed, and how far.
+
+    Attributes:
+      tunable: names of fields of `Settings`.
+      host_batches: process-local batches that may lie in host memory.
+      device_batches: batches that may lie on each device; None: unknown, or counted in host memory.
+      shared_batches: process-local batches for which /dev/shm has room.
+      cores: that threads or workers may keep busy.
+      arrays_on_host: whether device arrays lie in host buffers, as on CPU devices.
+    """
+
+    tunable: frozenset[str]
+    host_batches: int
+    device_batches: int | None
+    shared_batches: int
+    cores: int
+    arrays_on_host: bool = False
+
+    def allow(self, settings: Settings) -> bool:
+        """Whether settings keep the limits of memory and of worker processes."""
+        if "workers" in self.tunable and settings.workers > self.cores:
+            return False
+        if settings.shared_batches > self.shared_batches:
+            return False
+        if self.device_batches is not None and self.device_use(settings) > self.device_batches:
+            return False
+        return self.host_use(settings) <= self.host_batches
+
+    def allowed(self, made: Iterable[Settings]) -> list[Settings]:
+        """Filter the candidates to those within bounds."""
+        return [each for each in made if self.allow(each)]
+
+    def host_use(self, settings: Settings) -> int:
+        """Most host buffers in use. During a change, reads with the old settings end in buffers of their own."""
+        batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
+        return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
+
+    def device_use(self, settings: Settings) -> int:
+        """Most batches on a device: those that wait or are being placed, as many of the settings before a
+        change, which threads may still be placing, and two in use.
+        """
+        return 2 * settings.prefetch + 2
+
+    def without_workers(self) -> Bounds:
+        """These bounds without workers."""
+        return dataclasses.replace(self, tunable=self.tunable - {"workers"})
 
 
 def bounds_of(

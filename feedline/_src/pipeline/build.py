@@ -21,7 +21,7 @@ from feedline._src.options import Order, Reading
 from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
 from feedline._src.pipeline.access import RandomAccess, StreamAccess
 from feedline._src.pipeline.description import described, processes_of
-from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
+from feedline._src.pipeline.forms import buffers_of, form_of, settings_of
 from feedline._src.pipeline.stages import Stages
 from feedline._src.placement.place import check_shardings
 from feedline._src.placement.plan import as_shardings
@@ -165,9 +165,7 @@ def moved(stages: Stages, options: FeedOptions, sharding: Any, place: Sequence[i
                 f"{owners[1]}, not {owners[0]} (processes by lane); save them with feedline.save_lanes, and build "
                 "a feed there"
             )
-    if new.bounds is not None:
-        new = new.tuned(stages.settings)
-    return options, new.with_bad_rows_of(stages)
+    return options, new if new.bounds is None else new.tuned(stages.settings)
 
 
 def _build_sizes(options: FeedOptions, key: str | None, running: Stages | None) -> Stages:
@@ -177,6 +175,8 @@ def _build_sizes(options: FeedOptions, key: str | None, running: Stages | None) 
       key: a path for what the processes of this feed tell each other.
       running: as of `build`.
     """
+    if options.reading.quarantine is not None:
+        open(options.reading.quarantine, "ab").close()  # so that a missing folder is seen now, not after hours
     if running is None or not isinstance(running.access, RandomAccess):
         source, restarts = as_source(options.source), Restarts(options.reading.restart)
     else:
@@ -190,18 +190,12 @@ def _build_sizes(options: FeedOptions, key: str | None, running: Stages | None) 
     if isinstance(options.batch_size, int):
         return _build(options, options.batch_size, source, metadata, key, restarts)
     change: tuple[int, Stages] | None = None
-    seen: set[int | tuple[int, int]] = set()
     for step, size in reversed(options.batch_size):
         built = _build(options, size, source, metadata, key, restarts)
         order = {**built.fingerprint["order"], "batch_sizes": [list(pair) for pair in options.batch_size]}
         owned = None if step else built.owned
-        built = dataclasses.replace(
-            built,
-            fingerprint={**built.fingerprint, "order": order},
-            change=change,
-            owned=owned,
-            quarantine=dataclasses.replace(built.quarantine, seen=seen),
-        )
+        fingerprint = {**built.fingerprint, "order": order}
+        built = dataclasses.replace(built, fingerprint=fingerprint, change=change, owned=owned)
         change = step, built
     return built
 
@@ -250,7 +244,6 @@ def _build(
         fingerprint,
         options.reading,
         settings,
-        quarantine_of(options, form, len(source)),
         owned,
         bounds=bounds,
         place_at=number_of(PLACE, placement.spec) if options.with_place else None,

@@ -10,7 +10,7 @@ from feedline._src import state as states
 from feedline._src.agreement.all_gather import AllGather
 from feedline._src.feed_options import FeedOptions
 from feedline._src.pipeline.access import StreamAccess
-from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
+from feedline._src.pipeline.forms import buffers_of, form_of, settings_of
 from feedline._src.pipeline.stages import Stages
 from feedline._src.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
 from feedline._src.plan.asked import PLACE, SourceMetadata, check_options, number_of
@@ -68,7 +68,6 @@ def build_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
         fingerprint,
         options.reading,
         settings,
-        quarantine_of(options, form, None),
         None,
         bounds=bounds,
         place_at=number_of(PLACE, placement.spec) if options.with_place else None,

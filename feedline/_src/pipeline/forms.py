@@ -14,7 +14,6 @@ from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm, transformed_spec
 from feedline._src.options import Settings
-from feedline._src.pipeline.quarantine import Quarantine
 from feedline._src.placement.place import Placement, with_steps
 from feedline._src.placement.plan import union_of_rows
 from feedline._src.plan.asked import (
@@ -29,7 +28,7 @@ from feedline._src.plan.asked import (
 from feedline._src.rows.spec import RowSpec
 
 if TYPE_CHECKING:
-    from feedline._src.tuning.candidates import Bounds
+    from feedline._src.pipeline.bounds import Bounds
 
 
 _LEAST_THREADS, _MOST_THREADS = 2, 16
@@ -68,10 +67,6 @@ def settings_of(
         devices=own,
     )
     return settings, bounds
-
-
-def quarantine_of(options: FeedOptions, form: LocalForm, source_rows: int | None) -> Quarantine:
-    return Quarantine(options.reading, len(form.rows), jax.process_index(), source_rows)
 
 
 def buffers_of(options: FeedOptions, form: LocalForm, settings: Settings) -> BatchBuffers:

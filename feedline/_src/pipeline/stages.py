@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
 
 from feedline._src.loader.host_batch import HostBatch
 from feedline._src.loader.local_batches import InOrder, LocalBatches
-from feedline._src.observe.devices import TransferWatch
-from feedline._src.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.pipeline.access import Access, RandomAccess
-from feedline._src.pipeline.quarantine import Quarantine
 from feedline._src.placement.place import Placement
 from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Readers, Synchronous
 from feedline._src.prefetch.watch import Watch
+from feedline._src.record import Listener, PlaceTimes, Stopwatch, this_thread
 from feedline._src.rows.row_source import RowSource
 from feedline._src.runtime.annotations import annotation, begin_step
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from feedline._src.agreement.latest_values import LatestValues
     from feedline._src.agreement.replicas import ReplicaCheck
     from feedline._src.loader.worker_batches import WorkerBatches
-    from feedline._src.tuning.candidates import Bounds
+    from feedline._src.pipeline.bounds import Bounds
 
 
 class Placed(NamedTuple):
@@ -43,15 +41,6 @@ class Placed(NamedTuple):
     batch: Any
     metadata: HostBatch
     times: PlaceTimes
-
-
-class Observer(Protocol):
-    """Is told how batches are placed, by the threads that place them; and by the consumer when it waits."""
-
-    def waits(self) -> None: ...
-    def placed(self, times: PlaceTimes, arrays: Sequence[jax.Array]) -> None: ...
-    def transferred(self, began: float, ready_s: float) -> None: ...
-    def failed(self) -> None: ...
 
 
 _ODD = 2_654_435_761
@@ -71,7 +60,6 @@ class Stages:
       fingerprint: of the data, for states.
       reading: as the user gave it.
       settings: the numbers in use. `prefetch` 0: synchronous.
-      quarantine: for bad rows.
       owned: the source, if the feed opened it and so must close it.
       check: of batches against those of other processes.
       latest_values: what the processes tell each other while they train; None if there is one process.
@@ -86,7 +74,6 @@ class Stages:
     fingerprint: dict[str, Any]
     reading: Reading
     settings: Settings
-    quarantine: Quarantine
     owned: RowSource | None
     check: ReplicaCheck | None = None
     latest_values: LatestValues | None = None
@@ -102,15 +89,15 @@ class Stages:
             stages = stages.change[1]
         return stages
 
-    def start(self, after: Cursor, lanes: dict[str, Any] | None, observer: Observer, done: int) -> Pipeline:
+    def start(self, after: Cursor, lanes: dict[str, Any] | None, listener: Listener, done: int) -> Pipeline:
         """A pipeline of the batches after the cursor `after`. The caller starts and closes it.
 
         Args:
           done: the steps before the first of them.
         """
-        watch = Watch(self.reading, observer.waits)
+        watch = Watch(self.reading, listener.waits)
         batches = self.access.open(after, lanes, self.settings, watch)
-        return pipeline_of(batches, self.placer(observer), self.settings, watch, done)
+        return pipeline_of(batches, self.placer(listener), self.settings, watch, done)
 
     def tuned(self, settings: Settings) -> Stages:
         """These stages with other settings, for the next pipeline, with the idle host buffers that it needs."""
@@ -118,15 +105,9 @@ class Stages:
         self.access.buffers.staging.keep(ahead.host_batches_on_cpu_devices)  # as many as build keeps
         return dataclasses.replace(self, settings=settings)
 
-    def with_bad_rows_of(self, other: Stages) -> Stages:
-        """These stages with the bad rows that `other` has seen, for all batch sizes."""
-        quarantine = dataclasses.replace(self.quarantine, seen=other.quarantine.seen)
-        change = self.change and (self.change[0], self.change[1].with_bad_rows_of(other))
-        return dataclasses.replace(self, quarantine=quarantine, change=change)
-
-    def placer(self, observer: Observer) -> Callable[[HostBatch], Placed]:
+    def placer(self, listener: Listener) -> Callable[[HostBatch], Placed]:
         """Places host batches; any thread may call it."""
-        return _Place(self.placement, self.check, observer, self.place_at)
+        return _Place(self.placement, self.check, listener, self.place_at)
 
     @property
     def ahead(self) -> int:
@@ -226,13 +207,12 @@ class _Place:
     """Checks and places a host batch, and notes how long that took. Any thread may call it."""
 
     def __init__(
-        self, placement: Placement, check: ReplicaCheck | None, observer: Observer, place_at: int | None
+        self, placement: Placement, check: ReplicaCheck | None, listener: Listener, place_at: int | None
     ) -> None:
         self._placement = placement
         self._place_at = place_at
         self._check = check
-        self._observer = observer
-        self._watch = TransferWatch(observer.transferred)
+        self._listener = listener
 
     def __call__(self, host: HostBatch) -> Placed:
         if self._place_at is not None:
@@ -245,14 +225,6 @@ class _Place:
         with annotation("place"):
             batch = self._placement.place(host.leaves)
         place_s, cpu_s = watch.lap()
-        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s, None)
-        try:
-            arrays = jax.tree.leaves(batch)
-            if all(array.is_ready() for array in arrays):
-                times = times._replace(ready_s=place_s)
-            else:
-                self._watch(arrays, watch.began)
-            self._observer.placed(times, arrays)
-        except Exception:  # noqa: BLE001  a fault in what only observes must not end training
-            self._observer.failed()
+        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
+        self._listener.placed(times, jax.tree.leaves(batch))
         return Placed(batch, host._replace(leaves=[]), times)

@@ -1,6 +1,6 @@
 """`jax.profiler` annotations of what feedline's threads do, so that XProf shows it beside the devices.
 
-After "feedline." they have the names of the spans in a trace (`observe/trace.py`), and the number of the
+After "feedline." they have the names of the spans in a trace (`listen/trace.py`), and the number of the
 step for which the work is done. While no profile is taken, a call costs some 0.3 µs, and an annotation would 0.8.
 """
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from feedline._src.errors import RowError
 from feedline._src.loader.buffers import Buffers
 from feedline._src.loader.form import LocalForm
-from feedline._src.observe.times import Stopwatch
 from feedline._src.order.schedule import BatchPositions
+from feedline._src.record import Stopwatch
 from feedline._src.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline._src.rows.record_leaves import write_record
 from feedline._src.rows.spec import RowSpec

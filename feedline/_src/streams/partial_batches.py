@@ -13,8 +13,8 @@ import numpy as np
 from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.host_batch import HostBatch
-from feedline._src.observe.times import PartTimes, Stopwatch, this_thread
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
+from feedline._src.record import PartTimes, Stopwatch, this_thread
 from feedline._src.runtime.annotations import annotation
 from feedline._src.runtime.jax_settings import JaxSettings
 from feedline._src.sources.lanes import FirstItem, Lanes

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.feed import Feed
-from feedline._src.observe.words import counted
+from feedline._src.listen.words import counted
 from feedline._src.order.epoch import keys_at
 from feedline._src.rows.row_source import Rows, is_positioned
 from feedline._src.sources.mixture import Mixture

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feedline._src.observe.words import counted
+from feedline._src.listen.words import counted
 
 AXES = ("data", "model")
 _FEWEST_DEVICES = 4  # for a mesh with both axes, on one process too

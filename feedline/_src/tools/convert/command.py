@@ -53,7 +53,7 @@ class Convert:
           FeedError: a row cannot be read, or is not the source's when it is read back.
           KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
         """
-        from feedline._src.observe.words import counted
+        from feedline._src.listen.words import counted
         from feedline._src.tools.convert.convert import Conversion
         from feedline._src.tools.convert.formats import open_line
 

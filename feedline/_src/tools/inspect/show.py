@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedline._src.feed_options import FeedOptions
-from feedline._src.observe.words import counted
+from feedline._src.listen.words import counted
 from feedline._src.placement.plan import device_parts
 from feedline._src.plan.plan import Plan
 from feedline._src.plan.sizes import Epoch

@@ -1,0 +1,152 @@
+"""Serves the metrics of feeds to Prometheus. They are read when Prometheus asks, on a thread of the server's."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import jax
+
+from feedline._src.listen.metrics import METRICS, HasStatistics, Metric, check_feed, samples
+from feedline._src.listen.report import RecentReport
+from feedline._src.options import checked_integer
+
+try:
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    if error.name != "prometheus_client":
+        raise
+    raise ImportError(
+        "metrics for Prometheus need prometheus_client, which is not installed; from the clone: "
+        "pip install '.[prometheus]'"
+    ) from error
+
+_PORT = 9464
+"""Where exporters of OpenTelemetry inside a program listen, too. 9400 is that of NVIDIA's exporter."""
+_Family = CounterMetricFamily | GaugeMetricFamily
+
+
+def serve(
+    feeds: HasStatistics | Mapping[str, HasStatistics], port: int = _PORT, host: str = "127.0.0.1"
+) -> MetricsServer:
+    """Serve the metrics of one or several feeds at `http://host:port/metrics`, until the result is closed.
+
+    The training thread does nothing for it. A feed that is garbage collected is no longer served; a closed one is.
+
+    Args:
+      feeds: a feed, whose label is feed="train"; or feeds by the value of that label.
+      port: each process on a machine needs one of its own, such as `9464 + jax.process_index()`. 0: a free one.
+      host: the address to listen on. "0.0.0.0": that of all networks of this machine, without any protection.
+
+    Raises:
+      OSError: the port is in use, or the address is not this machine's.
+      ValueError, TypeError: an argument is wrong.
+
+    Example:
+      >>> import urllib.request, numpy as np, feedline
+      >>> feed = feedline.Feed({"x": np.zeros((160, 2))}, 16, jax.devices()[0])
+      >>> with serve(feed, port=0) as server:
+      ...     batches = [batch for _, batch in zip(range(3), feed)]
+      ...     text = urllib.request.urlopen(server.url).read().decode()
+      >>> print(*[line for line in text.splitlines() if line.startswith("feedline_batches")])
+      feedline_batches_total{feed="train",process="0"} 3.0
+      >>> feed.close()
+    """
+    if checked_integer("port", port, at_least=0) > 65535:
+        raise ValueError(f"port must be at most 65535, got {port}; give port=0 for a free one")
+    if not isinstance(host, str):
+        raise TypeError(f"host must be a str, such as '127.0.0.1', got {host!r}")
+    registry = CollectorRegistry()
+    registry.register(FeedCollector(feeds))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"metrics need an address of this machine and a port that no program listens on, but {host}:{port} "
+            f"cannot be used: {error.strerror}; give another port, or port=0 for a free one",
+        ) from error
+    return MetricsServer(server, thread, host)
+
+
+class MetricsServer:
+    """The server that `serve` started. Its thread ends with `close`, which any thread may call, or the process.
+
+    Attributes:
+      port: where it listens.
+      url: what Prometheus, or a browser, reads.
+    """
+
+    def __init__(self, server: Any, thread: threading.Thread, host: str) -> None:
+        self._server = server
+        self._thread = thread
+        self.port: int = server.server_port
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
+
+    def close(self) -> None:
+        """Stop listening. Takes up to half a second; a second call does nothing."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class FeedCollector(Collector):
+    """The metrics of feeds for a registry of your own, where another server shows them beside yours.
+
+    It holds the feeds weakly. One collector serves all feeds of a registry.
+
+    Args:
+      feeds: as for `serve`.
+
+    Raises:
+      ValueError, TypeError: `feeds` is neither a feed nor feeds by name.
+
+    Example:
+      >>> import numpy as np, feedline
+      >>> registry = CollectorRegistry()
+      >>> with feedline.Feed({"x": np.zeros((160, 2))}, 16, jax.devices()[0]) as feed:
+      ...     registry.register(FeedCollector({"mine": feed}))
+      ...     registry.get_sample_value("feedline_rows_total", {"feed": "mine", "process": "0"})
+      0
+    """
+
+    def __init__(self, feeds: HasStatistics | Mapping[str, HasStatistics]) -> None:
+        named = feeds if isinstance(feeds, Mapping) else {"train": feeds}
+        if not named or not all(isinstance(name, str) and name for name in named):
+            raise ValueError(f"feeds must be a feed, or feeds by name, such as {{'train': feed}}, got {feeds!r}")
+        for feed in named.values():
+            check_feed(feed)
+        self._feeds = {name: (weakref.ref(feed), RecentReport()) for name, feed in named.items()}
+        self._process = str(jax.process_index())
+        self._one_at_a_time = threading.Lock()  # each request has a thread
+
+    def describe(self) -> Iterable[_Family]:
+        """All metrics without values: what a registry needs to know at the start."""
+        return [_family(metric) for metric in METRICS]
+
+    def collect(self) -> Iterable[_Family]:
+        """All metrics with their values now. Called when Prometheus asks."""
+        families = {metric.name: _family(metric) for metric in METRICS}
+        with self._one_at_a_time:
+            for name, (reference, recent) in self._feeds.items():
+                if (feed := reference()) is not None:
+                    for metric, label, value in samples(feed.statistics(), recent.of(feed)):
+                        labels = [name, self._process, *([label] if metric.label else [])]
+                        families[metric.name].add_metric(labels, value)
+        return families.values()
+
+
+def _family(metric: Metric) -> _Family:
+    labels = ["feed", "process", *([metric.label] if metric.label else [])]
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.name.removesuffix("_total"), metric.help, labels=labels, unit=metric.unit)

@@ -1,0 +1,237 @@
+"""`Report`: what limits a feed, what that costs, and which setting to change; `RecentReport` caches one."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from feedline._src.listen.words import STAGES, counted, milliseconds, percent, times
+
+if TYPE_CHECKING:
+    from feedline._src.listen.view import View
+
+_log = logging.getLogger("feedline")
+_MIN_INTERVAL_S = 1.0
+_MAX_SHARE = 0.01
+"""A report takes half a millisecond; some 50 ms where input limits training and settings are simulated."""
+Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
+
+
+class Change(NamedTuple):
+    """A setting to change, and what a simulation with the measured times predicts.
+
+    Attributes:
+      setting: its name, as in "Reading.threads" or "prefetch".
+      now, then: its value.
+      wait_share: the share of the time that the loop would wait.
+      stage: what becomes faster by it; None: nothing, but the feed works further ahead, or meanwhile.
+      stage_now_s, stage_then_s: time between two batches that this stage alone would allow.
+      buffer: `Reading.buffer` now and then, where it changes too; None: it stays.
+    """
+
+    setting: str
+    now: int
+    then: int
+    wait_share: float
+    stage: str | None = None
+    stage_now_s: float = 0.0
+    stage_then_s: float = 0.0
+    buffer: tuple[int, int] | None = None
+
+
+class Straggler(NamedTuple):
+    """The process whose input is slower than that of the others.
+
+    Attributes:
+      process: its index.
+      stage: the stage in which it is slower: "read", "host" or "place".
+      stage_s, others_s: time a batch of that stage in this process, and the median of the others.
+      wait_share: the share of the time that its loop waits.
+    """
+
+    process: int
+    stage: str
+    stage_s: float
+    others_s: float
+    wait_share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What limits a feed, as `Feed.report()` returns it. `print` shows it as text, and a notebook as a page.
+
+    It judges the latest batches (at most 256), without those that were read ahead before the loop began.
+
+    Attributes:
+      bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
+        that place batches, and transfers), "compute" (the training step: input is fast enough), "loop" (the
+        program's own Python, during which the devices are idle; or other threads and programs: see `held_up`), or
+        "straggler" (another process's input is slower than that of all others).
+      au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known when the
+        devices are idle in the loop's own time, that counts as theirs. With several processes, that of the process
+        that waits most.
+      wait_share: the share of the time in which the devices were idle because the loop or its step waited for a
+        batch.
+      headroom: for each stage how many times as fast as the loop it would be alone; at "compute", of the loop
+        itself. 1.0 or less: this stage alone makes the loop wait.
+      advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
+      change: that setting and the prediction as values; None: no gain is certain.
+      step_s: the mean time of a step: `loop_s` and `wait_s`. With `steps_per_call=K` all times are of K steps.
+      loop_s: the loop's own time between two calls of `next`, and time in `next` while the devices computed.
+      wait_s: the time in `next` while the devices were idle.
+      late_s: the time in which the loop had a batch whose transfer was still under way, as far as that is known.
+      idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
+      held_up: whether the loop waits although each stage is fast enough, because threads of the feed wait for the
+        GIL or for a processor.
+      stages_s: thread-seconds a batch of "read", "transform", "stage" and "place".
+      cpu_s: processor seconds a batch of all threads that made it.
+      batches: how many were judged.
+      drained: whether what was read ahead before the loop began had been taken before; if not, there were too few
+        batches, and the report may be too good.
+      process: the index of this process.
+      straggler: the process that holds up the others; None: there is none, or one process.
+      settings: the feed's threads, workers, buffer and prefetch, as they are now.
+      tuning: for settings that are "auto": what was tried and what came of it, the latest 32 sentences.
+    """
+
+    bound: Bound
+    au: float
+    wait_share: float
+    headroom: Mapping[str, float]
+    advice: str
+    change: Change | None
+    step_s: float
+    loop_s: float
+    wait_s: float
+    late_s: float
+    stages_s: Mapping[str, float]
+    cpu_s: float
+    batches: int
+    drained: bool
+    process: int
+    straggler: Straggler | None
+    settings: Mapping[str, int]
+    tuning: Sequence[str] = ()
+    idle_s: float | None = None
+    held_up: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes as JSON values."""
+        values = dataclasses.asdict(self)
+        for name in ("change", "straggler"):
+            value = getattr(self, name)
+            values[name] = None if value is None else value._asdict()
+        return values
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what limits training, and what that costs."""
+        costs = f"the loop waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
+        if self.bound == "compute":
+            return f"compute limits training: {costs}"
+        if self.held_up and self.bound == "loop":
+            return f"threads of the feed wait for the GIL or a processor: {costs}"
+        if self.bound == "loop":
+            idle = percent((self.idle_s or 0.0) / max(1e-9, self.step_s))
+            return (
+                f"Python in the loop limits training: the devices are idle in it for {idle} of the time, and the "
+                f"loop waits for input {percent(self.wait_share)} (AU {percent(self.au)})"
+            )
+        if self.straggler is not None and self.bound == "straggler":
+            who = self.straggler
+            return (
+                f"process {who.process} holds up the others: its {STAGES[who.stage]} takes "
+                f"{milliseconds(who.stage_s)} ms a batch, and {milliseconds(who.others_s)} ms elsewhere; its loop "
+                f"waits for input {percent(who.wait_share)} of the time"
+            )
+        return f"{STAGES[self.bound]} limits training: {costs}"
+
+    def __str__(self) -> str:
+        """The verdict, the times of the stages with their headroom, and the advice."""
+        lines = [
+            self.verdict,
+            f"  a step takes {milliseconds(self.step_s)} ms: {milliseconds(self.loop_s)} ms the loop's own, "
+            f"{milliseconds(self.wait_s)} ms waiting" + self._late() + self._idle(),
+        ]
+        host_s = self.stages_s["transform"] + self.stages_s["stage"]
+        stage_s = {"read": self.stages_s["read"], "host": host_s, "place": self.stages_s["place"]}
+        for stage, headroom in self.headroom.items():
+            seconds = stage_s.get(stage, self.loop_s)
+            each = "of the loop" if stage == "compute" else "of threads"
+            lines.append(
+                f"  {STAGES[stage]:<14}{milliseconds(seconds):>8} ms {each:<11} headroom {times(headroom)}"
+            )
+        judged = f"  judged by the latest {counted(self.batches, 'batch')}"
+        if not self.drained:
+            judged += ", too few: some of them had been read ahead before the loop began"
+        tuned = [f"  tuning {sentence}" for sentence in self.tuning]
+        return "\n".join([*lines, judged, *tuned, f"advice: {self.advice}"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as a page (.html) or as a picture (.svg). Either is one file that needs no other.
+
+        Raises:
+          ValueError: the name ends in something else.
+          OSError: the file cannot be written. What was there before is then unchanged.
+        """
+        from feedline._src.listen.page import save
+
+        save(self._view(), path)
+
+    def _repr_html_(self) -> str:
+        """The page, for a notebook."""
+        from feedline._src.listen.page import html_of
+
+        return html_of(self._view())
+
+    def _view(self) -> View:
+        from feedline._src.listen.view import View
+
+        return View.of(self.verdict, self.to_dict())
+
+    def _late(self) -> str:
+        if self.late_s < 0.01 * self.step_s:
+            return ""
+        return f"; in {milliseconds(self.late_s)} ms of its own, the batch was still being transferred"
+
+    def _idle(self) -> str:
+        if self.idle_s is None or self.idle_s < 0.01 * self.step_s:
+            return ""
+        return f"; in {milliseconds(self.idle_s)} ms of its own, the devices were idle"
+
+
+class RecentReport:
+    """Caches the report of one feed for a display, and renews it in at most 1 % of the time.
+
+    For one thread at a time. It never raises: what only observes must not end training.
+
+    Example:
+      >>> RecentReport().of(object()) is None  # it has no report
+      True
+    """
+
+    def __init__(self) -> None:
+        self._report: Report | None = None
+        self._again_at_s = 0.0
+        self._failed = False
+
+    def of(self, feed: object) -> Report | None:
+        """The latest report; None if there is none yet, or none by enough batches to judge by."""
+        if self._failed or time.monotonic() < self._again_at_s or not hasattr(feed, "report"):
+            return self._report
+        began = time.monotonic()
+        try:
+            report = feed.report()
+            self._report = report if report.drained else None
+        except ValueError:  # too few batches
+            self._report = None
+        except Exception:  # noqa: BLE001  see the class
+            self._report, self._failed = None, True
+            _log.exception("feedline could not judge how its feed works")
+        ended = time.monotonic()
+        self._again_at_s = ended + max(_MIN_INTERVAL_S, (ended - began) / _MAX_SHARE)
+        return self._report

@@ -1,0 +1,156 @@
+"""`BatchRecord`: what one delivered batch cost; `Listener`: who is told. Stages return times, and share nothing.
+
+All times are seconds by `time.perf_counter`, which on Linux is the same clock in every process of a machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from feedline._src.options import Settings
+
+
+class PartTimes(NamedTuple):
+    """How a thread or a worker process made a part of a process-local batch.
+
+    Attributes:
+      thread: its name.
+      began: when it began.
+      read_s: reading rows from the source.
+      transform_s: in the user's transform.
+      stage_s: getting host memory, and writing casts, cuts and results of the transform into it.
+      read_cpu_s, host_cpu_s: the processor time of the thread: while it read; in the other two together.
+      rows: how many it read; 0: not known.
+    """
+
+    thread: str
+    began: float
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    stage_s: float = 0.0
+    read_cpu_s: float = 0.0
+    host_cpu_s: float = 0.0
+    rows: int = 0
+
+    @property
+    def made_s(self) -> float:
+        """How long it took."""
+        return self.read_s + self.transform_s + self.stage_s
+
+    @property
+    def ended(self) -> float:
+        """When it ended."""
+        return self.began + self.made_s
+
+
+class PlaceTimes(NamedTuple):
+    """How a batch was placed.
+
+    Attributes:
+      thread: the name of the thread.
+      began: when it began.
+      place_s: in the JAX calls that make the global arrays. Transfers may continue afterwards.
+      place_cpu_s: the processor time of the thread in them.
+    """
+
+    thread: str
+    began: float
+    place_s: float
+    place_cpu_s: float
+
+
+class BatchRecord(NamedTuple):
+    """One delivery of a feed.
+
+    Attributes:
+      asked, taken: when the training loop asked for the batch, and when it got it.
+      parts: how the batch was made.
+      placed: how it was placed.
+      step: batches delivered over all resumes, with this one.
+      before: epoch and position after the batch before.
+      rows: of the global batch, without padding.
+      dropped_rows: rows that the remainder left out before it.
+      bad: the bad rows of this process in it, as `BadRow`s.
+      batches: delivered since the feed was built, with this one.
+    """
+
+    asked: float
+    taken: float
+    parts: Sequence[PartTimes]
+    placed: PlaceTimes
+    step: int = 0
+    before: tuple[int, int] = (0, 0)
+    rows: int = 0
+    dropped_rows: int = 0
+    bad: Sequence[Any] = ()
+    batches: int = 0
+
+
+class Listener(Protocol):
+    """Told what happens to the batches of a feed, which knows nothing else of who watches it.
+
+    What a listener computes, it computes when it is asked, or on the threads that place batches.
+    """
+
+    @property
+    def proposal(self) -> Settings | None:
+        """Settings to go on with; None: those in use."""
+
+    def waits(self) -> None:
+        """The training loop begins to wait for a batch. On the training thread."""
+
+    def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
+        """A batch was placed. On the threads that place; never raises."""
+
+    def told(self, record: BatchRecord) -> None:
+        """A batch is about to be delivered. On the training thread. What it raises, `next` raises in its place."""
+
+    def interrupted(self) -> None:
+        """The loop over the batches ended, or goes on elsewhere. On the training thread."""
+
+
+class Stopwatch:
+    """Measures consecutive stages of one thread: each `lap` returns its wall time and processor time in seconds.
+
+    Example:
+      >>> watch = Stopwatch()
+      >>> wall_s, cpu_s = watch.lap()
+      >>> wall_s >= 0 and cpu_s >= 0
+      True
+    """
+
+    __slots__ = ("_began_cpu", "_cpu", "_wall", "began")
+
+    def __init__(self) -> None:
+        self.began = self._wall = time.perf_counter()
+        self._began_cpu = self._cpu = time.thread_time()
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds since the last call, or since the start."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        lap = wall - self._wall, cpu - self._cpu
+        self._wall, self._cpu = wall, cpu
+        return lap
+
+    def total(self) -> tuple[float, float]:
+        """Seconds since the start."""
+        return time.perf_counter() - self.began, time.thread_time() - self._began_cpu
+
+
+def together(parts: Sequence[PartTimes]) -> PartTimes:
+    """Parts that one thread made one after the other, as one."""
+    sums = [sum(values) for values in zip(*(part[2:] for part in parts), strict=True)]
+    return PartTimes(parts[0].thread, parts[0].began, *sums)
+
+
+def after_lease(part: PartTimes, began: float, lease_s: float, lease_cpu_s: float) -> PartTimes:
+    """The part, with the time in which its thread got host memory for it."""
+    return part._replace(began=began, stage_s=part.stage_s + lease_s, host_cpu_s=part.host_cpu_s + lease_cpu_s)
+
+
+def this_thread() -> str:
+    """The name of the calling thread."""
+    return threading.current_thread().name

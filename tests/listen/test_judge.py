@@ -1,0 +1,353 @@
+"""The verdict on batches whose times were written by hand, and the simulation behind its predictions."""
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline._src.listen.accounting import BatchTimes
+from feedline._src.listen.model import Costs, Setting, fixed_s_of_calls, simulated_wait_s
+from feedline._src.listen.verdict import Circumstances, ProcessTimes, judge, straggler
+from feedline._src.listen.window import Window
+from feedline._src.listen.words import counted, factor, milliseconds, percent, times
+
+HOW = Circumstances("threads", threads=2, workers=0, buffer=2, prefetch=2, cores=8)
+
+
+def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0, loop=0.010, slot=0.1, idle=None):
+    """Batches that all took as long, in seconds."""
+    step = loop + wait
+    batches = [
+        BatchTimes(
+            taken=i * step, read_s=read, transform_s=host, stage_s=0.0, place_s=place, read_cpu_s=cpu,
+            host_cpu_s=0.0, place_cpu_s=0.0, slot_s=slot, queued_s=0.0, empty_s=0.0, wait_s=wait, late_s=late,
+            loop_s=loop, drained=True,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    return Window(batches, count, True, None if idle is None else idle * loop)
+
+
+# --- the simulation ---
+
+
+def brute_force_waits(costs, readers, ahead, prefetch):
+    """The same pipeline, one part a batch and readers that place, in ticks of one second."""
+    busy = [None] * readers  # of each reader: the batch that it makes, and until when
+    made, put, waits = set(), set(), []
+    clock = asked = begun = 0
+    while len(waits) < len(costs):
+        made |= {job[0] for job in busy if job and job[1] <= clock}
+        busy = [job if job and job[1] > clock else None for job in busy]
+        for _ in range(prefetch + 1):  # a batch that is taken gives its slot to another one
+            put |= {number for number in made if number < len(waits) + prefetch}
+            if len(waits) in put and asked <= clock:
+                waits.append(clock - asked)
+                asked = clock + costs[len(waits) - 1].loop_s
+        for i in range(readers):
+            if busy[i] is None and begun < len(costs) and begun < len(put) + ahead:
+                busy[i] = (begun, clock + costs[begun].make_s)
+                begun += 1
+        clock += 1
+    return waits
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12),
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 4),
+)  # fmt: skip
+def test_the_simulation_agrees_with_brute_force(times, readers, ahead, prefetch):
+    from feedline._src.listen.model import _waits
+
+    costs = [Costs(float(make), 0.0, float(loop)) for make, loop in times]
+    expected = brute_force_waits(costs, readers, ahead, prefetch)
+    assert _waits(costs, Setting(readers, True, 1, ahead, prefetch)) == expected
+
+
+@pytest.mark.parametrize(
+    ("costs", "setting", "expected"),
+    [
+        (Costs(0.010, 0.0, 0.004), Setting(2, True, 1, 3, 2), 0.001),
+        (Costs(0.010, 0.0, 0.006), Setting(2, True, 1, 3, 2), 0.0),
+        (Costs(0.010, 0.002, 0.004), Setting(2, True, 1, 3, 2), 0.002),  # a thread that places does not read
+        (
+            Costs(0.010, 0.002, 0.004),
+            Setting(2, False, 1, 3, 2),
+            0.001,
+        ),  # workers read while another thread places
+        (Costs(0.002, 0.010, 0.004), Setting(4, False, 1, 9, 2), 0.006),  # and only one places
+        (Costs(0.010, 0.002, 0.004), Setting(1, True, 1, 1, 2), 0.008),
+        (Costs(0.010, 0.002, 0.004), Setting(1, True, 1, 1, 0), 0.012),
+        (Costs(0.012, 0.0, 0.001), Setting(4, True, 2, 3, 2), 0.002),  # two parts a batch
+        (Costs(0.012, 0.0, 0.001), Setting(4, True, 1, 3, 2), 0.003),  # of four threads three have a batch
+    ],
+)
+def test_the_simulated_wait_of_equal_batches(costs, setting, expected):
+    assert simulated_wait_s([costs], setting) == pytest.approx(expected, abs=1e-4)
+
+
+def test_processor_time_limits_the_simulation():
+    costs, setting = [Costs(0.010, 0.0, 0.004)], Setting(16, True, 1, 17, 2)
+    assert simulated_wait_s(costs, setting) == 0
+    assert simulated_wait_s(costs, setting, cpu_s=0.009) == pytest.approx(0.005)
+
+
+def calls_of(sizes, fixed_s, row_s, noise=0.05, count=100):
+    """Rows and seconds of each call of a reader that was simulated."""
+    draw = random.Random(0)
+    times = [(rows, fixed_s + row_s * rows) for rows in itertools.islice(itertools.cycle(sizes), count)]
+    return [(rows, seconds * (1 + noise * draw.gauss(0, 1))) for rows, seconds in times]
+
+
+@pytest.mark.parametrize("sizes", [(8, 16), (1, 2, 2), (64, 64, 64, 7)])
+@pytest.mark.parametrize(("fixed_s", "row_s"), [(0.015, 0.0), (0.010, 0.0005), (0.0, 0.001)])
+def test_calls_of_different_sizes_tell_their_fixed_time(sizes, fixed_s, row_s):
+    calls = calls_of(sizes, fixed_s, row_s)
+    mean_s = sum(seconds for _, seconds in calls) / len(calls)
+    low_s, high_s = fixed_s_of_calls(calls)
+    assert 0 <= low_s <= min(fixed_s, mean_s) + 1e-9
+    assert min(fixed_s, mean_s) - 1e-9 <= high_s <= mean_s
+    assert high_s - low_s < 0.2 * mean_s
+
+
+@pytest.mark.parametrize("sizes", [(64,), (21, 21, 22), (0,)])
+def test_calls_of_about_one_size_do_not_tell_their_fixed_time(sizes):
+    """Something else than a row more may make them slower."""
+    assert fixed_s_of_calls(calls_of(sizes, 0.015, 0.0)) == (0.0, math.inf)
+    assert fixed_s_of_calls([]) == (0.0, math.inf)
+
+
+def test_calls_whose_times_scatter_tell_little():
+    low_s, high_s = fixed_s_of_calls([(8 + 8 * (i % 2), 0.1 if i % 7 == 0 else 0.001) for i in range(50)])
+    assert low_s == 0
+    assert high_s > 0.01
+
+
+# --- the verdict ---
+
+
+@pytest.mark.parametrize("stage", ["read", "host", "place"])
+def test_the_largest_stage_binds_if_the_loop_waits(stage):
+    times = {"read": 0.004, "host": 0.004, "place": 0.004, stage: 0.022}
+    report = judge(window(**times, wait=0.005), HOW)
+    assert (report.bound, report.au) == (stage, pytest.approx(10 / 15))
+    assert report.headroom[stage] == pytest.approx(10 / 11)
+    assert report.headroom["compute"] == pytest.approx(1.5)
+
+
+def test_little_waiting_is_compute():
+    report = judge(window(read=0.010, wait=0.0004), HOW)
+    assert report.bound == "compute"
+    assert "nothing to change: input could be 2 times as fast as the loop (reading" in report.advice
+
+
+def test_python_during_which_the_devices_are_idle_is_no_compute():
+    report = judge(window(read=0.001, wait=0.0001, loop=0.030, idle=0.99), HOW)
+    assert (report.bound, report.change) == ("loop", None)
+    assert report.au == pytest.approx(0.01 * 0.030 / 0.0301)
+    assert report.wait_share == pytest.approx(0.0001 / 0.0301)
+    assert report.verdict == (
+        "Python in the loop limits training: the devices are idle in it for 99 % of the time, and the loop waits "
+        "for input 0 % (AU 1 %)"
+    )
+    assert "in 29.7 ms of its own, the devices were idle" in str(report)
+    assert "faster step" not in report.advice
+    assert json.loads(json.dumps(report.to_dict()))["idle_s"] == pytest.approx(0.0297)
+
+
+def test_a_loop_whose_devices_compute_mostly_is_compute():
+    assert judge(window(read=0.001, idle=0.0), HOW).au == 1.0
+    report = judge(window(read=0.001, idle=0.3), HOW)
+    assert (report.bound, report.au) == ("compute", pytest.approx(0.7))
+    assert report.advice.endswith(
+        "so does less Python between steps, in which the devices are idle 30 % of the time"
+    )
+
+
+def test_a_loop_that_waits_is_limited_by_its_input_although_it_leaves_the_devices_idle():
+    """Less Python in the loop would make it wait longer, and train no faster."""
+    report = judge(window(read=0.028, wait=0.004, cpu=0.001, idle=0.9), HOW)
+    assert (report.bound, report.au) == ("read", pytest.approx(0.001 / 0.014))
+    assert report.wait_share == pytest.approx(0.004 / 0.014)
+
+
+def test_more_threads_help_reading_that_waits_but_not_reading_that_computes():
+    times = {"read": 0.028, "wait": 0.004}
+    waits = judge(window(**times, cpu=0.001), HOW)
+    assert waits.advice == "threads 2 → 3, buffer 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %"
+    computes = judge(window(**times, cpu=0.028), dataclasses.replace(HOW, cores=2))
+    assert computes.change is None
+    assert "reading needs 28.0 ms of processor time a batch on 2 cores" in computes.advice
+
+
+def test_a_slow_disk_that_threads_cannot_help():
+    how = dataclasses.replace(HOW, threads=16, buffer=32, prefetch=32)
+    report = judge(window(read=0.400, wait=0.015, cpu=0.001), how)
+    assert "storage is slower than training" in report.advice
+
+
+def test_a_store_that_is_the_limit_is_named_and_no_threads_are_advised():
+    how = dataclasses.replace(HOW, store_wait=0.9)
+    report = judge(window(read=0.400, wait=0.015, cpu=0.001), how)
+    assert report.advice.startswith(
+        "no setting helps: the store is the limit, for which threads wait 90 % of the time"
+    )
+    assert judge(window(read=0.400, wait=0.015, cpu=0.001), dataclasses.replace(how, store_wait=0.4)).change
+
+
+def test_python_that_holds_the_lock_needs_workers():
+    held = dataclasses.replace(HOW, lock_wait_s=0.005, may_use_workers=True)
+    times = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
+    report = judge(window(**times), held)
+    assert (report.change.setting, report.change.then) == ("Reading.workers", 4)
+    report = judge(window(**times), dataclasses.replace(held, may_use_workers=False))
+    assert "holds the GIL" in report.advice
+
+
+def test_a_transform_that_sleeps_does_not_hold_the_gil_however_busy_the_machine_is():
+    how = dataclasses.replace(HOW, lock_wait_s=0.004, may_use_workers=True, cores=2)
+    for seconds in (0.0088, 0.100):
+        report = judge(window(host=seconds, cpu=0.0011, wait=seconds / 2 - 0.002, loop=0.002), how)
+        assert (report.bound, report.change.setting) == ("host", "Reading.threads")
+        assert "GIL" not in str(report)
+
+
+@pytest.mark.parametrize("lock_wait_s", [0.0, 0.006])
+def test_no_stage_is_named_that_its_own_figures_clear(lock_wait_s):
+    given = window(read=0.0008, place=0.0004, cpu=0.0005, wait=0.0019)
+    report = judge(given, dataclasses.replace(HOW, lock_wait_s=lock_wait_s))
+    assert min(report.headroom[stage] for stage in ("read", "host", "place")) > 16
+    assert (report.bound, report.held_up, report.change) == ("loop", True, None)
+    assert report.verdict == (
+        "threads of the feed wait for the GIL or a processor: the loop waits for input 16 % of the time (AU 84 %)"
+    )
+    assert report.advice.startswith("no setting helps: a batch needs 0.500 ms of processor time")
+
+
+def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
+    """A thread of Python that spins delays some reads, and more room would delay them, too."""
+    even = window(read=0.0, cpu=0.0005, wait=0.0019)
+    uneven = [each._replace(read_s=0.080 if i % 10 == 0 else 0.0) for i, each in enumerate(even.batches)]
+    given = dataclasses.replace(even, batches=uneven)
+    report = judge(given, HOW)
+    assert (report.bound, report.held_up) == ("read", False)
+    assert report.change.setting in ("Reading.buffer", "prefetch")
+    held = judge(given, dataclasses.replace(HOW, lock_wait_s=0.006))
+    assert (held.bound, held.held_up, held.change) == ("loop", True, None)
+
+
+def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
+    report = judge(window(read=0.028, wait=0.004, cpu=0.001), HOW)
+    values = json.loads(json.dumps(report.to_dict()))
+    assert values["bound"] == "read"
+    assert values["change"]["then"] == 3
+    assert values["settings"] == {"threads": 2, "workers": 0, "buffer": 2, "prefetch": 2}
+    assert str(report).splitlines() == [
+        "reading limits training: the loop waits for input 29 % of the time (AU 71 %)",
+        "  a step takes 14.0 ms: 10.0 ms the loop's own, 4.00 ms waiting",
+        "  reading           28.0 ms of threads  headroom 0.714 ×",
+        "  host work        0.000 ms of threads  headroom over 1000 ×",
+        "  placing          0.000 ms of threads  headroom over 1000 ×",
+        "  training loop     10.0 ms of the loop headroom 1.4 ×",
+        "  judged by the latest 100 batches",
+        "advice: threads 2 → 3, buffer 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %",
+    ]
+
+
+@pytest.mark.parametrize("reader", ["threads", "workers", "stream", "caller"])
+@pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
+def test_every_way_of_reading_gets_an_advice(reader, factor):
+    how = dataclasses.replace(
+        HOW, reader=reader, threads=2 if reader == "threads" else 0, workers=2 if reader == "workers" else 0,
+        prefetch=0 if reader == "caller" else 2,
+    )  # fmt: skip
+    for stage, held in itertools.product(["read", "host", "place"], [0.0, 0.01]):
+        given = window(**{stage: factor * 0.02}, wait=0.01 * factor, cpu=0.001)
+        report = judge(given, dataclasses.replace(how, lock_wait_s=held))
+        assert len(report.advice) > 20
+        assert math.isfinite(report.wait_share)
+        assert report.change is None or report.change.wait_share < report.wait_share
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(150.4, "150"), (1.504, "1.5"), (999.6, "over 1000"), (9e9, "over 1000"), (0.752, "0.752"), (1e-9, "0.001")],
+)
+def test_a_factor_has_no_exponent(value, text):
+    assert (factor(value), times(value)) == (text, f"{text} ×")
+
+
+def test_nothing_is_less_than_nothing_and_one_is_singular():
+    assert (milliseconds(-1e-12), percent(-1e-9), milliseconds(1.2345)) == ("0.000", "0 %", "1,234")
+    assert [counted(n, "batch") for n in (0, 1, 1234)] == ["0 batches", "1 batch", "1,234 batches"]
+    report = str(judge(window(count=1, read=0.0001, loop=0.015, wait=-1e-12), HOW))
+    assert "0.000 ms waiting" in report
+    assert "-0" not in report
+    assert "could be 300 times as fast" in report
+    assert "the latest 1 batch\n" in report
+
+
+# --- several processes ---
+
+
+def process(number, read=0.004, wait=0.0, loop=0.010):
+    return ProcessTimes(number, read_s=read, host_s=0.0, place_s=0.001, wait_s=wait, loop_s=loop, readers=2)
+
+
+def test_the_process_that_reads_slowly_is_the_straggler():
+    """The others wait for it inside the step, where their own time is long."""
+    others = [process(0, loop=0.020), process(1, read=0.040, wait=0.010), process(2, loop=0.020)]
+    found = straggler(others)
+    assert (found.process, found.stage, found.stage_s) == (1, "read", 0.040)
+    assert found.others_s == pytest.approx(0.004)
+    assert {straggler(list(each)) for each in itertools.permutations(others)} == {found}
+    assert straggler(others[:2]) == found
+    here = judge(window(read=0.004, place=0.001, loop=0.020), HOW, others)
+    assert (here.bound, here.au, here.change) == ("straggler", pytest.approx(0.5), None)
+    assert here.verdict == (
+        "process 1 holds up the others: its reading takes 40.0 ms a batch, and 4.00 ms elsewhere; its loop waits "
+        "for input 50 % of the time"
+    )
+    assert here.advice == "look at process 1: its own report says what to change there"
+    there = judge(
+        window(read=0.040, place=0.001, wait=0.010, cpu=0.001), dataclasses.replace(HOW, process=1), others
+    )
+    assert (there.bound, there.change.setting) == ("straggler", "Reading.threads")
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        [],
+        [process(0, read=0.040, wait=0.010)],
+        [process(0, read=0.040, wait=0.010), process(1, read=0.040, wait=0.010)],  # all alike
+        [process(0, read=0.004), process(1, read=0.012)],  # slower, but fast enough
+    ],
+)
+def test_no_straggler(processes):
+    assert straggler(processes) is None
+
+
+# --- settings that are "auto" ---
+
+
+@pytest.mark.parametrize(
+    ("found", "advice"),
+    [
+        (set(), "threads 2 →"),
+        ({"buffer", "prefetch"}, "threads 2 →"),
+        ({"threads", "workers", "buffer", "prefetch"}, "no setting helps: storage is slower than training"),
+    ],
+)
+def test_advice_leaves_out_what_is_found_while_running(found, advice):
+    slow = window(read=0.060, wait=0.020)
+    report = judge(slow, dataclasses.replace(HOW, found=frozenset(found)))
+    assert report.advice.startswith(advice)
+    assert report.bound == "read"
+    searching = judge(slow, dataclasses.replace(HOW, found=frozenset(["threads", "workers"]), searching=True))
+    assert searching.advice == "nothing yet: better values of threads, workers are being looked for"

@@ -1,0 +1,241 @@
+"""Metrics over HTTP, read by the parsers of prometheus_client: values, labels, life cycle, ports in use."""
+
+import ast
+import gc
+import importlib
+import socketserver
+import sys
+import threading
+import urllib.error
+import urllib.request
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launched import launched
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parsed
+
+import feedline
+from feedline._src.listen.metrics import METRICS, samples
+from feedline._src.listen.prometheus import FeedCollector, serve
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A server notices a moment after `close` that it must end, not half a second."""
+    monkeypatch.setattr(socketserver.BaseServer.serve_forever, "__defaults__", (0.01,))
+
+
+@pytest.fixture
+def feed(sharding):
+    with feedline.Feed({"x": np.zeros((640, 2), np.float32)}, 64, sharding) as feed:
+        for _, _ in zip(range(20), feed, strict=False):
+            pass
+        yield feed
+
+
+def scraped(server, accept="text/plain"):
+    request = urllib.request.Request(server.url, headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def values(text, **labels):
+    """{(name, value of the label of its own): value} of the samples with these labels."""
+    found = {}
+    for family in parsed(text):
+        for sample in family.samples:
+            own = {name: value for name, value in sample.labels.items() if name not in ("feed", "process")}
+            if labels.items() <= sample.labels.items():
+                assert len(own) <= 1
+                found[sample.name, next(iter(own.values()), "")] = sample.value
+    return found
+
+
+def test_a_scrape_has_the_values_of_the_statistics_and_the_report(feed):
+    with serve(feed, port=0) as server:
+        feed.close()  # so that no thread goes on counting
+        text = scraped(server)
+    expected = {(m.name, label): value for m, label, value in samples(feed.statistics(), feed.report())}
+    found = values(text, feed="train", process="0")
+    assert found == pytest.approx(expected)
+    assert found == values(text)
+    assert found["feedline_rows_total", ""] == 20 * 64
+
+
+def test_names_kinds_units_and_help_are_those_of_the_table(feed):
+    with serve(feed, port=0) as server:
+        families = {family.name: family for family in parsed(scraped(server))}
+        strict = {
+            family.name: family
+            for family in openmetrics.text_string_to_metric_families(
+                scraped(server, "application/openmetrics-text; version=1.0.0")
+            )
+        }
+    assert len(families) == len(strict) == len(METRICS)
+    for metric in METRICS:
+        short = metric.name.removesuffix("_total")
+        for family in (families[short], strict[short]):
+            assert (family.type, family.documentation) == (metric.kind, metric.help)
+            if metric.label != "source" and "_store_" not in metric.name:  # of mixtures, and of stores
+                assert {*family.samples[0].labels} == {"feed", "process"} | ({metric.label} - {""})
+        assert strict[short].unit == metric.unit
+
+
+def test_nothing_is_read_before_a_scrape_and_nothing_on_the_thread_that_trains(feed):
+    asked = []
+
+    class Watched:
+        def statistics(self):
+            asked.append(threading.current_thread())
+            return feed.statistics()
+
+    watched = Watched()
+    with serve(watched, port=0) as server:
+        assert asked == []
+        scraped(server)
+        assert len(asked) == 1
+        assert asked[0] is not threading.current_thread()
+
+
+def test_several_feeds_have_labels_of_their_own(feed, sharding):
+    with (
+        feedline.Feed({"x": np.zeros((640, 2))}, 32, sharding) as test,
+        serve({"train": feed, 'a "b"\\\n': test}, port=0) as server,
+    ):
+        next(test)
+        text = scraped(server)
+        assert values(text, feed="train")["feedline_rows_total", ""] == 1280
+        assert values(text, feed='a "b"\\\n')["feedline_rows_total", ""] == 32
+        assert text.count("# TYPE feedline_rows_total") == 1
+
+
+def test_before_the_first_batch_there_are_totals_and_no_verdict(sharding):
+    with feedline.Feed({"x": np.zeros((640, 2))}, 32, sharding) as fresh, serve(fresh, port=0) as server:
+        found = values(scraped(server))
+        next(fresh)
+    assert found["feedline_batches_total", ""] == 0
+    assert not any(name in ("feedline_bound", "feedline_au_ratio") for name, _ in found)
+
+
+def test_a_closed_feed_is_still_served_and_a_collected_one_no_longer(sharding):
+    feed = feedline.Feed({"x": np.zeros((640, 2))}, 32, sharding)
+    with serve(feed, port=0) as server:
+        next(feed)
+        feed.close()
+        assert values(scraped(server))["feedline_batches_total", ""] == 1
+        gone = weakref.ref(feed)
+        del feed
+        gc.collect()
+        assert gone() is None
+        assert values(scraped(server)) == {}
+
+
+def test_close_ends_the_server_and_a_second_one_does_nothing(feed):
+    server = serve(feed, port=0)
+    server.close()
+    server.close()
+    with pytest.raises(urllib.error.URLError):
+        scraped(server)
+    names = {thread.name for thread in threading.enumerate()}
+    assert not any("serve_forever" in name for name in names)
+
+
+def test_a_port_in_use_is_an_error_with_a_fix_and_training_goes_on(feed):
+    with serve(feed, port=0) as server:
+        with pytest.raises(
+            OSError,
+            match=rf"metrics need an address of this machine and a port that no program listens on, but "
+            rf"127.0.0.1:{server.port} cannot be used: Address already in use; give another port, or port=0 for a",
+        ) as found:
+            serve(feed, port=server.port)
+        assert found.value.errno is not None
+        next(feed)
+        assert values(scraped(server))["feedline_batches_total", ""] == 21
+    for host in ("192.0.2.1", "no such host"):
+        with pytest.raises(OSError, match=rf"metrics need an address of this machine.* {host}:0 cannot be used: "):
+            serve(feed, port=0, host=host)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"port": -1}, ValueError, "port must be at least 0, got -1"),
+        ({"port": 65536}, ValueError, "port must be at most 65535, got 65536; give port=0 for a free one"),
+        ({"port": "9464"}, TypeError, "port must be an integer"),
+        ({"host": None}, TypeError, "host must be a str, such as '127.0.0.1', got None"),
+        ({"feeds": {}}, ValueError, r"feeds must be a feed, or feeds by name, such as \{'train': feed\}"),
+        ({"feeds": {1: None}}, ValueError, "feeds must be a feed, or feeds by name"),
+        ({"feeds": [1, 2]}, TypeError, r"feed must have a method statistics\(\), .* got \[1, 2\]; give the feed"),
+    ],
+)
+def test_refused_arguments(feed, arguments, error, message):
+    with pytest.raises(error, match=message):
+        serve(**{"feeds": feed, "port": 0, **arguments})
+
+
+def test_a_feed_whose_report_fails_is_served_without_it_and_training_goes_on(feed, caplog, monkeypatch):
+    def fail():
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(feed, "report", fail)
+    with serve(feed, port=0) as server:
+        for _ in range(3):
+            found = values(scraped(server))
+            assert found["feedline_batches_total", ""] == 20
+            assert ("feedline_bound", "read") not in found
+    next(feed)
+    assert [record.message for record in caplog.records] == ["feedline could not judge how its feed works"]
+
+
+def test_a_registry_of_ones_own(feed):
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(FeedCollector({"mine": feed}))
+    assert values(generate_latest(registry).decode(), feed="mine")["feedline_rows_total", ""] == 1280
+    with pytest.raises(ValueError, match="Duplicated timeseries"):  # one collector serves all feeds
+        registry.register(FeedCollector({"other": feed}))
+
+
+def test_scrapes_at_once_while_training(feed):
+    failures = []
+
+    def scrape():
+        try:
+            for _ in range(5):
+                assert values(scraped(server))["feedline_batches_total", ""] >= 20
+        except BaseException:  # noqa: BLE001  of any type: the test shows it
+            failures.append(sys.exception())
+
+    with serve(feed, port=0) as server:
+        threads = [threading.Thread(target=scrape) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            next(feed)
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+@pytest.mark.slow
+def test_each_process_serves_its_own_with_its_index():
+    told = launched(sys.executable, "-W", "error", Path(__file__).with_name("serve_own.py")).stdout
+    for process in ("0", "1"):
+        (line,) = [line for line in told.splitlines() if line.startswith(f"[{process}] ['feedline_rows")]
+        found = values("\n".join(ast.literal_eval(line.partition(" ")[2])) + "\n", feed="train", process=process)
+        # the rows of all processes, the bytes of this one
+        assert found == {("feedline_rows_total", ""): 1280, ("feedline_placed_bytes_total", ""): 1280 / 2 * 8}
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "prometheus_client"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "feedline._src.listen.prometheus")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(
+        ImportError, match=r"need prometheus_client, .*; from the clone: pip install '\.\[prometheus\]'"
+    ):
+        importlib.import_module("feedline._src.listen.prometheus")

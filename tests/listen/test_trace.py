@@ -1,0 +1,173 @@
+"""`feed.trace`: what the file says of feeds of all kinds, and of a batch written by hand."""
+
+import os
+import time
+
+import pytest
+from planted import ROWS, Sleeping
+from trace_file import ONE, STAGES, Trace, feed_of
+
+import feedline
+from feedline._src.listen import trace as traces
+from feedline._src.listen.trace import Events, origin_of, trace_events, tracks_of
+from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
+
+KINDS = [
+    "one thread", "threads share a batch", "a transform", "a stream", "prefetch 0", "several steps a call",
+    "padded",
+    pytest.param("a worker", marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trace_of_each_kind_of_feed(kind, tmp_path):
+    each = 2 if kind == "several steps a call" else 1
+    with feed_of(kind, tmp_path) as feed:
+        next(feed)
+        before = feed.statistics()
+        with feed.trace(tmp_path / "trace.json") as path:
+            places = []
+            for _ in range(3):
+                places.append((feed.epoch, feed.position))
+                next(feed)
+        after = feed.statistics()
+        next(feed)  # not in the trace
+    trace = Trace(path)
+    steps = [each * number for number in (2, 3, 4)]
+    assert path == tmp_path / "trace.json"
+    assert [span.args["step"] for span in trace.named("step")] == steps
+    for name in ("wait", "place", "step"):
+        whole = [span.args for span in trace.named(name)]
+        assert [(args["step"], args["epoch"], args["position"]) for args in whole] == [
+            (step, *place) for step, place in zip(steps, places, strict=True)
+        ]
+        assert {(args["rows"], args["bytes"]) for args in whole} == {
+            (64 * each, each * 64 * 17 if kind == "padded" else each * 64 * 16)
+        }
+    # every part's read leads to its placing, and that to its step
+    chains = trace.chains()
+    assert {chain[-1] for chain in chains} == {("step", step) for step in steps}
+    assert all([name for name, _ in chain] == ["read", "place", "step"] for chain in chains)
+    assert all(len({step for _, step in chain}) == 1 for chain in chains)
+    assert len(chains) == len(trace.named("read"))
+    parts = {"threads share a batch": 2, "several steps a call": 4}.get(kind, 1)
+    assert len(chains) == 3 * parts
+    # the same sums as in the statistics, but for rounding to nanoseconds
+    for stage in (*STAGES, "wait"):
+        told = getattr(after, f"{stage}_s") - getattr(before, f"{stage}_s")
+        assert trace.seconds(stage) == pytest.approx(told, abs=2e-8 * len(trace.spans)), stage
+    whole = [span.ended - span.began for span in trace.named("step")][:-1]  # the last one is still going on
+    assert 0 < sum(whole) / 1e6 <= after.loop_s - before.loop_s + 1e-6  # which has one more, from before the trace
+    tracks = list(trace.tracks.values())
+    assert tracks[-1] == "training loop"
+    expected = {
+        "a worker": {"feedline-place"}, "a stream": {"feedline-place"}, "prefetch 0": {"MainThread"},
+    }.get(kind)  # fmt: skip
+    assert {span.track for span in trace.named("place")} <= (expected or set(tracks[:-1]))
+    if kind == "a worker":
+        assert all(span.track.startswith("worker ") for span in trace.named("read"))
+    assert {begin["name"] for begin, _ in trace.apart} <= {"read ahead", "ready", "transfer"}
+    assert trace.process == "feedline"
+
+
+def test_the_events_of_one_batch():
+    parts = [
+        PartTimes("feedline-read-10", 100.0, 1.0, 0.5, 0.25), PartTimes("feedline-read-2", 100.5, 1.0, 0.0, 0.0),
+    ]  # fmt: skip
+    placed = PlaceTimes("feedline-read-10", 102.0, 0.5, 0.1)
+    records = [BatchRecord(102.0, 103.0, parts, placed, 7, (1, 20), 60), 105.0]
+    assert tracks_of(records) == ["feedline-read-2", "feedline-read-10", "training loop"]
+    assert origin_of(records, 0.0) == 100.0
+    events = Events(tracks_of(records), 100.0, 3, "feedline")
+    told = {"transfers": {102.0: 0.75}, "begins": lambda place: (place[0], place[1] + 4), "nbytes": 99}
+    made = list(trace_events(records, 110.0, events, **told))
+    spans = [(e["tid"], e["name"], e["ts"] / 1e6, e["dur"] / 1e6) for e in made if e["ph"] == "X"]
+    assert sorted(spans) == [
+        (30001, "read", 0.5, 1.0),
+        (30002, "place", 2.0, 0.5),
+        (30002, "read", 0.0, 1.0), (30002, "stage", 1.5, 0.25), (30002, "transform", 1.0, 0.5),
+        (30003, "step", 3.0, 2.0), (30003, "wait", 2.0, 1.0),
+    ]  # fmt: skip
+    apart = [(e["ph"], e["name"], e["ts"] / 1e6) for e in made if e["ph"] in "be"]
+    assert apart == [
+        ("b", "read ahead", 1.75), ("e", "read ahead", 2.0), ("b", "transfer", 2.0), ("e", "transfer", 2.75),
+        ("b", "ready", 2.5), ("e", "ready", 3.0),
+    ]  # fmt: skip
+    assert [(e["ts"] / 1e6, e["args"]) for e in made if e["ph"] == "C"] == [
+        (2.5, {"batches": 1}), (3.0, {"batches": 0}),
+    ]  # fmt: skip
+    assert {e["pid"] for e in made} == {3}
+    step = next(e for e in made if e["name"] == "step")
+    assert step["args"] == {"step": 7, "epoch": 1, "position": 24, "rows": 60, "bytes": 99}
+
+
+def test_a_break_ends_a_step(tmp_path):
+    with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
+        next(feed), next(feed)
+        feed.seek(0, 128)
+        broke = time.perf_counter()
+        time.sleep(0.1)
+        next(feed)
+        time.sleep(0.05)
+    trace = Trace(path)
+    steps, origin = trace.named("step"), trace.file["otherData"]["origin_monotonic_s"]
+    assert [span.args["position"] for span in steps] == [0, 64, 128]
+    assert [origin + span.ended / 1e6 < broke + 1e-3 for span in steps] == [True, True, False]
+    assert steps[2].ended - steps[2].began > 0.05e6
+
+
+def test_the_end_of_a_pass_and_the_next_pass(tmp_path):
+    with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
+        assert len([*feed, *feed]) == 20
+    assert [span.args["epoch"] for span in Trace(path).named("step")] == [0] * 10 + [1] * 10
+
+
+def test_ready_batches_are_counted(tmp_path):
+    with feedline.Feed(Sleeping(0, 0, 1), ROWS, ONE) as feed:
+        next(feed)
+        with feed.trace(tmp_path / "trace.json") as path:
+            for _ in range(6):
+                time.sleep(0.02)
+                next(feed)
+    counts = [event["args"]["batches"] for event in Trace(path).of("C", "ready")]
+    assert min(counts) == counts[-1] == 0
+    assert max(counts) == 2  # prefetch
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace"])
+def test_an_empty_block_and_any_name(name, tmp_path):
+    with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / name) as path:
+        pass
+    trace = Trace(path)
+    assert trace.spans == []
+    assert trace.process == "feedline"
+    assert sorted(os.listdir(tmp_path)) == sorted([name, "x.npy"])
+
+
+def test_only_the_latest_batches_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(traces, "MOST_PARTS", 5)
+    with feed_of("one thread", tmp_path) as feed:
+        with feed.trace(tmp_path / "trace.json") as path:
+            assert len(list(feed)) == 10
+        trace = Trace(path)
+        # 4 batches and the end of the pass
+        assert [span.args["step"] for span in trace.named("step")] == [7, 8, 9, 10]
+        assert trace.file["otherData"]["batches_left_out"] == 6
+        assert [event["name"] for event in trace.of("i")] == ["6 earlier batches are left out"]
+        monkeypatch.setattr(traces, "MOST_PARTS", 0)
+        feed.seek(0)
+        with feed.trace(tmp_path / "trace.json") as path:
+            next(feed), next(feed)
+        assert [span.args["step"] for span in Trace(path).named("step")] == [12]
+
+
+def test_the_origin_of_the_times(tmp_path):
+    with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
+        began, began_unix = time.perf_counter(), time.time()
+        next(feed)
+        ended = time.perf_counter()
+    trace = Trace(path)
+    facts, (wait,) = trace.file["otherData"], trace.named("wait")
+    assert began - 1e-3 < facts["origin_monotonic_s"] + wait.began / 1e6 < ended
+    assert facts["origin_unix_s"] + wait.began / 1e6 == pytest.approx(began_unix, abs=1)  # that clock may be set
+    assert (facts["process"], facts["processes"]) == (0, 1)

@@ -1,0 +1,211 @@
+"""`feed.trace` used wrongly, ended by exceptions, and written to disks that are full."""
+
+import contextlib
+import logging
+import os
+import resource
+import threading
+import time
+
+import jax
+import numpy as np
+import programs
+import pytest
+from planted import ROWS, Sleeping
+from trace_file import ONE, Trace, feed_of
+
+import feedline
+from feedline._src.listen import trace as traces
+from feedline._src.listen.trace import file_of_process
+
+
+def test_a_path_that_cannot_be_written(tmp_path, monkeypatch):
+    with feed_of("one thread", tmp_path) as feed:
+        with pytest.raises(FileNotFoundError, match=r"a folder that exists, and .*absent does not; create it"):
+            feed.trace(tmp_path / "absent" / "trace.json").__enter__()
+        with pytest.raises(IsADirectoryError, match=r"written to a file, and .* is a folder; add a name"):
+            feed.trace(tmp_path).__enter__()
+        with pytest.raises(OSError, match="regular file, and /dev/null is none"):
+            feed.trace("/dev/null").__enter__()
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(PermissionError, match="permission to write"):
+            feed.trace(tmp_path / "trace.json").__enter__()
+        assert os.path.exists("/dev/null")
+        next(feed)
+
+
+def test_one_trace_at_a_time(tmp_path):
+    with feed_of("one thread", tmp_path) as feed:
+        with feed.trace(tmp_path / "a.json"):
+            with pytest.raises(ValueError, match="traced already; leave that context first"):
+                feed.trace(tmp_path / "b.json").__enter__()
+            next(feed)
+        with feed.trace(tmp_path / "b.json"):
+            next(feed)
+        with feed.diagnose(steps=40), pytest.raises(ValueError, match="diagnosed cannot be traced"):
+            feed.trace(tmp_path / "c.json")
+    with pytest.raises(ValueError, match="the feed is closed"):
+        feed.trace(tmp_path / "c.json")
+    assert [len(Trace(tmp_path / name).named("step")) for name in ("a.json", "b.json")] == [1, 1]
+    assert not (tmp_path / "c.json").exists()
+
+
+def test_a_diagnosis_in_a_trace_is_left_out(tmp_path):
+    with feed_of("one thread", tmp_path) as feed:
+        with feed.trace(tmp_path / "trace.json") as path:
+            next(feed)
+            with feed.diagnose(steps=40):
+                assert len(list(feed)) == 40
+            next(feed)
+        assert [span.args["step"] for span in Trace(path).named("step")] == [1, 2]
+
+
+def test_another_thread_traces_while_the_loop_goes_on(tmp_path):
+    with feedline.Feed(Sleeping(0, 0, 1), ROWS, ONE) as feed:
+        traced = []
+
+        def trace():
+            for number in range(20):
+                with feed.trace(tmp_path / f"{number}.json") as path:
+                    time.sleep(0.01)
+                traced.append(path)
+
+        thread = threading.Thread(target=trace)
+        thread.start()
+        while thread.is_alive():
+            next(feed)
+        thread.join()
+    assert len(traced) == 20
+    steps = [[span.args["step"] for span in Trace(path).named("step")] for path in traced]
+    assert all(each == list(range(each[0], each[0] + len(each))) for each in steps if each)
+    assert any(steps)
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt()], ids=repr)
+def test_an_exception_passes_on_unchanged_and_the_file_is_written(error, tmp_path):
+    with feed_of("one thread", tmp_path) as feed:
+        with pytest.raises(type(error)) as caught, feed.trace(tmp_path / "trace.json") as path:  # noqa: PT012
+            next(feed)
+            raise error
+        next(feed)
+    assert caught.value is error
+    assert error.__context__ is None
+    assert error.__cause__ is None
+    assert len(Trace(path).named("step")) == 1
+
+
+def test_an_error_of_the_feed_in_the_block(tmp_path):
+    def bad(batch, rows):
+        if 300 in rows.index:
+            raise ValueError("a bad row")
+        return batch
+
+    np.save(tmp_path / "x.npy", np.zeros((640, 4), np.float32))
+    order = feedline.Order(shuffle=False)
+    feed = feedline.Feed({"x": tmp_path / "x.npy"}, 64, ONE, order=order, transform=bad, epochs=1)
+    with feed, pytest.raises(ValueError, match="a bad row"), feed.trace(tmp_path / "trace.json") as path:
+        list(feed)
+    assert [span.args["step"] for span in Trace(path).named("step")] == [1, 2, 3, 4]
+
+
+def test_closing_the_feed_in_the_block(tmp_path):
+    feed = feed_of("one thread", tmp_path)
+    with feed.trace(tmp_path / "trace.json") as path:
+        next(feed)
+        feed.close()
+    assert len(Trace(path).named("step")) == 1
+
+
+@contextlib.contextmanager
+def no_file_larger_than(size):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_file_that_cannot_be_written_whole(name, tmp_path, caplog):
+    (tmp_path / name).write_text("of before")
+    with feed_of("one thread", tmp_path) as feed:
+        with no_file_larger_than(400), feed.trace(tmp_path / name):
+            next(feed), next(feed)
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert f"could not be written to {tmp_path / name}: " in record.message
+        assert "File too large. Training goes on; free that disk" in record.message
+        assert sorted(os.listdir(tmp_path)) == sorted([name, "x.npy"])  # nothing half written
+        assert (tmp_path / name).read_text() == "of before"
+        with pytest.raises(KeyError, match="mine"), no_file_larger_than(400), feed.trace(tmp_path / name):
+            raise KeyError("mine")
+        next(feed)
+        with feed.trace(tmp_path / name) as path:
+            next(feed)
+        assert len(Trace(path).named("step")) == 1
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = programs.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "none", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no permission to mount a file system")
+    yield folder
+    programs.run(["umount", folder], check=True)
+
+
+def test_a_full_disk(tmp_path, tiny_disk, caplog):
+    name = "trace.json.gz"
+    np.save(tmp_path / "x.npy", np.zeros((64_000, 4), np.float32))
+    with feedline.Feed({"x": tmp_path / "x.npy"}, 64, ONE) as feed:
+        with feed.trace(tiny_disk / name):
+            for _ in range(400):
+                next(feed)
+        (record,) = caplog.records
+        assert "No space left on device. Training goes on" in record.message
+        assert os.listdir(tiny_disk) == []
+        next(feed)
+        with feed.trace(tiny_disk / name) as path:  # this one fits
+            next(feed)
+        assert len(Trace(path).named("step")) == 1
+
+
+def test_an_interrupt_of_the_writer_leaves_nothing(tmp_path):
+    def events():
+        yield {"ph": "M"}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        traces.write_trace(tmp_path / "trace.json", events(), {})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_fault_of_the_writer_does_not_end_training(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("feedline._src.listen.tracing.write_trace", lambda *_: 1 / 0)
+    with feed_of("one thread", tmp_path) as feed:
+        with feed.trace(tmp_path / "trace.json"):
+            next(feed)
+        next(feed)
+    assert "could not write the trace" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_each_process_has_its_own_file(tmp_path, monkeypatch):
+    assert file_of_process(tmp_path / "a.json", 0, 1) == tmp_path / "a.json"
+    assert file_of_process(tmp_path / "a.json.gz", 3, 8) == tmp_path / "a-process3.json.gz"
+    assert file_of_process(f"{tmp_path}/a", 0, 2) == tmp_path / "a-process0"
+    monkeypatch.chdir(tmp_path)
+    assert file_of_process("a.json", 0, 1) == tmp_path / "a.json"  # also if the folder changes meanwhile
+
+
+def test_a_trace_holds_no_batch(tmp_path):
+    before = len(jax.live_arrays())
+    with feedline.Feed(Sleeping(0, 0, 1), ROWS, ONE) as feed, feed.trace(tmp_path / "trace.json"):
+        for _ in range(50):
+            next(feed)
+        assert len(jax.live_arrays()) < before + 20

@@ -1,0 +1,408 @@
+"""Settings that change while a feed runs change no batch, no state and no count, whatever happens in between."""
+
+import itertools
+import json
+import logging
+import multiprocessing
+import random
+import threading
+import time
+
+import grain
+import jax
+import numpy as np
+import pytest
+from background import left_behind
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import feedline
+from feedline import Feed, Limits, Reading, RowError
+from feedline._src.listen.listening import FeedListener
+from feedline._src.listen.tuner import Tuner
+from feedline._src.options import Settings
+from feedline._src.pipeline.stages import Stages
+
+SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+N, B = 1000, 16
+AUTO = {"reading": Reading(threads="auto", buffer="auto"), "prefetch": "auto"}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left(request):
+    before = threading.enumerate()
+    yield
+    if request.node.get_closest_marker("slow"):  # with workers: Grain keeps a pool of threads
+        assert not multiprocessing.active_children()
+    else:
+        assert left_behind(before) == []
+
+
+@pytest.fixture
+def restless(monkeypatch):
+    """Proposes random settings at random moments, from the threads that place batches."""
+
+    def use(seed=0, workers=False, chance=0.3):
+        draw, lock = random.Random(seed), threading.Lock()
+        changes = []
+
+        def look(self, accounting, circumstances):
+            pass
+
+        def proposal(self):
+            with lock:
+                if draw.random() > chance:
+                    return None
+                settings = Settings(draw.randint(1, 6), 0, draw.randint(1, 5), draw.randint(1, 5))
+                if workers and draw.random() < 0.3:
+                    settings = settings._replace(threads=0, workers=draw.randint(1, 2))
+                changes.append(settings)
+                return settings
+
+        monkeypatch.setattr(Tuner, "look", look)
+        # asked for twice before it is taken up: whether there is one, and which one
+        monkeypatch.setattr(Tuner, "proposal", property(proposal, lambda self, value: None), raising=False)
+        return changes
+
+    return use
+
+
+class Columns:
+    """Rows that know their number. Reads of some rows fail once for each entry of `errors`."""
+
+    def __init__(self, n=N):
+        self.n, self.errors = n, []
+        self.spec = {"row": jax.ShapeDtypeStruct((), np.int32), "x": jax.ShapeDtypeStruct((5,), np.float32)}
+        self.identity = {"kind": "numbers"}
+
+    def __len__(self):
+        return self.n
+
+    def read(self, rows, out):
+        if self.errors and self.errors[0] in rows:
+            raise RowError("disk went away", row=self.errors.pop(0))
+        out["row"][:] = rows
+        out["x"][:] = np.asarray(rows)[:, None] * np.ones(5)
+
+    def close(self):
+        raise AssertionError("it is the user's to close")
+
+
+def stream():
+    return grain.MapDataset.range(N).map(lambda i: {"row": np.int32(i)}).to_iter_dataset(grain.ReadOptions(0, 0))
+
+
+def taken(feed, count):
+    """The next batches and the state after each, as values that can be compared."""
+    found = []
+    for batch in itertools.islice(feed, count):
+        found.append((jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), batch), json.dumps(feed.get_state())))
+    return found
+
+
+OPTIONS = [
+    {},
+    {"remainder": "pad", "epochs": 2},
+    {"remainder": "wrap", "epochs": 3},
+    {"steps_per_call": 2},
+    {"transform": lambda batch, rows: {**batch, "position": rows.position}},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "".join(options) or "plain")
+@pytest.mark.parametrize("seed", range(2))
+def test_batches_states_and_counts_are_those_without_changes(restless, options, seed):
+    with Feed(Columns(), B, SHARDING, **options) as plain:
+        expected, counted = taken(plain, 200), plain.statistics()
+    changes = restless(seed)
+    with Feed(Columns(), B, SHARDING, **options, **AUTO) as feed:
+        found = taken(feed, 200)
+        assert found == expected
+        assert len(changes) > 20
+        told = feed.statistics()
+        assert (told.batches, told.rows, told.dropped_rows) == (
+            counted.batches,
+            counted.rows,
+            counted.dropped_rows,
+        )
+
+
+def test_records_are_the_same(restless):
+    dataset = grain.MapDataset.range(N).map(lambda i: {"row": np.int32(i)})
+    with Feed(dataset, B, SHARDING) as plain:
+        expected = taken(plain, 100)
+    changes = restless(8)
+    with Feed(dataset, B, SHARDING, **AUTO) as feed:
+        assert taken(feed, 100) == expected
+    assert len(changes) > 10
+
+
+@pytest.mark.parametrize("source", [stream, lambda: feedline.Lanes(lambda lane, count: stream(), 2)])
+def test_a_stream_goes_on_where_it_was(restless, source):
+    with Feed(source(), B, SHARDING, epochs=3, remainder="pad") as plain:
+        expected = taken(plain, 120)
+    changes = restless(chance=0.2)
+    with Feed(source(), B, SHARDING, epochs=3, remainder="pad", prefetch="auto") as feed:
+        assert taken(feed, 120) == expected
+    assert len(changes) > 10
+
+
+@pytest.mark.slow
+def test_errors_set_state_and_seek_in_between(restless):
+    with Feed(Columns(), B, SHARDING) as plain:
+        expected = [batch for batch, _ in taken(plain, 300)]
+    restless(5)
+    source = Columns()
+    with Feed(source, B, SHARDING, **AUTO) as feed:
+        draw, found, saved = random.Random(1), [], feed.get_state()
+        while len(found) < 300:
+            event = draw.random()
+            try:
+                if event < 0.05:
+                    source.errors.append(expected[len(found)]["row"][3])
+                elif event < 0.1:
+                    feed.set_state(saved)
+                    del found[saved["step"] :]
+                elif event < 0.15:
+                    feed.seek(feed.epoch, feed.position)
+                elif event < 0.2:
+                    saved = feed.get_state()
+                found += [batch for batch, _ in taken(feed, 1)]
+            except RowError:
+                pass
+        assert found == expected
+
+
+WHERE = [(Stages, "tuned"), (Feed, "_stop"), (FeedListener, "changed")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("where", WHERE, ids=lambda where: where[1])
+def test_an_interrupt_at_each_point_of_a_change(restless, monkeypatch, where, before):
+    with Feed(Columns(), B, SHARDING) as plain:
+        expected = [batch for batch, _ in taken(plain, 250)]
+    owner, name = where
+    whole, draw, armed = getattr(owner, name), random.Random(2), [True]
+
+    def interrupted(self, *arguments, **options):
+        strikes = armed[0] and draw.random() < 0.3
+        if strikes and before:
+            armed[0] = False
+            raise KeyboardInterrupt
+        result = whole(self, *arguments, **options)
+        if strikes:
+            armed[0] = False
+            raise KeyboardInterrupt
+        return result
+
+    changes, found, interrupts = restless(6), [], 0
+    with Feed(Columns(), B, SHARDING, **AUTO) as feed:
+        monkeypatch.setattr(owner, name, interrupted)
+        while len(found) < 250:
+            try:
+                found += [batch for batch, _ in taken(feed, 1)]
+            except KeyboardInterrupt:
+                interrupts += 1
+            armed[0] = True
+        armed[0] = False
+        assert found == expected
+        monkeypatch.undo()
+    assert interrupts > 5
+    assert len(changes) > 20
+
+
+@pytest.mark.slow
+def test_workers_come_and_go(restless, tmp_path):
+    path = tmp_path / "row.npy"
+    np.save(path, np.arange(N, dtype=np.int32))
+    with Feed({"row": str(path)}, B, SHARDING) as plain:
+        expected = taken(plain, 60)
+    changes = restless(3, workers=True, chance=0.15)
+    reading = Reading(threads="auto", workers="auto", buffer="auto")
+    with Feed({"row": str(path)}, B, SHARDING, reading=reading, prefetch="auto") as feed:
+        assert taken(feed, 60) == expected
+    assert any(each.workers for each in changes)
+
+
+def test_diagnose_changes_nothing_and_leaves_the_feed_where_it_was(restless, capsys):
+    restless(4)
+    with Feed(Columns(), B, SHARDING, **AUTO) as feed:
+        taken(feed, 20)
+        before = feed.get_state()
+        with feed.diagnose(steps=80):
+            for batch in feed:
+                jax.block_until_ready(batch)
+        assert feed.get_state() == before
+        assert feed.statistics().batches == 20
+
+
+class Slow(Columns):
+    """Each batch takes 60 ms of a thread; batches that several threads share take each a part of that."""
+
+    def read(self, rows, out):
+        time.sleep(0.06 * len(rows) / B)
+        super().read(rows, out)
+
+
+@pytest.mark.slow
+def test_it_finds_threads_and_says_so(caplog):
+    caplog.set_level(logging.INFO, "feedline")
+    reading = Reading(threads="auto", limits=Limits(cores=2))
+    with Feed(Slow(100_000), B, SHARDING, reading=reading) as feed:
+        assert (feed.reading.threads, feed.reading.workers, feed.reading.buffer, feed.prefetch) == (2, 0, 2, 2)
+        deadline = time.monotonic() + 60
+        while feed.reading.threads < 4 and time.monotonic() < deadline:
+            next(feed)
+            time.sleep(0.002)
+        assert feed.reading.threads >= 4
+        assert feed.statistics().threads == feed.reading.threads
+        for _ in range(20):
+            next(feed)
+            time.sleep(0.002)
+        report = feed.report()
+        assert report.settings["threads"] == feed.reading.threads
+        assert report.tuning[0].startswith("tries threads 2 → ")
+        assert f"  tuning {report.tuning[0]}" in str(report)
+        assert report.to_dict()["tuning"] == report.tuning
+        assert f"threads {feed.reading.threads}" in feed._repr_html_()
+    assert [record.message for record in caplog.records if record.message.startswith("tuning tries threads 2 → ")]
+
+
+FAILURES = [
+    feedline.WorkerError("a worker ended"),
+    RowError("the network cannot be reached\nfrom here", stage="read", row=3),
+    feedline.StallError("no stage has advanced"),
+    TypeError("cannot pickle a lock"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monkeypatch, tmp_path, error):
+    path = tmp_path / "row.npy"
+    np.save(path, np.arange(N, dtype=np.int32))
+
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("feedline._src.loader.worker_batches.WorkerBatches", fail)
+    with Feed({"row": str(path)}, B, SHARDING, reading=Reading(workers="auto")) as feed:
+        before = taken(feed, 3)
+        tuner = feed._listener.tuner
+        tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
+        after = taken(feed, 3)
+        assert feed.reading.workers == 0
+        tuner.look(feed._listener.accounting, feed._listener._circumstances)
+        (told,) = tuner.history
+        assert told.startswith(f"goes back to threads, because workers failed with {type(error).__name__}: ")
+        assert len(told.splitlines()) == 1
+    with Feed({"row": str(path)}, B, SHARDING) as plain:
+        assert before + after == taken(plain, 6)
+
+
+def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
+    class Picklable(Columns):
+        picklable = True
+
+    source = Picklable()
+    monkeypatch.setattr(
+        "feedline._src.loader.worker_batches.WorkerBatches", lambda reader, *rest: source.read([-1], None)
+    )
+    source.errors = [-1]
+    with Feed(source, B, SHARDING, order=feedline.Order(shuffle=False), reading=Reading(workers="auto")) as feed:
+        expected = taken(feed, 2)
+        while not feed.statistics().ready:  # until the threads that end now have read that row
+            time.sleep(1e-3)
+        feed._listener.tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
+        source.errors.append(2 * B + 1)
+        with pytest.raises(RowError, match=rf"disk went away \[row {2 * B + 1}\]"):
+            next(feed)
+        assert feed.reading.workers == 0
+        expected += taken(feed, 2)
+    assert [int(batch["row"][0]) for batch, _ in expected] == [0, B, 2 * B, 3 * B]
+
+
+def test_workers_that_the_user_asked_for_are_not_replaced(monkeypatch, tmp_path):
+    path = tmp_path / "row.npy"
+    np.save(path, np.arange(N, dtype=np.int32))
+
+    def fail(*arguments):
+        raise feedline.WorkerError("a worker ended")
+
+    monkeypatch.setattr("feedline._src.loader.worker_batches.WorkerBatches", fail)
+    reading = Reading(workers=1, buffer="auto")
+    with (
+        Feed({"row": str(path)}, B, SHARDING, reading=reading) as feed,
+        pytest.raises(feedline.WorkerError, match="a worker ended"),
+    ):
+        next(feed)
+
+
+def test_memory_stays_within_what_the_limit_counts(restless):
+    """A change leaves batches of the setting before in buffers of their own, for a while."""
+    restless(7)
+    with Feed(Columns(), B, SHARDING, **AUTO) as feed:
+        staging, most = feed._stages.access.buffers.staging, 0
+        largest = feed._stages.bounds.host_use(Settings(6, 0, 5, 5)) * staging.batch_bytes
+        for _ in range(200):
+            next(feed)
+            most = max(most, feed.statistics().host_bytes)
+            buffer, prefetch = feed.reading.buffer, feed.prefetch
+            assert staging.most_idle == buffer + prefetch + 3
+        assert 0 < most <= largest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        (
+            {"reading": Reading(threads=4, buffer=2, limits=Limits(host_bytes=1 << 30)), "prefetch": 4},
+            ValueError,
+            r"^Reading\.limits holds for settings that are \"auto\", and none is; leave it out, or use ",
+        ),
+        ({"prefetch": "Auto"}, TypeError, r"^prefetch must be an integer, or \"auto\", got 'Auto'$"),
+        (
+            {"reading": Reading(buffer="auto", limits=Limits(host_bytes=100))},
+            ValueError,
+            r"^Limits\.host_bytes must hold 8 batches of 384 bytes, 3,072 bytes, for buffer 1 and prefetch 2, "
+            r"got 100; raise it, or use a smaller batch_size$",
+        ),
+        (
+            {"prefetch": "auto", "reading": Reading(limits=Limits(device_bytes=10))},
+            ValueError,
+            r"^Limits\.device_bytes must hold 4 batches of 48 bytes, 192 bytes, for buffer 2 and prefetch 1",
+        ),
+    ],
+)
+def test_refused(arguments, error, match):
+    with pytest.raises(error, match=match):
+        Feed(Columns(), B, SHARDING, **arguments)
+
+
+def test_limits_make_the_start_smaller():
+    reading = Reading(threads="auto", buffer="auto", limits=Limits(host_bytes=384 * 9, cores=1))
+    with Feed(Columns(), B, SHARDING, reading=reading, prefetch="auto") as feed:
+        assert (feed.reading.threads, feed.reading.buffer, feed.prefetch) == (1, 1, 2)
+        next(feed)
+
+
+def test_a_source_in_memory_may_have_workers_auto():
+    with Feed({"x": np.arange(N)}, B, SHARDING, reading=Reading(workers="auto")) as feed:
+        next(feed)
+        assert feed.reading.workers == 0
+
+
+def test_without_prefetch_nothing_is_tuned():
+    with Feed(Columns(), B, SHARDING, reading=Reading(threads="auto", buffer="auto"), prefetch=0) as feed:
+        next(feed)
+        assert (feed.reading.threads, feed.reading.buffer, feed.prefetch) == (0, 2, 0)
+        assert feed._listener.tuner is None
+
+
+def test_a_feed_that_replaces_bad_rows_keeps_its_threads(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((64, 2), np.float32))
+    for bad_rows, found in (("raise", {"threads", "workers"}), ("substitute", {"threads"})):
+        reading = Reading(threads="auto", workers="auto", bad_rows=bad_rows)
+        with Feed(tmp_path / "x.npy", 8, jax.devices()[0], reading=reading) as feed:
+            assert feed._stages.bounds.tunable == found

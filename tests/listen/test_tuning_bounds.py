@@ -1,0 +1,88 @@
+"""The limits of settings that are "auto": the user's, or shares of what the machine has."""
+
+import dataclasses
+
+import pytest
+
+from feedline._src.cluster.cgroups import GroupLimits
+from feedline._src.listen.candidates import Bounds
+from feedline._src.options import Limits, Settings
+from feedline._src.pipeline import bounds as module
+from feedline._src.pipeline.bounds import bounds_of
+
+START, ALL = Settings(8, 0, 2, 2), frozenset(Settings._fields)
+GIB = 1 << 30
+
+
+@dataclasses.dataclass
+class Device:
+    platform: str = "gpu"
+    bytes_limit: int | None = 80 * GIB
+
+    def memory_stats(self):
+        return None if self.bytes_limit is None else {"bytes_limit": self.bytes_limit}
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    monkeypatch.setattr(module, "_usable_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(module, "own_processes", lambda: 4)
+    monkeypatch.setattr(module, "own_cores", lambda: 6)
+
+
+def made(limits=Limits(), tunable=ALL, start=START, local=GIB // 4, shard=GIB // 8, devices=(Device(),)):  # noqa: B008
+    return bounds_of(limits, tunable, start, local_bytes=local, shard_bytes=shard, devices=devices)
+
+
+def test_defaults_are_shares_of_the_machine():
+    bounds, start = made()
+    assert isinstance(bounds, Bounds)
+    assert (bounds.host_batches, bounds.device_batches, bounds.cores) == (16, 64, 6)  # a quarter ÷ 4; a tenth
+    assert start == START
+    assert not bounds.arrays_on_host
+
+
+def test_a_device_that_does_not_tell_its_memory_has_no_limit():
+    assert made(devices=(Device(bytes_limit=None),))[0].device_batches is None
+    assert made(devices=(Device(), Device(bytes_limit=8 * GIB)))[0].device_batches == 6
+
+
+def test_arrays_of_cpu_devices_count_as_host_memory():
+    bounds, _ = made(devices=(Device("cpu", None),))
+    assert bounds.device_batches is None
+    assert bounds.host_use(START) == 2 * 3 + 4
+
+
+def test_a_limit_makes_the_start_smaller_and_is_never_exceeded():
+    bounds, start = made(Limits(host_bytes=GIB, device_bytes=GIB // 2, cores=3))
+    assert start == Settings(3, 0, 1, 1)
+    assert bounds.allow(start)
+    assert not bounds.allow(start._replace(prefetch=2))
+    assert not bounds.allow(start._replace(buffer=2))
+    assert not bounds.allow(Settings(0, 4, 1, 1))
+
+
+def test_what_the_user_gave_stays():
+    _, start = made(Limits(cores=1), tunable=frozenset({"buffer"}))
+    assert start == START
+
+
+@pytest.mark.parametrize("limits", [Limits(host_bytes=GIB - 1), Limits(device_bytes=GIB // 2 - 1)])
+def test_a_limit_below_the_smallest_settings_is_refused(limits):
+    with pytest.raises(ValueError, match=r"must hold 4 batches of .*; raise it, or use a smaller batch_size$"):
+        made(limits)
+
+
+def test_without_a_limit_batches_of_any_size_are_accepted():
+    assert made(local=100 * GIB, shard=100 * GIB)[1] == Settings(8, 0, 1, 1)
+
+
+@pytest.mark.parametrize(("group", "expected"), [(None, 16), (16 * GIB, 4)])
+def test_the_memory_of_the_control_group_counts(monkeypatch, group, expected):
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "own_processes", lambda: 4)
+    monkeypatch.setattr(module, "limits_of_group", lambda: GroupLimits(memory_bytes=group))
+    monkeypatch.setattr(
+        module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * GIB // 4096}.__getitem__
+    )
+    assert made()[0].host_batches == expected
