@@ -7,7 +7,8 @@ import sys
 import programs
 import pytest
 
-from feedline._src.cluster.binding import Place, bind, own_gpus, plan
+from feedline._src.cluster.binding import bind, own_gpus, plan
+from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.topology import as_list, cores, numbers, topology, usable_gpus
 
 NODES = {0: "0-55,112-167", 1: "56-111,168-223"}
@@ -50,7 +51,7 @@ def planned(root, devices, place, allowed=ALL, **environ):
 
 
 def test_eight_processes_get_whole_cores_of_the_socket_of_their_gpu(dgx):
-    found = [planned(dgx, (process,), Place(process, 8)) for process in range(8)]
+    found = [planned(dgx, (process,), (process, 8)) for process in range(8)]
     assert str(found[0]) == "processors 0-13,112-125 of memory node 0"
     assert str(found[5]) == "processors 70-83,182-195 of memory node 1"
     assert frozenset().union(*(each.processors for each in found)) == ALL
@@ -64,7 +65,7 @@ def test_eight_processes_get_whole_cores_of_the_socket_of_their_gpu(dgx):
 @pytest.mark.parametrize("processes", [2, 4, 5, 7])
 def test_shares_are_equal_to_one_core(dgx, processes):
     share = 8 // processes
-    found = [planned(dgx, tuple(range(p * share, (p + 1) * share)), Place(p, processes)) for p in range(processes)]
+    found = [planned(dgx, tuple(range(p * share, (p + 1) * share)), (p, processes)) for p in range(processes)]
     for node in (0, 1):
         here = [len(each.processors) for each in found if each.nodes == {node}]
         assert max(here) - min(here) <= 2
@@ -72,25 +73,25 @@ def test_shares_are_equal_to_one_core(dgx, processes):
 
 
 def test_the_gpus_that_the_launcher_has_divided(dgx, tmp_path):
-    by_number = planned(dgx, None, Place(5, 8), CUDA_VISIBLE_DEVICES="5")
-    by_name = planned(dgx, None, Place(5, 8), CUDA_VISIBLE_DEVICES="GPU-c3e0")
+    by_number = planned(dgx, None, (5, 8), CUDA_VISIBLE_DEVICES="5")
+    by_name = planned(dgx, None, (5, 8), CUDA_VISIBLE_DEVICES="GPU-c3e0")
     hidden = planted(tmp_path)  # as Slurm does it: a task may open its own GPU alone, and that has number 0
     for i in set(range(8)) - {5}:
         (hidden / f"dev/nvidia{i}").unlink()
-    by_group = planned(hidden, None, Place(5, 8), CUDA_VISIBLE_DEVICES="0")
-    assert by_number == by_name == by_group == planned(dgx, (5,), Place(5, 8))
+    by_group = planned(hidden, None, (5, 8), CUDA_VISIBLE_DEVICES="0")
+    assert by_number == by_name == by_group == planned(dgx, (5,), (5, 8))
 
 
 def test_in_another_order_processes_share_the_processors_of_the_node(dgx):
     """What the others have is not known: they may be on the other node."""
-    assert planned(dgx, None, Place(0, 8), CUDA_VISIBLE_DEVICES="7").processors == numbers(NODES[1])
+    assert planned(dgx, None, (0, 8), CUDA_VISIBLE_DEVICES="7").processors == numbers(NODES[1])
 
 
 def test_never_wider_than_what_was_given(dgx):
     given = numbers("10-69")
-    assert planned(dgx, (0,), Place(0, 8), given).processors == numbers("10-55")
-    assert planned(dgx, (7,), Place(7, 8), given).processors == numbers("56-69")
-    assert planned(dgx, (7,), Place(7, 8), numbers("3,4")) is None
+    assert planned(dgx, (0,), (0, 8), given).processors == numbers("10-55")
+    assert planned(dgx, (7,), (7, 8), given).processors == numbers("56-69")
+    assert planned(dgx, (7,), (7, 8), numbers("3,4")) is None
 
 
 def test_unknown_gpus():
@@ -100,15 +101,16 @@ def test_unknown_gpus():
 
 def test_more_processes_than_cores(tmp_path):
     root = planted(tmp_path, {0: "0", 1: "1"}, [(f"{i}1", i // 4) for i in range(8)], siblings=224)
-    found = [planned(root, (p,), Place(p, 8), numbers("0-1")) for p in range(8)]
+    found = [planned(root, (p,), (p, 8), numbers("0-1")) for p in range(8)]
     assert [each.processors for each in found] == [{0}] * 4 + [{1}] * 4
 
 
 def test_a_machine_without_gpus_nodes_or_files(dgx, tmp_path):
-    assert bind((0,), tmp_path) is None
-    assert bind((0,), planted(tmp_path, {0: "0-223"}, [("1b", 0)])) is None
-    assert bind((0,), planted(tmp_path, gpus=[("1b", -1)])) is None
-    assert bind((0,), planted(tmp_path, gpus=[])) is None
+    info = ProcessInfo("a test", "PROCESS", "node1:1234", 2, 0, local_devices=(0,))
+    assert bind(info, tmp_path) is None
+    assert bind(info, planted(tmp_path, {0: "0-223"}, [("1b", 0)])) is None
+    assert bind(info, planted(tmp_path, gpus=[("1b", -1)])) is None
+    assert bind(info, planted(tmp_path, gpus=[])) is None
     assert bind(None, dgx) is None  # its GPUs are on all nodes
 
 
@@ -127,7 +129,10 @@ def bound(root, **given):
         "thread = threading.Thread(target=lambda: (release.wait(), before.extend(os.sched_getaffinity(0))))\n"
         "thread.start()\n"
         "from feedline._src.cluster.binding import bind\n"
-        "told = bind(given['devices'], Path(given['root']))\n"
+        "from feedline._src.cluster.launchers.launcher import ProcessInfo\n"
+        "(device,) = given['devices']\n"
+        "info = ProcessInfo('a test', 'PROCESS', 'node1:1', 2, device, device, 2, (device,))\n"
+        "told = bind(info, Path(given['root']))\n"
         "release.set(); thread.join()\n"
         "child = subprocess.run([sys.executable, '-c', 'import os; print(*os.sched_getaffinity(0))'],\n"
         "                       capture_output=True, text=True, check=True).stdout.split()\n"
@@ -135,7 +140,6 @@ def bound(root, **given):
     )
     arguments = json.dumps({"root": str(root), "devices": (0,), "allowed": None, **given})
     environ = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    environ |= {"FEEDLINE_LOCAL_PROCESSES": "2", "FEEDLINE_PROCESS": str(given.get("devices", [0])[0])}
     done = programs.run(
         [sys.executable, "-c", program, arguments], capture_output=True, text=True, env=environ, check=True
     )

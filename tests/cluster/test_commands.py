@@ -1,5 +1,6 @@
 """`feedline launch --print`: what other launchers read to start the same processes on several hosts."""
 
+import json
 import os
 import re
 import shlex
@@ -7,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 import yaml
 
+from feedline._src.cluster.detect import find
 from feedline._src.tools.launch.command import Launch
 
 FEEDLINE = [sys.executable, "-m", "feedline._src.tools.main"]
@@ -51,6 +54,23 @@ def test_the_jobset_has_a_pod_for_each_process(capsys):
     assert "resources" not in container
 
 
+def test_the_pbs_script_starts_a_process_on_each_host(capsys, tmp_path):
+    """Run by bash, with a pbsdsh that starts one after the other."""
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    command = sys.executable, "-c", program
+    script = printed(capsys, *command, processes=1, hosts="2", devices_per_process=8, print_for="pbs")
+    assert "\n#PBS -l select=2:mpiprocs=1:ngpus=8\n" in script
+    (tmp_path / "pbsdsh").write_text('#!/bin/sh\nshift\nfor i in 0 1; do PBS_NODENUM=$i "$@"; done\n')
+    (tmp_path / "pbsdsh").chmod(0o700)
+    (tmp_path / "nodes").write_text("node7\nnode8\n")
+    job = {"PBS_JOBID": "12.server", "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_O_WORKDIR": str(tmp_path)}
+    job["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    out = programs.run(["bash", "-c", script], env=job, check=True, capture_output=True).stdout
+    found = [find(json.loads(line)) for line in out.splitlines()]
+    assert [(each.launcher, each.process, each.processes) for each in found] == [("PBS", 0, 2), ("PBS", 1, 2)]
+    assert {each.coordinator for each in found} == {"node7:61452"}
+
+
 def test_the_manifest_of_the_example_is_what_is_printed(capsys):
     head, _, manifest = (EXAMPLES / "jobset.yaml").read_text().partition("apiVersion")
     command = re.search(r"#   (feedline launch (?:.|\n)*?)\n#\n", head)[1].replace("\\\n#", "")
@@ -81,10 +101,12 @@ def test_the_manifest_of_the_example_is_what_is_printed(capsys):
         ({"hosts": "a,3"}, "found 'a,3'"),
         ({"hosts": "a;rm"}, "found 'a;rm'"),
         ({"hosts": "a,b", "print_for": "jobset"}, "names a,b; give their number: --hosts 2"),
-        ({"processes": 0}, "processes must be at least 1, got 0"),
-        ({"devices_per_process": 0}, "devices_per_process must be at least 1, got 0"),
+        ({"print_for": "pbs", "processes": 2}, "--hosts 1 --processes 1 --devices-per-process 8"),
         ({"timeout_s": 5.0}, "--timeout-s 5; give srun --time"),
-        ({"command": ()}, "There is no command; write it after --"),
+        ({"command": ()}, "needs a command after --, found none; for example -- python train.py"),
+        ({"processes": 0}, "--processes must be at least 1, got 0"),
+        ({"devices_per_process": 0}, "--devices-per-process must be at least 1, got 0"),
+        ({"print_for": None, "timeout_s": 0}, "--timeout-s is finite and above 0, found 0 s; leave it out"),
     ],
 )
 def test_wrong_options(options, message):

@@ -11,7 +11,7 @@ import programs
 import pytest
 
 from feedline._src.cluster import join
-from feedline._src.cluster.launchers.process_info import ProcessInfo
+from feedline._src.cluster.launchers.launcher import ProcessInfo
 
 
 def python(program, **environ):

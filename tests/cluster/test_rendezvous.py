@@ -15,7 +15,7 @@ import pytest
 from background import spawn
 
 from feedline._src.cluster import rendezvous
-from feedline._src.cluster.launchers.process_info import ProcessInfo
+from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.rendezvous import meet
 from feedline._src.errors import FeedError, ProcessError
 from feedline._src.tools.launch.environments import reserved_port

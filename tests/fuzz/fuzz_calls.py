@@ -74,7 +74,7 @@ def address(chance: random.Random) -> Outcome:
 
 def greeting(chance: random.Random) -> Outcome:
     """What a program sends to the coordinator's port before all processes have met: an index, or nothing."""
-    from feedline._src.cluster.launchers.process_info import ProcessInfo
+    from feedline._src.cluster.launchers.launcher import ProcessInfo
     from feedline._src.cluster.rendezvous import _index_of
 
     sent = text("4 2", chance).encode()

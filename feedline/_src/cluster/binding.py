@@ -8,15 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from feedline._src.cluster.cores import own_place
+from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.topology import Gpu, Topology, as_list, cores, topology, usable_gpus
-
-
-class Place(NamedTuple):
-    """A process among those of the run on its host."""
-
-    process: int
-    processes: int
 
 
 class Binding(NamedTuple):
@@ -30,14 +23,14 @@ class Binding(NamedTuple):
         return f"processors {as_list(self.processors)} of memory node{plural} {as_list(self.nodes)}"
 
 
-def bind(local_devices: Sequence[int] | None, root: Path = Path("/")) -> str | None:
-    """Bind this process, its threads, and so all threads and processes that it will start.
+def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
+    """Bind this process with its threads, and so all threads and processes that it will start.
 
     Linux takes memory from the node of the processor that first writes to it, unless `numactl` said otherwise. So
     memory needs no binding of its own.
 
     Args:
-      local_devices: as of a `ProcessInfo`.
+      info: this process among those of its host; None: it is the only one.
       root: the folder that has proc/, sys/ and dev/, for tests.
 
     Returns:
@@ -50,11 +43,12 @@ def bind(local_devices: Sequence[int] | None, root: Path = Path("/")) -> str | N
         allowed = os.sched_getaffinity(0)
     except (OSError, ValueError, KeyError, AttributeError):  # not Linux, or a system that hides its hardware
         return None
-    own = own_gpus(os.environ, local_devices, gpus)
+    own = own_gpus(os.environ, info.local_devices if info else None, gpus)
     near = nodes_of(own, machine)
     if not near or near >= set(machine.processors):
         return None
-    found = plan(machine, own, gpus, Place(*own_place(os.environ)), allowed, root)
+    place = (info.local_process, info.local_processes) if info else (0, 1)
+    found = plan(machine, own, gpus, place, allowed, root)
     if found is None:
         return (
             f"not bound: its GPUs are on memory node {as_list(near)}, and it may only use processors "
@@ -101,46 +95,36 @@ def plan(
     machine: Topology,
     own: Sequence[str],
     usable: Sequence[Gpu],
-    place: Place,
+    place: tuple[int, int],
     allowed: Set[int],
     root: Path = Path("/"),
 ) -> Binding | None:
-    """The processors of this process: those of the memory nodes of its GPUs that it may use.
+    """The processors of this process: those of the memory nodes of its GPUs that it may use; None: there are none.
 
     Processes of the run whose GPUs are on the same nodes get whole cores each, the same number up to one, unless
-    the launcher has bound this process already, or it is not known which GPUs the others have.
+    the launcher has bound this process already, or it is not known which GPUs the others have. GPUs are usually
+    divided in the order of their addresses; that is assumed if it is so for this process.
 
     Args:
       own: the addresses of its GPUs.
       usable: the GPUs of this host that this process may open.
+      place: its index among the processes of the run on this host, and their number.
       allowed: the processors on which this process may run.
-
-    Returns:
-      None: it may run on no processor near its GPUs.
     """
     near = nodes_of(own, machine)
     processors = frozenset().union(*(machine.processors[node] for node in near)) & allowed
     if not processors:
         return None
-    peers = _on_the_same_nodes(machine, own, [gpu.address for gpu in usable], place, near)
+    process, processes = place
+    peers: list[int] = []
+    for gpus in ([gpu.address for gpu in usable], list(machine.accelerators)):
+        share = len(gpus) // processes
+        shares = [gpus[each * share : (each + 1) * share] for each in range(processes)]
+        if not peers and shares[process] == list(own):
+            peers = [each for each, those in enumerate(shares) if nodes_of(those, machine) == near]
     whole_host = frozenset().union(*machine.processors.values()) <= allowed
     if whole_host and len(peers) > 1:
-        of_node, k = cores(processors, root), peers.index(place.process)
+        of_node, k = cores(processors, root), peers.index(process)
         mine = of_node[k * len(of_node) // len(peers) : (k + 1) * len(of_node) // len(peers)]
         processors = frozenset().union(*mine) or processors  # fewer cores than processes: they share all
     return Binding(processors, frozenset(near))
-
-
-def _on_the_same_nodes(
-    machine: Topology, own: Sequence[str], usable: Sequence[str], place: Place, near: Set[int]
-) -> list[int]:
-    """The processes of the run on this host whose GPUs are on the nodes `near`; empty if that is not known.
-
-    GPUs are usually divided in the order of their addresses. It is taken to be so if it is so for this process.
-    """
-    for gpus in (list(usable), list(machine.accelerators)):
-        share = len(gpus) // place.processes
-        shares = [gpus[process * share : (process + 1) * share] for process in range(place.processes)]
-        if shares[place.process] == list(own):
-            return [process for process, those in enumerate(shares) if nodes_of(those, machine) == near]
-    return []

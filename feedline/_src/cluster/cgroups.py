@@ -12,11 +12,11 @@ _NO_LIMIT = 1 << 60
 
 
 class GroupLimits(NamedTuple):
-    """The tightest limits of the group of a process and of the groups around it.
+    """The tightest limits of the group of a process and of the groups around it; None: no limit.
 
     Attributes:
-      processors: the quota, as a number of processors; None without one.
-      memory_bytes: the limit; None without one.
+      processors: the quota, as a number of processors.
+      memory_bytes: the limit.
       memory_used_bytes: what counts against that limit, without page cache that can be dropped at once.
     """
 
@@ -26,20 +26,10 @@ class GroupLimits(NamedTuple):
 
 
 def limits(root: Path = Path("/")) -> GroupLimits:
-    """The limits of this process.
-
-    Args:
-      root: the folder that has proc/ and sys/, for tests.
-    """
-    processors: float | None = None
-    memory: tuple[int, int] | None = None
-    for folder in _folders(root, "cpu"):
-        quota = _quota(folder)
-        processors = min(filter(None, (processors, quota)), default=None)
-    for folder in _folders(root, "memory"):
-        found = _memory(folder)
-        memory = min(filter(None, (memory, found)), default=None)
-    return GroupLimits(processors, *(memory or (None, None)))
+    """The limits of this process. `root` is the folder that has proc/ and sys/, for tests."""
+    quotas = filter(None, map(_quota, _folders(root, "cpu")))
+    memories = filter(None, map(_memory, _folders(root, "memory")))
+    return GroupLimits(min(quotas, default=None), *min(memories, default=(None, None)))
 
 
 def memory(root: Path = Path("/")) -> tuple[int, int]:
@@ -57,8 +47,7 @@ def memory(root: Path = Path("/")) -> tuple[int, int]:
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
     """The folders of the groups that hold this process, from its own to the root of the hierarchy."""
-    lines = (root / "proc/self/cgroup").read_text().splitlines()
-    for line in lines:
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -76,11 +65,10 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    version_2 = _words(folder / "cpu.max")
-    if version_2:
+    if version_2 := _words(folder / "cpu.max"):
         return None if version_2[0] == "max" else int(version_2[0]) / int(version_2[1])
-    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-    return quota / period if quota is not None and quota > 0 and period else None
+    quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
+    return int(quota[0]) / int(period[0]) if quota and period and int(quota[0]) > 0 else None
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
@@ -89,17 +77,12 @@ def _memory(folder: Path) -> tuple[int, int] | None:
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, used = _number(folder / limit_file), _number(folder / used_file)
-        if limit is not None and used is not None and limit < _NO_LIMIT:
+        limit, used = _words(folder / limit_file), _words(folder / used_file)
+        if limit and used and limit[0] != "max" and int(limit[0]) < _NO_LIMIT:
             stat = _words(folder / "memory.stat")
             cached = int(stat[stat.index(inactive) + 1]) if inactive in stat else 0
-            return limit, max(0, used - cached)
+            return int(limit[0]), max(0, int(used[0]) - cached)
     return None
-
-
-def _number(file: Path) -> int | None:
-    words = _words(file)
-    return int(words[0]) if words and words[0].lstrip("-").isdecimal() else None
 
 
 def _words(file: Path) -> list[str]:

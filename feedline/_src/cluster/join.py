@@ -12,7 +12,7 @@ from feedline._src.agreement.coordination import backends_are_initialized
 from feedline._src.agreement.monitor import EXTRA_HEARTBEAT_S, watch
 from feedline._src.cluster.binding import bind as bind_to_processors
 from feedline._src.cluster.detect import describe_single_process, find
-from feedline._src.cluster.launchers.process_info import ProcessInfo
+from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.rendezvous import is_loopback, meet
 
 _HEARTBEAT_S = 100  # jax's default
@@ -78,7 +78,7 @@ def _detect(bound: bool) -> ProcessInfo | None:
     """Detects what started this process, binds it to processors if it shall be bound, and prints both, once."""
     info = find(os.environ)
     told = [str(info or describe_single_process(os.environ))]
-    if bound and (binding := bind_to_processors(info.local_devices if info else None)):
+    if bound and (binding := bind_to_processors(info)):
         told.append(binding)
     # A single write: several processes share the terminal.
     sys.stderr.write(f"feedline: {', '.join(told)}\n")

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import cast
 
 from feedline._src.agreement.differences import process_names
-from feedline._src.cluster.launchers.process_info import ProcessInfo
+from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.errors import FeedError, ProcessError
 
 _GREETING = b"feedline\n"

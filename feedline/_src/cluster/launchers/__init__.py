@@ -1,15 +1,15 @@
-"""What other launchers tell the processes that they start, and the commands that start them.
+"""Launchers, one module each: how a process finds its place among the others, and how they are started.
 
 A map::
 
-    process_info  index, number of processes, coordinator and devices of this process
-    variables     FEEDLINE_* and JAX_* set by hand, and the index of a Kubernetes job
-    torchrun      torchrun, and scripts that set the same variables
-    open_mpi      mpirun of Open MPI
-    mpich         mpiexec of MPICH
-    slurm         srun
-    unknown       launchers that do not tell enough
-    local         the place of a process among those of its host
-    commands      prints the srun and mpirun command for several hosts
-    jobset        prints the manifest of a Kubernetes JobSet
+    launcher         what a launcher declares, and what launchers share
+    by_hand          FEEDLINE_* and JAX_* set by hand, or by `feedline launch`
+    kubernetes       an Indexed Job or a JobSet
+    pbs              pbsdsh
+    torchrun         torchrun itself
+    torch_variables  scripts that set torchrun's variables
+    open_mpi         mpirun of Open MPI
+    mpich            mpiexec of MPICH
+    slurm            srun
+    unknown          launchers that do not tell enough
 """

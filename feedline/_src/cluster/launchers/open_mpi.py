@@ -1,54 +1,46 @@
-"""Finds this process among those that mpirun of Open MPI 4 or 5 started."""
+"""mpirun of Open MPI 4 or 5."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 
-from feedline._src.cluster.launchers.local import local_place
-from feedline._src.cluster.launchers.process_info import ProcessInfo, agreed_port, integer, own_devices
-from feedline._src.cluster.launchers.variables import explicit_coordinator
+from feedline._src.cluster.launchers.launcher import Job, ProcessInfo, agreed_port, ranked
 
-LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+DOCS = """\
+| Open MPI | OMPI_COMM_WORLD_RANK or OMPI_COMM_WORLD_SIZE | these | the host of mpirun (OMPI_MCA_orte_hnp_uri in \
+version 4, PMIX_NAMESPACE in 5), a port from a hash |"""
+_NAMES = (
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
 # Version 4: "2074279936.0;tcp://10.0.0.1,10.1.0.1:36691;tcp6://[fd00::2]:36813", where mpirun listens.
 _URI = re.compile(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)")
 # Version 5: "prterun-<host of mpirun>-<its pid>@<job>".
 _NAMESPACE = re.compile(r"prte(?:run)?-(.+)-\d+@\d+")
 
 
-def under_mpirun(environ: Mapping[str, str]) -> bool:
-    return any(environ.get(name) for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
+def started(environ: Mapping[str, str]) -> bool:
+    return any(environ.get(name) for name in _NAMES[:2])
 
 
-def find_open_mpi(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """This process as mpirun describes it; None if it is the only one.
-
-    Process 0 is assumed to run on the host of mpirun. If a host list or a mapping puts it elsewhere,
-    FEEDLINE_COORDINATOR must name its host.
+def find(environ: Mapping[str, str]) -> ProcessInfo | None:
+    """Its process. If process 0 is not on the host of mpirun, FEEDLINE_COORDINATOR must name its host.
 
     Example:
       >>> process = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1",
       ...            "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
       ...            "PMIX_NAMESPACE": "prterun-node1-4711@1"}
-      >>> print(find_open_mpi(process))
+      >>> print(find(process))
       process 1 of 2, found Open MPI (OMPI_COMM_WORLD_RANK=1), coordinator node1:62470, all local devices
     """
-    processes = integer(environ, "OMPI_COMM_WORLD_SIZE", "Open MPI", at_least=1)
-    if processes == 1:
-        return None
-    process = integer(environ, "OMPI_COMM_WORLD_RANK", "Open MPI")
-    local_process, processes_on_host = local_place(environ, *LOCAL, "Open MPI")
-    return ProcessInfo(
-        "Open MPI",
-        f"OMPI_COMM_WORLD_RANK={process}",
-        explicit_coordinator(environ) or _coordinator(environ, one_host=processes_on_host == processes),
-        processes,
-        process,
-        own_devices(environ, local_process, processes_on_host),
-    )
+    return ranked(environ, "Open MPI", _NAMES, lambda one_host: _coordinator(environ, one_host))
 
 
-def _coordinator(environ: Mapping[str, str], *, one_host: bool) -> str:
+def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
     uri, namespace = environ.get("OMPI_MCA_orte_hnp_uri", ""), environ.get("PMIX_NAMESPACE", "")
     of_uri, of_namespace = _URI.search(uri), _NAMESPACE.fullmatch(namespace)
     if one_host:
@@ -64,3 +56,21 @@ def _coordinator(environ: Mapping[str, str], *, one_host: bool) -> str:
             "there: mpirun -x FEEDLINE_COORDINATOR=node1:61500 …"
         )
     return f"{host}:{agreed_port(environ, namespace or uri)}"
+
+
+def printed(job: Job) -> str:
+    """The mpirun command, to be run on the first host or within a job of Slurm.
+
+    Example:
+      >>> printed(Job(["python", "train.py"], 2, ("dgx1", "dgx2"), 8, 1, {})).partition(" --tag-output ")[0]
+      'mpirun -n 16 --host dgx1:8,dgx2:8 --map-by ppr:8:node --bind-to none'
+    """
+    words = ["mpirun", "-n", str(job.hosts * job.processes)]
+    if job.names:
+        words += ["--host", ",".join(f"{name}:{job.processes}" for name in job.names)]
+    # By default mpirun binds each process to one core, and waits 1 s after SIGTERM, too short to save.
+    words += ["--map-by", f"ppr:{job.processes}:node", "--bind-to", "none", "--tag-output"]
+    words += ["--mca", "odls_base_sigkill_timeout", "15"]
+    for name, value in job.variables.items():
+        words += ["-x", f"{name}={value}"]
+    return shlex.join([*words, *job.command])

@@ -1,22 +1,33 @@
-"""Processes that srun started: the tasks of a Slurm step."""
+"""srun: the tasks of a Slurm step."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 
-from feedline._src.cluster.launchers.process_info import ProcessInfo, agreed_port, integer, own_devices
-from feedline._src.cluster.launchers.variables import explicit_coordinator
+from feedline._src.cluster.launchers.launcher import (
+    BY_HAND,
+    Job,
+    ProcessInfo,
+    agreed_port,
+    explicit_coordinator,
+    integer,
+    own_devices,
+)
 
+DOCS = """\
+| Slurm | SLURM_STEP_NUM_TASKS | SLURM_PROCID, SLURM_STEP_NUM_TASKS | the first host of SLURM_STEP_NODELIST, \
+127.0.0.1 if it has all tasks; a port from a hash |"""
 _TASKS_AND_NODES = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")  # tasks per node, number of nodes
 
 
-def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process.
+def started(environ: Mapping[str, str]) -> bool:
+    """Whether this is a task of a step.
 
-    A batch script and a shell under salloc are not tasks of a step. Slurm sets the variables of the job
-    there, such as SLURM_NTASKS and a SLURM_PROCID of 0, but not those of a step. A job that was
-    submitted from within a step inherits that step's variables; then the counts of tasks differ.
+    A batch script and a shell under salloc are none: they have variables of the job, such as SLURM_NTASKS and a
+    SLURM_PROCID of 0, but not those of a step. A job that was submitted from within a step inherits that step's
+    variables; then the counts of tasks differ.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS")
     if not tasks:
@@ -24,36 +35,48 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return environ.get("SLURM_NTASKS", tasks) == tasks
 
 
-def find_slurm(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """This process as a task of a Slurm step; None if the step has no other task.
+def find(environ: Mapping[str, str]) -> ProcessInfo | None:
+    """Its process.
 
     Example:
       >>> task = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7",
       ...         "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_LOCALID": "0",
       ...         "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-      >>> print(find_slurm(task))
+      >>> print(find(task))
       process 1 of 2, found Slurm (SLURM_PROCID=1), coordinator node1:62343, all local devices
     """
     processes = integer(environ, "SLURM_STEP_NUM_TASKS", "Slurm", at_least=1)
     if processes == 1:
         return None
-    process = integer(environ, "SLURM_PROCID", "Slurm")
-    local_process = integer(environ, "SLURM_LOCALID", "Slurm")
-    node = integer(environ, "SLURM_NODEID", "Slurm")
-    processes_on_host = tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node)
-    bound = environ.get("SLURM_GPUS_PER_TASK")  # If it is set, a task sees only its own GPUs.
+    process, node = integer(environ, "SLURM_PROCID", "Slurm"), integer(environ, "SLURM_NODEID", "Slurm")
+    on_host = tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node)
+    place = integer(environ, "SLURM_LOCALID", "Slurm"), on_host
+    divided = environ.get("SLURM_GPUS_PER_TASK")  # a task then sees only its own GPUs
     return ProcessInfo(
         "Slurm",
         f"SLURM_PROCID={process}",
-        explicit_coordinator(environ) or _coordinator(environ, one_host=processes_on_host == processes),
+        explicit_coordinator(environ) or _coordinator(environ, one_host=on_host == processes),
         processes,
         process,
-        None if bound else own_devices(environ, local_process, processes_on_host),
+        *place,
+        None if divided else own_devices(environ, *place),
     )
 
 
-def outside_step(environ: Mapping[str, str]) -> str | None:
-    """A hint for a process in a job of several tasks that srun did not start, which is rarely meant; else None."""
+def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
+    """Task 0 runs on the step's first node; the numbers of job and step give the port."""
+    job, step = integer(environ, "SLURM_JOB_ID", "Slurm"), integer(environ, "SLURM_STEP_ID", "Slurm")
+    nodes = environ.get("SLURM_STEP_NODELIST", "")
+    if not nodes:
+        raise ValueError(
+            "Slurm names the coordinator's host in SLURM_STEP_NODELIST, but it is not set here; pass it "
+            "on to this process (a container needs it named), or set FEEDLINE_COORDINATOR to host:port"
+        )
+    return f"{'127.0.0.1' if one_host else first_host(nodes)}:{agreed_port(environ, f'{job}.{step}')}"
+
+
+def hint(environ: Mapping[str, str]) -> str | None:
+    """For a process in a job of several tasks that srun did not start, which is rarely meant."""
     job, tasks = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NTASKS", "1")
     if job is None or tasks == "1":
         return None
@@ -85,27 +108,29 @@ def tasks_on(tasks_per_node: str, node: int) -> int:
         if match is None:
             break
         tasks, nodes = int(match[1]), int(match[2] or 1)
-        if left < nodes:
-            if not tasks:
-                break  # impossible: this process is a task on this node
+        if left < nodes and tasks:
             return tasks
         left -= nodes
     raise ValueError(
         "SLURM_STEP_TASKS_PER_NODE has an entry for each node, such as 2(x3),1 for two tasks on each of three "
         f"nodes and one on a fourth, found {tasks_per_node!r} on node {node}; pass Slurm's variables on as is, "
-        "or set FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES and FEEDLINE_PROCESS"
+        f"or set {BY_HAND}"
     )
 
 
-def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
-    """The coordinator's address. Task 0 runs on the step's first node; job and step number give the port."""
-    job = integer(environ, "SLURM_JOB_ID", "Slurm")
-    step = integer(environ, "SLURM_STEP_ID", "Slurm")
-    nodes = environ.get("SLURM_STEP_NODELIST", "")
-    if not nodes:
-        raise ValueError(
-            "Slurm names the coordinator's host in SLURM_STEP_NODELIST, but it is not set here; pass it "
-            "on to this process (a container needs it named), or set FEEDLINE_COORDINATOR to host:port"
-        )
-    host = "127.0.0.1" if one_host else first_host(nodes)
-    return f"{host}:{agreed_port(environ, f'{job}.{step}')}"
+def printed(job: Job) -> str:
+    """The srun command, for a shell on the login node.
+
+    Example:
+      >>> printed(Job(["python", "train.py"], 2, (), 8, 1, {})).partition(" --exclusive ")[0]
+      'srun --nodes=2 --ntasks-per-node=8 --gpus-per-node=8'
+    """
+    settings = [f"{name}={value}" for name, value in job.variables.items()]  # srun passes its own variables on
+    words = [*(["env", *settings] if settings else []), "srun", f"--nodes={job.hosts}"]
+    words.append(f"--ntasks-per-node={job.processes}")
+    if job.names:
+        words.append(f"--nodelist={','.join(job.names)}")
+    if job.gpus:
+        words.append(f"--gpus-per-node={job.processes * job.gpus}")
+    # Slurm's own binding may choose cores far from the GPU; without it, initialize binds the process.
+    return shlex.join([*words, "--exclusive", "--cpu-bind=none", "--kill-on-bad-exit=1", "--label", *job.command])

@@ -1,26 +1,39 @@
-"""Launchers that number their processes, but do not tell enough to join them."""
+"""Launchers that number their processes, but do not tell enough to join them: each would train alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
+from feedline._src.cluster.launchers.launcher import BY_HAND
+
+DOCS = ""  # an error, which the text below the table describes
 _INDICES = {
-    "PMIX_RANK": ("a PMIx launcher (prterun)", None),
+    "PMIX_RANK": ("a PMIx launcher (prterun)", ""),
     "PMI_RANK": ("an MPI launcher (PMI)", "PMI_SIZE"),
     "MV2_COMM_WORLD_RANK": ("MVAPICH's mpirun_rsh", "MV2_COMM_WORLD_SIZE"),
+    "JOB_COMPLETION_INDEX": ("a Kubernetes Indexed Job", ""),
 }
 
 
-def refuse_unknown(environ: Mapping[str, str]) -> None:
-    """`ValueError` if a launcher that is not supported started several processes.
+def _found(environ: Mapping[str, str]) -> str | None:
+    """The variable of its index. A batch script that a task of srun submits inherits all variables of the task."""
+    if environ.get("SLURM_JOB_ID"):
+        return None
+    indices = (index for index, (_, count) in _INDICES.items() if environ.get(index) and environ.get(count) != "1")
+    return next(indices, None)
 
-    Without this, each of them would train alone.
-    """
-    for index, (launcher, count) in _INDICES.items():
-        if environ.get(index) and environ.get(count or "") != "1":
-            raise ValueError(
-                f"{launcher} seems to have started this process ({index}={environ[index]}), and does not say "
-                "where the processes meet; start them by srun, mpirun of Open MPI, mpiexec of MPICH, torchrun or "
-                "feedline launch, or set FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES and FEEDLINE_PROCESS; where "
-                "each process works on its own, set FEEDLINE_PROCESSES to 1"
-            )
+
+def started(environ: Mapping[str, str]) -> bool:
+    return _found(environ) is not None
+
+
+def find(environ: Mapping[str, str]) -> NoReturn:
+    """`ValueError` that says what to set."""
+    index = _found(environ) or ""
+    raise ValueError(
+        f"{_INDICES[index][0]} seems to have started this process ({index}={environ[index]}), and does not say "
+        "where the processes meet; start them by srun, mpirun of Open MPI, mpiexec of MPICH, torchrun or "
+        f"feedline launch, or set {BY_HAND} (in Kubernetes the manifest sets FEEDLINE_COORDINATOR and "
+        "FEEDLINE_PROCESSES); where each process works on its own, set FEEDLINE_PROCESSES to 1"
+    )

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from typing import Annotated, Literal
 
 import tyro
 
+from feedline._src.cluster.detect import PRINTERS
+from feedline._src.cluster.launchers.launcher import Job
 from feedline._src.options import checked_integer
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Launch:
     lines are shown again, and the launcher exits with its code, or with 128 + s if signal s killed it. Ctrl-C and
     SIGTERM are forwarded; the second one kills at once. No process outlives the launcher.
 
-    On several hosts, srun, mpirun or Kubernetes starts the processes. This prints the command or the manifest:
+    On several hosts, srun, mpirun, Kubernetes or PBS starts the processes. This prints what it reads:
 
         feedline launch --processes 8 --hosts 4 --print slurm -- python train.py
     """
@@ -44,8 +49,9 @@ class Launch:
     """Seconds after which the processes get SIGTERM, and are killed --stop-s later; then the exit code is 124."""
     label: Literal["number", "slurm", "time", "none"] = "number"
     """What stands before each line: `[2] line`, `2: line` as srun --label, `[2 14:03:59.125] line`, or nothing."""
-    print_for: Annotated[Literal["slurm", "mpirun", "jobset"] | None, tyro.conf.arg(name="print")] = None
-    """Start nothing: print the srun command, the mpirun command (Open MPI), or the manifest of a JobSet."""
+    print_for: Annotated[Literal["slurm", "mpirun", "jobset", "pbs"] | None, tyro.conf.arg(name="print")] = None
+    """Start nothing: print the srun command, the mpirun command (Open MPI), the manifest of a JobSet, or a script
+    for qsub."""
     hosts: str | None = None
     """With --print: the number of hosts, or their names, as in dgx1,dgx2; by default 1."""
     command: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="-- COMMAND ...")] = ()
@@ -53,18 +59,19 @@ class Launch:
 
     def run(self) -> int:
         """Returns the exit code (see `Supervisor.run`). Raises `ValueError` if an option is wrong."""
-        if self.print_for:
-            return self._print()
-        if self.hosts:
-            raise ValueError(
-                f"feedline launch starts processes on this machine only, found --hosts {self.hosts}; --print "
-                "slurm, mpirun or jobset prints what starts them on several"
-            )
         if not self.command:
             raise ValueError("launch needs a command after --, found none; for example -- python train.py")
         checked_integer("--processes", self.processes, at_least=1)
         if self.devices_per_process is not None:
             checked_integer("--devices-per-process", self.devices_per_process, at_least=1)
+        if self.print_for:
+            print(PRINTERS[self.print_for](self._job()).rstrip("\n"))
+            return 0
+        if self.hosts:
+            raise ValueError(
+                f"feedline launch starts processes on this machine only, found --hosts {self.hosts}; --print "
+                "slurm, mpirun, jobset or pbs prints what starts them on several"
+            )
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
             raise ValueError(f"--timeout-s is finite and above 0, found {self.timeout_s:g} s; leave it out")
         from feedline._src.tools.launch.environments import (
@@ -95,22 +102,26 @@ class Launch:
             )
             return supervisor.run()
 
-    def _print(self) -> int:
-        from feedline._src.cluster.launchers.commands import job_of, mpirun_command, srun_command
-        from feedline._src.cluster.launchers.jobset import jobset_manifest
-
+    def _job(self) -> Job:
         if self.timeout_s is not None:
             raise ValueError(
                 f"--print prints what another launcher reads, which has a limit of its own, found --timeout-s "
                 f"{self.timeout_s:g}; give srun --time, mpirun --timeout, or a JobSet activeDeadlineSeconds"
             )
-        job = job_of(
-            self.command,
-            hosts=self.hosts or "1",
-            processes=self.processes,
-            cpu=self.cpu,
-            devices_per_process=self.devices_per_process,
-        )
-        written = {"slurm": srun_command, "mpirun": mpirun_command, "jobset": jobset_manifest}
-        print(written[self.print_for or "slurm"](job).rstrip("\n"))
-        return 0
+        hosts = self.hosts or "1"
+        names = () if re.fullmatch("[0-9]{1,6}", hosts) else tuple(hosts.split(","))
+        count = len(names) or int(hosts)
+        wrong = [name for name in names if not _HOST.fullmatch(name) or name.isdecimal()]
+        if wrong or len(set(names)) < len(names) or not count:
+            raise ValueError(
+                f"The hosts are a number, or different names, found {hosts!r}; for example --hosts 4, or "
+                "--hosts dgx1,dgx2"
+            )
+        # Otherwise Python buffers what it writes, and the last output of a killed process is lost.
+        variables = {"PYTHONUNBUFFERED": "1"}
+        if self.cpu:
+            variables["JAX_PLATFORMS"] = "cpu"
+            if self.devices_per_process:
+                variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={self.devices_per_process}"
+        gpus = 0 if self.cpu else self.devices_per_process or 1
+        return Job(self.command, count, names, self.processes, gpus, variables)

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from feedline._src.cluster.detect import find
-from feedline._src.cluster.launchers.commands import CPU_DEVICES
+
+_CPU_DEVICES = "--xla_force_host_platform_device_count"
 
 
 def process_environments(
@@ -63,8 +64,8 @@ def _split_cpu(variables: dict[str, str], devices: int | None) -> None:
     variables["JAX_PLATFORMS"] = "cpu"
     if devices is not None:
         flags = variables.get("XLA_FLAGS", "").split()
-        kept = [flag for flag in flags if not flag.startswith(f"{CPU_DEVICES}=")]
-        variables["XLA_FLAGS"] = " ".join([*kept, f"{CPU_DEVICES}={devices}"])
+        kept = [flag for flag in flags if not flag.startswith(f"{_CPU_DEVICES}=")]
+        variables["XLA_FLAGS"] = " ".join([*kept, f"{_CPU_DEVICES}={devices}"])
         variables.pop("JAX_NUM_CPU_DEVICES", None)  # It would override the flag.
 
 

@@ -1,11 +1,16 @@
-"""Prints the manifest of a Kubernetes JobSet that starts the same processes as pods. Pure."""
+"""An Indexed Job of Kubernetes, or a JobSet, which gives each pod its index; the manifest sets the rest."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from feedline._src.cluster.launchers.commands import Job
+from feedline._src.cluster.launchers.launcher import Job, ProcessInfo, family
 
+DOCS = """\
+| Kubernetes | FEEDLINE_PROCESSES, in an Indexed Job or a JobSet | JOB_COMPLETION_INDEX, FEEDLINE_PROCESSES | \
+FEEDLINE_COORDINATOR |"""
+_INDEX = "JOB_COMPLETION_INDEX"
 _MANIFEST = """\
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -60,11 +65,27 @@ _GPUS = """\
 """
 
 
-def jobset_manifest(job: Job) -> str:
-    """The manifest: a pod for each process, with its GPUs.
+def started(environ: Mapping[str, str]) -> bool:
+    by_hand = environ.get("FEEDLINE_PROCESS")
+    return bool(environ.get("FEEDLINE_PROCESSES") and environ.get(_INDEX) and not by_hand)
+
+
+def find(environ: Mapping[str, str]) -> ProcessInfo | None:
+    """The process of this pod.
 
     Example:
-      >>> manifest = jobset_manifest(Job(["python", "train.py"], 4, (), 1, 8, {}))
+      >>> pod = {"FEEDLINE_COORDINATOR": "a:1234", "FEEDLINE_PROCESSES": "2", "JOB_COMPLETION_INDEX": "1"}
+      >>> print(find(pod))
+      process 1 of 2, found Kubernetes (JOB_COMPLETION_INDEX=1), coordinator a:1234, all local devices
+    """
+    return family(environ, "Kubernetes", "FEEDLINE_COORDINATOR", "FEEDLINE_PROCESSES", _INDEX)
+
+
+def printed(job: Job) -> str:
+    """The manifest of a JobSet: a pod for each process, with its GPUs.
+
+    Example:
+      >>> manifest = printed(Job(["python", "train.py"], 4, (), 1, 8, {}))
       >>> [line.strip() for line in manifest.splitlines() if "completions:" in line or "command" in line]
       ['completions: 4', 'command: ["python", "train.py"]']
     """

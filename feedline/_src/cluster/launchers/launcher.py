@@ -1,0 +1,210 @@
+"""What a launcher declares, and what launchers share.
+
+A launcher is one module, and has its place in the tuple of `detect`::
+
+    started(environ) -> bool               whether it started this process
+    find(environ) -> ProcessInfo | None    this process among the others; None: it is the only one
+    DOCS                                   its line of the table in docs/processes.md
+    printed(job) -> str                    of some: what `feedline launch --print` prints for it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+BY_HAND = "FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES and FEEDLINE_PROCESS"
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# Above the range from which Linux takes ports for outgoing connections, as jax does.
+_FIRST_PORT, _PORTS = 61440, 4096
+_DIGITS = 18
+
+
+class Launcher(Protocol):
+    """A module that describes a launcher."""
+
+    DOCS: str
+
+    def started(self, environ: Mapping[str, str], /) -> bool: ...
+    def find(self, environ: Mapping[str, str], /) -> ProcessInfo | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The processes of a run on several hosts.
+
+    Attributes:
+      command: what each process runs.
+      hosts: how many.
+      names: their names; empty if the launcher chooses them.
+      processes: on each host.
+      gpus: of each process; 0: it runs on the CPU.
+      variables: environment variables that the launcher must set.
+    """
+
+    command: Sequence[str]
+    hosts: int
+    names: Sequence[str]
+    processes: int
+    gpus: int
+    variables: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessInfo:
+    """One of several processes, as its launcher describes it.
+
+    Attributes:
+      launcher: what started the process, e.g. "Slurm".
+      evidence: the variable that shows it, with its value.
+      coordinator: "host:port", where process 0 listens.
+      processes: number of processes, at least 2.
+      process: index of this process, 0 ≤ process < processes.
+      local_process: index among the processes of its host.
+      local_processes: the number of processes on its host; 1 if the launcher does not say.
+      local_devices: indices of the host's GPUs that belong to this process. None: all visible ones. CPU
+        devices always belong to the process that sees them.
+
+    Example:
+      >>> print(ProcessInfo("Slurm", "SLURM_PROCID=1", "node1:61500", 4, 1, local_devices=(1,)))
+      process 1 of 4, found Slurm (SLURM_PROCID=1), coordinator node1:61500, local device 1
+    """
+
+    launcher: str
+    evidence: str
+    coordinator: str
+    processes: int
+    process: int
+    local_process: int = 0
+    local_processes: int = 1
+    local_devices: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not is_number(port) or not 0 < int(port) < 1 << 16:
+            raise ValueError(
+                f"{self.launcher}: the coordinator is host:port, with a port below 65536, found "
+                f"{self.coordinator!r}; set FEEDLINE_COORDINATOR, for example to node1:61500"
+            )
+        for index, count, where in (
+            (self.process, self.processes, ""),
+            (self.local_process, self.local_processes, " on its host"),
+        ):
+            if not 0 <= index < count:
+                raise ValueError(
+                    f"{self.launcher}: the processes are numbered from 0 to their count less one, found process "
+                    f"{index} of {count}{where} ({self.evidence}); pass the variables on as "
+                    "the launcher sets them, or correct them"
+                )
+
+    @property
+    def host(self) -> str:
+        """The coordinator's host, without the brackets of an IPv6 address."""
+        return self.coordinator.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.coordinator.rpartition(":")[2])
+
+    def __str__(self) -> str:
+        devices = "all local devices"
+        if self.local_devices is not None:
+            plural = "s" if len(self.local_devices) > 1 else ""
+            devices = f"local device{plural} {', '.join(map(str, self.local_devices))}"
+        return (
+            f"process {self.process} of {self.processes}, found {self.launcher} ({self.evidence}), "
+            f"coordinator {self.coordinator}, {devices}"
+        )
+
+
+def ranked(
+    environ: Mapping[str, str],
+    launcher: str,
+    names: tuple[str, str, str, str],
+    coordinator: Callable[[bool], str],
+) -> ProcessInfo | None:
+    """The process that four variables number; None if it is the only one.
+
+    Args:
+      names: of its index, the number of processes, and both on its host.
+      coordinator: says where the processes meet, given whether all are on one host.
+    """
+    index, count, local_index, local_count = names
+    processes = integer(environ, count, launcher, at_least=1)
+    if processes == 1:
+        return None
+    process = integer(environ, index, launcher)
+    place = integer(environ, local_index, launcher), integer(environ, local_count, launcher, at_least=1)
+    address = explicit_coordinator(environ) or coordinator(place[1] == processes)
+    devices = own_devices(environ, *place)
+    return ProcessInfo(launcher, f"{index}={process}", address, processes, process, *place, devices)
+
+
+def family(
+    environ: Mapping[str, str], launcher: str, coordinator: str, processes: str, process: str
+) -> ProcessInfo | None:
+    """The process that three variables describe, all set by a user; None if the count is 1."""
+    if environ.get(processes) and integer(environ, processes, launcher, at_least=1) == 1:
+        return None
+    names = (coordinator, processes, process)
+    if missing := " and ".join(name for name in names if not environ.get(name)):
+        present = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
+        raise ValueError(
+            f"{', '.join(names)} go together: found {present} without {missing}; set {missing} too, or "
+            "unset all of them to run as one process"
+        )
+    index, count = integer(environ, process, launcher), integer(environ, processes, launcher)
+    return ProcessInfo(launcher, f"{process}={index}", environ[coordinator], count, index)
+
+
+def explicit_coordinator(environ: Mapping[str, str]) -> str | None:
+    """The coordinator that a variable names; it replaces that of any launcher."""
+    return environ.get("FEEDLINE_COORDINATOR") or environ.get("JAX_COORDINATOR_ADDRESS")
+
+
+def integer(environ: Mapping[str, str], name: str, launcher: str, *, at_least: int = 0) -> int:
+    """The variable's value as an index or a count. `ValueError` if it is not set, no integer, or too small."""
+    value = environ.get(name)
+    if not value:
+        raise ValueError(
+            f"{launcher} sets {name} for each process, but it is not set here; pass it on to this "
+            f"process (a container needs it named), or set {BY_HAND}"
+        )
+    if not (is_number(value) and int(value) >= at_least):
+        raise ValueError(f"{name} is an integer of at least {at_least}, found {value!r}; correct it")
+    return int(value)
+
+
+def is_number(value: str) -> bool:
+    """Whether the value is a decimal number of at most 18 digits; `int` refuses one of thousands of digits."""
+    return value.isascii() and value.isdecimal() and len(value) <= _DIGITS
+
+
+def agreed_port(environ: Mapping[str, str], job: str) -> int:
+    """JAX_COORDINATOR_PORT, or a hash of the job's name: jobs with neighbouring numbers get unrelated ports."""
+    if environ.get("JAX_COORDINATOR_PORT"):
+        return integer(environ, "JAX_COORDINATOR_PORT", "The environment")
+    return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+
+
+def own_devices(environ: Mapping[str, str], local_process: int, local_processes: int) -> tuple[int, ...] | None:
+    """Indices of the host's GPUs that belong to this process; each GPU belongs to one process.
+
+    Returns:
+      None if there is nothing to divide: the process is the only one on its host, the launcher has already
+      divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set. One GPU, with the index of the process on its host, if
+      the number of GPUs is unknown (jax does the same). Else an equal share of the visible GPUs.
+
+    Example:
+      >>> own_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, local_process=1, local_processes=2)
+      (2, 3)
+    """
+    if local_processes == 1 or environ.get("JAX_LOCAL_DEVICE_IDS"):
+        return None
+    visible = next((environ[name] for name in _VISIBLE if name in environ), None)
+    if visible is None:
+        return (local_process,)
+    share = len(visible.split(",")) // local_processes
+    return tuple(range(local_process * share, (local_process + 1) * share)) or None
