@@ -202,9 +202,9 @@ def test_a_stream(feeds, capsys):
     assert [each["lanes"] for each in told["reads"]] == [[0, 1], [2, 3]]
     assert main(["inspect", f"{feeds}:lanes", "--mesh", "data=2"]) == 0
     text = capsys.readouterr().out
-    text = " ".join(text.split())
-    assert "a stream of 4 lanes, items of 8 B. Only reading it to its end tells how many." in text
-    assert "known only at the end of the stream." in text
+    assert "a stream of 4 lanes, items of 8 B. Only reading it to its end tells how many." in " ".join(
+        text.split()
+    )
 
 
 # --- its page ---
@@ -224,10 +224,6 @@ def test_the_page_shows_what_the_command_prints(command, output, monkeypatch, ca
     assert printed == output.splitlines()
 
 
-def test_the_page_has_output():
-    assert len(shown_on_the_page()) >= 2
-
-
 # --- what it refuses ---
 
 
@@ -236,26 +232,17 @@ def test_the_page_has_output():
     [
         ("missing.npy", "there is no file missing.npy; check the path"),
         ("empty.npy", "a source must have at least one row, got arrays of length 0 in empty.npy"),
-        ("rows.npz --mesh data", "--mesh takes axis names and sizes with commas between"),
-        ("rows.npz --mesh data=4 --spec model", "--spec takes axes of the mesh, which has data, got 'model'"),
         ("rows.npz --mesh data=4 --processes 3", "processes must divide the 4 devices of the mesh into equal"),
         ("rows.npz --mesh data=4 --batch-size 0", "batch_size must be at least 1, got 0"),
-        ("rows.npz --mesh data=4 --buffer 0", "Reading.buffer must be at least 1, got 0"),
         ("rows.npz --mesh data=2,model=4 --spec data,model", "batch['x']: the size of axis 1 must be a multiple"),
         ("rows.npz --columns z", "z"),
         ("rows.npz --dtype int8", "dtype is for"),
         ("feeds_for_inspect:rows --columns x", "--columns is for a path"),
         ("feeds_for_inspect:rows --mesh data=16", "--cpu-devices must be set before jax is imported"),
         ("feeds_for_inspect:rows --mesh data=64,model=65", "at most 4,096 devices for module:name, got 4,160"),
-        (
-            "nothing:here",
-            "a source is a path, a glob or module:name, and loading nothing:here failed with Modul",
-        ),
+        ("nothing:here", "a source is a path, a glob or module:name, and loading nothing:here failed with Modul"),
         ("feeds_for_inspect:make_feed --spec data", "feeds_for_inspect:make_feed shards the batch itself. Leave"),
-        (
-            "feeds_for_inspect:none",
-            "feeds_for_inspect:none must build a feedline.Feed and return it",
-        ),
+        ("feeds_for_inspect:none", "feeds_for_inspect:none must build a feedline.Feed and return it"),
         ("feeds_for_inspect:other_axis", "fsdp"),
         ("feeds_for_inspect:other_order", "order must be a feedline.Order or None, got 7"),
     ],

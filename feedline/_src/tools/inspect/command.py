@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from feedline._src.options import checked_integer
 from feedline._src.tools.cli.options import is_name, load_name, open_options, use_cpu_devices
 from feedline._src.tools.cli.terminal import printable
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from feedline._src.feed_options import FeedOptions
     from feedline._src.tools.inspect.target import Target
 
-_MAX_DEVICES = 4096
-"""JAX's CPU client takes 8 s to create this many devices, and much longer for more."""
+_MAX_DEVICES = 4096  # JAX's CPU client takes 8 s to create this many devices, and much longer for more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,54 +138,34 @@ def _use_devices(count: int) -> None:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """{axis: size} of a mesh such as data=4,model=2.
-
-    Raises:
-      ValueError: it is no mesh.
+    """{axis: size} of a mesh.
 
     Example:
       >>> parse_mesh("data=4,model=2")
       {'data': 4, 'model': 2}
     """
-    axes: dict[str, int] = {}
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*([^\W\d]\w*)\s*=\s*(\d+)\s*", part)
-        if found is None:
-            raise ValueError(
-                f"--mesh takes axis names and sizes with commas between, as data=4,model=2, got {text!r}"
-            )
-        if found[1] in axes:
-            raise ValueError(f"each axis of --mesh needs a name of its own, got {found[1]} twice in {text!r}")
-        axes[found[1]] = checked_integer(f"the size of axis {found[1]} in --mesh", int(found[2]), at_least=1)
+    parts = [re.fullmatch(r"\s*([^\W\d]\w*)\s*=\s*(\d+)\s*", part) for part in text.split(",")]
+    axes = {part[1]: int(part[2]) for part in parts if part and int(part[2])}
+    if len(axes) < len(parts):
+        raise ValueError(
+            f"--mesh takes names of different axes and their sizes, as in data=4,model=2, got {text!r}"
+        )
     return axes
 
 
 def parse_spec(text: str, axes: Mapping[str, int]) -> tuple[Any, ...]:
-    """The entries of the PartitionSpec of a batch, such as data or data+fsdp,None,model.
-
-    Args:
-      text: one entry for each axis of a leaf, the batch first: a mesh axis, several with + between, or None.
-
-    Raises:
-      ValueError: it names an axis that the mesh does not have, or names one twice.
+    """The entries of the PartitionSpec of a batch, one for each axis of a leaf.
 
     Example:
       >>> parse_spec("data+fsdp,None,model", {"data": 2, "fsdp": 2, "model": 2})
       (('data', 'fsdp'), None, 'model')
     """
-    entries: list[Any] = []
-    used: list[str] = []
-    for part in (part.strip() for part in text.split(",")):
-        names = [] if part == "None" else [name.strip() for name in part.split("+")]
-        for name in names:
-            if name not in axes:
-                raise ValueError(
-                    f"--spec takes axes of the mesh, which has {', '.join(axes)}, got {name!r} in {text!r}; name "
-                    "one of them or None for each axis of a leaf, or give that axis a size in --mesh"
-                )
-        used += names
-        entries.append(tuple(names) if len(names) > 1 else names[0] if names else None)
-    twice = sorted({name for name in used if used.count(name) > 1})
-    if twice:
-        raise ValueError(f"--spec may name each axis of the mesh once, got {', '.join(twice)} twice in {text!r}")
-    return tuple(entries)
+    entries = [tuple(name.strip() for name in part.split("+")) for part in text.split(",")]
+    used = [name for names in entries for name in names if names != ("None",)]
+    wrong = [name for name in used if name not in axes or used.count(name) > 1]
+    if wrong:
+        raise ValueError(
+            f"--spec takes for each axis of a leaf None or axes of the mesh, each of which once, got "
+            f"{wrong[0]!r} in {text!r}; the mesh has {', '.join(axes)}"
+        )
+    return tuple(None if names == ("None",) else names if len(names) > 1 else names[0] for names in entries)

@@ -16,7 +16,6 @@ from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import transformed_spec
 from feedline._src.plan.asked import SourceMetadata, placed_rows
 from feedline._src.plan.plan import Plan, devices_by_process, multiple_of, plan_of
-from feedline._src.rows.row_source import RowSource
 from feedline._src.rows.spec import Array, RowSpec
 from feedline._src.sources.lanes import FirstItem, Lanes
 from feedline._src.sources.open_source import as_source
@@ -42,36 +41,23 @@ class Target(NamedTuple):
 def of_source(
     source: Any, axes: Mapping[str, int], entries: Sequence[Any], processes: int, change: Change
 ) -> Target:
-    """A source, and a feed of it over a mesh that need not be there.
-
-    Args:
-      axes: names and sizes of the mesh axes.
-      entries: of the batch's PartitionSpec; each leaf takes as many as it has axes.
-      change: of the options.
-
-    Raises:
-      ValueError, TypeError, OSError: there is no such source, or no feed of it.
-      FeedError: its first rows cannot be read.
-    """
+    """A feed of a source over a mesh that need not be there. Each leaf takes as many entries as it has axes."""
     mesh, (metadata, first) = AbstractMesh(tuple(axes.values()), tuple(axes)), first_rows(source)
     sharding = jax.tree.map(
         lambda row: NamedSharding(mesh, PartitionSpec(*entries[: 1 + len(row.shape)])), placed_rows(metadata.spec)
     )
     multiple, _ = multiple_of(metadata.spec, sharding, metadata.lanes)
     most = _ROWS_PER_SHARD if metadata.rows is None else metadata.rows // multiple
-    options = FeedOptions(source, multiple * min(_ROWS_PER_SHARD, max(1, most)), sharding)
-    return _described(mesh, change(options), processes, metadata, first)
+    options = change(FeedOptions(source, multiple * min(_ROWS_PER_SHARD, max(1, most)), sharding))
+    return Target(mesh, options, plan_of(metadata, metadata.spec, options, _devices(mesh, processes)), first)
 
 
 def of_feed(name: str, make_feed: MakeFeed, axes: Mapping[str, int], processes: int, change: Change) -> Target:
-    """The feed that a function makes over a mesh of the first devices, even if that feed is refused.
-
-    Raises:
-      TypeError: the function builds no feed.
-    """
+    """The feed that a function makes over a mesh of the first devices, even if that feed is refused."""
     devices = np.array(jax.devices()[: math.prod(axes.values())])
     mesh = Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
     asked: list[FeedOptions] = []
+    refusal: Exception | None = None
 
     def changed(options: FeedOptions) -> FeedOptions:
         asked.append(change(options))
@@ -79,41 +65,24 @@ def of_feed(name: str, make_feed: MakeFeed, axes: Mapping[str, int], processes: 
 
     try:
         with build_feed(name, make_feed, mesh, changed) as feed:
-            options, refusal = feed.options, None
+            options = feed.options
     except (ValueError, TypeError) as error:
         if not asked:
             raise
         options, refusal = asked[-1], error
-    return _described(mesh, options, processes, *first_rows(options.source), refusal)
-
-
-def _described(
-    mesh: Mesh | AbstractMesh,
-    options: FeedOptions,
-    processes: int,
-    metadata: SourceMetadata,
-    first: list[Array],
-    refusal: Exception | None = None,
-) -> Target:
+    metadata, first = first_rows(options.source)
     out = metadata.spec
     if options.transform is not None:
         out = transformed_spec(options.transform, out, [leaf[:1].copy() for leaf in first])
-    devices = devices_by_process(NamedSharding(mesh, PartitionSpec()), processes)
-    return Target(mesh, options, plan_of(metadata, out, options, devices), first, refusal)
+    return Target(mesh, options, plan_of(metadata, out, options, _devices(mesh, processes)), first, refusal)
+
+
+def _devices(mesh: Mesh | AbstractMesh, processes: int) -> Any:
+    return devices_by_process(NamedSharding(mesh, PartitionSpec()), processes)
 
 
 def first_rows(source: Any) -> tuple[SourceMetadata, list[Array]]:
-    """Open a source, read its first rows, and close it if it was opened here.
-
-    Args:
-      source: as `feedline.Feed` takes it.
-
-    Returns:
-      Its metadata; and each leaf of the first rows.
-
-    Raises:
-      ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
-      FeedError: its first rows cannot be read.
+    """Open a source as `feedline.Feed` takes it, and read its first rows: its metadata, and each leaf of them.
 
     Example:
       >>> metadata, first = first_rows({"x": np.arange(10, dtype=np.int16)})
@@ -124,31 +93,24 @@ def first_rows(source: Any) -> tuple[SourceMetadata, list[Array]]:
     if isinstance(opened, grain.IterDataset | Lanes):
         lanes = Lanes.of(opened)
         item = FirstItem(lanes)
-        metadata = SourceMetadata(item.spec, None, lanes.count)
         first = _empty(item.spec, 1)
         item.read(item.spec.tree(first))
-    else:
-        try:
-            metadata = SourceMetadata.of(opened)
-            first = _empty(metadata.spec, min(len(opened), _ROWS_SHOWN))
-            _read_first(opened, len(first[0]), metadata.spec.tree(first))
-        finally:
-            if opened is not source:
-                opened.close()
-    return metadata, first
-
-
-def _read_first(source: RowSource, count: int, out: Any) -> None:
+        return SourceMetadata(item.spec, None, lanes.count), first
     try:
-        source.read(np.arange(count, dtype=np.int64), out)
-    except FeedError:
-        raise
-    except Exception as error:
-        raise RowError(
-            f"the first rows are read to show them, and {type(source).__name__} failed with "
-            f"{type(error).__name__}: {error}",
-            stage="read",
-        ) from error
+        metadata = SourceMetadata.of(opened)
+        first = _empty(metadata.spec, min(len(opened), _ROWS_SHOWN))
+        try:
+            opened.read(np.arange(len(first[0]), dtype=np.int64), metadata.spec.tree(first))
+        except FeedError:
+            raise
+        except Exception as error:
+            raise RowError(
+                f"the first rows cannot be read: {type(error).__name__}: {error}", stage="read"
+            ) from error
+        return metadata, first
+    finally:
+        if opened is not source:
+            opened.close()
 
 
 def _empty(spec: RowSpec, rows: int) -> list[Array]:
