@@ -23,7 +23,7 @@ class Gated:
 
     def __init__(self, monkeypatch):
         self.inside, self.gate, self.closed = threading.Event(), threading.Event(), []
-        usual = ArraySource.read_in_order
+        usual = ArraySource.read_ordered
 
         def read(source, order, epoch, positions, cuts):
             if 8 in positions:
@@ -34,7 +34,7 @@ class Gated:
                 raise RowError("unreadable", row=0)
             return usual(source, order, epoch, positions, cuts)
 
-        monkeypatch.setattr(ArraySource, "read_in_order", read)
+        monkeypatch.setattr(ArraySource, "read_ordered", read)
         monkeypatch.setattr(ArraySource, "close", lambda source: self.closed.append(self.gate.is_set()))
 
 

@@ -26,7 +26,7 @@ from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.restarts import Restarts
 from feedline._src.options import Blocks, Order, Reading, Settings
-from feedline._src.order.epoch import rows_at
+from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.pipeline.access import RandomAccess
 from feedline._src.pipeline.stages import pipeline_of
@@ -35,6 +35,7 @@ from feedline._src.prefetch.watch import Watch
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import FirstItem, Lanes
+from feedline._src.sources.open_source import as_source
 from feedline._src.sources.records import RecordSource
 from feedline._src.streams.batches import StreamBatches
 from feedline._src.streams.partial_batches import StreamDefinition
@@ -188,7 +189,7 @@ SOURCES = {
     journey=JOURNEYS,
 )
 def test_rows_with_random_access(n, source, remainder, shuffle, journey):
-    rows, order = SOURCES[source](n), Order(3, shuffle)
+    rows, order = as_source(SOURCES[source](n)), SingleOrder(Order(3, shuffle), n)
 
     def open_sources(leg, forms, cursor, lanes, together):
         schedule, numbers, watch = (

@@ -238,13 +238,13 @@ OF_FEEDLINE = {
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "record": ["options"],  # values that stages return, and who is told of them
-    "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
+    "rows": ["rows", "order", "notebook", "errors", "options"],  # a source reads the rows at positions of an order
     # what rows are read from, and the two ways to process-local batches
     "files": ["files", "rows.digests", "native.library", "runtime.exit", "runtime.ending", "errors", "options"],
     "formats": ["formats", "files", "rows", "runtime.ending", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.ending",
-                "placement.plan", "plan.asked", "errors", "options"],
-    "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
+                "plan.asked", "errors", "options"],
+    "loader": ["loader", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "record", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "rows", "order.schedule",
                 "record", "runtime.jax_settings", "runtime.annotations", "errors"],
@@ -255,7 +255,7 @@ OF_FEEDLINE = {
     # the compositions
     # cluster: the default number of threads, and the memory of the control group
     "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "plan", "prefetch", "record",
-                 "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
+                 "order", "agreement", "cluster.cores", "cluster.cgroups",
                  "runtime.annotations", "notebook", "state", "version", "errors", "feed_options", "options"],
     # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
     "listen": ["listen", "record", "pipeline", "loader.host_batch", "prefetch", "order.schedule", "rows.bad_rows",
@@ -298,14 +298,14 @@ FROM_OUTSIDE = {
     "agreement": ["numpy", "jax"],
     "cluster": ["jax"],
     "feed_options": ["numpy"],
-    "pipeline": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
+    "pipeline": ["numpy", "jax"],
     "feed": ["numpy"],
     "drop_in": ["numpy", "jax"],
     "images": ["numpy", "jax"],  # simplejpeg and cv2 by `require`
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
     "trainer.logs": ["tensorboardX"],
-    "tools": ["numpy", "ml_dtypes", "jax", "grain", "optax", "rich", "tyro"],
+    "tools": ["numpy", "ml_dtypes", "jax", "optax", "rich", "tyro"],
 }
 
 
@@ -430,6 +430,38 @@ def test_private_modules_of_jax_stand_in_one_file_and_those_of_grain_nowhere():
     )
     assert len(private) <= 1
     assert all(path.startswith("agreement/") for path in private)
+
+
+def test_nobody_asks_for_the_class_of_a_source_or_an_order():
+    """But the module that defines it. What users give as `feedline.Order` is an argument, and checked."""
+    classes = [
+        (path, node) for path, tree in CORE.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    ]
+    where = {"Source": "rows/source.py", "EncodedRows": "rows/encoded_source.py", "RowOrder": "order/epoch.py"}
+    bases = set(where)
+    for _ in range(4):  # levels of inheritance
+        where |= {
+            node.name: path for path, node in classes if {ast.unparse(base) for base in node.bases} & set(where)
+        }
+    where |= dict(implementations_of_an_order(classes))
+    assert {"ArraySource", "Mixture", "Ragged", "DecodedSource", "SingleOrder", "MixtureOrder"} <= set(where)
+    asked = [
+        (path, name.id)
+        for path, tree in CORE.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+        for name in ast.walk(node.args[1])
+        if isinstance(name, ast.Name) and name.id in where.keys() - bases and where[name.id] != path
+    ]
+    assert asked == []
+
+
+def implementations_of_an_order(classes):
+    """Name and file of each class with the methods of a `RowOrder`."""
+    for path, node in classes:
+        methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        if {"rows_at", "struct", "substitutes"} <= methods and node.name != "RowOrder":
+            yield node.name, path
 
 
 def test_threads_start_in_few_rooms():

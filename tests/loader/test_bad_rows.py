@@ -29,10 +29,11 @@ from feedline._src.loader.batch_reader import BatchReader
 from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.local_batches import LocalBatches
-from feedline._src.order.epoch import rows_at, substitutes_at
+from feedline._src.order.epoch import SingleOrder, rows_at, substitutes_at
 from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.placement.plan import plan_leaf, union_of_rows
 from feedline._src.rows.bad_rows import BadRow, find_bad_rows
+from feedline._src.rows.source import UserSource
 from feedline._src.rows.spec import RowSpec
 
 N, B, EPOCHS, SEED = 50, 16, 2, 5
@@ -280,7 +281,7 @@ def test_every_split_into_processes_takes_the_same_rows(data):
         transform = (lambda batch, rows: jax.tree.map(np.copy, batch)) if transforms else None
         mask = plans[0].rows
         form = LocalForm(spec, transform, SEED, spec, plans, union_of_rows(plans), False, mask, 1, policy)
-        reader = BatchReader(source, Order(SEED), schedule, form)
+        reader = BatchReader(UserSource(source), SingleOrder(Order(SEED), n), schedule, form)
         batches = LocalBatches(reader, BatchBuffers(form, 2), start, data.draw(st.integers(1, 3)))
         parts = data.draw(st.permutations(range(batches.parts)))
         (batch,) = [one for one in [batches.read(0, part) for part in parts] if one]

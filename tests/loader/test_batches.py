@@ -12,7 +12,7 @@ from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.local_batches import LocalBatches
 from feedline._src.options import Blocks, Order
-from feedline._src.order.epoch import rows_at
+from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.placement.plan import plan_leaf, union_of_rows
 from feedline._src.rows.spec import RowSpec
@@ -32,7 +32,7 @@ def test_every_position_has_the_row_of_the_order(data):
     start = schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0)
     offsets = np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step)
     positions = schedule.positions(start, offsets)
-    found = BatchReader(None, how, schedule, None).locate(start, offsets)
+    found = BatchReader(None, SingleOrder(how, rows), schedule, None).locate(start, offsets)
     assert found.dtype == np.int64
     places = zip(positions.epoch.tolist(), positions.position.tolist(), strict=True)
     whole = {epoch: rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(positions.epoch.tolist())}
@@ -66,7 +66,7 @@ def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
         else None
     )
     form = LocalForm(spec, double, 0, spec, plans, union_of_rows(plans), way == "by leaf", None, 0)
-    reader = BatchReader(source, Order(seed=3), Schedule(40, BATCH, "wrap", None), form)
+    reader = BatchReader(source, SingleOrder(Order(seed=3), 40), Schedule(40, BATCH, "wrap", None), form)
     batches = LocalBatches(reader, BatchBuffers(form, 2), Cursor(0, 0), parts)
     order = np.concatenate([rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
     for k in range(5):
@@ -89,14 +89,16 @@ def test_row_indices_are_computed_once_for_leaves_with_the_same_rows(monkeypatch
     spec = RowSpec.of(source.spec)
     form = LocalForm(spec, None, 0, spec, plans, union_of_rows(plans), True, None, 0)
     looked_up = []
-    read = ArraySource.read_in_order
+    read = ArraySource.read_ordered
     monkeypatch.setattr(
         ArraySource,
-        "read_in_order",
+        "read_ordered",
         lambda self, order, epoch, positions, cuts: (
             looked_up.append((len(positions), len(cuts))) or read(self, order, epoch, positions, cuts)
         ),
     )
     buffers = BatchBuffers(form, 2).lease()
-    BatchReader(source, Order(), Schedule(40, BATCH, "wrap", None), form).fill(Cursor(0, 0), 0, 1, buffers)
+    BatchReader(source, SingleOrder(Order(), 40), Schedule(40, BATCH, "wrap", None), form).fill(
+        Cursor(0, 0), 0, 1, buffers
+    )
     assert looked_up == [(4, 2), (16, 1)]

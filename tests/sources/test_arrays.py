@@ -22,7 +22,7 @@ from feedline._src.formats import npy
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray
 from feedline._src.options import Order
-from feedline._src.order.epoch import rows_at
+from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.sources.arrays import ArraySource
 
 
@@ -222,7 +222,9 @@ def test_rows_at_positions_of_an_epoch(positions, dtype, shards):
     source = ArraySource([{"x": part_of_x, "y": part_of_y} for part_of_x, part_of_y in cuts])
     out = [np.empty((len(positions), 2), dtype), np.empty(len(positions))]
     order = Order(seed=4)
-    rows = source.read_in_order(order, 2, positions, [(0, (slice(1, 3),), out[0]), (1, (), out[1])])
+    rows = source.read_ordered(
+        SingleOrder(order, 20), 2, positions, [(0, (slice(1, 3),), out[0]), (1, (), out[1])]
+    )
     expected = rows_at(order, 20, 2, np.asarray(positions))
     np.testing.assert_array_equal(rows, expected)
     np.testing.assert_array_equal(out[0], x[expected, 1:3])

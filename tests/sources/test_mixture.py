@@ -87,7 +87,7 @@ def test_it_reads_as_the_rows_of_all_sources_one_after_the_other(is_source_of, t
     sources = npy(tmp_path)
     for mixture in (arrays(), Mixture(sources, WEIGHTS), Mixture({**sources, "code": Rows("code")}, WEIGHTS)):
         is_source_of(mixture, whole)
-        assert hasattr(mixture, "read_leaf") == (mixture.arrays is not None)
+        assert mixture.reads_columns == (mixture.arrays is not None)
 
 
 @pytest.mark.parametrize("end", ["endless", "first_exhausted", "all_exhausted"])

@@ -14,6 +14,7 @@ from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray, fields
 from feedline._src.native.library import library
 from feedline._src.options import Order
+from feedline._src.order.epoch import SingleOrder
 from feedline._src.sources import arrays, row_gather
 from feedline._src.sources.arrays import ArraySource
 
@@ -134,13 +135,13 @@ def check(source, local):
         for target in (np.empty(cut.shape, cut.dtype), wide[..., 0], np.empty(cut.shape, np.float64)):
             source.read_leaf(leaf, rows, columns, target)
             np.testing.assert_array_equal(target, cut)
-    order, positions = Order(seed=1), np.array([3, 9, 0])
+    order, positions = SingleOrder(Order(seed=1), len(local)), np.array([3, 9, 0])
     got, want = (
         [np.empty((3, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(local.spec)] for _ in range(2)
     )
     for each, targets in ((source, got), (local, want)):
         cuts = [(i, (slice(None),) * (target.ndim - 1), target) for i, target in enumerate(targets)]
-        each.read_in_order(order, 1, positions, cuts)
+        each.read_ordered(order, 1, positions, cuts)
     jax.tree.map(np.testing.assert_array_equal, got, want)
     with pytest.raises(IndexError):
         source.read(np.array([0, len(local)]), jax.tree.map(lambda leaf: leaf[:2], out))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,19 +12,14 @@ from feedline._src.errors import FeedError, RowError
 from feedline._src.loader.buffers import Buffers
 from feedline._src.loader.form import Cuts, Indices, LocalForm
 from feedline._src.loader.host_batch import HostBatch
-from feedline._src.options import Order
-from feedline._src.order.epoch import rows_at, substitutes_at
+from feedline._src.order.epoch import RowOrder
 from feedline._src.order.schedule import BatchPositions, Cursor, Schedule
 from feedline._src.record import PartTimes, Stopwatch, this_thread, together
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
-from feedline._src.rows.row_source import RowSource, file_of, is_columnar, is_positioned, is_ragged, will_read_of
+from feedline._src.rows.source import Cut, Source
 from feedline._src.rows.spec import cast_into
 from feedline._src.runtime.annotations import annotation
 from feedline._src.runtime.jax_settings import JaxSettings
-from feedline._src.sources.arrays import ArraySource
-
-if TYPE_CHECKING:
-    from feedline._src.order.mixture import MixtureOrder
 
 
 class Part(NamedTuple):
@@ -50,6 +45,11 @@ class Part(NamedTuple):
         """Adjacent rows of this part."""
         return self._replace(offsets=self.offsets[some], indices=self.indices[some], here=_within(self.here, some))
 
+    def targets(self, some: slice) -> list[Cut]:
+        """Where to write adjacent rows of this part as they are read."""
+        there = _within(self.here, some)
+        return [(i, columns, self.buffers.read[i][there]) for i, columns in self.cuts]
+
 
 class PartResult(NamedTuple):
     """How a part was made, and which of its rows were bad."""
@@ -70,8 +70,8 @@ class BatchReader:
       settings: JAX's settings while rows are read and transformed.
     """
 
-    source: RowSource
-    order: Order | MixtureOrder
+    source: Source
+    order: RowOrder
     schedule: Schedule
     form: LocalForm
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
@@ -80,27 +80,24 @@ class BatchReader:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
         for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
-            if isinstance(self.order, Order):
-                index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
-            else:
-                index[some] = self.order.rows_at(epoch, positions)
+            index[some] = self.order.rows_at(epoch, positions)
         index.flags.writeable = False
         return index
 
     def padded_length(self, start: Cursor) -> int | None:
         """The length of the ragged leaves of the batch at `start`, the same in each process; None: it has none."""
-        if not self.form.ragged or not is_ragged(self.source):
+        if not self.form.ragged:
             return None
         return self.source.padded_length(self.locate(start, np.arange(self.schedule.batch_size)))
 
     @property
     def tells_source(self) -> bool:
         """Whether the source fetches rows before they are read."""
-        return will_read_of(self.source) is not None
+        return self.source.will_read is not None
 
     def tell_source(self, start: Cursor, ahead: int) -> bool:
         """Tell the source that the batch at `start` is read in `ahead` batches. False: that is too early."""
-        will_read = will_read_of(self.source)
+        will_read = self.source.will_read
         if will_read is None:
             return True
         return all(will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads)
@@ -126,7 +123,7 @@ class BatchReader:
         """Of what `fill` reads: the number of rows, the row index of the first, and its file, if that is known."""
         offsets, _ = self.form.reads[0]
         rows = self.locate(start, offsets[_part(offsets, part, parts)])
-        return len(rows), int(rows[0]), file_of(self.source, int(rows[0]))
+        return len(rows), int(rows[0]), self.source.file_of(int(rows[0]))
 
     def _fill(self, part: Part) -> PartResult:
         watch, thread = Stopwatch(), this_thread()
@@ -151,19 +148,16 @@ class BatchReader:
         )
 
     def _locate_and_read(self, part: Part) -> Part:
-        """Compute the row indices and read the rows; for arrays in one call. Returns the part with its indices."""
-        source: Any = self.source
-        if not isinstance(self.order, Order):  # a mixture: of arrays it has one source of all rows
-            source = source.arrays
-        if not isinstance(source, ArraySource):
-            part = part._replace(indices=self.locate(part.start, part.offsets))
-            self._read(part)
-            return part
+        """Read rows, with one call for each epoch. Returns the part with their indices."""
         found = []
-        for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets):
-            there = _within(part.here, some)
-            cuts = [(i, columns, part.buffers.read[i][there]) for i, columns in part.cuts]
-            found.append(source.read_in_order(self.order, epoch, positions, cuts))
+        try:
+            for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets):
+                cuts = part.targets(some)
+                found.append(self.source.read_ordered(self.order, epoch, positions, cuts))
+        except FeedError:
+            raise
+        except Exception as error:  # of any type: a StopIteration would look like the end of the feed
+            raise self._failed(self.locate(part.start, part.offsets), error) from error
         index = found[0] if len(found) == 1 else np.concatenate(found)
         index.flags.writeable = False
         return part._replace(indices=index)
@@ -216,9 +210,7 @@ class BatchReader:
         row, positions = int(part.indices[0]), self._positions(part)
         epoch, position = int(positions.epoch[0]), int(positions.position[0])
         error.locate(row, epoch, position)
-        # of a mixture those of the same source, so that the shares stay as they are
-        first, count = (0, self.schedule.rows) if isinstance(self.order, Order) else self.order.source_of(row)
-        candidates = substitutes_at(self.order.seed, count, epoch, position) + first
+        candidates = self.order.substitutes(epoch, position, row)
         for candidate in candidates.tolist():
             try:
                 self._write(part._replace(indices=np.array([candidate])))
@@ -237,29 +229,19 @@ class BatchReader:
 
     def _read(self, part: Part) -> None:
         """Read rows of known index."""
-        read, here, rows = part.buffers.read, part.here, part.indices
+        at = self.form.rows_at(self._positions(part), part.indices)
         try:
-            if self.form.by_leaf and is_columnar(self.source):
-                for i, columns in part.cuts:
-                    self.source.read_leaf(i, rows, columns, read[i][here])
-                return
-            out = self.form.spec.tree([leaf[here] for leaf in read])
-            returned: Any
-            if is_positioned(self.source):
-                positions = self.form.rows_at(self._positions(part), rows)
-                returned = self.source.read_positioned(positions, out)  # type: ignore[func-returns-value]
-            else:
-                returned = self.source.read(rows, out)  # type: ignore[func-returns-value]
-            if returned is not None:
-                raise TypeError(f"read writes its rows into out, and must not return a {type(returned).__name__}")
+            self.source.read_cuts(at, part.targets(slice(0, len(part.offsets))))
         except FeedError:
             raise
-        except Exception as error:  # of any type: a StopIteration would look like the end of the feed
-            which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
-            raise RowError(
-                f"{type(self.source).__name__} failed to read {which} with {type(error).__name__}: {error}",
-                stage="read",
-            ) from error
+        except Exception as error:
+            raise self._failed(part.indices, error) from error
+
+    def _failed(self, rows: Indices, error: Exception) -> RowError:
+        which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
+        return RowError(
+            f"{self.source.kind} failed to read {which} with {type(error).__name__}: {error}", stage="read"
+        )
 
     def batch(self, start: Cursor, before: Cursor, buffers: Buffers, results: Sequence[PartResult]) -> HostBatch:
         """The batch at `start`, of which all parts are filled. The one before it ended at the cursor `before`."""

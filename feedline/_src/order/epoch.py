@@ -7,7 +7,8 @@ alone, in O(1) memory: see `permutation`, and `blocks` for orders that keep adja
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,66 @@ from numpy.typing import NDArray
 from feedline._src.native.library import library
 from feedline._src.options import Blocks, Order, checked_integer
 from feedline._src.order.blocks import blocked
-from feedline._src.order.compiled import rows_at_by_c
+from feedline._src.order.compiled import EpochOrder, Positions, epoch_order, rows_at_by_c
 from feedline._src.order.permutation import LARGEST, hashed, permuted, words
+
+
+class RowOrder(Protocol):
+    """Which row stands at which position of each epoch: of one source, or of a mixture."""
+
+    @property
+    def seed(self) -> int:
+        """Of the keys of a transform, and of the rows that replace bad ones."""
+
+    @property
+    def rows(self) -> int:
+        """Positions of an epoch."""
+
+    @property
+    def shown(self) -> Any:
+        """What a feed shows as its order."""
+
+    def rows_at(self, epoch: int, positions: Positions) -> NDArray[np.int64]:
+        """int64[k]: the row index at each position, integers[k] or a range of step 1."""
+
+    def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
+        """What the C library needs for these positions; None where it cannot compute them."""
+
+    def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
+        """The rows to try, in this order, in place of the bad row at a position."""
+
+    def epochs_of(self, epoch: int, position: int) -> dict[str, float] | None:
+        """Of a mixture, how many epochs of each source stand before a position; else None."""
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, for a fingerprint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleOrder:
+    """The `RowOrder` of one source with so many rows: shuffled, in blocks, or as they are stored."""
+
+    shown: Order
+    rows: int
+
+    @property
+    def seed(self) -> int:
+        return self.shown.seed
+
+    def rows_at(self, epoch: int, positions: Positions) -> NDArray[np.int64]:
+        return rows_at(self.shown, self.rows, epoch, positions)
+
+    def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
+        return epoch_order(self.shown, self.rows, epoch)
+
+    def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
+        return substitutes_at(self.seed, self.rows, epoch, position)
+
+    def epochs_of(self, epoch: int, position: int) -> None:
+        return None
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self.shown)
 
 
 def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from feedline._src.native.library import library
 from feedline._src.options import Order
 from feedline._src.order.compiled import EpochOrder, MixedSource, mixed_order, rows_of_struct
-from feedline._src.order.epoch import rows_at
+from feedline._src.order.epoch import rows_at, substitutes_at
 from feedline._src.order.permutation import words
 from feedline._src.order.phases import ENDLESS, Phase, Span, spans_of
 
@@ -184,10 +184,15 @@ class MixtureOrder:
         rows = map(sum, zip(self._before(epoch), self.taken(position), strict=True))
         return {name: row / length for name, row, length in zip(self.names, rows, self.lengths, strict=True)}
 
-    def source_of(self, row: int) -> tuple[int, int]:
-        """The first row index of the source of a row, and the number of rows of that source."""
+    @property
+    def shown(self) -> MixtureOrder:
+        """See `RowOrder`."""
+        return self
+
+    def substitutes(self, epoch: int, position: int, row: int) -> Indices:
+        """Rows of the source of the bad row, so that the shares stay as they are."""
         source = int(np.searchsorted(self.firsts, row, side="right")) - 1
-        return self.firsts[source], self.lengths[source]
+        return substitutes_at(self.seed, self.lengths[source], epoch, position) + self.firsts[source]
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, for a fingerprint. Weights are rows of a block; sources of weight 0 are left out."""

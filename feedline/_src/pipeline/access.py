@@ -15,13 +15,13 @@ from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.host_batch import HostBatch
 from feedline._src.loader.local_batches import LocalBatches
 from feedline._src.loader.restarts import Restarts
-from feedline._src.options import Order, Settings
+from feedline._src.options import Settings
+from feedline._src.order.epoch import RowOrder
 from feedline._src.order.schedule import ENDLESS, Cursor
 from feedline._src.prefetch.pipelines import HostIterator
 
 if TYPE_CHECKING:
     from feedline._src.loader.worker_batches import WorkerBatches
-    from feedline._src.order.mixture import MixtureOrder
     from feedline._src.streams.batches import StreamBatches
     from feedline._src.streams.partial_batches import StreamDefinition
 
@@ -53,7 +53,7 @@ class Access(Protocol):
         """Whether the processes agree on the ends of lanes while they read."""
 
     @property
-    def order(self) -> Order | MixtureOrder | None:
+    def order(self) -> RowOrder | None:
         """The order of the rows. None: a stream has its own."""
 
     def open(
@@ -103,7 +103,7 @@ class RandomAccess:
     agrees_on_ends: ClassVar[bool] = False
 
     @property
-    def order(self) -> Order | MixtureOrder:
+    def order(self) -> RowOrder:
         """Of the rows."""
         return self.reader.order
 
@@ -120,7 +120,7 @@ class RandomAccess:
     @property
     def may_use_workers(self) -> bool:
         """Whether worker processes could read the source."""
-        return self.steps_per_call == 1 and bool(getattr(self.reader.source, "picklable", True))
+        return self.steps_per_call == 1 and self.reader.source.picklable
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
@@ -179,7 +179,7 @@ class RandomAccess:
 
     def source_epochs(self, cursor: Cursor) -> dict[str, float] | None:
         """Of a mixture, how many epochs of each source stand before the cursor, by name; else None."""
-        return None if isinstance(self.order, Order) else self.order.epochs_of(*cursor)
+        return self.order.epochs_of(*cursor)
 
     def lanes_in(self, state: Mapping[str, Any]) -> None:
         """Nothing: the cursor says it all."""

@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import grain
 import jax
 
 from feedline._src import state as states
@@ -17,7 +16,7 @@ from feedline._src.agreement.coordination import Coordination, coordination
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.batch_reader import BatchReader
 from feedline._src.loader.restarts import Restarts
-from feedline._src.options import Order, Reading
+from feedline._src.options import Reading
 from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
 from feedline._src.pipeline.access import RandomAccess, StreamAccess
 from feedline._src.pipeline.description import described, processes_of
@@ -27,17 +26,14 @@ from feedline._src.placement.place import check_shardings
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import PLACE, SourceMetadata, check_options, number_of
 from feedline._src.prefetch.watch import alarmed
-from feedline._src.rows.indexed import IndexedSource, format_of
-from feedline._src.rows.row_source import RowSource
-from feedline._src.sources.lanes import Lanes
+from feedline._src.rows.source import Source
+from feedline._src.sources.lanes import Lanes, is_stream
 from feedline._src.sources.open_source import as_source, read_first
 
 if TYPE_CHECKING:
     from feedline._src.agreement.in_step import InStep
     from feedline._src.agreement.latest_values import LatestValues
     from feedline._src.agreement.replicas import ReplicaCheck
-    from feedline._src.order.mixture import MixtureOrder
-    from feedline._src.sources.mixture import Mixture
 
 
 def build(options: FeedOptions, running: tuple[Stages, Sequence[int]] | None = None) -> Stages:
@@ -177,14 +173,14 @@ def _build_sizes(options: FeedOptions, key: str | None, running: Stages | None) 
     """
     if options.reading.quarantine is not None:
         open(options.reading.quarantine, "ab").close()  # so that a missing folder is seen now, not after hours
+    if is_stream(options.source):
+        from feedline._src.pipeline.build_stream import build_stream
+
+        return build_stream(options, Lanes.of(options.source), key)
     if running is None or not isinstance(running.access, RandomAccess):
         source, restarts = as_source(options.source), Restarts(options.reading.restart)
     else:
         source, restarts = running.access.reader.source, running.access.restarts
-    if isinstance(source, grain.IterDataset | Lanes):
-        from feedline._src.pipeline.build_stream import build_stream
-
-        return build_stream(options, Lanes.of(source), key)
     metadata = SourceMetadata.of(source)
     check_options(options, metadata)
     if isinstance(options.batch_size, int):
@@ -203,13 +199,13 @@ def _build_sizes(options: FeedOptions, key: str | None, running: Stages | None) 
 def _build(
     options: FeedOptions,
     batch_size: int,
-    source: RowSource,
+    source: Source,
     metadata: SourceMetadata,
     key: str | None,
     restarts: Restarts,
 ) -> Stages:
     """The stages for one batch size, over rows with random access."""
-    order = _order_of(options, source)
+    order = source.order_for(options.order)
     rows = ENDLESS if metadata.rows is None else metadata.rows
     schedule = Schedule(rows, batch_size, options.remainder, options.epochs)
     form, placement = form_of(
@@ -231,8 +227,8 @@ def _build(
         "rows": rows,
         "spec": metadata.spec.as_json(),
         "data": _digest(source, options.reading),
-        "order": dataclasses.asdict(order) if isinstance(order, Order) else order.as_json(),
-        "format": format_of(source),
+        "order": order.as_json(),
+        "format": source.format,
     }
     owned = None if source is options.source else source
     buffers = buffers_of(options, form, settings)
@@ -250,22 +246,14 @@ def _build(
     )
 
 
-def _digest(source: RowSource, reading: Reading) -> str:
-    allowing = None
-    if isinstance(source, IndexedSource):
-        allowing = getattr(source, "identity_allowing_bad_rows", None)
-        if reading.bad_rows == "raise":
-            source.check_rows()
+def _digest(source: Source, reading: Reading) -> str:
+    if reading.bad_rows == "raise":
+        source.check_rows()
+    identity = source.identity if reading.bad_rows == "raise" else source.identity_allowing_bad_rows()
     try:
-        return states.digest(source.identity if allowing is None or reading.bad_rows == "raise" else allowing())
+        return states.digest(identity)
     except TypeError as error:
         raise TypeError(
-            f"the identity of a RowSource must be made of JSON values, that of {type(source).__name__} is not: "
+            f"the identity of a RowSource must be made of JSON values, that of {source.kind} is not: "
             f"{error}; convert NumPy's numbers with int() or float()"
         ) from error
-
-
-def _order_of(options: FeedOptions, source: RowSource) -> Order | MixtureOrder:
-    if format_of(source) == "mixture":
-        return cast("Mixture", source).order
-    return options.order or Order(shuffle=not isinstance(options.source, grain.MapDataset))

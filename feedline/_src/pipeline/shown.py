@@ -45,7 +45,8 @@ class Shown:
     @property
     def order(self) -> Order | MixtureOrder | None:
         """Of the rows. `Order(shuffle=False)`: the source's own, as Grain datasets keep it. None: a stream's."""
-        return self._stages.access.order
+        order = self._stages.access.order
+        return None if order is None else order.shown
 
     @property
     def epochs(self) -> int | None:

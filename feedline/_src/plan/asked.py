@@ -16,8 +16,7 @@ from feedline._src.options import BadRows, Order, Reading, Settings
 from feedline._src.order.schedule import ENDLESS, BatchSizes, Remainder
 from feedline._src.placement.place import row_spec, sharded_spec
 from feedline._src.placement.plan import Indices, LeafPlan
-from feedline._src.rows.indexed import IndexedSource, OwnOrder, own_order_of
-from feedline._src.rows.row_source import RowSource, is_columnar, is_ragged
+from feedline._src.rows.source import OwnOrder, Source
 from feedline._src.rows.spec import RowSpec
 
 VALID = "valid"
@@ -77,25 +76,23 @@ class SourceMetadata:
     picklable: bool = True
 
     @classmethod
-    def of(cls, source: RowSource) -> SourceMetadata:
+    def of(cls, source: Source) -> SourceMetadata:
         """The metadata of rows with random access.
 
         Raises:
           ValueError: there are no rows.
           TypeError: a leaf is not an array of numbers.
         """
-        rows = source.epoch_rows if isinstance(source, IndexedSource) else len(source)
+        rows = source.epoch_rows
         if rows < 1:
-            raise ValueError(
-                f"a source must have at least one row, {type(source).__name__} has {rows}; check what wrote it"
-            )
+            raise ValueError(f"a source must have at least one row, {source.kind} has {rows}; check what wrote it")
         return cls(
             RowSpec.of(source.spec),
             rows if rows < ENDLESS else None,
-            own_order=own_order_of(source),
-            reads_columns=is_columnar(source),
-            ragged=source.ragged_leaves if is_ragged(source) else (),
-            picklable=bool(getattr(source, "picklable", True)),
+            own_order=source.own_order,
+            reads_columns=source.reads_columns,
+            ragged=source.ragged_leaves,
+            picklable=source.picklable,
         )
 
 

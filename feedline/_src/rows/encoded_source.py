@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.rows.indexed import Indexed
+from feedline._src.rows.source import Indexed, WillRead
 
 Record = bytes | Mapping[str, Any]
 """The bytes of a row; or of a row with several fields their values by name, of which at least one is bytes."""
@@ -62,24 +62,56 @@ class EncodedRows(Indexed):
     fields: Sequence[str] | None
     instead = ""
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """See `EncodedSource`."""
-        raise NotImplementedError
-
     def records(self, rows: npt.NDArray[np.int64]) -> Sequence[Record]:
         """See `EncodedSource`."""
         raise NotImplementedError
-
-    def file_of(self, row: int) -> str | None:
-        """The file that holds the row."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Close files. A later `records` opens them again."""
 
     def _single(self, row: int) -> Record:
         return self.records(np.array([row], np.int64))[0]
 
     def _described(self) -> list[tuple[str, str]]:
         return [("row", "bytes")] if self.fields is None else [(name, "bytes") for name in self.fields]
+
+
+class UserRecords(EncodedRows):
+    """An `EncodedSource` of the user."""
+
+    def __init__(self, given: Any) -> None:
+        self._given, self.fields = given, given.fields
+        self.picklable = bool(getattr(given, "picklable", True))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `EncodedSource`."""
+        found: dict[str, Any] = self._given.identity
+        return found
+
+    @property
+    def will_read(self) -> WillRead | None:
+        """The user's, if there is one."""
+        found: WillRead | None = getattr(self._given, "will_read", None)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def records(self, rows: npt.NDArray[np.int64]) -> Sequence[Record]:
+        """See `EncodedSource`."""
+        found: Sequence[Record] = self._given.records(rows)
+        return found
+
+    def file_of(self, row: int) -> str | None:
+        """See `EncodedSource`."""
+        found: str | None = self._given.file_of(row)
+        return found
+
+    def close(self) -> None:
+        """See `EncodedSource`."""
+        self._given.close()
+
+
+def as_encoded(source: Any) -> EncodedRows | None:
+    """An `EncodedSource` with what feedline's own have in addition; None: it is no such source."""
+    if isinstance(source, EncodedRows):
+        return source
+    return UserRecords(source) if is_encoded_source(source) else None

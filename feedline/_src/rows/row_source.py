@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -81,84 +80,6 @@ class RowSource(Protocol):
 
     def close(self) -> None:
         """Close files. A feed calls it once, for a source that it opened, perhaps while a `read` still runs."""
-
-
-class ColumnarSource(RowSource, Protocol):
-    """A `RowSource` that can also read some columns of a single leaf, as a mesh that shards columns needs them."""
-
-    def read_leaf(
-        self, leaf: int, rows: npt.NDArray[np.int64], columns: tuple[Any, ...], out: npt.NDArray[Any]
-    ) -> None:
-        """Write the `columns` of row rows[i] of one leaf to out[i], which has the leaf's dtype.
-
-        Args:
-          leaf: in the order in which JAX flattens `spec`.
-          columns: for each axis of a row, a slice or int64[k].
-        """
-
-
-class PositionedSource(RowSource, Protocol):
-    """A `RowSource` whose rows depend on where they stand: other random values in each epoch, for example."""
-
-    def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Read the rows `rows.index`. A feed calls it in place of `read`."""
-
-
-class RaggedSource(RowSource, Protocol):
-    """A `RowSource` with leaves whose first axis is as long as each batch needs.
-
-    `spec` has the maximum, and the leaves of `out` in `read` have any length that holds the rows.
-    """
-
-    ragged_leaves: tuple[int, ...]
-    """The numbers of these leaves, in the order in which JAX flattens `spec`."""
-
-    def padded_length(self, rows: npt.NDArray[np.int64]) -> int:
-        """The length of the ragged leaves in a batch of these rows.
-
-        Each process calls it with the row indices of the whole global batch, so it must depend on nothing else.
-        """
-
-
-def is_ragged(source: RowSource) -> TypeGuard[RaggedSource]:
-    """Whether a source is a `RaggedSource`."""
-    return hasattr(source, "padded_length")
-
-
-class ToldSource(RowSource, Protocol):
-    """A `RowSource` that is told which rows come next, so that it can fetch them from far away in time.
-
-    `will_read = None` says that this object need not be told.
-    """
-
-    def will_read(self, rows: npt.NDArray[np.int64], ahead: int) -> bool:
-        """Start to fetch these rows, which are read `ahead` batches later. It must return at once.
-
-        Returns:
-          False: it is too early; tell again later. The batches after that one are not told before.
-        """
-
-
-def will_read_of(source: RowSource) -> Callable[[npt.NDArray[np.int64], int], bool] | None:
-    """The `will_read` of a `ToldSource`; None if a source need not be told. It may become None at any time."""
-    found: Callable[[npt.NDArray[np.int64], int], bool] | None = getattr(source, "will_read", None)
-    return found
-
-
-def file_of(source: RowSource, row: int) -> str | None:
-    """The file that holds a row, by the source's own `file_of`; None if the source has none."""
-    known: Callable[[int], str | None] | None = getattr(source, "file_of", None)
-    return None if known is None else known(row)
-
-
-def is_positioned(source: RowSource) -> TypeGuard[PositionedSource]:
-    """Whether a source is a `PositionedSource`."""
-    return hasattr(source, "read_positioned")
-
-
-def is_columnar(source: RowSource) -> TypeGuard[ColumnarSource]:
-    """Whether a source is a `ColumnarSource`."""
-    return hasattr(source, "read_leaf")
 
 
 def is_row_source(value: Any) -> TypeGuard[RowSource]:

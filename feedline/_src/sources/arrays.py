@@ -17,13 +17,12 @@ from feedline._src.errors import FeedError
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray
 from feedline._src.native.library import library
-from feedline._src.options import Order
-from feedline._src.order.compiled import EpochOrder, Positions, epoch_order
-from feedline._src.order.epoch import rows_at
-from feedline._src.placement.plan import Columns
+from feedline._src.order.compiled import Positions
+from feedline._src.order.epoch import RowOrder
 from feedline._src.rows import digests
-from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices
+from feedline._src.rows.source import Columns, Cut, Source, WillRead
 from feedline._src.rows.values import is_list
 from feedline._src.sources.array_trees import (
     Read,
@@ -39,20 +38,17 @@ from feedline._src.sources.row_gather import FileRows, RowGather, file_at, fill
 if TYPE_CHECKING:
     from feedline._src.files.file import File
     from feedline._src.files.files import Files
-    from feedline._src.order.mixture import MixtureOrder
 
 Array = npt.NDArray[Any]
 Readers = Sequence[RowGather | FileRows]
 """For each leaf what reads its rows."""
-Cut = tuple[int, Columns, Array]
-"""The number of a leaf, its columns to read, and where to write them."""
 T = TypeVar("T")
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
 _MAX_SAMPLES_A_SHARD = 16
 _CHECKS_A_READ = 4  # files, at some 5 µs each: checks must cost less than the copy
 
 
-class ArraySource(IndexedSource):
+class ArraySource(Source):
     """A `RowSource` over a tree of arrays whose first axes agree; each leaf may come in shards.
 
     Reads are thread-safe. A pickled source holds paths, and opens the files again in the other process.
@@ -80,6 +76,8 @@ class ArraySource(IndexedSource):
       [[4, 5], [0, 1]]
     """
 
+    reads_columns = True
+
     def __init__(
         self,
         shards: Sequence[Any],
@@ -90,7 +88,7 @@ class ArraySource(IndexedSource):
         self._given, self._options, self._read_file = list(shards), options or OpenOptions(), read
         leaves = [leaf for shard in shards for leaf in jax.tree.leaves(shard, is_leaf=is_list)]
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
-        self._all_paths = len(self._paths) == len(leaves)
+        self.picklable = len(self._paths) == len(leaves)  # every leaf is a path
         if files is None and self._paths:
             from feedline._src.files.files import Files
 
@@ -142,6 +140,11 @@ class ArraySource(IndexedSource):
         """In a store: the readers, and the number of a file that was not complete in the cache when that was last
         asked. None: all were, and the readers are gathers."""
         self._survives = True
+
+    @property
+    def arrays(self) -> ArraySource | None:
+        """See `Source`."""
+        return None if self.is_remote else self
 
     def _gathers(self, memory_of: Callable[[File], Any]) -> Readers:
         return [RowGather([_view(part, memory_of) for part in parts]) for parts in self._leaves]
@@ -213,11 +216,6 @@ class ArraySource(IndexedSource):
             found.setdefault(key, {})[row] = first[0] if part.ndim == 1 else first
         return found
 
-    @property
-    def picklable(self) -> bool:
-        """Whether worker processes can open it again, because every leaf is a path."""
-        return self._all_paths
-
     def __len__(self) -> int:
         return self._rows
 
@@ -236,36 +234,13 @@ class ArraySource(IndexedSource):
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
         self._guarded(_read, rows, [(leaf, columns, out)])
 
-    def read_in_order(
-        self, order: Order | MixtureOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]
-    ) -> Indices:
-        """Call `read_leaf` for each (leaf, columns, out) of `cuts`, with the rows at some positions of an epoch.
+    def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
+        """See `Source`. The C library does this in a single call, including the computation of the rows."""
+        return self._guarded(_read_ordered, order, epoch, positions, cuts)
 
-        The C library does this in a single call, including the computation of the rows.
-
-        Returns:
-          int64[k]: the row at each position.
-        """
-        return self._guarded(self._read_in_order, order, epoch, positions, cuts)
-
-    def _read_in_order(
-        self, readers: Readers, order: Order | MixtureOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]
-    ) -> Indices:
-        if (compiled := library()) is not None:
-            copies = [readers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
-            made = [copy for copy in copies if copy is not None]
-            if isinstance(order, Order):
-                struct: EpochOrder | None = epoch_order(order, len(self), epoch)
-            else:
-                struct = order.struct(epoch, positions)
-            if struct is not None and len(made) == len(copies):
-                return fill(compiled, struct, positions, made)
-        if isinstance(order, Order):
-            rows = rows_at(order, len(self), epoch, positions)
-        else:
-            rows = order.rows_at(epoch, positions)
-        _read(readers, rows, cuts)
-        return rows
+    def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
+        """See `Source`."""
+        self._guarded(_read, rows.index if isinstance(rows, Rows) else rows, cuts)
 
     def _guarded(self, read: Callable[..., T], *arguments: Any) -> T:
         """What `read` returns for the present readers and these arguments.
@@ -336,8 +311,8 @@ class ArraySource(IndexedSource):
         return None
 
     @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """The `will_read` of a `ToldSource`, for arrays in a store until all are mapped; None for others."""
+    def will_read(self) -> WillRead | None:
+        """For arrays in a store until all are mapped; None for others."""
         return self._fetch_ahead if self.is_remote and self._followed[1] is not None else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
@@ -364,3 +339,17 @@ def _view(part: Array | FileArray, memory_of: Callable[[File], Any]) -> Array:
 def _read(readers: Readers, rows: Indices, cuts: Sequence[Cut]) -> None:
     for leaf, columns, out in cuts:
         readers[leaf].read(rows, columns, out)
+
+
+def _read_ordered(
+    readers: Readers, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]
+) -> Indices:
+    if (compiled := library()) is not None:
+        copies = [readers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
+        made = [copy for copy in copies if copy is not None]
+        struct = order.struct(epoch, positions)
+        if struct is not None and len(made) == len(copies):
+            return fill(compiled, struct, positions, made)
+    rows = order.rows_at(epoch, positions)
+    _read(readers, rows, cuts)
+    return rows

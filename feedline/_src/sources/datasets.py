@@ -21,12 +21,13 @@ from feedline._src.formats.hugging_face import (
 )
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column
-from feedline._src.placement.plan import Columns
+from feedline._src.order.compiled import Positions
+from feedline._src.order.epoch import RowOrder
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.encoded_source import EncodedRows, Record
-from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices, Shards
+from feedline._src.rows.source import Columns, Cut, Source
 from feedline._src.sources.arrays import ArraySource
 
 _LEAVE_OUT = (
@@ -35,7 +36,7 @@ _LEAVE_OUT = (
 )
 
 
-def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> IndexedSource | EncodedRows:
+def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Source | EncodedRows:
     """The rows of a dataset, or of a saved folder: encoded ones if a chosen column has bytes, text or files.
 
     Raises:
@@ -51,10 +52,13 @@ def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Ind
     return DatasetRows(found)
 
 
-class DatasetRows(IndexedSource):
+class DatasetRows(Source):
     """The rows of a dataset of numbers, which are copied from the memory of its table."""
 
+    reads_columns = True
+
     def __init__(self, found: OpenDataset) -> None:
+        self.picklable = bool(found.files)  # worker processes map them
         pieces = [
             {name: column for name, column in piece.items() if isinstance(column, Column)}
             for piece in columns_of(found.table, found.folder)
@@ -83,11 +87,6 @@ class DatasetRows(IndexedSource):
         }
         return {"kind": "dataset", "rows": len(self), "columns": columns}
 
-    @property
-    def picklable(self) -> bool:
-        """Whether worker processes can map the files of the dataset."""
-        return bool(self._found.files)
-
     def __len__(self) -> int:
         return self._found.count
 
@@ -103,8 +102,12 @@ class DatasetRows(IndexedSource):
         with self._found.unchanged():
             self._table.read_leaf(leaf, self._found.rows_in_table(rows), columns, out)
 
-    def close(self) -> None:
-        """Do nothing: the dataset belongs to the user."""
+    def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
+        """See `Source`: one C call, unless the dataset has indices of its own, as after `shuffle` or `filter`."""
+        if self._found.rows is not None:
+            return super().read_ordered(order, epoch, positions, cuts)
+        with self._found.unchanged():
+            return self._table.read_ordered(order, epoch, positions, cuts)
 
     def __reduce__(self) -> Any:
         return DatasetRows, (self._found,)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError
 from feedline._src.order.epoch import keys_at
 from feedline._src.rows.bad_rows import raise_of_signal_handler
-from feedline._src.rows.encoded_source import EncodedRows, EncodedSource, Record, is_encoded_source
-from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.encoded_source import EncodedRows, EncodedSource, Record, as_encoded
 from feedline._src.rows.row_source import Rows
+from feedline._src.rows.source import Source, WillRead
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.open_source import open_source
 
@@ -79,18 +79,19 @@ def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec
       {'length': np.int32(4)}
     """
     opened = open_source(source) if isinstance(source, str | os.PathLike) else source
-    if not is_encoded_source(opened):
+    encoded = as_encoded(opened)
+    if encoded is None:
         kind = type(opened).__name__
         raise TypeError(
             f"decoded needs encoded records, got {kind}; open a folder of files, or a file of records, with "
             "open_source. To change rows that are arrays already, use Feed(transform=...)"
         )
-    rows = DecodedSource(opened, decode, spec)
+    rows = DecodedSource(encoded, decode, spec)
     rows.check_decoder()
     return rows
 
 
-class DecodedSource(IndexedSource):
+class DecodedSource(Source):
     """A `RowSource` over encoded records. See `decoded`.
 
     Attributes:
@@ -98,11 +99,14 @@ class DecodedSource(IndexedSource):
       decode: writes one of them into its place.
     """
 
-    def __init__(self, source: EncodedSource, decode: Decode, spec: Any) -> None:
+    positioned = True
+
+    def __init__(self, source: EncodedRows, decode: Decode, spec: Any) -> None:
         self.encoded = source
+        self.picklable = source.picklable
         self.decode = decode
         self._spec = RowSpec.of(spec)
-        self._paths = getattr(source, "_paths", ())
+        self._paths = source._paths
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
 
     @property
@@ -133,9 +137,9 @@ class DecodedSource(IndexedSource):
                 self._decode_into(record, targets, i, Row(*next(places)))
 
     @property
-    def will_read(self) -> Callable[[npt.NDArray[np.int64], int], bool] | None:
-        """The `will_read` of a `ToldSource`, for records in a store; None for others."""
-        return getattr(self.encoded, "will_read", None)
+    def will_read(self) -> WillRead | None:
+        """For records in a store; None for others."""
+        return self.encoded.will_read
 
     def file_of(self, row: int) -> str | None:
         """The file that holds the row."""
@@ -147,8 +151,7 @@ class DecodedSource(IndexedSource):
 
     def check_rows(self) -> None:
         """See `Indexed.check_rows`: of the records."""
-        if isinstance(self.encoded, EncodedRows):
-            self.encoded.check_rows()
+        self.encoded.check_rows()
 
     def check_decoder(self) -> None:
         """Decode one record twice, over different memory, and compare.

@@ -11,7 +11,7 @@ from feedline._src.formats.hugging_face import STATE, check_no_cache, is_saved
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import MODULES, Format, format_of, suffix_of
 from feedline._src.rows.encoded_source import EncodedRows
-from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.source import Source
 from feedline._src.sources import folder
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
@@ -25,7 +25,7 @@ _FOLDER = Format("folder", ())
 _SAVED = Format("saved", (), takes=frozenset({"columns"}))
 
 
-def open_files(form: Format, paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+def open_files(form: Format, paths: list[str], options: OpenOptions) -> Source | EncodedRows:
     """The rows of files of this format, or of one folder."""
     if form is FILES:
         return folder.open_files(paths, options.store)

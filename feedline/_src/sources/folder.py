@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import glob
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from feedline._src.files.folder import Folder, Part, folder_of, listed_folder
 from feedline._src.files.store import Store
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices
+from feedline._src.rows.source import WillRead
 
 _SAMPLED_FILES = 64
 
@@ -75,8 +76,8 @@ class FolderSource(EncodedRows):
         return [{"file": file, "label": label} for file, label in zip(files, labels, strict=True)]
 
     @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
+    def will_read(self) -> WillRead | None:
+        """For objects in a store; None for files."""
         return self._fetch_ahead if self._folder.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:

@@ -29,11 +29,10 @@ from feedline._src.formats.table import (
     check_fits,
     described,
 )
-from feedline._src.placement.plan import Columns
 from feedline._src.rows import digests
 from feedline._src.rows.encoded_source import EncodedRows, Record
-from feedline._src.rows.indexed import Indexed, IndexedSource
 from feedline._src.rows.shards import Indices, Shards, count_of, joined, offsets_by_label, rows_in
+from feedline._src.rows.source import Columns, Indexed, Source, WillRead
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.row_gather import RowGather
@@ -192,8 +191,8 @@ class _GroupedRows(Indexed):
             )
 
     @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
+    def will_read(self) -> WillRead | None:
+        """For objects in a store; None for files."""
         return self._will_read if self._files.in_store or self._tables[0].will_read is not None else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -217,8 +216,10 @@ class _GroupedRows(Indexed):
         return open_groups, (self._open_file, self._files, self._options)
 
 
-class GroupSource(_GroupedRows, IndexedSource):
+class GroupSource(_GroupedRows, Source):
     """A `RowSource` over files that store rows of numbers in groups. Arguments are those of `_GroupedRows`."""
+
+    reads_columns = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -372,7 +373,7 @@ class TableSource(_GroupedRows, EncodedRows):
         return [("row", kinds[0][1])] if self.fields is None else kinds
 
 
-def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> IndexedSource | EncodedRows:
+def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> Source | EncodedRows:
     """The source of files that store rows in groups, or as arrays.
 
     Args:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import grain
 import jax
@@ -93,6 +93,11 @@ class Lanes:
         if not flags.FLAGS.is_parsed():  # as in a script that is no absl app
             flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to the workers of mp_prefetch
         return iter(dataset)
+
+
+def is_stream(source: Any) -> TypeGuard[Lanes | grain.IterDataset[Any]]:
+    """Whether a source has no random access."""
+    return isinstance(source, grain.IterDataset | Lanes)
 
 
 class FirstItem:

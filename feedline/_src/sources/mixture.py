@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from feedline._src.errors import RowError
 from feedline._src.options import Order, checked_integer
+from feedline._src.order.compiled import Positions
+from feedline._src.order.epoch import RowOrder
 from feedline._src.order.mixture import End, MixtureOrder
-from feedline._src.placement.plan import Columns
-from feedline._src.rows.indexed import IndexedSource, OwnOrder
-from feedline._src.rows.row_source import Rows, RowSource, is_columnar, is_positioned, is_ragged, will_read_of
+from feedline._src.rows.row_source import Rows
+from feedline._src.rows.source import Columns, Cut, OwnOrder, Source, WillRead
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, phases_of
 
@@ -24,7 +25,7 @@ Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
 
-class Mixture(IndexedSource):
+class Mixture(Source):
     """Several sources as one, with weights: `feedline.Feed` takes it as its source.
 
     Which row of which source stands at a position is a pure function, so batches are the same on any number of
@@ -81,7 +82,7 @@ class Mixture(IndexedSource):
         self.order = MixtureOrder(
             names=tuple(self._sources),
             lengths=tuple(map(len, self._sources.values())),
-            orders=orders_of(sources, self._sources, orders, seed),
+            orders=orders_of(self._sources, orders, seed),
             phases=phases_of(weights, self._sources),
             end=end,
             seed=seed,
@@ -91,9 +92,15 @@ class Mixture(IndexedSource):
         """The number of the leaf "source"."""
         self.spec = {**own, SOURCE: jax.ShapeDtypeStruct((), np.int32)}
         self._ends = np.array(self.order.firsts[1:])
-        found = [s for s in self._sources.values() if isinstance(s, ArraySource) and not s.is_remote]
-        self.arrays = ArraySource.joined(found, SOURCE) if len(found) == len(self._sources) else None
-        """All rows as one source, if all are arrays outside of stores: read by one C call, order included."""
+        given = list(self._sources.values())
+        self.own_order: OwnOrder = "endless mixture" if end == "endless" else "mixture"
+        self.picklable = all(source.picklable for source in given)
+        self.positioned = any(source.positioned for source in given)
+        self.reads_columns = all(source.reads_columns for source in given)
+        if all(source.ragged_leaves for source in given):  # the others have the largest length
+            self.ragged_leaves = tuple(leaf + (leaf >= self._at) for leaf in given[0].ragged_leaves)
+        arrays = [source.arrays for source in given]
+        self._arrays = None if None in arrays else ArraySource.joined(arrays, SOURCE)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -102,27 +109,31 @@ class Mixture(IndexedSource):
 
     def identity_allowing_bad_rows(self) -> dict[str, Any]:
         """The `identity`, of which rows that cannot be read are a part, instead of an error."""
-        return self._identity(lambda s: getattr(s, "identity_allowing_bad_rows", lambda: s.identity)())
+        return self._identity(lambda source: source.identity_allowing_bad_rows())
 
-    def _identity(self, of: Callable[[RowSource], Any]) -> dict[str, Any]:
+    def _identity(self, of: Callable[[Source], Any]) -> dict[str, Any]:
         sources = [[name, len(source), of(source)] for name, source in self._sources.items()]
         return {"kind": "mixture", "sources": sources}
 
     def check_rows(self) -> None:
         """See `Indexed.check_rows`: of all sources."""
         for source in self._sources.values():
-            if isinstance(source, IndexedSource):
-                source.check_rows()
+            source.check_rows()
 
     @property
-    def picklable(self) -> bool:
-        """Whether worker processes can open all sources again."""
-        return all(getattr(source, "picklable", True) for source in self._sources.values())
+    def arrays(self) -> ArraySource | None:
+        """See `Source`: all rows as one, if all are arrays outside of stores."""
+        return self._arrays
 
     @property
-    def own_order(self) -> OwnOrder:
-        """That of the mixture, which may be without end."""
-        return "endless mixture" if self.order.end == "endless" else "mixture"
+    def parts(self) -> Mapping[str, range]:
+        """The row indices of each source."""
+        firsts = self.order.firsts
+        return {name: range(firsts[i], firsts[i + 1]) for i, name in enumerate(self._sources)}
+
+    def order_for(self, asked: Order | None) -> MixtureOrder:
+        """Its own: a feed refuses another."""
+        return self.order
 
     def __len__(self) -> int:
         """The rows of all sources."""
@@ -135,76 +146,55 @@ class Mixture(IndexedSource):
 
     def read(self, rows: Indices, out: Any) -> None:
         """Write row rows[i] to index i of each leaf of `out`. Row indices count one source after the other."""
-        if self.arrays is not None:
-            self.arrays.read(rows, out)
+        if self._arrays is not None:
+            self._arrays.read(rows, out)
             return
         for part in self._parts(rows):
             with part.filled(self._own(rows, out)) as target:
                 part.source.read(part.rows, target)
 
     @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
+    def will_read(self) -> WillRead | None:
         """Of a mixture with a source in a store; None for others."""
-        return self._will_read if any(map(will_read_of, self._sources.values())) else None
+        return None if all(source.will_read is None for source in self._sources.values()) else self._will_read
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
-        parts = [(will_read_of(part.source), part.rows) for part in self._parts(rows)]
+        parts = [(part.source.will_read, part.rows) for part in self._parts(rows)]
         return all(will_read(some, ahead) for will_read, some in parts if will_read is not None)
 
-    @property
-    def read_positioned(self) -> Callable[[Rows, Any], None]:
-        """Of a mixture with a source that has it; AttributeError of others."""
-        if not any(is_positioned(source) for source in self._sources.values()):
-            raise AttributeError("no source of this mixture has read_positioned")
-        return self._read_positioned
+    def padded_length(self, rows: Indices) -> int:
+        """That of the longest row of any source."""
+        return max(part.source.padded_length(part.rows) for part in self._parts(rows))
 
-    @property
-    def read_leaf(self) -> Callable[[int, Indices, Columns, Array], None]:
-        """Of a mixture whose sources all have it; AttributeError of others."""
-        if not all(is_columnar(source) for source in self._sources.values()):
-            raise AttributeError("not all sources of this mixture have read_leaf")
-        return self._read_leaf
+    def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
+        """See `Source`. Of arrays outside of stores in one C call."""
+        if self._arrays is None:
+            return super().read_ordered(order, epoch, positions, cuts)
+        return self._arrays.read_ordered(order, epoch, positions, cuts)
 
-    @property
-    def padded_length(self) -> Callable[[Indices], int]:
-        """Of a mixture whose sources all have it; AttributeError of others, which have the largest length."""
-        if not all(is_ragged(source) for source in self._sources.values()):
-            raise AttributeError("not all sources of this mixture have padded_length")
-        return lambda rows: max(p.source.padded_length(p.rows) for p in self._parts(rows) if is_ragged(p.source))
-
-    @property
-    def ragged_leaves(self) -> tuple[int, ...]:
-        """The numbers of the leaves that are ragged in the sources."""
-        leaves = next(source.ragged_leaves for source in self._sources.values() if is_ragged(source))
-        return tuple(leaf + (leaf >= self._at) for leaf in leaves)
-
-    def _read_positioned(self, rows: Rows, out: Any) -> None:
+    def read_positioned(self, rows: Rows, out: Any) -> None:
         """As `read`. A source is given epochs and positions in its own order, and the keys of the mixture."""
         epochs, positions = self.order.own_positions(rows.epoch, rows.position)
         for part in self._parts(rows.index):
             here = part.here
             with part.filled(self._own(rows.index, out)) as target:
-                if is_positioned(part.source):
-                    own = Rows(epochs[here], positions[here], part.rows, rows.key[here])
-                    part.source.read_positioned(own, target)
-                else:
-                    part.source.read(part.rows, target)
+                own = Rows(epochs[here], positions[here], part.rows, rows.key[here])
+                part.source.read_positioned(own, target)
 
     def _own(self, rows: Indices, out: Any) -> Any:
         """The leaves of the sources, after the leaf "source" was written."""
         out[SOURCE][...] = self._numbers(rows)
         return {key: leaf for key, leaf in out.items() if key != SOURCE}
 
-    def _read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
+    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of row rows[i] of one leaf to out[i]."""
-        if self.arrays is not None:
-            self.arrays.read_leaf(leaf, rows, columns, out)
+        if self._arrays is not None:
+            self._arrays.read_leaf(leaf, rows, columns, out)
             return
         if leaf == self._at:
             out[...] = self._numbers(rows)
             return
         for part in self._parts(rows):
-            assert is_columnar(part.source)
             with part.filled(out) as target:
                 part.source.read_leaf(leaf - (leaf > self._at), part.rows, columns, target)
 
@@ -244,7 +234,7 @@ class _Part(NamedTuple):
     """Some rows of a source: rows `rows` of its own, at index `here` of what is read; row 0 is `first` of all."""
 
     name: str
-    source: RowSource
+    source: Source
     first: int
     rows: Indices
     here: Indices

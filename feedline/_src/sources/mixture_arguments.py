@@ -8,15 +8,14 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import grain
 import jax
 
 from feedline._src.options import Order, checked_integer
 from feedline._src.order.apportionment import counts_of
 from feedline._src.order.mixture import seed_of_source
 from feedline._src.order.phases import Phase
-from feedline._src.rows.row_source import RowSource
-from feedline._src.sources.lanes import Lanes
+from feedline._src.rows.source import Source
+from feedline._src.sources.lanes import is_stream
 from feedline._src.sources.open_source import as_source
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
@@ -25,7 +24,7 @@ SOURCE = "source"
 """The key of the leaf that says which source a row is from."""
 
 
-def opened(sources: Any) -> dict[str, RowSource]:
+def opened(sources: Any) -> dict[str, Source]:
     """The sources by name, those of paths and arrays opened.
 
     Raises:
@@ -39,15 +38,15 @@ def opened(sources: Any) -> dict[str, RowSource]:
     found = {}
     for name, given in sources.items():
         try:
+            if is_stream(given):
+                raise TypeError(
+                    f"a mixture needs sources with random access, and {name!r} is a stream; mix streams with "
+                    "grain.IterDataset.mix, as in docs/streams.md"
+                )
             source = as_source(given)
         except (ValueError, TypeError, OSError) as error:
             error.add_note(f"feedline: in the source {name!r} of a mixture")
             raise
-        if isinstance(source, grain.IterDataset | Lanes):
-            raise TypeError(
-                f"a mixture needs sources with random access, and {name!r} is a stream; mix streams with "
-                "grain.IterDataset.mix, as in docs/streams.md"
-            )
         if not 0 < len(source) < 1 << 62:
             change = (
                 "leave it out" if not len(source) else "a mixture repeats its sources itself: leave repeat() out"
@@ -59,7 +58,7 @@ def opened(sources: Any) -> dict[str, RowSource]:
     return found
 
 
-def check_specs(sources: Mapping[str, RowSource]) -> None:
+def check_specs(sources: Mapping[str, Source]) -> None:
     """All sources have the same leaves, as a dict that has room for the leaf "source".
 
     Raises:
@@ -83,29 +82,25 @@ def check_specs(sources: Mapping[str, RowSource]) -> None:
                 f'of {name!r} are {kind}; name the arrays, as in {{"x": array}}'
             )
         if SOURCE in spec:
-            change = (
-                "pass the sources of that mixture" if hasattr(source, "order") else "give that leaf another name"
-            )
+            change = "pass the sources of that mixture" if source.parts else "give that leaf another name"
             raise ValueError(
                 f"a mixture adds a leaf {SOURCE!r}, and the rows of {name!r} have one already; {change}"
             )
 
 
-def orders_of(
-    given: Mapping[str, Any], sources: Mapping[str, RowSource], orders: Mapping[str, Order] | None, seed: int
-) -> tuple[Order, ...]:
-    """The order of each source: that of `orders`; else shuffled, but a Grain dataset as it is."""
+def orders_of(sources: Mapping[str, Source], orders: Mapping[str, Order] | None, seed: int) -> tuple[Order, ...]:
+    """The order of each source: that of `orders`; else its default, with a seed of its own."""
     orders = {} if orders is None else orders
     if not isinstance(orders, Mapping) or not all(isinstance(order, Order) for order in orders.values()):
         raise TypeError(f'orders must be a dict as in {{"web": feedline.Order(shuffle=False)}}, got {orders!r}')
     _check_names("orders", orders, sources, all_of_them=False)
     return tuple(
-        orders.get(name) or Order(seed_of_source(seed, i), shuffle=not isinstance(given[name], grain.MapDataset))
-        for i, name in enumerate(sources)
+        orders.get(name) or Order(seed_of_source(seed, i), shuffle=source.shuffled)
+        for i, (name, source) in enumerate(sources.items())
     )
 
 
-def phases_of(weights: Weights, sources: Mapping[str, RowSource]) -> tuple[Phase, ...]:
+def phases_of(weights: Weights, sources: Mapping[str, Source]) -> tuple[Phase, ...]:
     """The phases that `weights` describes.
 
     Raises:

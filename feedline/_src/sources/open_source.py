@@ -18,11 +18,11 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError, warn
 from feedline._src.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline._src.plan.asked import SourceMetadata
-from feedline._src.rows.indexed import IndexedSource
-from feedline._src.rows.row_source import RowSource, is_row_source, why_not_a_source
+from feedline._src.rows.row_source import is_row_source, why_not_a_source
+from feedline._src.rows.source import Source, UserSource
 from feedline._src.rows.values import is_in_memory, is_list, is_table
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.lanes import FirstItem, Lanes
+from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 
 if TYPE_CHECKING:
     from feedline._src.files.store import Store
@@ -47,7 +47,7 @@ def open_source(
     cache_bytes: int = CACHE_BYTES,
     missing_chunks: Literal["error", "fill"] = "error",
     store: Store | None = None,
-) -> IndexedSource | EncodedRows:
+) -> Source | EncodedRows:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.idx` (of Megatron-LM, with the tokens in the
@@ -151,14 +151,16 @@ def _matches(name: str) -> list[str]:
     return matches
 
 
-def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
-    """The `RowSource` for a user's source. A stream is returned as it is, since it has no random access.
+def as_source(source: Any) -> Source:
+    """The `Source` for what a user gives. It is the object itself if that is a `Source`.
 
     Raises:
-      TypeError: rows cannot be read from it.
+      TypeError: rows cannot be read from it; or it is a stream, which has no random access.
     """
-    if isinstance(source, grain.IterDataset | Lanes):
+    if isinstance(source, Source):
         return source
+    if is_stream(source):
+        raise TypeError(f"a stream has no rows with random access, got {type(source).__name__}; feed it as it is")
     if isinstance(source, type):
         raise TypeError(f"a source is an object, got the class {source.__name__}; pass {source.__name__}(...)")
     if isinstance(source, grain.MapDataset):
@@ -173,7 +175,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
         if is_encoded_source(source):
             raise TypeError(_why_not_arrays(source))
     if is_row_source(source):
-        return source
+        return UserSource(source)
     if is_table(source):
         raise TypeError(
             f"a table is no source, but its numeric columns are, got a {type(source).__name__}; pass "
@@ -192,26 +194,24 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     return ArraySource([source])
 
 
-def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> IndexedSource:
+def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> Source:
     """Open files whose rows are arrays.
 
     Raises:
       TypeError: they are bytes, which must be decoded.
     """
     source = open_source(path_or_glob)
-    if isinstance(source, IndexedSource):
+    if isinstance(source, Source):
         return source
     source.close()
     raise TypeError(_why_not_arrays(source))
 
 
 def _why_not_arrays(source: EncodedSource) -> str:
-    from feedline._src.rows.encoded_source import EncodedRows
-
     return (
         f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
         "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
-        f"{source.instead if isinstance(source, EncodedRows) else ''}"
+        f"{getattr(source, 'instead', '')}"
     )
 
 
@@ -224,7 +224,7 @@ def _is_plain_dataset(source: Any) -> bool:
     return is_dataset(source) and source.format["type"] != "custom"
 
 
-def _of_records(source: Any) -> RowSource:
+def _of_records(source: Any) -> Source:
     """The source for an object with `__len__` and `__getitem__`.
 
     Raises:
@@ -233,7 +233,7 @@ def _of_records(source: Any) -> RowSource:
     from feedline._src.sources.records import RecordSource
 
     try:
-        return RecordSource(grain.MapDataset.source(source))
+        return RecordSource(grain.MapDataset.source(source), shuffled=True)
     except RowError as error:
         if not callable(getattr(source, "keys", None)):
             raise
@@ -244,7 +244,7 @@ def _of_records(source: Any) -> RowSource:
         ) from error
 
 
-def read_first(source: RowSource, out: Any) -> None:
+def read_first(source: Source, out: Any) -> None:
     """Read the first row, which a transform is given when a feed is built.
 
     Args:
@@ -260,7 +260,7 @@ def read_first(source: RowSource, out: Any) -> None:
     except Exception as error:
         raise RowError(
             "a transform is given the first row when the feed is built, to learn its spec, and "
-            f"{type(source).__name__} failed to read it with {type(error).__name__}: {error}",
+            f"{source.kind} failed to read it with {type(error).__name__}: {error}",
             stage="read",
             row=0,
         ) from error
@@ -273,10 +273,10 @@ def opened_metadata(source: Any) -> SourceMetadata:
       ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
       FeedError: only a row tells its spec, and that row cannot be read.
     """
-    opened = as_source(source)
-    if isinstance(opened, grain.IterDataset | Lanes):
-        lanes = Lanes.of(opened)
+    if is_stream(source):
+        lanes = Lanes.of(source)
         return SourceMetadata(FirstItem(lanes).spec, None, lanes.count)
+    opened = as_source(source)
     try:
         return SourceMetadata.of(opened)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from feedline._src.errors import RowError
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.options import checked_integer
-from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices
+from feedline._src.rows.source import Source, WillRead
 from feedline._src.sources.arrays import ArraySource
 
 Array = npt.NDArray[Any]
@@ -24,7 +24,7 @@ _AT_ONCE = 1 << 20
 """Rows whose offsets are validated at a time, to bound the memory."""
 
 
-class Ragged(IndexedSource):
+class Ragged(Source):
     """Columns of which some have rows of different lengths, such as the tokens of documents.
 
     In a batch each of these leaves is padded to the *bucket* of the batch: the smallest of `pad_to` that holds the
@@ -61,6 +61,7 @@ class Ragged(IndexedSource):
         self._ragged = {name: _Leaf(name, value, self.pad_to, pad) for name, value in given.items()}
         self._plain = ArraySource([plain]) if plain else None
         self._check_rows()
+        self.picklable = all(source.picklable for source in self._sources)  # every array is a path
         self.spec: dict[str, Any] = dict(self._plain.spec) if self._plain is not None else {}
         for name, leaf in self._ragged.items():
             self.spec[name] = jax.ShapeDtypeStruct((self.pad_to[-1], *leaf.shape), leaf.dtype)
@@ -81,11 +82,6 @@ class Ragged(IndexedSource):
             "ragged": {name: leaf.identity for name, leaf in self._ragged.items()},
             "plain": None if self._plain is None else self._plain.identity,
         }
-
-    @property
-    def picklable(self) -> bool:
-        """Whether worker processes can open it again, because every array is a path."""
-        return all(source.picklable for source in self._sources)
 
     def __len__(self) -> int:
         return len(next(iter(self._ragged.values())))
@@ -108,8 +104,8 @@ class Ragged(IndexedSource):
             out[f"{name}_length"][:] = leaf.read(rows, out[name])
 
     @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """The `will_read` of a `ToldSource`, for arrays in a store until all are mapped; None for others."""
+    def will_read(self) -> WillRead | None:
+        """For arrays in a store until all are mapped; None for others."""
         told = [source.will_read for source in self._sources if source.will_read is not None]
         return (lambda rows, ahead: all(will_read(rows, ahead) for will_read in told)) if told else None
 
@@ -228,7 +224,8 @@ class _Leaf:
 
     def __init__(self, name: str, given: Any, pad_to: Sequence[int], pad: float) -> None:
         self._name, self._pad_to = name, pad_to
-        if _is_index(given):
+        is_index = _is_index(given)
+        if is_index:
             tokens, (starts,) = open_tokens([os.fspath(given)], OpenOptions())
             given = tokens, starts
         if len(given) != 2:
@@ -239,7 +236,6 @@ class _Leaf:
         values, offsets = given
         ends = ArraySource([{name: {"offsets": offsets}}])
         _check_offsets(name, ends)
-        is_index = isinstance(values, ArraySource)
         self._values = values if is_index else ArraySource([{name: {"values": values}}])
         self._bounds = ends.windows(2, 1)  # row i of it is (offsets[i], offsets[i + 1])
         self.picklable = self._values.picklable and (is_index or ends.picklable)
@@ -263,7 +259,7 @@ class _Leaf:
         return [sampled.identity, self._bounds.identity, self._given_pad]
 
     @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
+    def will_read(self) -> WillRead | None:
         """Fetches rows of a store ahead: values once all offsets are mapped. None: nothing lies in a store."""
         if self._bounds.will_read is not None:
             return self._bounds.will_read

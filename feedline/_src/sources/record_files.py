@@ -6,7 +6,7 @@ Datasets and objects of the user that give records one by one are in `sources/re
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +19,8 @@ from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
 from feedline._src.formats.table import BadRecordError, RecordReader, Records, described
 from feedline._src.rows.encoded_source import EncodedRows, Record
-from feedline._src.rows.indexed import Indexed, IndexedSource
 from feedline._src.rows.shards import Indices, Shards
+from feedline._src.rows.source import Indexed, Source, WillRead
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.record_index import Index, IndexedFile, open_index
 
@@ -124,8 +124,8 @@ class _Records(Indexed):
         return RowError(message, stage="read", row=row, file=self._paths[number])
 
     @property
-    def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
+    def will_read(self) -> WillRead | None:
+        """For objects in a store; None for files."""
         return self._fetch_ahead if self._indexed and self._files.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
@@ -198,7 +198,7 @@ class RecordFiles(_Records, EncodedRows):
         return [(name, described(leaf)) for name, leaf in self.form.leaves.items()]
 
 
-class RecordArrays(_Records, IndexedSource):
+class RecordArrays(_Records, Source):
     """A `RowSource` over files of records of which arrays are made, many at once."""
 
     def __init__(self, *arguments: Any) -> None:

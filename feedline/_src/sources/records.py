@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.rows.bad_rows import check_concerns_a_row, raise_of_signal_handler
-from feedline._src.rows.indexed import IndexedSource, OwnOrder
 from feedline._src.rows.record_leaves import (
     as_arrays,
     digest_of,
@@ -22,14 +21,18 @@ from feedline._src.rows.record_leaves import (
     write_uniform_records,
 )
 from feedline._src.rows.row_source import Rows
+from feedline._src.rows.source import OwnOrder, Source
 from feedline._src.rows.spec import RowSpec
 
 _RECORDS_AT_ONCE = 64
 """Records that are requested from Grain in one call, and so are in memory beside the batch."""
 
 
-class RecordSource(IndexedSource):
+class RecordSource(Source):
     """A `RowSource` over a Grain dataset, which decodes and augments; feedline determines the order.
+
+    Args:
+      shuffled: whether the order is shuffled by default, as for objects that are no Grain dataset.
 
     Row indices may be epoch·n + row, so that Grain's own random maps differ between epochs.
 
@@ -46,20 +49,17 @@ class RecordSource(IndexedSource):
     """
 
     format = "records"
+    positioned = True
 
-    def __init__(self, dataset: grain.MapDataset[Any]) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: grain.MapDataset[Any], shuffled: bool = False) -> None:
+        self._dataset, self.shuffled = dataset, shuffled
+        self.own_order: OwnOrder = "repeated" if len(dataset) == sys.maxsize else ""
         if len(dataset) == 0:
             raise ValueError("a source must have at least one row, got a MapDataset of length 0")
         first = self._element(0)
         self._spec = RowSpec.of(as_arrays(first))
         self._at_once = 1 if self._may_reuse_memory(first) else _RECORDS_AT_ONCE
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
-
-    @property
-    def own_order(self) -> OwnOrder:
-        """Of a dataset after `repeat()` that of the dataset."""
-        return "repeated" if len(self) == sys.maxsize else ""
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from feedline._src.formats.table import FileArray
 from feedline._src.native.gather import Bad, Copy, MemoryLostError, Segments
 from feedline._src.native.library import library
 from feedline._src.order.compiled import EpochOrder, Positions, PositionsPointer
-from feedline._src.placement.plan import Columns
 from feedline._src.rows.shards import Indices, Shards, offsets_by_label
+from feedline._src.rows.source import Columns
 
 if TYPE_CHECKING:
     from feedline._src.files.file import File

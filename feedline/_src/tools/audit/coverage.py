@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,8 +12,7 @@ import numpy.typing as npt
 from feedline._src.feed import Feed
 from feedline._src.listen.words import counted
 from feedline._src.order.epoch import keys_at
-from feedline._src.rows.row_source import Rows, is_positioned
-from feedline._src.sources.mixture import Mixture
+from feedline._src.rows.row_source import Rows
 from feedline._src.sources.open_source import as_source
 from feedline._src.tools.audit.digest import whole_row_digests
 from feedline._src.tools.audit.verdict import (
@@ -44,8 +44,9 @@ def measure_coverage(feed: Feed, observed: Observed) -> dict[str, Any] | Differe
         return row_counts(not_covered="a stream has no row indices, so that rows come once was not shown")
     try:
         compared = _compare(feed, observed)
-        if isinstance(feed.options.source, Mixture):
-            found = _count_sources(feed, settings, feed.options.source)
+        parts = as_source(feed.options.source).parts
+        if parts:
+            found = _count_sources(feed, settings, parts)
         else:
             found = _count_epochs(feed, settings, settings.rows, observed.states[-1]["epoch"] + 1)
     except Difference as difference:
@@ -83,12 +84,13 @@ def _count_epochs(feed: Feed, settings: Settings, rows: int, visited: int) -> di
     )
 
 
-def _count_sources(feed: Feed, settings: Settings, mixture: Mixture) -> dict[str, Any]:
+def _count_sources(feed: Feed, settings: Settings, parts: Mapping[str, range]) -> dict[str, Any]:
     """Count the row indices of whole epochs of a mixture's sources, from the mixture's first rows."""
-    order, epochs = mixture.order, 0
-    indices, _ = _row_indices(feed, settings, (0, min(order.rows, 2 * len(mixture), _MAX_ROWS)))
-    for name, first, length in zip(order.names, order.firsts, order.lengths, strict=False):
-        own = indices[(indices >= first) & (indices < first + length)] - first
+    epochs, total = 0, sum(map(len, parts.values()))
+    indices, _ = _row_indices(feed, settings, (0, min(settings.rows or 0, 2 * total, _MAX_ROWS)))
+    for name, rows in parts.items():
+        length = len(rows)
+        own = indices[(indices >= rows.start) & (indices < rows.stop)] - rows.start
         own = own[: len(own) // length * length]
         _check_distinct(own, np.arange(len(own)) // length, length, repr(name), " of that source")
         epochs += len(own) // length
@@ -136,7 +138,7 @@ def _compare(feed: Feed, observed: Observed) -> int:
     """How many delivered rows have the values of the source; a `Difference` if one has not."""
     if observed.settings.transformed or feed.options.reading.bad_rows != "raise":
         return 0
-    source: Any = as_source(feed.options.source)
+    source = as_source(feed.options.source)
     delivered, state = list(observed.leaves), feed.get_state()
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(feed.spec)]
     paths, tree = jax.tree_util.tree_flatten_with_path(source.spec)
@@ -150,11 +152,8 @@ def _compare(feed: Feed, observed: Observed) -> int:
             np.empty((len(real), *observed.shapes[number][leaf]), spec.dtype)
             for leaf, (_, spec) in zip(leaves, paths, strict=True)
         ]
-        if is_positioned(source):
-            rows = _rows(feed, places[number][real], indices[real])
-            source.read_positioned(rows, jax.tree.unflatten(tree, arrays))
-        else:
-            source.read(indices[real], jax.tree.unflatten(tree, arrays))
+        rows = _rows(feed, places[number][real], indices[real])
+        source.read_positioned(rows, jax.tree.unflatten(tree, arrays))
         for leaf, values in zip(leaves, arrays, strict=True):
             digests = whole_row_digests(values.astype(dtypes[leaf]), leaf)
             (on_device,) = observed.digests[number][leaf].values()

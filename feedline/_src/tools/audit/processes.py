@@ -28,7 +28,7 @@ from feedline import cluster
 from feedline._src.errors import FeedError
 from feedline._src.feed import Feed
 from feedline._src.feed_options import FeedOptions
-from feedline._src.rows.row_source import is_ragged
+from feedline._src.sources.open_source import as_source
 from feedline._src.streams.lane_files import load_lanes, save_lanes
 from feedline._src.tools.audit.coverage import measure_coverage
 from feedline._src.tools.audit.digest import shard_digests
@@ -170,7 +170,7 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
     open_feeds.callback(feed.close, _CLOSE_S)
     if feed.get_state()["fingerprint"]["rows"] is None and layout.times > 1:
         return NotRun("the rows of a stream have no position to compare them by", failed=False)
-    if layout.times > 1 and is_ragged(feed.options.source):
+    if layout.times > 1 and as_source(feed.options.source).ragged_leaves:
         return NotRun("in a larger batch, ragged leaves may be padded to another length", failed=False)
     taken = 0
     if layout.resumes:

@@ -17,14 +17,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import grain
-
 from feedline._src.errors import FeedError
 from feedline._src.files.store import is_url
 from feedline._src.options import checked_integer
 from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
-from feedline._src.rows.indexed import Indexed, IndexedSource
-from feedline._src.sources.lanes import Lanes
+from feedline._src.rows.source import Indexed, Source
+from feedline._src.sources.lanes import is_stream
 from feedline._src.sources.open_source import as_source, open_source
 from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, same_rows, sync, write_file
 from feedline._src.tools.convert.processes import mapped_in_processes
@@ -47,7 +45,7 @@ def convert(
     rows_per_shard: int | None = None,
     workers: int = 0,
     map: Map | None = None,
-) -> IndexedSource | EncodedRows:
+) -> Source | EncodedRows:
     """Write the rows of a source as files, compare them with the source, and open them.
 
     Row i of the files is row i of the source, with the same shapes and dtypes. Each file is read back, and must
@@ -100,13 +98,12 @@ def open_any(source: Any) -> Any:
         return open_source(source)
     if is_encoded_source(source):
         return source
-    opened = as_source(source)
-    if isinstance(opened, grain.IterDataset | Lanes):
+    if is_stream(source):
         raise TypeError(
-            f"a conversion reads rows by their numbers, got the stream {type(opened).__name__}; convert what the "
+            f"a conversion reads rows by their numbers, got the stream {type(source).__name__}; convert what the "
             "stream reads from"
         )
-    return opened
+    return as_source(source)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.rows.encoded_source import is_encoded_source
-from feedline._src.rows.row_source import is_ragged
-from feedline._src.sources.mixture import Mixture
 
 Leaf = tuple[str, ...]
 """Where a leaf lies in a row: () if the row is one array, ("train", "image") in a dict in a dict."""
@@ -42,7 +40,7 @@ class Rows:
     @classmethod
     def of(cls, source: Any) -> Rows:
         """The rows of a source that is not empty. TypeError: they cannot be converted."""
-        if isinstance(source, Mixture) or is_ragged(source):
+        if getattr(source, "parts", ()) or getattr(source, "ragged_leaves", ()):
             raise TypeError(
                 f"rows that are converted are stored and have one shape, got a {type(source).__name__}; convert "
                 "each source of a Mixture, and mix the results; keep the .npy files of a Ragged as they are"

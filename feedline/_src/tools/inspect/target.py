@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import grain
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -17,7 +16,7 @@ from feedline._src.loader.form import transformed_spec
 from feedline._src.plan.asked import SourceMetadata, placed_rows
 from feedline._src.plan.plan import Plan, devices_by_process, multiple_of, plan_of
 from feedline._src.rows.spec import Array, RowSpec
-from feedline._src.sources.lanes import FirstItem, Lanes
+from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 from feedline._src.sources.open_source import as_source
 from feedline._src.tools.targets import Change, MakeFeed, build_feed
 
@@ -89,13 +88,13 @@ def first_rows(source: Any) -> tuple[SourceMetadata, list[Array]]:
       >>> metadata.rows, first[0].tolist()
       (10, [0, 1, 2])
     """
-    opened = as_source(source)
-    if isinstance(opened, grain.IterDataset | Lanes):
-        lanes = Lanes.of(opened)
+    if is_stream(source):
+        lanes = Lanes.of(source)
         item = FirstItem(lanes)
         first = _empty(item.spec, 1)
         item.read(item.spec.tree(first))
         return SourceMetadata(item.spec, None, lanes.count), first
+    opened = as_source(source)
     try:
         metadata = SourceMetadata.of(opened)
         first = _empty(metadata.spec, min(len(opened), _ROWS_SHOWN))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.options import checked_integer
-from feedline._src.rows.row_source import RowSource
+from feedline._src.rows.source import Source
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.open_source import as_source, open_source
 
@@ -28,8 +28,8 @@ class Labelled(NamedTuple):
       classes: labels are 0 … classes − 1.
     """
 
-    train: RowSource
-    test: RowSource
+    train: Source
+    test: Source
     classes: int
 
 
@@ -79,7 +79,7 @@ def synthetic(rows: int) -> Labelled:
     random = np.random.default_rng(0)
     centres = random.integers(128, size=(_CLASSES, _FEATURES), dtype=np.uint8)
 
-    def made(count: int) -> RowSource:
+    def made(count: int) -> Source:
         label = random.integers(_CLASSES, size=count, dtype=np.int32)
         image = random.integers(128, size=(count, _FEATURES), dtype=np.uint8)
         image += centres[label]
@@ -89,8 +89,8 @@ def synthetic(rows: int) -> Labelled:
     return Labelled(made(rows), made(-(-rows // TEST_EVERY)), _CLASSES)
 
 
-class Holdout:
-    """A `RowSource` of one part of another source: rows r with r % 5 == 0 ("test"), or all other rows ("train").
+class Holdout(Source):
+    """A `Source` of one part of another source: rows r with r % 5 == 0 ("test"), or all other rows ("train").
 
     The row indices are computed, so the split needs no memory and no time at the start.
 
@@ -100,7 +100,7 @@ class Holdout:
       [[1, 2, 3, 4, 6, 7, 8, 9, 11], [0, 5, 10]]
     """
 
-    def __init__(self, base: RowSource, part: Literal["train", "test"]) -> None:
+    def __init__(self, base: Source, part: Literal["train", "test"]) -> None:
         self.base = base
         self.part = part
         self.spec = base.spec
@@ -126,7 +126,7 @@ class Holdout:
         self.base.close()
 
 
-def _opened(path: Path) -> tuple[RowSource, int]:
+def _opened(path: Path) -> tuple[Source, int]:
     """The rows of files, and how many classes there are: one more than the largest label."""
 
     def part(*names: str) -> Any:
