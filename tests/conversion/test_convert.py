@@ -171,7 +171,7 @@ class Empty(Counted):
 @pytest.mark.parametrize(
     ("source", "form", "message"),
     [
-        (Empty(), None, "at least one row, got an empty Empty"),
+        (Empty(), None, "at least one row, got a source without any"),
         (np.arange(3), "parquet", "parquet cannot hold these rows: .*, name an array with columns=\\['x'\\]"),
         ({"x": np.zeros(3, ml_dtypes.bfloat16)}, "npy", "first row: elements of 2 bytes have lost .*; npy and"),
         ({"x": np.zeros(3, complex)}, "parquet", "parquet cannot hold these rows: Unsupported numpy type"),

@@ -138,7 +138,7 @@ class Conversion:
                 "copy it there"
             )
         if (count := len(source)) == 0:
-            raise ValueError(f"a conversion needs at least one row, got an empty {type(source).__name__}")
+            raise ValueError("a conversion needs at least one row, got a source without any")
         rows = Rows.of(source)
         if rows_per_shard is None:
             chunk = rows.in_bytes(_CHUNK_BYTES)
