@@ -26,10 +26,11 @@ def tree(root, files):
     return root
 
 
-def judged(found, severity, words):
-    assert (found.severity, words in found.finding) == (severity, True), found
-    assert found.fix
-    assert found.why
+def leaf(shape, dtype, **values):
+    return Leaf("x", shape, dtype, math.prod(shape) * np.dtype(dtype).itemsize, **values)
+
+
+SMALL, IMAGE = leaf((128,), "int32", fits=["uint8"]), leaf((128, 64, 64, 3), "uint8")
 
 
 @pytest.mark.parametrize(
@@ -45,27 +46,29 @@ def judged(found, severity, words):
         (checks.disk_read_rate, (500e6, 1.0, 1), "ok", "500 MB/s"),
         (checks.disk_read_rate, (500e6, 1.0, 8), "warning", "on 8 H100 reads 1,640 MB/s"),
         (checks.disk_read_rate, (1e5, 0.1, 1), "unknown", "less than 1 MiB"),
+        (checks.dtypes, ([SMALL, IMAGE],), "ok", ""),
+        (checks.dtypes, ([leaf((128, 512), "int32", fits=["uint8"]), IMAGE],), "note", "fits uint8"),
+        (checks.sharding, ([leaf((64, 64), "float32")],), "unknown", "one device"),
+        (checks.sharding, ([leaf((), "float32", devices=8, replicated=True)],), "ok", ""),
+        (checks.number_of_leaves, ([leaf((64, 4), "float32")] * 15,), "ok", "15 of 15"),
+        (checks.number_of_leaves, ([leaf((64, 4), "float32")] * 16,), "warning", "16 of 16"),
+        (checks.number_of_leaves, ([leaf((64, 4096), "float32")] * 40,), "ok", "0 of 40"),
     ],
 )
 def test_a_check_judges_what_was_measured(check, arguments, severity, words):
-    judged(check(*arguments), severity, words)
+    found = check(*arguments)
+    assert (found.severity, words in found.finding) == (severity, True), found
+    assert found.fix
+    assert found.why
 
 
 def test_gpus_that_jax_does_not_use(tmp_path):
     assert checks.devices("cpu", tmp_path, {}).severity == "ok"
     tree(tmp_path, {f"proc/driver/nvidia/gpus/0000:{i}1:00.0/information": "Model: H100" for i in range(8)})
-    judged(checks.devices("cpu", tmp_path, {}), "error", "the driver lists 8 NVIDIA GPUs")
-    judged(checks.devices("cpu", tmp_path, {"JAX_PLATFORMS": "cpu"}), "error", "JAX_PLATFORMS=cpu")
+    found = checks.devices("cpu", tmp_path, {"JAX_PLATFORMS": "cpu"})
+    assert found.severity == "error"
+    assert "the driver lists 8 NVIDIA GPUs; JAX_PLATFORMS=cpu" in found.finding
     assert checks.devices("gpu", tmp_path, {}).severity == "ok"
-
-
-def test_little_shared_memory(monkeypatch):
-    size = os.statvfs("/dev/shm")
-    free = size.f_frsize * size.f_bavail
-    monkeypatch.setattr(checks, "_SHARED_BYTES", free)
-    assert checks.shared_memory().severity in ("ok", "warning")  # other programs use it
-    monkeypatch.setattr(checks, "_SHARED_BYTES", size.f_frsize * size.f_blocks + 1)
-    assert checks.shared_memory().severity == "warning"
 
 
 def numa(root, memory, gpus):
@@ -102,9 +105,7 @@ def test_reading_is_bounded(tmp_path):
     for file in files:
         file.write_bytes(bytes(20 << 20))
     assert checks.read_rate(files, seconds=math.inf)[0] == 60 << 20
-    assert (
-        checks.read_rate(files, most=24 << 20, seconds=math.inf)[0] == 28 << 20
-    )  # the last block passes the limit
+    assert checks.read_rate(files, most=24 << 20, seconds=math.inf)[0] == 28 << 20  # whole blocks
     assert checks.read_rate(files, seconds=0)[0] == 8 << 20
 
 
@@ -116,9 +117,6 @@ def test_each_check_of_the_machine_is_in_the_table(tmp_path):
     assert not [name for name in found if f"| {name} |" not in page]
     assert "failed" not in str(found)
     assert found["disk read rate"].severity in ("ok", "warning")
-    assert {check.name: check for check in checks.machine_findings({}, None)}[
-        "disk read rate"
-    ].severity == "unknown"
 
 
 # --- feeds and batches ---
@@ -153,12 +151,6 @@ def test_sound_and_troubled_feeds(monkeypatch):
     assert found["number of leaves"].measured["small"] == 20
 
 
-def test_a_target_that_does_not_exist():
-    for target in ("no_such_module:make", "os:make_feed"):
-        with pytest.raises(ValueError, match="a source is a path, a glob or module:name"):
-            list(checks.feed_findings(target))
-
-
 @pytest.mark.parametrize(
     ("dtype", "values", "narrower"),
     [
@@ -189,20 +181,6 @@ def test_a_narrower_dtype_holds_the_values_of_all_batches():
     assert Leaf.of("x", large, Leaf.of("x", small)).narrower == "uint16"
     assert Leaf.of("x", small, Leaf.of("x", large)).narrower == "uint16"
     assert fitting(small, []) == []
-
-
-def leaf(shape, dtype, **values):
-    return Leaf("x", shape, dtype, math.prod(shape) * np.dtype(dtype).itemsize, **values)
-
-
-def test_what_is_small_or_few_is_no_problem():
-    image = leaf((128, 64, 64, 3), "uint8")
-    assert checks.dtypes([leaf((128,), "int32", fits=["uint8"]), image]).severity == "ok"
-    assert checks.dtypes([leaf((128, 512), "int32", fits=["uint8"]), image]).severity == "note"
-    assert checks.sharding([leaf((64, 64), "float32")]).severity == "unknown"  # on one device
-    assert checks.sharding([leaf((), "float32", devices=8, replicated=True)]).severity == "ok"
-    assert checks.number_of_leaves([leaf((64, 4), "float32")] * 15).severity == "ok"
-    assert checks.number_of_leaves([leaf((64, 4096), "float32")] * 40).severity == "ok"
 
 
 @pytest.mark.slow

@@ -54,12 +54,6 @@ def test_without_a_loop_nothing_is_said_about_its_time(observed):
     assert lines(observed).severity == "unknown"
 
 
-def test_numpy_arguments_are_placed_by_each_call():
-    found = lines(process(functions=[function(numpy_bytes=3 << 20)]), "place")
-    assert found.severity == "warning"
-    assert found.finding == "step (train.py:7) gets NumPy arrays, 3 MiB in each call"
-
-
 def test_the_step_is_what_is_called_often_with_many_bytes():
     small, once = function("small", argument_bytes=8), function("init", calls=1, argument_bytes=1 << 40)
     assert job.step_of({"functions": [small, function(), once]})["name"] == "step"

@@ -15,7 +15,7 @@ import pytest
 import feedline
 from feedline._src.tools.doctor import sampling
 from feedline._src.tools.doctor.job import Ran, job_findings
-from feedline._src.tools.doctor.observe import Record, changed, unrolled
+from feedline._src.tools.doctor.observe import Record, unrolled
 from feedline._src.tools.doctor.sampling import FETCH, INPUT, PLACE, StepProfile, activity, room_of, user_line
 
 X, LARGE = np.ones((4, 4), np.float32), np.ones(99)
@@ -164,10 +164,3 @@ def test_the_processor_time_of_a_thread():
     ended = types.SimpleNamespace(native_id=1 + (1 << 22))  # above the largest number of a thread
     with pytest.raises(OSError, match="Invalid argument"):
         sampling.cpu_seconds(ended)
-
-
-def test_what_changed():
-    assert changed({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b: 2 → 3"
-    assert changed({"a": "1"}, {"b": "1"}) == "a: 1 → none, b: none → 1"
-    many = {str(i): "0" for i in range(5)}
-    assert changed(many, dict.fromkeys(many, "1")).endswith("2: 0 → 1 and 2 more")

@@ -26,8 +26,7 @@ from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
 _SHARED_BYTES = 1 << 30
 _FREE_SHARE = 0.1
 _READ_BYTES, _READ_S, _BLOCK = 512 << 20, 3.0, 8 << 20
-_READ_PER_ACCELERATOR = 205e6
-"""Bytes per second that ResNet-50 reads on one H100: MLPerf Storage."""
+_READ_PER_ACCELERATOR = 205e6  # bytes per second that ResNet-50 reads on one H100: MLPerf Storage
 _SMALL_BYTES, _MANY_SMALL = 64 << 10, 16
 _REPLICATED_BYTES = 4096
 _SAVED_BYTES, _SAVED_SHARE = 64 << 10, 0.25
@@ -40,37 +39,25 @@ _BATCHES = 3
 
 
 def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[Finding]:
-    """Check the host, and whether JAX uses its accelerators.
-
-    Args:
-      environ: the environment of the job.
-      data: a file or folder with the job's data; None: nothing is read.
-    """
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    """Check the host, and whether JAX uses its accelerators. `data`: a file or folder to read."""
+    allowed = os.sched_getaffinity(0)
     platform = jax.default_backend()
-    root, below = Path("/"), [] if data is None else [data, *sorted(data.rglob("*"))]
-    files = [file for file in below if file.is_file()]
+    below = [] if data is None else [data, *sorted(data.rglob("*"))]
+    files, accelerators = [file for file in below if file.is_file()], jax.local_device_count()
     yield from made(
         {
             "threads and processors": lambda: threads_and_processors(len(allowed), limits().processors),
             "affinity of processors and memory": lambda: affinity(allowed, topology()),
             "free memory": lambda: free_memory(*memory()),
             "shared memory": shared_memory,
-            "disk read rate": lambda: disk_read_rate(
-                *read_rate(files), 1 if platform == "cpu" else jax.local_device_count()
-            ),
-            "devices that JAX uses": lambda: devices(platform, root, environ),
+            "disk read rate": lambda: disk_read_rate(*read_rate(files), 1 if platform == "cpu" else accelerators),
+            "devices that JAX uses": lambda: devices(platform, Path("/"), environ),
         }
     )
 
 
 def threads_and_processors(allowed: int, quota: float | None) -> Finding:
-    """Whether libraries count more processors than this process has.
-
-    Args:
-      allowed: processors on which this process may run.
-      quota: processors that the cgroup grants; None without a limit.
-    """
+    """Whether libraries count more processors than the cgroup's quota grants; None: it has no limit."""
     count = max(1, min(allowed, math.ceil(quota or allowed)))
     return Finding(
         "warning" if count < allowed or count == 1 else "ok",
@@ -126,10 +113,7 @@ def shared_memory(folder: str = "/dev/shm") -> Finding:
 
 
 def read_rate(files: Sequence[Path], most: int = _READ_BYTES, seconds: float = _READ_S) -> tuple[int, float]:
-    """(bytes, seconds) of reading files in sequence, past the page cache where the file system allows it.
-
-    It stops after `most` bytes, or `seconds` seconds.
-    """
+    """(bytes, seconds) of reading at most so much in sequence, past the page cache where the file system can."""
     done, began, buffer = 0, time.perf_counter(), bytearray(_BLOCK)
     for file in files:
         with file.open("rb", buffering=0) as stream:
@@ -176,15 +160,7 @@ def devices(platform: str, root: Path, environ: Mapping[str, str]) -> Finding:
 
 
 class Leaf(NamedTuple):
-    """A leaf of a batch.
-
-    Attributes:
-      name: its path in the batch, for example ['image'].
-      shape, dtype, nbytes: of the global array.
-      devices: on how many devices it lies; 1 for a NumPy array.
-      replicated: whether each of these devices holds all of it.
-      fits: narrower integer dtypes that hold all sampled values exactly, the narrowest first.
-    """
+    """A leaf of a global batch, and narrower integer dtypes that hold all sampled values, the narrowest first."""
 
     name: str
     shape: Sequence[int]
@@ -218,12 +194,7 @@ class Leaf(NamedTuple):
 
 
 def fitting(array: npt.NDArray[Any], dtypes: Sequence[str]) -> list[str]:
-    """Those of the dtypes that are narrower than the array's, and hold all its values exactly.
-
-    Example:
-      >>> fitting(np.array([0.0, 300.0]), ["uint8", "int8", "uint16", "int16"])
-      ['uint16', 'int16']
-    """
+    """Those of the dtypes that are narrower than the array's, and hold all its values exactly."""
     if array.dtype.kind not in "iuf" or not array.size:  # bool, complex, bfloat16
         return []
     narrower = [dtype for dtype in dtypes if np.dtype(dtype).itemsize < array.dtype.itemsize]
@@ -232,14 +203,7 @@ def fitting(array: npt.NDArray[Any], dtypes: Sequence[str]) -> list[str]:
 
 
 def feed_findings(target: str) -> Iterator[Finding]:
-    """Build the feed over all devices of this process, and check a few batches.
-
-    Args:
-      target: module:make_feed, or a path or glob of rows.
-
-    Raises:
-      ValueError: there is no such function.
-    """
+    """Build the feed of module:make_feed, or of a path, over all devices of this process, and check batches."""
     from feedline._src.tools.targets import build_feed, load_make_feed, one_size  # not in an observed process
 
     devices, leaves = jax.devices(), dict[str, Leaf]()
@@ -254,11 +218,12 @@ def feed_findings(target: str) -> Iterator[Finding]:
 
 def batch_checks(leaves: Sequence[Leaf]) -> dict[str, Callable[[], Finding]]:
     """All checks of a batch."""
-    return {
-        "sharding of the batch": functools.partial(sharding, leaves),
-        "dtypes of the batch": functools.partial(dtypes, leaves),
-        "number of leaves": functools.partial(number_of_leaves, leaves),
+    checks = {
+        "sharding of the batch": sharding,
+        "dtypes of the batch": dtypes,
+        "number of leaves": number_of_leaves,
     }
+    return {name: functools.partial(check, leaves) for name, check in checks.items()}
 
 
 def sharding(leaves: Sequence[Leaf]) -> Finding:

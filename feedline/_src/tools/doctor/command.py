@@ -50,11 +50,7 @@ class Doctor:
     command: _Command = ()
 
     def run(self) -> int:
-        """Make all checks and print the results. Returns the exit code.
-
-        Raises:
-          ValueError: an option is wrong.
-        """
+        """Make all checks and print the results. Returns the exit code."""
         if self.target is not None and self.command:
             raise ValueError("a job is module:make_feed or a command after --, not both")
         if self.limit_s is not None and not (self.command and 0 < self.limit_s < 1e9):
@@ -115,11 +111,7 @@ class Diagnose:
     command: _Command = ()
 
     def run(self) -> int:
-        """Run the command. Returns 0, or 1 if no feed was diagnosed; its own exit code if it failed.
-
-        Raises:
-          ValueError: an option is wrong.
-        """
+        """Run the command. Returns 0, or its own exit code. ValueError: no feed was diagnosed."""
         if not self.command:
             raise ValueError("diagnose runs a command: feedline diagnose -- python train.py")
         if self.steps < 1 or self.after < 0:

@@ -14,15 +14,9 @@ _MAX_LISTED = 3
 
 
 class Finding(NamedTuple):
-    """What one check found.
+    """What one check found, with what to change and why it matters: `made` drops both where nothing is wrong.
 
-    Attributes:
-      severity: "error": a failure, or unused GPUs; "warning": costs time or memory; "note": worth knowing; "ok";
-        "unknown": could not be checked, and the finding says why.
-      finding: what was seen, with the measured values.
-      fix, why: what to change, and why it matters. `made` drops both where nothing is wrong.
-      measured: the measured values by name, with units in the names; JSON values.
-      name: a few words, independent of the result; set by `made`.
+    `measured` has JSON values by name, with units in the names. "unknown": could not be checked.
     """
 
     severity: Severity

@@ -54,9 +54,9 @@ class Ran(NamedTuple):
 
     Attributes:
       code: its exit code; 128 + s if signal s ended it.
-      stopped: whether it was ended by Ctrl-C, or after its time.
+      stopped: by Ctrl-C, or after its time.
       processes: what each process wrote, most calls of compiled functions first.
-      reason: why nothing was written; empty if something was.
+      reason: why nothing was written.
     """
 
     code: int
@@ -71,15 +71,8 @@ def run(
     """Run the command, and `start.begin` in each of its Python processes. No process of it outlives this call.
 
     Python imports `sitecustomize` when it starts. PYTHONPATH leads it to one that installs the hooks. So the
-    script is not changed, and processes that the command starts are observed, too.
-
-    Args:
-      environ: the environment of the command.
-      limit_s: seconds after which the job gets SIGINT, as by Ctrl-C; 15 s later, it is killed.
-      given: what `start.begin` does.
-
-    Raises:
-      OSError: the command could not be started.
+    script is not changed, and processes that the command starts are observed, too. After `limit_s` seconds the job
+    gets SIGINT, as by Ctrl-C; 15 s later, it is killed.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
         text = _CUSTOMIZE.format(folder=folder, given=given, not_observed=NOT_OBSERVED)
@@ -187,10 +180,7 @@ _KINDS: Mapping[str, tuple[Severity, str, str]] = {
 
 
 def lines(process: Object, step: Object | None, kind: str) -> Finding:
-    """The lines at which the training thread was sampled, and their share of the loop's time.
-
-    Nothing is lost while the devices still have steps to do, as in a loop that prints every fiftieth loss.
-    """
+    """The lines at which the training thread was sampled, and their share of the loop's time."""
     severity_in_each, fix, why = _KINDS[kind]
     if step and kind == "place" and step["numpy_bytes"]:
         size = in_bytes(step["numpy_bytes"])
@@ -202,6 +192,7 @@ def lines(process: Object, step: Object | None, kind: str) -> Finding:
     found = [line for line in samples["lines"] if line["kind"] == kind]
     always = [line for line in found if line["profiled_steps"] == samples["profiled_steps"] > 1]
     share = sum(line["share"] for line in found)
+    # nothing is lost while the devices still have steps to do, as in a loop that prints every fiftieth loss
     dry = max(f["dry_share"] for f in process["functions"] if f["calls"] >= step["calls"] / 2)
     severity: Severity = "warning" if share >= _LARGE_SHARE else severity_in_each if always else "ok"
     shown = [

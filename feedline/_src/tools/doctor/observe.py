@@ -38,11 +38,7 @@ _CHAINED = 0.9
 
 
 class Record:
-    """What was observed in this process. The main thread fills it, the sampler's thread writes it every 2 s.
-
-    Args:
-      write: writes `as_object`.
-    """
+    """What was observed in this process. The main thread fills it, the sampler's thread writes it every 2 s."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
         self.functions: dict[tuple[str, str], Function] = {}  # by name, and the line where they were made
@@ -245,13 +241,11 @@ class Function:
         """Whether this argument is another array than in the last call, and not one that was returned then."""
         if isinstance(leaf, np.ndarray):
             return True
-        known = self._arguments.get(name)
-        return _is_array(leaf) and (known is None or known() is not leaf) and not self._was_returned(leaf)
+        known = self._arguments.get(name, _gone)()
+        return _is_array(leaf) and known is not leaf and not self._was_returned(leaf)
 
     def _was_returned(self, leaf: Any) -> bool:
-        """Whether the last call returned this array."""
-        returned = self._outputs.get(id(leaf))
-        return returned is not None and returned() is leaf
+        return _is_array(leaf) and self._outputs.get(id(leaf), _gone)() is leaf
 
     def _after(self, args: Any, kwargs: Any, result: Any) -> None:
         record = self._record
@@ -283,13 +277,12 @@ class Function:
         }
 
 
-def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """What differs between the arguments of two calls; empty if nothing does.
+def _gone() -> None:
+    """Like a reference to an array that was freed."""
 
-    Example:
-      >>> changed({"argument 0": "float32[8]", "lr": "float 0.1"}, {"argument 0": "float32[7]", "lr": "float 0.1"})
-      'argument 0: float32[8] → float32[7]'
-    """
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """What differs between the arguments of two calls; empty if nothing does."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return listed([f"{name}: {before.get(name, 'none')} → {after.get(name, 'none')}" for name in names])
 
@@ -305,7 +298,7 @@ def _named(args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _is_array(leaf: Any) -> bool:
-    """Whether this is an array of JAX with numbers: no key of a random generator."""
+    """Whether this is an array of JAX with numbers, not a key of a random generator."""
     return isinstance(leaf, jax.Array) and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
@@ -324,18 +317,8 @@ def _described(leaf: Any) -> str:
 def unrolled(jaxpr: Any) -> dict[str, Any] | None:
     """The longest Python loop: equal iterations, eight or more, that use what the one before has computed.
 
-    So the update of many leaves of one shape is no loop.
-
-    Returns:
-      {"repeats": iterations, "body": equations of an iteration, "loop": the user's line}; None without one.
-
-    Example:
-      >>> def step(x):
-      ...     for _ in range(30):
-      ...         x = jax.numpy.sin(x) @ x
-      ...     return x
-      >>> unrolled(jax.make_jaxpr(step)(np.ones((3, 3))))["repeats"]
-      30
+    So the update of many leaves of one shape is no loop. Returns {"repeats": iterations, "body": equations of one,
+    "loop": the user's line}; None without one.
     """
     longest: dict[str, Any] = {"repeats": 0, "body": 0}
     for equations in _programs(jaxpr):

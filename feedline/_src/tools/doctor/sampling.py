@@ -50,12 +50,9 @@ _MOVED_BYTES = 256
 
 
 class Activity(NamedTuple):
-    """What a thread was doing.
+    """What a thread was doing, at which line of the user's code, and the expression there.
 
-    Attributes:
-      kind: FETCH: waits for a value of the devices; PLACE: transfers to them; INPUT: waits in `next`; "": else.
-      line: file:line of the user's code.
-      text: the expression there.
+    FETCH: it waits for a value of the devices; PLACE: it transfers to them; INPUT: it waits in `next`; "": else.
     """
 
     kind: str
@@ -82,7 +79,6 @@ def activity(frame: FrameType | None) -> Activity:
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:
-    """The frames from this one outwards."""
     return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)]
 
 
@@ -119,7 +115,6 @@ def _users(stack: list[FrameType]) -> FrameType | None:
 
 
 def room(frame: FrameType) -> str:
-    """Whose code a frame runs."""
     return room_of(frame.f_code.co_filename)
 
 
@@ -147,9 +142,7 @@ class Sampler:
     So a sample that shows a wait counts only if the main thread has hardly used its processor since the sample
     before, and one that shows work only if the GIL came at once. Otherwise the main thread ran Python code.
 
-    Args:
-      guarded: a context for the work of this thread, with a name for its failures.
-      write: called every two seconds: a process that is killed writes nothing at its end.
+    It calls `write` every two seconds, since a process that is killed writes nothing at its end.
     """
 
     def __init__(self, guarded: Guarded, write: Callable[[], None]) -> None:

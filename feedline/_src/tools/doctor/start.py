@@ -29,11 +29,9 @@ _KEYS = "feedline/diagnosed"
 
 
 def begin(folder: str, task: str) -> None:
-    """Observe or diagnose this process as soon as it has imported jax.
+    """Observe or diagnose this process as soon as it has imported jax, and write results into a folder.
 
-    Args:
-      folder: where results are written.
-      task: "observe", or "diagnose 8 200" with the batches to take before, and those of the diagnosis.
+    The task is "observe", or "diagnose 8 200" with the batches to take before, and those of the diagnosis.
     """
     install = functools.partial(_install, Path(folder), *task.split())
     if "jax" in sys.modules:  # a sitecustomize of the user's has imported it
@@ -106,12 +104,10 @@ class _Diagnosing:
         atexit.register(self._write)
 
     def _asked(self, feed: Feed) -> None:
-        """A batch of this feed is asked for."""
         if self._diagnosis is None and feed.statistics().batches >= self._before:
             self._diagnosis = self._context.enter_context(feed.diagnose(self._steps, over=self._end))
 
     def _end(self) -> None:
-        """All phases are over."""
         self._write()
         sys.stdout.flush()
         sys.stderr.flush()
