@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline._src.agreement.differences import find_mismatch, process_names
+from feedline._src.agreement.coordination import process_names
+from feedline._src.agreement.differences import find_mismatch
 
 SAME = {"version": {"jax": "0.10.2"}, "rows": 8, "order": {"seed": 0, "shuffle": True}, "epochs": None}
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from feedline._src.agreement.coordination import Coordination, coordination, length_of_waits_s
-from feedline._src.agreement.differences import Mismatch, find_mismatch, process_names
+from feedline._src.agreement.coordination import Coordination, coordination, length_of_waits_s, process_names
+from feedline._src.agreement.differences import Mismatch, find_mismatch
 from feedline._src.agreement.monitor import ended_processes, poll_failure
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 

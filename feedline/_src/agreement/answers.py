@@ -7,8 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 
-from feedline._src.agreement.coordination import Coordination
-from feedline._src.agreement.differences import process_names
+from feedline._src.agreement.coordination import Coordination, process_names
 from feedline._src.errors import FeedError
 
 _ANSWERS = "feedline/answers"

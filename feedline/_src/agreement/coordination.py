@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from feedline._src.errors import ProcessError
@@ -108,6 +108,14 @@ class Coordination:
     def by_process(self, path: str) -> dict[int, str]:
         """The value of each process, from keys ``path/process``; there must be no other keys below the path."""
         return {int(key.rpartition("/")[2]): value for key, value in self.dir(path).items()}
+
+
+def process_names(processes: Sequence[int]) -> str:
+    """The processes in words: "process 3", "processes 0 and 1", "processes 0, 1, 2 and 5 more"; "" for none."""
+    if len(processes) < 2:
+        return f"process {processes[0]}" if processes else ""
+    shown, rest = (processes[:-1], str(processes[-1])) if len(processes) <= 4 else (processes[:3], None)
+    return f"processes {', '.join(map(str, shown))} and {rest or f'{len(processes) - 3} more'}"
 
 
 def is_unreachable(error: BaseException) -> bool:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from feedline._src.agreement.coordination import process_names
+
 _SLICED = (
     "give every process the whole data, the same: feedline finds the rows of each process itself, so a dataset "
     "must not be sliced per process (dataset[process::processes], ShardByJaxProcess), and random maps need a seed"
@@ -73,14 +75,6 @@ def _groups(flat: Mapping[int, Mapping[str, str]], field: str) -> list[tuple[str
     for process, entries in flat.items():
         groups.setdefault(entries.get(field, _ABSENT), []).append(process)
     return sorted(groups.items(), key=lambda group: -len(group[1]))
-
-
-def process_names(processes: list[int]) -> str:
-    """The processes in words: "process 3", "processes 0 and 1", "processes 0, 1, 2 and 5 more"; "" for none."""
-    if len(processes) < 2:
-        return f"process {processes[0]}" if processes else ""
-    shown, rest = (processes[:-1], str(processes[-1])) if len(processes) <= 4 else (processes[:3], None)
-    return f"processes {', '.join(map(str, shown))} and {rest or f'{len(processes) - 3} more'}"
 
 
 def _with_verb(processes: list[int]) -> str:

@@ -17,8 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from feedline._src.agreement import failure_lines
-from feedline._src.agreement.coordination import Coordination, coordination, is_unreachable
-from feedline._src.agreement.differences import process_names
+from feedline._src.agreement.coordination import Coordination, coordination, is_unreachable, process_names
 from feedline._src.agreement.in_step import counts, ends_differ, missed_move, more_than
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from feedline._src.agreement.coordination import Coordination, coordination
-from feedline._src.agreement.differences import process_names
+from feedline._src.agreement.coordination import Coordination, coordination, process_names
 from feedline._src.errors import FeedError
 
 if TYPE_CHECKING:

@@ -16,34 +16,28 @@ from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.rendezvous import is_loopback, meet
 
 _HEARTBEAT_S = 100  # jax's default
-_JAX_AT_LEAST_S = 30
-"""For jax to join processes that have all arrived, even if the last one arrived just in time."""
+_JAX_AT_LEAST_S = 30  # for jax to join processes that have all arrived, the last one perhaps just in time
 
 
 def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, bind: bool = True) -> None:
     """Detects what started this process, and calls `jax.distributed.initialize` with the right arguments.
 
-    Call it first in every script, before any jax computation. It detects srun, mpirun, an Indexed Job
-    of Kubernetes, `feedline launch` and variables set by hand (FEEDLINE_COORDINATOR,
-    FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID). If it detects none of them, this is the only process, and nothing is initialised.
-    It writes one line to stderr that says what it detected, before it waits for other processes.
+    Call it first in every script, before any jax computation. It detects srun, mpirun, mpiexec, torchrun,
+    pbsdsh, an Indexed Job of Kubernetes, `feedline launch` and variables set by hand (FEEDLINE_COORDINATOR,
+    FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).
+    If it detects none of them, this is the only process, and nothing is initialised. Before it waits for
+    others, it says on stderr, in one line, what it detected. A second call does nothing. If the processes were
+    started in any other way (TPU pods, other MPIs), call `jax.distributed.initialize` first; this function then
+    only starts the monitor.
 
-    It binds this process to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes
-    and its GPUs are not on all of them. Processes that share a node divide its cores. It uses no
-    processor that the launcher or a control group has excluded. Threads and worker processes that start later
-    are bound as well, and a feed starts as many reading threads as that leaves processors, 2 to 16. The line on
-    stderr lists the processors.
+    The GPUs of a host are divided among its processes; CPU devices are not. The process with its later threads and
+    workers is bound to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes and its
+    GPUs are not on all of them; processes of a node divide its cores. It uses no processor that the launcher or a
+    control group has excluded.
 
-    A second call does nothing. If the processes were started in any other way (TPU pods, other MPIs), call
-    `jax.distributed.initialize` first; this function then only starts the monitor.
-
-    The monitor is a thread that ends this process once another one has failed: see `abort_after_s`. Code that
-    waits inside feedline raises the failure at once; a thread inside a collective cannot be interrupted. A process
-    has failed if any exception ends it, or if it is killed; see `feedline.cluster.abort` for `sys.exit`.
-
-    The GPUs of a host are divided among its processes, so that each GPU belongs to one process. CPU devices are
-    not divided: each process has its own.
+    The monitor ends this process once another one has failed: by an exception that nothing caught, by
+    `feedline.cluster.abort`, which see for `sys.exit`, or because it was killed. Code that waits inside
+    feedline raises the failure at once; a thread inside a collective cannot be interrupted.
 
     Args:
       timeout_s: how long to wait for the others.
@@ -65,10 +59,8 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     """
     import jax
 
-    if not jax.distributed.is_initialized():
-        info = _detect(bind)
-        if info is not None:
-            _join(info, time.monotonic() + timeout_s, abort_after_s)
+    if not jax.distributed.is_initialized() and (info := _detect(bind)) is not None:
+        _join(info, time.monotonic() + timeout_s, abort_after_s)
     if abort_after_s is not None:
         watch(abort_after_s)
 
