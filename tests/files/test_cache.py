@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-import fcntl
+import io
 import os
 import shutil
 import signal
@@ -57,7 +57,8 @@ def test_a_cache_that_is_deleted_while_it_is_used_is_made_again(tmp_path):
     shutil.rmtree(tmp_path / "blocks")
     assert cache.get(NAME, 1000) is None
     assert not cache.has(NAME)
-    assert os.path.exists(cache.open_whole(NAME, 1000).path)
+    assert cache.find_whole(NAME, 1000) is None
+    assert cache.make_whole(NAME, 1000, io.BytesIO(bytes(1000))).is_there
     cache.put(NAME, bytes(1000))
     assert cache.get(NAME, 1000) == bytes(1000)
 
@@ -135,49 +136,34 @@ def test_threads_that_store_the_same_block(tmp_path):
     assert len(list((tmp_path / "blocks" / NAME[:2]).iterdir())) == 1
 
 
-def test_a_whole_file_goes_on_where_a_killed_process_was(tmp_path):
-    cache, size = Cache(str(tmp_path), 1 << 30), (4 << 20) + 5
-    begun = cache.open_whole(NAME, size)
-    assert os.path.getsize(begun.path) == size
-    cache.write(begun, 1, bytes([1]) * (2 << 20))
-    del begun
-    again = cache.open_whole(NAME, size)
-    assert again.verified.tolist() == [False, True, False]
-    with open(again.path, "r+b") as file:
-        file.seek(3 << 20)
-        file.write(b"damage")
-    del again
-    assert not cache.open_whole(NAME, size).verified.any()
-
-
-def test_a_whole_file_is_evicted_with_its_entries_once_it_is_not_in_use(tmp_path):
+def test_a_whole_file_is_evicted_once_it_is_not_in_use(tmp_path):
     cache = Cache(str(tmp_path), 400_000)  # each of the others takes 8 KB
-    whole = cache.open_whole(NAME, 50_000)
-    cache.write(whole, 0, bytes(50_000))
-    whole.finish()
-    path, entries, lock, old = whole.path, whole.path + ".blocks", tmp_path / "blocks" / "00" / "x.lock", (1, 1)
+    whole, path = cache.make_whole(NAME, 50_000, io.BytesIO(bytes(50_000))), cache.path(NAME) + ".whole"
 
     def fill(first):
-        for each in (path, entries):
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(each, old)
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path, (1, os.stat(path).st_mtime))  # used long ago
         for i in range(first, first + 60):
             cache.put(f"{i:040}", bytes(4097))
 
-    lock.parent.mkdir()
-    with open(lock, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        os.utime(lock, old)
-        fill(0)
-        assert cache.evictions
-        assert cache.open_whole(NAME, 50_000).verified.all()
-        assert lock.exists()
-        del whole
+    fill(0)
+    assert cache.evictions
+    assert whole.is_there
+    assert cache.find_whole(NAME, 50_000) is not None
+    del whole
     fill(60)
-    assert [os.path.exists(each) for each in (path, entries, lock)] == [False] * 3
-    open(entries, "w").close()  # alone, as an older program left it
-    fill(120)
-    assert [os.path.exists(each) for each in (path, entries)] == [False] * 2
+    assert not os.path.exists(path)
+
+
+def test_a_whole_file_whose_bytes_differ_is_not_found(tmp_path):
+    cache = Cache(str(tmp_path), 1 << 20)
+    whole, path = cache.make_whole(NAME, 5, io.BytesIO(b"12345")), cache.path(NAME) + ".whole"
+    times = os.stat(path)
+    with open(path, "r+b") as file:
+        file.write(b"2")
+    assert not whole.is_intact
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # damage of a disk does not change the time
+    assert cache.find_whole(NAME, 5) is None
 
 
 def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import io
 import os
 import pickle
 import shutil
@@ -139,7 +140,7 @@ def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
             assert os.pread(file.descriptor, 5000, 0) == data
             assert cache.get(name, 5000) in (None, data)
             cache.has(name)
-            cache.open_whole(name, 5000)
+            assert cache.find_whole(name, 5000) or cache.make_whole(name, 5000, io.BytesIO(data))
             Cache(folder, None)
 
     with deleted_all_the_time(folder), concurrent.futures.ThreadPoolExecutor(3) as threads:

@@ -87,6 +87,7 @@ def test_damage_is_a_bad_row_and_a_store_in_trouble_is_not(store, tmp_path):
     for path in (tmp_path / "blocks").rglob("*"):
         if path.is_file():
             path.unlink()
+    source.close()
     source = pickle.loads(pickle.dumps(source))
     store.fault = lambda *request: 503
     with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:

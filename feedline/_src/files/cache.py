@@ -5,12 +5,12 @@ sparse, and filled by blocks of 2 MiB in any order, by any process. Behind the b
 each block (a mark and its CRC-32, written after the block) and, at the very end, an id. So whoever truncates a
 file destroys its id, and a process that was killed leaves no mark for half a block.
 
-A file without its id, or with a block whose checksum is wrong, is deleted and begun anew. Eviction deletes files
-that were not used for the longest time; the time of modification says when that was. Anybody may delete files, or
-the folder, at any time: what is open stays readable.
+A file without its id, or with a block whose checksum is wrong, is deleted and begun anew. Eviction deletes the
+least recently used files; the time of modification says when a file was used. Anybody may delete files, or the
+folder, at any time: what is open stays readable.
 
-A library that opens files by path gets a whole object in a file without anything behind it, whose entries lie in
-another file. Whoever uses it holds a lock of it, and a locked file is not evicted."""
+A library that opens files by path gets a whole object in a file with nothing behind its bytes. Its time of
+modification is a checksum of them. Whoever uses it holds a lock on it, and a locked file is not evicted."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
-from feedline._src.files.file import Descriptor, LruCache, check_may_open, pread
+from feedline._src.files.file import Descriptor, FileVersion, LruCache, check_may_open, pread
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
 BLOCK_BYTES = 1 << 21
 """A row of a shuffled batch costs a block the first time: larger ones delay the first batch on a slow link."""
 AHEAD = 0.25
-"""The share of the cache that batches fill which were fetched and not read yet."""
+"""The share of the cache for blocks that were fetched ahead and not read yet."""
+OPEN_FILES = 128
 _LARGEST_SEGMENT_BYTES = 1 << 26
 _SEGMENTS = 32
 """The least number of segments that fit into a cache: each is evicted whole."""
@@ -50,19 +52,16 @@ _TRIES = 100
 """Who deletes a folder may do so again and again, each time just before a file is made in it."""
 _ENTRY = struct.Struct("<4sI")  # mark, checksum
 _MARK = b"here"
-_END = struct.Struct("<8s8s")  # magic, id
-_MAGIC = b"feedlin2"
-_WHOLE, _ENTRIES = ".whole", ".blocks"
-LOCK = ".lock"
-"""Of a file that a process holds while it fetches a whole object."""
+_MAGIC, _ID_BYTES = b"feedlin2", 16
+_WHOLE, _UNFINISHED = ".whole", ".tmp"
 _OLD_S = 3600.0
-"""A temporary file, or a lock that nobody holds, that is older was left by a process that was killed."""
+"""An unfinished file that is older was left by a process that was killed."""
 _KEPT = 0.9
 """The share of the limit that remains after an eviction, so that not every block that is stored causes one."""
 _STORED = 1 / 32
 """The share of the limit after which a process counts the files again: others store blocks, too."""
 _NAMELESS_S = 1.0
-_MAKING = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_EVERY_S = 20.0
 
 
 def name_of(address: str, tag: str, start: int, stop: int) -> str:
@@ -83,97 +82,65 @@ def in_folder(folder: str, use: Callable[[], T]) -> T:
 class CacheFile(Descriptor):
     """An open file of the cache. Thread-safe.
 
-    Args:
-      path: where it lies, if nobody has deleted it.
-      descriptor: of the bytes.
-      size: of the bytes.
-      entries: the path of a file for the entries, which is made if need be; None: they lie behind the bytes.
-
     Attributes:
-      id: of the file, which no other file has.
-      verified: for each block, whether this process has compared its checksum, or written it.
+      path: where it lies, unless somebody has deleted it.
+      size: of the bytes.
+      id: of this very file; b"" if it has none.
+      verified: bool[blocks]: whether this process has written a block, or compared its checksum.
     """
 
-    def __init__(self, path: str, descriptor: int, size: int, entries: str | None = None) -> None:
+    def __init__(self, path: str, descriptor: int, size: int) -> None:
         super().__init__(descriptor)
         self.path, self.size = path, size
-        self._beside = None if entries is None else Descriptor(os.open(entries, _MAKING, 0o600))
-        self._entries = descriptor if self._beside is None else self._beside.descriptor
-        self._entries_at = size if self._beside is None else 0
-        self._end_at = self._entries_at + _ENTRY.size * -(-size // BLOCK_BYTES)
         self.verified = np.zeros(-(-size // BLOCK_BYTES), bool)
+        self._id_at = size + _ENTRY.size * len(self.verified)
         self._opened = time.monotonic()
-        self.id = os.pread(self._entries, _END.size, self._end_at)
+        self.id = self._read_id()
+
+    def _read_id(self) -> bytes:
+        found = os.pread(self.descriptor, _ID_BYTES, self._id_at)
+        return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
 
     @property
     def is_intact(self) -> bool:
         """Whether nobody has truncated it: what was read before is right."""
-        return self.is_begun and os.pread(self._entries, _END.size, self._end_at) == self.id
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether it had an id when it was opened."""
-        return len(self.id) == _END.size and self.id.startswith(_MAGIC)
+        return self.id != b"" and self._read_id() == self.id
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was evicted, or somebody deleted it.
+        """Whether it was evicted, or somebody deleted it, more than a second after it was opened.
 
-        That is not looked at in its first second: a folder that is deleted all the time would keep a read that
-        needs several blocks from ever ending.
+        A folder that is deleted all the time would otherwise keep a read of several blocks from ever ending.
         """
         return time.monotonic() > self._opened + _NAMELESS_S and os.fstat(self.descriptor).st_nlink == 0
 
     def begin(self) -> None:
         """Make it as large as it will be, and give it an id."""
         os.ftruncate(self.descriptor, self.size)
-        self.id = _END.pack(_MAGIC, secrets.token_bytes(8))
-        os.pwrite(self._entries, self.id, self._end_at)
+        self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
+        os.pwrite(self.descriptor, self.id, self._id_at)
 
-    def has(self, block: int) -> bool:
-        """Whether a block is there, with the right checksum. If that is wrong, the file is deleted."""
-        if self.verified[block]:
-            return True
-        entry = os.pread(self._entries, _ENTRY.size, self._entries_at + _ENTRY.size * block)
+    def block(self, block: int) -> bytes | None:
+        """A block that is there with the right checksum. If that is wrong, the file is deleted."""
+        entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
-            return False
+            return None
         start = block * BLOCK_BYTES
         data = pread(self.descriptor, min(BLOCK_BYTES, self.size - start), start)
         if entry != _ENTRY.pack(_MARK, zlib.crc32(data)):
             self.unlink()
-            return False
+            return None
         self.verified[block] = True
-        return True
+        return data
 
-    def contents(self) -> bytes | None:
-        """All bytes; None: not all blocks are there. If a checksum is wrong, the file is deleted."""
-        found = pread(self.descriptor, self._end_at, 0)
-        data, entries = found[: self.size], found[self.size :]
-        parts = [memoryview(data)[at : at + BLOCK_BYTES] for at in range(0, self.size, BLOCK_BYTES)]
-        if entries == b"".join(_ENTRY.pack(_MARK, zlib.crc32(part)) for part in parts):
-            return data
-        if entries.count(_MARK) == len(parts):
-            self.unlink()
-        return None
-
-    def has_no_damage(self) -> bool:
-        """Whether the checksums of all blocks that are there are right."""
-        for block in range(len(self.verified)):
-            self.has(block)
-        return os.fstat(self.descriptor).st_nlink > 0
+    def has(self, block: int) -> bool:
+        return bool(self.verified[block]) or self.block(block) is not None
 
     def write(self, block: int, data: memoryview) -> None:
         """Write a block, then its entry. OSError: the disk is full."""
-        entry, at = _ENTRY.pack(_MARK, zlib.crc32(data)), block * BLOCK_BYTES
-        while data:
-            count = os.pwrite(self.descriptor, data, at)
-            data, at = data[count:], at + count
-        os.pwrite(self._entries, entry, self._entries_at + _ENTRY.size * block)
+        _pwrite(self.descriptor, data, block * BLOCK_BYTES)
+        os.pwrite(self.descriptor, _ENTRY.pack(_MARK, zlib.crc32(data)), self.size + _ENTRY.size * block)
         self.verified[block] = True
-
-    def finish(self) -> None:
-        """Close the file of the entries. Called once all blocks are there."""
-        self._beside = None
 
     def unlink(self) -> None:
         """Delete the file, unless another one lies at its path."""
@@ -181,9 +148,30 @@ class CacheFile(Descriptor):
             if os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
                 os.unlink(self.path)
 
-    def touch(self) -> bool:
-        """Note that the file is in use. Returns whether the cache still has it."""
-        return touched(self.path, self.id)
+
+class WholeFile(Descriptor):
+    """A file with a whole object and nothing else, which is not evicted while it is open.
+
+    Attributes:
+      path: through the descriptor where the system has such paths, so that it leads to this file even if another
+        one takes its place.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        super().__init__(descriptor)
+        by_descriptor = f"/proc/self/fd/{descriptor}"
+        self.path = by_descriptor if os.path.exists(by_descriptor) else path
+        self._version = FileVersion.of(descriptor)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nobody has written to it or truncated it since it was opened."""
+        return FileVersion.of(self.descriptor) == self._version
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is intact, and every library can open it: HDF5 cannot once it is deleted."""
+        return self.is_intact and os.fstat(self.descriptor).st_nlink > 0
 
 
 class Cache:
@@ -195,9 +183,12 @@ class Cache:
         exceed it by a thirty-second.
 
     Attributes:
-      limit_bytes: of all files, as the disk counts them.
       segment_bytes: the most bytes of one file, except for whole objects.
       evictions: how many files this process has deleted.
+      turn: changes whenever files may have been found to be gone.
+      used: names of the segments that were read since the last `maintain`.
+      opened: the segments that were read last.
+      known: of each segment that was open, its id and `CacheFile.verified`, which outlast its descriptor.
 
     Raises:
       FeedError: the folder cannot be written.
@@ -215,14 +206,50 @@ class Cache:
         self.limit_bytes = limit_bytes
         fitting = 1 << (limit_bytes // _SEGMENTS).bit_length() >> 1
         self.segment_bytes = min(_LARGEST_SEGMENT_BYTES, max(BLOCK_BYTES, fitting))
-        self.evictions = 0
+        self.evictions = self.turn = 0
+        self.used: set[str] = set()
         self._uncounted: float = limit_bytes
-        """Bytes that this process stored since it counted the files; at first more than is allowed. Held by
-        _lock."""
+        """Bytes that this process stored since it counted the files; at first more than allowed. Held by _lock."""
+        self._maintained = time.monotonic()
+        self.opened: LruCache[CacheFile] = LruCache(OPEN_FILES)
+        self.known: dict[str, tuple[bytes, npt.NDArray[np.bool_]]] = {}
 
     def path(self, name: str) -> str:
         """Where the file lies."""
         return os.path.join(self._folder, name[:2], name)
+
+    def segment(self, name: str, size: int) -> CacheFile:
+        """The open file of this name, which is made if need be, and stays open. Errors as of `open`."""
+        file = self.opened.get(name, lambda: self.open(name, size))
+        id, verified = self.known.get(name, (b"", None))
+        if verified is not file.verified:
+            if verified is not None and id == file.id:
+                file.verified |= verified
+            self.known[name] = file.id, file.verified
+        return file
+
+    def drop(self, name: str, file: CacheFile | None = None) -> None:
+        """Forget a segment that is gone, or delete the file of one that is damaged or has lost its name."""
+        if file is not None:
+            file.unlink()
+        self.opened.clear()
+        self.known.pop(name, None)
+        self.turn += 1
+
+    def maintain(self) -> None:
+        """Every 20 s: note in the cache which segments are in use, and forget those that are gone."""
+        with self._lock:
+            if time.monotonic() < self._maintained + _EVERY_S:
+                return
+            self._maintained = time.monotonic()
+            used, self.used = self.used, set()
+        self.opened.clear()  # deleted files give back their space; the others are opened again
+        for name, known in list(self.known.items()):
+            path = self.path(name)
+            there = touched(path, known[0]) if name in used else os.path.exists(path)
+            if not there and self.known.get(name) is known:
+                self.known.pop(name, None)
+        self.turn += 1
 
     def find(self, name: str, size: int) -> CacheFile | None:
         """The file of this name; None: there is none, or it is that of another user.
@@ -233,7 +260,7 @@ class Cache:
         path = self.path(name)
         try:
             found = CacheFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size)
-            if found.is_begun:
+            if found.id:
                 os.utime(found.descriptor)
                 return found
         except OSError as error:
@@ -255,15 +282,14 @@ class Cache:
         folder = os.path.dirname(path)
 
         def make() -> CacheFile:
-            descriptor, temporary = in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=".tmp"))
+            descriptor, temporary = in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=_UNFINISHED))
             file = CacheFile(path, descriptor, size)
             try:
                 file.begin()
                 with contextlib.suppress(OSError):  # another process was faster; it has no links; …
                     os.link(temporary, path)
             finally:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
+                _deleted(temporary)
             return file
 
         try:
@@ -279,33 +305,13 @@ class Cache:
           FeedError: it cannot be written.
         """
         view = memoryview(data).cast("B")
-        try:
-            self._with_space(lambda: file.write(block, view))
-            with self._lock:
-                self._uncounted += len(view)
-                count = self._uncounted > self.limit_bytes * _STORED
-                if count:
-                    self._uncounted = 0
-            if count:
-                self._evict(self.limit_bytes)
-        except OSError as error:
-            raise self._unusable(error) from error
-
-    def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
-        """Whether what is needed `ahead` batches later should not be fetched yet.
-
-        It is too early while enough is being fetched to keep the link busy, and where the batches until then would
-        not fit into a quarter of the cache, which could evict blocks before they are read.
-
-        Args:
-          needed_bytes: of a batch.
-        """
-        return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
+        self._store(len(view), lambda: file.write(block, view))
 
     def get(self, name: str, size: int) -> bytes | None:
         """All bytes of a file; None: they are not there."""
         file = self.find(name, size)
-        return None if file is None else file.contents()
+        parts: list[Any] = [] if file is None else [file.block(block) for block in range(len(file.verified))]
+        return None if file is None or None in parts else b"".join(parts)
 
     def put(self, name: str, data: bytes) -> None:
         """Store all bytes of a file. Errors as of `write`."""
@@ -320,40 +326,39 @@ class Cache:
             return True
         return False
 
-    def open_whole(self, name: str, size: int) -> CacheFile:
-        """A file of exactly `size` bytes, which stays in the cache while it is open. For one process at a time.
+    def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
+        """Whether a batch that needs so many bytes `ahead` batches later should not be fetched yet.
+
+        It is too early while enough is being fetched to keep the link busy, and where the batches until then would
+        not fit into a quarter of the cache, which could evict blocks before they are read.
+        """
+        return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
+
+    def find_whole(self, name: str, size: int) -> WholeFile | None:
+        """The file of a whole object, locked; None: there is none."""
+        path = self.path(name) + _WHOLE
+        try:
+            file = WholeFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unusable(error) from error
+        fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
+        status, checksum = os.fstat(file.descriptor), 0
+        for at in range(0, size, BLOCK_BYTES):
+            checksum = zlib.crc32(pread(file.descriptor, BLOCK_BYTES, at), checksum)
+        if status.st_nlink and (status.st_size, status.st_mtime_ns) == (size, _time_of(checksum)):
+            os.utime(file.descriptor, ns=(time.time_ns(), status.st_mtime_ns))
+            return file
+        return None
+
+    def make_whole(self, name: str, size: int, source: BinaryIO) -> WholeFile:
+        """A new file of a whole object, read from `source`.
 
         Raises:
           FeedError: it cannot be written, or there is no room beside files that are in use.
         """
-        path = self.path(name) + _WHOLE
-
-        def opened() -> CacheFile:
-            file = CacheFile(path, os.open(path, _MAKING, 0o600), size, path + _ENTRIES)
-            fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
-            if not os.path.samestat(os.stat(path), os.fstat(file.descriptor)):
-                raise FileNotFoundError  # it was deleted before it was locked: once more
-            return file
-
-        try:
-            file = in_folder(os.path.dirname(path), opened)
-            status = os.fstat(file.descriptor)
-            if status.st_size != size or not file.is_intact or not file.has_no_damage():
-                for each in (path, path + _ENTRIES):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(each)
-                file = in_folder(os.path.dirname(path), opened)
-                self._make_room(size)
-                self._with_space(file.begin)
-                if size and hasattr(os, "posix_fallocate"):  # others count it, and a full disk is seen
-                    self._with_space(functools.partial(os.posix_fallocate, file.descriptor, 0, size))
-            else:
-                os.utime(file.descriptor, ns=(time.time_ns(), status.st_mtime_ns))
-        except OSError as error:
-            raise self._unusable(error) from error
-        return file
-
-    def _make_room(self, size: int) -> None:
+        path, folder, checksum = self.path(name) + _WHOLE, os.path.dirname(self.path(name)), 0
         kept = self._evict(max(0, self.limit_bytes - size))
         if kept + size > self.limit_bytes:
             raise FeedError(
@@ -363,6 +368,36 @@ class Cache:
                 stage="read",
                 file=self._folder,
             )
+        try:
+            descriptor, temporary = in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=_UNFINISHED))
+            file = Descriptor(descriptor)
+            try:
+                for at in range(0, size, BLOCK_BYTES):
+                    data = source.read(BLOCK_BYTES)
+                    checksum = zlib.crc32(data, checksum)
+                    self._store(len(data), functools.partial(_pwrite, descriptor, memoryview(data), at))
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                os.utime(descriptor, ns=(time.time_ns(), _time_of(checksum)))
+                with contextlib.suppress(FileNotFoundError):  # somebody has deleted it: it has no path then
+                    os.rename(temporary, path)
+                return WholeFile(path, os.dup(file.descriptor))
+            finally:
+                _deleted(temporary)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _store(self, size: int, write: Callable[[], None]) -> None:
+        try:
+            self._with_space(write)
+            with self._lock:
+                self._uncounted += size
+                count = self._uncounted > self.limit_bytes * _STORED
+                if count:
+                    self._uncounted = 0
+            if count:
+                self._evict(self.limit_bytes)
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def _with_space(self, write: Callable[[], T]) -> T:
         """What `write` returns. While the disk is full, half of the cache is evicted, as long as there is any."""
@@ -381,51 +416,36 @@ class Cache:
         return sum(size for _, size, _ in self._found())
 
     def _found(self) -> Iterator[tuple[float, int, str]]:
-        """When it was used, the space that it takes, and the path of each file.
-
-        Entries beside a file are part of it, and their few bytes do not count: files that fill the limit fit.
-        """
+        """When it was used, the space that it takes, and the path of each file."""
         folders: list[os.DirEntry[str]] = []
         with contextlib.suppress(FileNotFoundError):  # somebody deletes the cache
             folders = list(os.scandir(self._folder))
         for folder in folders:
-            found: dict[str, tuple[float, int]] = {}
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 for entry in os.scandir(folder):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat()
-                        if entry.name.endswith(_ENTRIES):
-                            found.setdefault(entry.path.removesuffix(_ENTRIES), (status.st_mtime, 0))
-                            continue
-                        # the time of modification of a whole file says whether it was written to
                         used = status.st_atime if entry.name.endswith(_WHOLE) else status.st_mtime
-                        found[entry.path] = used, status.st_blocks * 512
-            for path, (used, size) in found.items():
-                yield used, size, path
+                        yield used, status.st_blocks * 512, entry.path
 
     def _evict(self, limit: int) -> int:
-        """Delete the files that were not used for the longest time, unless all fit, and close them.
-
-        Returns:
-          The size of those that are left.
-        """
+        """Delete the least recently used files, unless all fit, and close them. Returns the size of the others."""
         lock_path = os.path.join(self._folder, "lock")
+        before = self.evictions
         with in_folder(self._folder, lambda: open(lock_path, "a")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the lock of a killed process is gone
             found = sorted(self._found())
             size = sum(each for _, each, _ in found)
-            old = time.time() - _OLD_S
-            left, before = limit if size <= limit else limit * _KEPT, self.evictions
+            left, old = limit if size <= limit else limit * _KEPT, time.time() - _OLD_S
             for used, each, path in found:
-                helps = path.endswith((".tmp", LOCK))
-                if ((helps and used < old) or (not helps and size > left)) and _deleted(path):
+                unwanted = used < old if path.endswith(_UNFINISHED) else size > left
+                if unwanted and _deleted(path):
                     size -= each
                     self.evictions += 1
+                    self.known.pop(os.path.basename(path), None)
         if self.evictions > before:
-            with _opened_lock:
-                opened = list(_opened)
-            for some in opened:
-                some.clear()
+            self.opened.clear()
+            self.turn += 1
         return size
 
     def _unusable(self, error: OSError) -> FeedError:
@@ -437,19 +457,6 @@ class Cache:
             stage="read",
             file=self._folder,
         )
-
-
-_opened: weakref.WeakSet[LruCache[CacheFile]] = weakref.WeakSet()
-_opened_lock = threading.Lock()
-
-
-def close_evicted(opened: LruCache[CacheFile]) -> None:
-    """Let each eviction of this process drop these open files, since those that it deletes would take space on.
-
-    Others are opened again. A thread that reads a file keeps it open.
-    """
-    with _opened_lock:
-        _opened.add(opened)
 
 
 _caches: weakref.WeakValueDictionary[tuple[str, int | None], Cache] = weakref.WeakValueDictionary()
@@ -475,19 +482,23 @@ def touched(path: str, id: bytes) -> bool:
     return False
 
 
+def _pwrite(descriptor: int, data: memoryview, at: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, at)
+        data, at = data[count:], at + count
+
+
+def _time_of(checksum: int) -> int:
+    """The time of modification of a whole file, in ns: whole seconds before 2038."""
+    return (checksum >> 2) * 10**9
+
+
 def _deleted(path: str) -> bool:
-    """Delete a file, a whole one with its entries, unless a process has locked it. Returns whether it is gone."""
+    """Delete a file, unless it is a whole one that a process has locked. Returns whether it is gone."""
     try:
-        if not path.endswith((_WHOLE, LOCK)):
-            os.unlink(path)
-            return True
-        with open(path, "ab") as file:  # makes it, where entries were left alone: nobody can use them meanwhile
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
-                return False  # it was made anew
+        with contextlib.ExitStack() as stack:
             if path.endswith(_WHOLE):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path + _ENTRIES)
+                fcntl.flock(stack.enter_context(open(path, "rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
     except FileNotFoundError:
         return True

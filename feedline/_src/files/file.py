@@ -196,8 +196,16 @@ class File:
     def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         """The bytes of some (offset, length), for headers and digests. Of an object only these are fetched, at
         once."""
-        with self.open() as file:
-            return [pread(file.fileno(), length, offset) for offset, length in ranges]
+        return self.start_samples(ranges)()
+
+    def start_samples(self, ranges: list[tuple[int, int]]) -> Callable[[], list[bytes]]:
+        """Begin to fetch `samples`. Returns a function that waits for them, and returns them."""
+
+        def read() -> list[bytes]:
+            with self.open() as file:
+                return [pread(file.fileno(), length, offset) for offset, length in ranges]
+
+        return read
 
     @property
     def stamp(self) -> int | str | None:

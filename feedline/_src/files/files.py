@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES
-from feedline._src.files.fetcher import result_of
 from feedline._src.files.file import OPEN_FILES, File, Indices, LruCache, OpenFile
 from feedline._src.files.store import Store, is_url
 from feedline._src.rows import digests
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from feedline._src.files.remote import RemoteFile
 
 T = TypeVar("T")
-_OPEN_SEGMENTS = 64
 Place = tuple[int, Indices, Indices]
 """The number of a file, and offsets and lengths of parts of it."""
 
@@ -31,7 +29,7 @@ class Files(Sequence[File]):
     Args:
       paths: of local files, and addresses of objects, which are all asked for at once.
       store: how objects are read; None: `Store()`.
-      versions: those that they must have; None: the present ones.
+      versions: the expected ones; None: the present ones.
       places: the absolute paths of local files, None for objects; None: where the paths lead now.
 
     Raises:
@@ -48,15 +46,13 @@ class Files(Sequence[File]):
         places: Sequence[str | None] | None = None,
     ) -> None:
         self.paths, self._store = list(paths), store
-        self.open_files = LruCache[OpenFile](OPEN_FILES)
-        self._segments: LruCache[Any] = LruCache(_OPEN_SEGMENTS)
-        self._far: dict[str, RemoteFile] = {}
-        """The objects in a store, by address."""
+        self.open_files: LruCache[OpenFile] = LruCache(OPEN_FILES)
+        self._objects: dict[str, RemoteFile] = {}
         if urls := list(dict.fromkeys(path for path in self.paths if is_url(path))):
             from feedline._src.files.remote import open_objects
 
             try:
-                self._far = dict(zip(urls, open_objects(urls, store or Store(), self._segments), strict=True))
+                self._objects = dict(zip(urls, open_objects(urls, store or Store()), strict=True))
             except FileNotFoundError as error:
                 if versions is None:
                     raise
@@ -66,7 +62,7 @@ class Files(Sequence[File]):
         self._files = [self._file(*each) for each in wanted]
 
     def _file(self, path: str, version: Any, place: str | None) -> File:
-        file = self._far.get(path)
+        file = self._objects.get(path)
         if file is None:
             return File(path, version, self.open_files, place)
         if version is not None:
@@ -76,7 +72,7 @@ class Files(Sequence[File]):
     @property
     def in_store(self) -> bool:
         """Whether any of them is an object in a store, so that it pays to say what will be read."""
-        return bool(self._far)
+        return bool(self._objects)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -97,12 +93,8 @@ class Files(Sequence[File]):
 
     def samples(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> list[list[bytes]]:
         """For each file the bytes of its (offset, length), as of `File.samples`: of all objects at once."""
-        each = list(zip(self._files, map(self._far.get, self.paths), ranges, strict=True))
-        started = [[] if far is None else far.start_samples(some) for _, far, some in each]
-        return [
-            file.samples(list(some)) if far is None else [result_of(future, far.name) for future in futures]
-            for (file, far, some), futures in zip(each, started, strict=True)
-        ]
+        finish = [file.start_samples(list(some)) for file, some in zip(self._files, ranges, strict=True)]
+        return [samples() for samples in finish]
 
     @property
     def digests(self) -> list[list[Any]]:
@@ -112,15 +104,15 @@ class Files(Sequence[File]):
         return [digests.of_samples(file.size, samples) for file, samples in found]
 
     def local_paths(self) -> list[str]:
-        """The `File.path` of each, all fetched at once.
+        """The `File.path` of each, fetched ahead.
 
         Raises:
           FeedError: also if the cache is too small for all of them.
         """
-        if self._far:
+        if self._objects:
             from feedline._src.files.remote import fetch_whole
 
-            fetch_whole(list(self._far.values()))
+            fetch_whole(list(self._objects.values()))
         return [file.path() for file in self._files]
 
     def will_read(self, places: Iterable[Place], ahead: int) -> bool:
@@ -131,18 +123,15 @@ class Files(Sequence[File]):
           until then, or enough is in flight. Nothing was begun, and the caller asks again later.
         """
         wanted = [
-            (file, blocks)
+            (file, file.blocks_of(offsets, offsets + lengths))
             for number, offsets, lengths in places
-            if (file := self._far.get(self.paths[number])) is not None
-            and len(blocks := file.blocks_of(offsets, lengths))
+            if (file := self._objects.get(self.paths[number])) is not None
         ]
-        if not wanted:
-            return True
-        cache = wanted[0][0].cache
-        if cache.is_too_early(sum(len(blocks) for _, blocks in wanted) * BLOCK_BYTES, ahead):
+        blocks = sum(len(some) for _, some in wanted)
+        if blocks and wanted[0][0].cache.is_too_early(blocks * BLOCK_BYTES, ahead):
             return False
-        for file, blocks in wanted:
-            file.fetch(blocks)
+        for file, some in wanted:
+            file.fetch(some)
         return True
 
     def close(self) -> None:
@@ -151,11 +140,10 @@ class Files(Sequence[File]):
         A later read opens and fetches again.
         """
         self.open_files.clear()
-        for file in self._far.values():
+        for file in self._objects.values():
             file.close()
-        self._segments.clear()
 
     def __reduce__(self) -> Any:
         versions = [file.version for file in self._files]
-        places = [file.place if not file.in_store else None for file in self._files]
+        places = [None if file.in_store else file.place for file in self._files]
         return Files, (self.paths, self._store, versions, places)

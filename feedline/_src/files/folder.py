@@ -18,7 +18,7 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of, name_of
 from feedline._src.files.client import Listed, Version, client_of
-from feedline._src.files.fetcher import REQUEST_BYTES, Origin, fetcher, gathered, result_of
+from feedline._src.files.fetcher import REQUEST_BYTES, Origin, fetcher, result_of
 from feedline._src.files.file import FileVersion, Indices, absolute, changed, pread, unreadable
 from feedline._src.files.remote import cached
 from feedline._src.files.store import Store, Url, is_url
@@ -446,11 +446,9 @@ class StoreFolder(Folder):
             return None
         url = self._url.below(self.names[part.file] if isinstance(part.file, int) else part.file)
 
-        async def piece(start: int, stop: int) -> bytes:
-            get = functools.partial(cached, self._cache, self._origin, url, version, start, stop)
-            return await self._getting.once((part.file, start, stop), get)
-
-        return b"".join(await gathered(piece(*each) for each in _pieces(part, version.size_bytes)))
+        start, stop, _ = slice(part.start, part.stop).indices(version.size_bytes)
+        get = functools.partial(cached, self._cache, self._origin, url, version, start, stop)
+        return await self._getting.once(part, get)
 
     async def _version(self, file: int | str) -> Version | None:
         if isinstance(file, int):
