@@ -53,8 +53,11 @@ def as_local(store, options, tmp_path):
         store.objects[f"/{name}"] = data
         local = feedline.open_source(path, **arguments)
         remote = feedline.open_source(f"{store.url}/{name}", store=options, **arguments)
-        assert (type(remote), len(remote), remote.identity) == (type(local), len(local), local.identity)
-        assert repr(remote) == repr(local).replace(str(path), f"{store.url}/{name}")
+        assert (len(remote), remote.identity) == (len(local), local.identity)
+        assert (
+            repr(remote).partition(":")[2]
+            == repr(local).replace(str(path), f"{store.url}/{name}").partition(":")[2]
+        )
         if hasattr(remote, "records"):
             assert remote.file_of(3) == f"{store.url}/{name}"
         rows = np.random.default_rng(6).integers(0, len(local), 100) if rows is None else rows

@@ -375,7 +375,7 @@ REFUSED = {
     ),
     "dangling link": (
         lambda file: _linked(file, "y", h5py.SoftLink("/nowhere")),
-        "y: a link to /nowhere, which does not exist",
+        "y: a link to /nowhere; choose that itself",
     ),
     "circle": (_circle, "a: a link to a group that it lies in"),
     "virtual": (_virtual, "x: its data must lie in the file itself"),
@@ -389,7 +389,7 @@ REFUSED = {
     ),
     "dates": (
         lambda file: file.create_dataset("t", data=np.zeros(3, "M8[s]").astype(h5py.opaque_dtype("M8[s]"))),
-        "t: dates and times must be numbers; write array.view",
+        "t: .* are datetime64.*, dates by array.view",
     ),
     "two values in a row": (
         lambda file: file.create_dataset("t", (3, 2), h5py.string_dtype()),
@@ -397,7 +397,7 @@ REFUSED = {
     ),
     "a filter that h5py lacks": (
         lambda file: file.create_dataset("t", (9,), "i4", compression=32001, allow_unknown_filter=True),
-        "t: its chunks have the filter 32001, .*install hdf5plugin .*or write it again: new.create_dataset",
+        r"t: .* has the filters \[32001\]; .*install hdf5plugin .*or write it again: new.create_dataset",
     ),
     "big-endian numbers of variable length": (
         lambda file: file.create_dataset("t", (3,), h5py.vlen_dtype(">i4")),

@@ -18,7 +18,7 @@ import pytest
 
 import feedline
 from feedline._src.formats import arrow
-from feedline._src.formats.arrow_columns import rows_of
+from feedline._src.formats.arrow import column_of
 from feedline._src.rows.encoded_source import EncodedSource
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.groups import GroupSource
@@ -95,7 +95,7 @@ def test_columns_of_fixed_width(tmp_path, is_source_of, as_local, name):
 @pytest.mark.parametrize("leaf", ROWS)
 def test_a_part_of_a_column_is_viewed_from_where_it_starts(leaf):
     column = pa.table(NUMBERS).column(leaf).combine_chunks().slice(7, 20)
-    np.testing.assert_array_equal(rows_of(column, leaf).values, ROWS[leaf][7:27])
+    np.testing.assert_array_equal(column_of(column, leaf).values, ROWS[leaf][7:27])
 
 
 def test_uncompressed_arrow_is_mapped_and_not_copied(tmp_path):
@@ -189,9 +189,9 @@ _LABELS = pa.array(["b", "a"]).dictionary_encode()
         (
             pa.array([1_500, 61_000], pa.duration("ms")),
             "duration",
-            r"pc.divide.column.cast.pyarrow.int64..., 1000",
-            lambda c: pc.divide(c.cast(pa.int64()), 1000),
-            [1, 61],
+            "pyarrow.int64",
+            lambda c: c.cast(pa.int64()),
+            [1500, 61_000],
         ),
         (pa.array([1, 2], pa.decimal128(9)), "decimal", "float64", lambda c: c.cast(pa.float64()), [1.0, 2.0]),
         ([[1], [2]], "list<", "pyarrow.list_", lambda c: c.cast(pa.list_(pa.int64(), 1)), [[1], [2]]),
@@ -208,8 +208,8 @@ _LABELS = pa.array(["b", "a"]).dictionary_encode()
 def test_columns_of_other_rows_are_refused_with_a_remedy(tmp_path, values, found, type_name, remedy, expected):
     table = pa.table({"odd": values, "fine": [1, 2]})
     pq.write_table(table, tmp_path / "x.parquet")
-    rule = rf"rows of one size that are numbers, and 1 of the 2 of .*x\.parquet has others. 'odd' is {found}"
-    with pytest.raises(TypeError, match=rf"{rule}.*{type_name}.*Convert it, .*columns=\['fine'\]"):
+    rule = rf"rows of one size that are numbers, and 1 of the 2 of .*x\.parquet have others. 'odd' is {found}"
+    with pytest.raises(TypeError, match=rf"{rule}.*{type_name}.*Convert them, .*columns=\['fine'\]"):
         feedline.open_source(tmp_path / "x.parquet")
     feather.write_feather(table.set_column(0, "odd", remedy(table["odd"])), str(tmp_path / "y.arrow"))
     source = feedline.open_source(tmp_path / "y.arrow", columns=["odd"])

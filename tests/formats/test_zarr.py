@@ -204,21 +204,6 @@ def test_chunks_are_fetched_ahead_once_and_together(store, options, tmp_path):
     source.close()
 
 
-def test_chunks_of_shards_are_fetched_ahead_once_their_indices_are_there(store, options, tmp_path):
-    write(tmp_path / "x.zarr", IMAGES, chunks=(64, 32, 40), metadata=shards(INNER))
-    source = feedline.open_source(put(store, tmp_path / "x.zarr"), store=options)
-    store.latency_s = 0.1
-    assert not source.will_read(np.arange(200), 1)  # which does not wait
-    deadline = time.monotonic() + 10
-    while not source.will_read(np.arange(200), 1):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    store.latency_s = 0
-    np.testing.assert_array_equal(read(source, *range(200)), IMAGES)
-    gets = [request for request in store.requests if request[0] == "GET"]
-    assert len(gets) - fetcher().counts.hedged <= len(set(gets))
-
-
 def test_a_feed_over_shards_in_a_store(store, options, tmp_path, sharding):
     group(tmp_path / "g.zarr", y=LABELS)
     write(tmp_path / "g.zarr" / "x", IMAGES, chunks=(64, 32, 40), metadata=shards(INNER))

@@ -1,67 +1,226 @@
-"""Arrow IPC (Feather) files and streams: numbers used where they lie, or record batches decoded by pyarrow."""
+"""Arrow IPC (Feather) files and streams, and what all formats that pyarrow reads share: its columns as NumPy rows.
+
+On a local disk, files without compression are mapped. Of others, and in a store, pyarrow decodes record batches.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import io
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.files.file import File, opening
-from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format, require
+from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import Column, FileArray, Grouped, Leaf
 
 Array = npt.NDArray[Any]
-PlaceOf = Callable[[int, int], int | None]
-"""(address, length) → where in the file these bytes of memory lie; None: they are no bytes of the file."""
+pyarrow: Any = Library("pyarrow", "arrow")
+ipc: Any = Library("pyarrow.ipc", "arrow")
+REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
 _FILE_MARK = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
+_MOST_SHOWN = 20
+
+
+# --- columns ---
+
+
+def is_bytes(kind: Any) -> bool:
+    """Whether values of a `pyarrow.DataType` are bytes or text of any length, and lie one after the other.
+
+    Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
+    """
+    return _is(kind, "binary", "large_binary", "string", "large_string")
+
+
+def _is(kind: Any, *names: str) -> bool:
+    return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
+
+
+def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of one row of a `pyarrow.DataType`. TypeError: its rows are no numbers of one size."""
+    permutation = getattr(kind, "permutation", None) or []  # of the axes of a tensor
+    if isinstance(kind, pyarrow.FixedShapeTensorType) and permutation == sorted(permutation):
+        return jax.ShapeDtypeStruct(tuple(kind.shape), row_of(kind.value_type, label).dtype)
+    if _is(kind, "fixed_size_binary"):
+        return jax.ShapeDtypeStruct((kind.byte_width,), np.dtype(np.uint8))
+    if _is(kind, "fixed_size_list"):
+        inner = row_of(kind.value_type, label)
+        return jax.ShapeDtypeStruct((kind.list_size, *inner.shape), inner.dtype)
+    if _is(kind, "boolean", "integer", "floating"):
+        return jax.ShapeDtypeStruct((), np.dtype(kind.to_pandas_dtype()))
+    raise TypeError(f"{label} must have rows of one size that are numbers, got {kind}; {_remedy(kind)}")
+
+
+def column_of(array: Any, label: str) -> Column:
+    """A `pyarrow.Array` of a type that `is_bytes` or `row_of` takes, which was validated, as views of its buffers.
+
+    Booleans and nulls are unpacked from bits.
+
+    Raises:
+      ValueError: a buffer is smaller than its rows.
+    """
+    kind, count = array.type, len(array)
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        inner = column_of(array.storage, label)
+        return inner._replace(values=inner.values.reshape(count, *row_of(kind, label).shape))
+    null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    if is_bytes(kind):
+        _, ends, data = array.buffers()
+        wide = _is(kind, "large_binary", "large_string")
+        return Column(
+            _from(data), _from(ends, np.dtype(np.int64 if wide else np.int32), array.offset, count + 1), null
+        )
+    if _is(kind, "fixed_size_list"):
+        start, stop = array.offset * kind.list_size, (array.offset + count) * kind.list_size
+        inner = column_of(array.values, label)
+        values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
+        if inner.null is not None and (within := inner.null[start:stop].reshape(count, -1).any(1)).any():
+            null = within if null is None else null | within
+        return Column(values, null=null)
+    if _is(kind, "boolean"):
+        return Column(array.fill_null(False).to_numpy(zero_copy_only=False), null=null)
+    row = row_of(kind, label)
+    width = math.prod(row.shape)
+    found = _from(array.buffers()[1], row.dtype, array.offset * width, count * width)
+    return Column(found.reshape(count, *row.shape), null=null)
+
+
+def _from(buffer: Any, dtype: Any = np.uint8, first: int = 0, count: int = -1) -> Array:
+    """Elements of a buffer. ValueError: it has fewer."""
+    if count == 0 or buffer is None or buffer.size == 0:  # of no rows
+        return np.empty(0, dtype)
+    return np.frombuffer(buffer, dtype, count, first * np.dtype(dtype).itemsize)
+
+
+_REMEDIES = {
+    "dictionary": "take its codes: column.combine_chunks().indices",
+    "string_view": "cast it: column.cast(pyarrow.string())",
+    "binary_view": "cast it: column.cast(pyarrow.binary())",
+    "date32": "cast it: column.cast(pyarrow.int32())",
+    "time32": "cast it: column.cast(pyarrow.int32())",
+    "duration": "count in its unit: column.cast(pyarrow.int64())",
+    "temporal": "count from a start, in a unit that fits int32: pc.seconds_between(pc.min(column), column)",
+    "decimal": "cast it: column.cast(pyarrow.float64())",
+    "list": "cast lists of one length: column.cast(pyarrow.list_(type, length)), or pad others first",
+    "large_list": "cast lists of one length: column.cast(pyarrow.list_(type, length)), or pad others first",
+    "struct": "flatten it: table.flatten()",
+    "string": "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices",
+}
+"""By a type of pyarrow how it becomes numbers, of `pyarrow` and `pyarrow.compute as pc`."""
+
+
+def _remedy(kind: Any) -> str:
+    while _is(kind, "fixed_size_list"):
+        kind = kind.value_type
+    return next((remedy for name, remedy in _REMEDIES.items() if _is(kind, name)), "cast it to numbers")
+
+
+def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
+    """What a row of each of the chosen columns is, in the order of the columns.
+
+    Raises:
+      ValueError: a column is missing, occurs twice, or its name is not UTF-8; or there are no columns.
+      TypeError: columns have rows that are neither bytes nor numbers of one size. It lists all of them.
+    """
+    try:
+        names: list[str] = schema.names
+    except UnicodeDecodeError as error:
+        raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
+    twice = {name for name in names if names.count(name) > 1}
+    if twice or not names:
+        found = f"has {min(twice)!r} twice" if twice else "has none"
+        raise ValueError(f"a file of rows must have columns of different names, {path} {found}; write it again")
+    spec: dict[str, Leaf] = {}
+    refused = []
+    for name in (chosen := options.chosen(names, path)):
+        kind = schema.field(name).type
+        try:
+            spec[name] = "bytes" if is_bytes(kind) else row_of(kind, name)
+        except TypeError:
+            refused.append(f"{name!r} is {kind}: {_remedy(kind)}")
+            continue
+        if min(getattr(spec[name], "shape", ()), default=0) < 0:
+            raise ValueError(f"column {name!r} of {path} has rows of type {kind}; the file is damaged")
+    if refused:
+        leave = f", or leave them out: columns=[{few([repr(name) for name in spec], ', ')}]" if spec else ""
+        raise TypeError(
+            f"all columns must have rows of one size that are numbers, and {len(refused)} of the {len(chosen)} of "
+            f"{path} have others. {few(refused, '; ')}. Convert them, and write the file again, as docs/tables.md "
+            f"shows{leave}"
+        )
+    return spec
+
+
+def few(words: Sequence[str], separator: str) -> str:
+    """The first words, and how many more there are."""
+    more = f"{separator}… {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return separator.join(words[:_MOST_SHOWN]) + more
+
+
+# --- files ---
+
+
+@contextlib.contextmanager
+def readable(file: File, sequential: bool = False) -> Iterator[Any]:
+    """The `pyarrow.NativeFile` of a file. Arguments are those of `File.open`."""
+    with file.open(sequential) as opened:
+        yield pyarrow.PythonFile(opened, mode="r")
+
+
+@contextlib.contextmanager
+def naming_file(path: object, form: str, remedy: str) -> Iterator[None]:
+    """Turn errors of pyarrow inside a `with` block, few of which name the file, into errors that do.
+
+    Args:
+      form: what the file should be.
+      remedy: a change that works.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+            raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
+        raise ValueError(
+            f"{path} cannot be read as {form}: {error}. It may be truncated or another format; {remedy}"
+        ) from error
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The record batches of a file or a stream.
-
-    Numbers without compression and nulls are used where they lie. To find their places, pyarrow reads an object in
-    a store once, while it is fetched; it would not survive that a mapped file of the cache is truncated.
+    """The record batches of a file or a stream; on a local disk where they lie, if they are not compressed.
 
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    with contextlib.ExitStack() as stack:
-        with naming_file(file.name, "an Arrow file", REWRITE):
-            schema, batches, place_of = stack.enter_context(_passed(file))
-        spec = spec_of(schema, options, file.name)
-        names = sorted(spec)
-        with naming_file(file.name, "an Arrow file", REWRITE):
-            arrays, views = _in_file(batches, list(spec), file, place_of)
-    if any(isinstance(leaf, str) for leaf in spec.values()):
-        arrays = None  # also of a file without record batches
-    if views is not None:
-        masks = [[null for batch in views if (null := batch[name].null) is not None] for name in names]
-        return Grouped(
-            spec,
-            [[batch[names[0]].rows for batch in views]] * len(names),
-            lambda leaf, group: views[group][names[leaf]],
-            in_place=True,
-            nulls={leaf: sum(int(null.sum()) for null in some) for leaf, some in enumerate(masks)},
-            arrays=None if arrays is None else lambda: arrays or [_nothing(spec)],
-        )
-    with naming_file(file.name, "an Arrow file", REWRITE):
+    naming = functools.partial(naming_file, file.name, "an Arrow file", REWRITE)
+    with naming():
         is_file = file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
-        decoded = (_of_file if is_file else _of_stream)(file, schema)
-        if arrays is None:
-            narrowest = min(names, key=lambda name: _row_bytes(spec[name]))
-            lengths = [decoded.batch(number, narrowest).num_rows for number in range(decoded.total)]
+        if file.in_store:
+            with readable(file) as source:
+                schema = (ipc.open_file if is_file else ipc.open_stream)(source).schema
         else:
-            lengths = [len(batch[names[0]]) for batch in arrays]
+            with opening(Path(file.path())) as opened:
+                whole: Array = np.asarray(np.memmap(opened, np.uint8, "r"))
+            schema, batches = batches_of(pyarrow.BufferReader(pyarrow.py_buffer(whole)))
+    spec = spec_of(schema, options, file.name)
+    names = sorted(spec)
+    with naming():
+        views = None if file.in_store else _views(batches, names, whole)
+        if views is not None:
+            return _mapped(file, spec, views, whole)
+        decoded = (_of_file if is_file else _of_stream)(file, schema)
+        narrowest = min(names, key=lambda name: _row_bytes(spec[name]))
+        lengths = [decoded.batch(number, narrowest).num_rows for number in range(decoded.total)]
 
     def read(leaf: int, group: int) -> Column:
         batch = decoded.batch(group, names[leaf])
@@ -69,17 +228,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         # copied: views would keep alive whatever pyarrow has read with them
         return column_of(batch.column(names[leaf]), f"column {names[leaf]!r}").copied()
 
-    return Grouped(
-        spec,
-        [lengths] * len(names),
-        read,
-        extents=lambda leaf, group: [decoded.extent(group)],
-        arrays=None if arrays is None else lambda: arrays or [_nothing(spec)],
-    )
-
-
-def _row_bytes(leaf: Leaf) -> float:
-    return math.inf if isinstance(leaf, str) else math.prod(leaf.shape) * leaf.dtype.itemsize
+    return Grouped(spec, [lengths] * len(names), read, extents=lambda leaf, group: [decoded.extent(group)])
 
 
 FORMAT = Format(
@@ -87,126 +236,63 @@ FORMAT = Format(
 )
 
 
-# --- where record batches lie ---
+def _row_bytes(leaf: Leaf) -> float:
+    return math.inf if isinstance(leaf, str) else math.prod(leaf.shape) * leaf.dtype.itemsize
 
 
-@contextlib.contextmanager
-def _passed(file: File) -> Iterator[tuple[Any, Iterator[Any], PlaceOf]]:
-    """The schema of a file, its record batches one by one, and where the memory of the present one lies."""
-    pyarrow = require("pyarrow", "arrow")
-    if file.in_store:
-        with file.open(sequential=True) as opened:
-            noted = _Noted(opened)
-            schema, batches = batches_of(pyarrow.PythonFile(noted, mode="r"))
-            yield schema, noted.forgetting(batches), noted.place_of
-        return
-    with opening(Path(file.path())) as opened:
-        whole: Array = np.asarray(np.memmap(opened, np.uint8, "r"))
-    start = whole.ctypes.data
-
-    def place_of(address: int, length: int) -> int | None:
-        return address - start if 0 <= address - start <= len(whole) - length else None
-
-    yield *batches_of(pyarrow.BufferReader(pyarrow.py_buffer(whole))), place_of
-
-
-class _Noted(io.RawIOBase):
-    """A file object that notes where the bytes lie that pyarrow got from it. pyarrow uses them without a copy."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._reads: list[tuple[int, int, bytes]] = []
-        """Address, place and data of each read; the data are kept, so that no other memory has their address."""
-
-    def read(self, size: int = -1) -> bytes:
-        """Read, and note it."""
-        place, data = self._file.tell(), self._file.read(size)
-        if data:
-            self._reads.append((np.frombuffer(data, np.uint8).ctypes.data, place, data))
-        return data
-
-    def place_of(self, address: int, length: int) -> int | None:
-        """See `PlaceOf`."""
-        for start, place, data in self._reads:
-            if start <= address and address + length <= start + len(data):
-                return place + address - start
-        return None
-
-    def forgetting(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The record batches, with what was read noted for the present one alone."""
-        for batch in batches:
-            yield batch
-            self._reads.clear()
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """See `io.IOBase`."""
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """See `io.IOBase`."""
-        return self._file.tell()
-
-
-def _in_file(
-    batches: Iterator[Any], names: Sequence[str], file: File, place_of: PlaceOf
-) -> tuple[list[dict[str, Any]] | None, list[dict[str, Column]] | None]:
-    """The columns of all record batches, as arrays in the file and as views of memory.
-
-    Returns:
-      The arrays, None if there are bytes or nulls; and the views, None of an object in a store. Both are None if
-      the file is compressed.
-    """
-    arrays: list[dict[str, Any]] | None = []
-    views: list[dict[str, Column]] | None = None if file.in_store else []
+def _views(batches: Iterator[Any], names: Sequence[str], whole: Array) -> list[dict[str, Column]] | None:
+    """The columns of all record batches, as views of the memory of the file; None if it is compressed."""
+    start, found = whole.ctypes.data, []
     for batch in batches:
         batch.validate()  # invalid lengths would make pyarrow abort the process
         columns = {name: batch.column(name) for name in names}
-        buffers = [buffer for column in columns.values() for buffer in column.buffers() if buffer is not None]
-        if any(buffer.size and place_of(buffer.address, buffer.size) is None for buffer in buffers):
-            return None, None  # pyarrow has decompressed them into other memory
-        found = {name: column_of(column, f"column {name!r}") for name, column in columns.items()}
-        if any(not isinstance(column, Column) or column.null is not None for column in found.values()):
-            arrays = None
-        if arrays is not None:
-            arrays.append({name: _array(column, file, place_of) for name, column in found.items()})
-        if views is not None:
-            views.append(found)
-        elif arrays is None:
-            return None, None
-    return arrays, views
+        buffers = [buffer for column in columns.values() for buffer in column.buffers() if buffer]
+        if not all(0 <= buffer.address - start <= len(whole) - buffer.size for buffer in buffers if buffer.size):
+            return None  # pyarrow has decompressed them into other memory
+        found.append({name: column_of(column, f"column {name!r}") for name, column in columns.items()})
+    return found
 
 
-def _array(column: Any, file: File, place_of: PlaceOf) -> FileArray | Array:
-    """Numbers of a record batch; those that were unpacked from bits are in memory."""
-    values: Array = column.values
-    place = place_of(values.ctypes.data, values.nbytes)
-    return values if place is None else FileArray.of(file, values.dtype, values.shape, place)
+def _mapped(file: File, spec: dict[str, Leaf], views: list[dict[str, Column]], whole: Array) -> Grouped:
+    names = sorted(spec)
+    nulls = {leaf: sum(batch[name].nulls for batch in views) for leaf, name in enumerate(names)}
 
+    def array(values: Array) -> FileArray | Array:
+        """Those of booleans were unpacked from bits."""
+        at = values.ctypes.data - whole.ctypes.data
+        return FileArray.of(file, values.dtype, values.shape, at) if 0 <= at < len(whole) else values
 
-def _nothing(spec: dict[str, Any]) -> dict[str, Array]:
-    return {name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items()}
+    def arrays() -> list[Any]:
+        nothing = {
+            name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items() if not isinstance(row, str)
+        }
+        return [{name: array(column.values) for name, column in batch.items()} for batch in views] or [nothing]
+
+    has_bytes = any(isinstance(leaf, str) for leaf in spec.values())
+    return Grouped(
+        spec,
+        [[batch[names[0]].rows for batch in views]] * len(names),
+        lambda leaf, group: views[group][names[leaf]],
+        in_place=True,
+        nulls=nulls,
+        arrays=None if has_bytes or any(nulls.values()) else arrays,
+    )
 
 
 def batches_of(source: Any) -> tuple[Any, Iterator[Any]]:
     """The schema of a file or a stream, a `pyarrow.NativeFile`, and its record batches, not validated yet."""
-    ipc = require("pyarrow.ipc", "arrow")
     mark = source.read(len(_FILE_MARK))
     source.seek(0)
     if mark == _FILE_MARK:
         file = ipc.open_file(source)
         return file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
     stream = ipc.open_stream(source)  # as datasets.save_to_disk writes them
-    return stream.schema, _whole_stream(stream, source)
 
+    def batches() -> Iterator[Any]:
+        yield from stream
+        _check_end(source)
 
-def _whole_stream(stream: Any, source: Any) -> Iterator[Any]:
-    """The record batches of a stream, whose end mark is checked."""
-    yield from stream
-    _check_end(source)
+    return stream.schema, batches()
 
 
 def _check_end(source: Any) -> None:
@@ -215,9 +301,6 @@ def _check_end(source: Any) -> None:
     source.seek(max(0, end - len(_END_OF_STREAM)))
     if end != source.size() or source.read() != _END_OF_STREAM:
         raise ValueError("a stream must end with the mark of its end, and this one does not")
-
-
-# --- record batches that pyarrow decodes ---
 
 
 class _Decoded(NamedTuple):
@@ -235,7 +318,6 @@ class _Decoded(NamedTuple):
 
 
 def _of_file(file: File, schema: Any) -> _Decoded:
-    ipc = require("pyarrow.ipc", "arrow")
     with readable(file) as source:
         count = ipc.open_file(source).num_record_batches
 
@@ -253,7 +335,6 @@ def _of_file(file: File, schema: Any) -> _Decoded:
 
 def _of_stream(file: File, schema: Any) -> _Decoded:
     """The record batches of a stream, which has no index of them: it is read once to find where they lie."""
-    pyarrow, ipc = require("pyarrow", "arrow"), require("pyarrow.ipc", "arrow")
     places, end = list[int](), 0
     with readable(file, sequential=True) as source:
         messages = ipc.MessageReader.open_stream(source)
@@ -264,18 +345,17 @@ def _of_stream(file: File, schema: Any) -> _Decoded:
         _check_end(source)
     (head,) = file.read(np.array([0]), np.array([(places or [end])[0]]))  # the schema, and dictionaries
 
-    def batch(number: int, name: str) -> Any:
-        (data,) = file.read(*np.array(extent(number)).reshape(2, 1))
-        return ipc.open_stream(pyarrow.BufferReader(head + data), options=_only(name, schema)).read_next_batch()
-
     def extent(number: int) -> tuple[int, int]:
         start, stop = [*places, end][number : number + 2]
         return start, stop - start
+
+    def batch(number: int, name: str) -> Any:
+        (data,) = file.read(*np.array(extent(number)).reshape(2, 1))
+        return ipc.open_stream(pyarrow.BufferReader(head + data), options=_only(name, schema)).read_next_batch()
 
     return _Decoded(len(places), batch, extent)
 
 
 def _only(name: str, schema: Any) -> Any:
     """Options that read one column."""
-    ipc = require("pyarrow.ipc", "arrow")
     return ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)], use_threads=False)

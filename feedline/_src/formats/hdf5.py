@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -27,7 +27,7 @@ from feedline._src.errors import FeedError
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, require
-from feedline._src.formats.table import Column, FileArray, Grouped, check_lengths, memory_bytes
+from feedline._src.formats.table import Column, FileArray, Grouped, check_lengths, check_memory
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
@@ -36,16 +36,15 @@ Array = npt.NDArray[Any]
 T = TypeVar("T")
 Part = tuple[int, bytes]
 """Bytes of a file and where they begin."""
-_MOST_LINKS = 32
 _MOST_IN_MEMORY_BYTES = 1 << 26
 """Beside contiguous datasets, others such as compressed labels are read into memory, up to this size in total."""
-_GROUP_BYTES = 1 << 16
-"""Size of a group of rows of a dataset without chunks."""
+_GROUP_BYTES = 1 << 16  # of a group of rows of a dataset without chunks
 _SMALL_BYTES = 1 << 14
 _MOST_KEPT = 256
 """Reads of up to 16 KiB of an object in a store are of metadata: the last ones stay in memory, 4 MiB at most."""
 _EXIT_WAITS_S = 1.0
 """For the read in progress. With what closing feeds takes, the exit stays below two seconds."""
+_DAMAGED = "the file is damaged, write it again with h5py"
 
 _lock = threading.RLock()
 
@@ -92,7 +91,7 @@ class _Leaf:
     Attributes:
       dataset: its name in the file.
       fields: the names that lead to the field, outermost first.
-      row: shape and dtype of one row; or "bytes" or "bytes of int32".
+      row: see `table.Leaf`.
       shape, elements: of the dataset, and the dtype of its elements.
       height: how many rows are read at once.
       start: for a contiguous dataset that NumPy can use as it lies in the file, its first byte; else None.
@@ -110,22 +109,17 @@ class _Leaf:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return self.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """The size of the dataset in memory."""
         return math.prod(self.shape) * self.elements.itemsize
 
     def of(self, elements: Any) -> Any:
         """The leaf of some elements of its dataset, in memory or in the file."""
-        for name in self.fields:
-            elements = elements[name]
-        return elements
+        return functools.reduce(lambda inner, name: inner[name], self.fields, elements)
 
     def rows_of(self, group: int) -> slice:
-        """The rows of a group."""
         return slice(group * self.height, min((group + 1) * self.height, self.rows))
 
     def extents(self, group: int) -> list[tuple[int, int]]:
@@ -135,10 +129,6 @@ class _Leaf:
             return [(self.start + rows.start * row_bytes, (rows.stop - rows.start) * row_bytes)]
         first, last = np.searchsorted(self.chunks[:, 0], [group, group + 1])
         return [(offset, length) for _, offset, length in self.chunks[first:last].tolist()]
-
-
-class _RefusedError(ValueError):
-    """A dataset is valid, but cannot be read as rows. The message says what to change."""
 
 
 def open_hdf5(file: File, options: OpenOptions) -> Grouped:
@@ -152,7 +142,8 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
     tree = _tree_of(reader, options)
     leaves: list[_Leaf] = jax.tree.leaves(tree)
     if any(leaf.elements.hasobject for leaf in leaves):
-        reader.fetch_whole()
+        file.path()  # fetches an object whole, in many requests at once
+        reader.is_whole = True
 
     def read(number: int, group: int) -> Column:
         leaf, rows = leaves[number], leaves[number].rows_of(group)
@@ -174,11 +165,8 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
         if leaf.start is not None:
             return leaf.of(FileArray.of(file, leaf.elements, leaf.shape, leaf.start))
         extents = [extent for group in range(-(-leaf.rows // leaf.height)) for extent in leaf.extents(group)]
-        return reader.use(lambda opened: _read_from(opened, leaf, slice(0, leaf.rows)), extents)
-
-    def arrays() -> list[Any]:
         try:
-            return [jax.tree.map(in_file, tree)]
+            return reader.use(lambda opened: _read_from(opened, leaf, slice(0, leaf.rows)), extents)
         except ValueError as error:
             raise ValueError(f"{file.name} cannot be mapped: {error}") from error
 
@@ -190,7 +178,7 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
         [EvenLengths(leaf.rows, leaf.height) for leaf in leaves],
         read,
         read_rows if has_bytes else None,
-        arrays=arrays if lies_in_file and not has_bytes else None,
+        arrays=(lambda: [jax.tree.map(in_file, tree)]) if lies_in_file and not has_bytes else None,
         extents=lambda leaf, group: () if reader.is_whole else leaves[leaf].extents(group),
     )
 
@@ -216,16 +204,10 @@ class _Reader:
         self.file, self.is_whole = file, file.has_path
         self._kept: list[Part] = []
 
-    def fetch_whole(self) -> None:
-        """Fetch an object whole, in many requests at once."""
-        self.file.path()
-        self.is_whole = True
-
     def use(self, function: Callable[[Any], T], extents: Sequence[tuple[int, int]] = ()) -> T:
-        """What a function of the `h5py.File` returns. No other thread uses HDF5 meanwhile.
+        """What a function of the `h5py.File` returns, while no other thread uses HDF5. It may be called again.
 
         Args:
-          function: may be called several times.
           extents: offset and length of bytes that it needs, as far as they are known.
         """
         if self.is_whole:
@@ -270,9 +252,6 @@ class _BytesThere(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         start, stop = self._at, min(self._at + len(buffer), self._size)
         for at, data in self._parts:
@@ -287,10 +266,14 @@ def _read_from(file: Any, leaf: _Leaf, rows: Any) -> Array:
     try:
         return np.ascontiguousarray(leaf.of(file[leaf.dataset][rows]))
     except (OSError, RuntimeError, KeyError) as error:  # of HDF5, for damage
-        raise ValueError(f"{leaf.dataset}: {error}; the file is damaged, write it again with h5py") from error
+        raise ValueError(f"{leaf.dataset}: {error}; {_DAMAGED}") from error
 
 
 # --- what a file has ---
+
+
+class _RefusedError(ValueError):
+    """A dataset is valid, but cannot be read as rows. The message says what to change."""
 
 
 def _tree_of(reader: _Reader, options: OpenOptions) -> dict[str, Any]:
@@ -329,9 +312,6 @@ def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[dict[str, An
         except _RefusedError as error:
             refused[name] = str(error)
             continue
-        except KeyError:
-            refused[name] = "nothing is there"
-            continue
         if found:
             *outer, last = [part for part in name.split("/") if part]
             functools.reduce(lambda inner, part: inner.setdefault(part, {}), outer, tree)[last] = found
@@ -340,10 +320,18 @@ def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[dict[str, An
     return tree, refused
 
 
-def _node(group: Any, path: str, file: File, above: tuple[int, ...]) -> _Leaf | dict[str, Any]:
-    """A dataset or a group, as its leaves; a scalar has none."""
+def _node(node: Any, path: str, file: File, above: tuple[int, ...]) -> _Leaf | dict[str, Any]:
+    """The dataset or group at a path from a group, as its leaves; a scalar has none."""
     h5py = _h5py()
-    node = _at(group, path, iter(range(_MOST_LINKS)))
+    for part in filter(None, path.split("/")):
+        link = node.get(part, getlink=True) if isinstance(node, h5py.Group) else None
+        if link is None:
+            raise _RefusedError("nothing is there")
+        if isinstance(link, h5py.ExternalLink):  # which HDF5 would open
+            raise _RefusedError(f"a link to the file {link.filename}; open that file itself")
+        if isinstance(link, h5py.SoftLink):  # which may lead through another file
+            raise _RefusedError(f"a link to {link.path}; choose that itself with columns=[...]")
+        node = node[part]
     if isinstance(node, h5py.Dataset) and node.shape:
         return _dataset(node, file)
     if not isinstance(node, h5py.Group):
@@ -355,84 +343,34 @@ def _node(group: Any, path: str, file: File, above: tuple[int, ...]) -> _Leaf | 
     return {child: leaves for child, leaves in found.items() if leaves}
 
 
-def _at(group: Any, path: str, links: Iterator[int]) -> Any:
-    """The dataset or group at a path. Each link is followed by itself, since HDF5 would open other files.
-
-    Args:
-      links: has an item for each link that may be followed.
-
-    Raises:
-      KeyError: nothing is there.
-      _RefusedError: a link leads to another file or nowhere, or there are too many.
-    """
-    h5py = _h5py()
-    here = group.file["/"] if path.startswith("/") else group
-    for part in path.split("/"):
-        if part in ("", "."):
-            continue
-        link = here.get(part, getlink=True) if isinstance(here, h5py.Group) else None
-        if link is None:
-            raise KeyError(path)
-        if isinstance(link, h5py.ExternalLink):
-            raise _RefusedError(f"a link to the file {link.filename}; open that file itself")
-        if isinstance(link, h5py.HardLink):
-            here = here[part]
-            continue
-        if next(links, None) is None:
-            raise _RefusedError("too many links that lead to each other; leave it out with columns=[...]")
-        try:
-            here = _at(here, link.path, links)
-        except KeyError as error:
-            raise _RefusedError(
-                f"a link to {link.path}, which does not exist; leave it out with columns=[...]"
-            ) from error
-    return here
-
-
 def _dataset(dataset: Any, file: File) -> _Leaf | dict[str, Any]:
-    """The leaf of an `h5py.Dataset`, or those of its fields.
-
-    Raises:
-      _RefusedError: it cannot be read as rows.
-      ValueError: it is damaged.
-    """
+    """The leaf of an `h5py.Dataset`, or those of its fields. ValueError: it is damaged."""
     h5py = _h5py()
     created = dataset.id.get_create_plist()
-    if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count():
+    layout, filters = created.get_layout(), [created.get_filter(i) for i in range(created.get_nfilters())]
+    lacking = [name or number for number, *_, name in filters if not h5py.h5z.filter_avail(number)]
+    if layout == h5py.h5d.VIRTUAL or created.get_external_count() or lacking:
         raise _RefusedError(
-            "its data must lie in the file itself, and it is virtual or in external files; open those files "
-            "themselves, or write it again: new[name] = old[name][:]"
+            "its data must lie in the file itself, with filters that this h5py has, and it is virtual, in "
+            f"external files, or has the filters {lacking}; open those files themselves, install hdf5plugin and "
+            "import it before, or write it again: new.create_dataset(name, data=old[name][:])"
         )
-    for number, *_, name in map(created.get_filter, range(created.get_nfilters())):
-        if not h5py.h5z.filter_avail(number):
-            raise _RefusedError(
-                f"its chunks have the filter {(name or b'').decode(errors='replace') or number}, which this h5py "
-                "does not have; install hdf5plugin and import it before, or write it again: "
-                "new.create_dataset(name, data=old[name][:], compression='gzip')"
-            )
     try:
         elements = dataset.dtype
     except TypeError as error:
         raise _RefusedError(f"its elements must be numbers that NumPy has, bytes or text: {error}") from error
-    rows, item_bytes = dataset.shape[0], elements.itemsize
-    row_bytes = math.prod(dataset.shape[1:]) * item_bytes
-    chunk = dataset.chunks
+    rows, chunk = dataset.shape[0], dataset.chunks
+    row_bytes = math.prod(dataset.shape[1:]) * elements.itemsize
     height = chunk[0] if chunk else max(1, _GROUP_BYTES // max(1, row_bytes))
-    needed, has = max(min(height, rows) * row_bytes, math.prod(chunk or ()) * item_bytes), memory_bytes()
-    if needed > has:
-        raise ValueError(
-            f"{file.name}: rows of {dataset.name} that are read at once must fit into memory, and take {needed} "
-            f"bytes of the {has} there are; write it again in smaller chunks if it is not damaged"
-        )
-    chunks = _chunks_of(dataset, created, file) if chunk else np.empty((0, 3), np.int64)
+    needed = max(min(height, rows) * row_bytes, math.prod(chunk or ()) * elements.itemsize)
+    check_memory(file.name, f"rows of {dataset.name} that are read at once", needed)
+    chunks = _chunks_of(dataset, {number for number, *_ in filters}, file)
     start = None
     is_written = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_ALLOCATED and dataset.id.get_storage_size()
-    if created.get_layout() == h5py.h5d.CONTIGUOUS and is_written:
+    if layout == h5py.h5d.CONTIGUOUS and is_written:
         start = dataset.id.get_offset()
         if start + rows * row_bytes > file.size:
-            raise ValueError(
-                f"{file.name}: dataset {dataset.name} leads out of the file, which has {file.size} bytes"
-            )
+            raise ValueError(f"{file.name}: {dataset.name} leads out of the file; {_DAMAGED}")
         if elements.hasobject or h5py.h5t.py_create(elements, logical=True) != dataset.id.get_type():
             start = None  # h5py must convert them
 
@@ -445,12 +383,30 @@ def _dataset(dataset: Any, file: File) -> _Leaf | dict[str, Any]:
     return leaves(elements)
 
 
-def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | str:
-    """What a row of such elements is.
+def _chunks_of(dataset: Any, filters: set[int], file: File) -> Array:
+    """The `chunks` of a leaf. ValueError: they lie outside of the file, or HDF5 would read beyond their bytes."""
+    h5z, found = _h5py().h5z, list[tuple[int, int, int]]()
+    if dataset.chunks is None:
+        return np.empty((0, 3), np.int64)
+    least = 1
+    if filters <= {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}:
+        least = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
+    height = dataset.chunks[0]
+    dataset.id.chunk_iter(
+        lambda chunk: found.append((chunk.chunk_offset[0] // height, chunk.byte_offset, chunk.size))
+    )
+    chunks = np.array(sorted(found), np.int64).reshape(-1, 3)
+    offset, size = chunks[:, 1], chunks[:, 2]
+    if not ((offset >= 0) & (size >= least) & (size <= file.size) & (offset <= file.size - size)).all():
+        raise ValueError(
+            f"{file.name}: chunks of {dataset.name} must have {least} bytes or more of the {file.size} of the "
+            f"file, and one has not; {_DAMAGED}"
+        )
+    return chunks
 
-    Raises:
-      _RefusedError: something else than numbers, booleans, bytes and text; or several values of any length.
-    """
+
+def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | str:
+    """What a row of such elements is: numbers of one shape, or a single value of any length."""
     h5py = _h5py()
     values = h5py.check_vlen_dtype(dtype)
     is_opaque = dtype.kind == "V" and dtype.subdtype is None
@@ -466,40 +422,11 @@ def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> jax.ShapeDtypeStruc
 
 
 def _number(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype, without h5py's notes in it. _RefusedError: it is not one of numbers or booleans."""
-    h5py = _h5py()
-    if dtype.kind in "mM":
-        raise _RefusedError("dates and times must be numbers; write array.view(numpy.int64)")
-    if dtype.kind not in "OSV" and is_numeric(dtype):
+    """The dtype of numbers or booleans, without h5py's notes in it."""
+    if dtype.kind not in "mMOSV" and is_numeric(dtype):
         return np.dtype(dtype.str)
-    found = "references" if h5py.check_ref_dtype(dtype) is not None else str(dtype)
+    found = "references" if _h5py().check_ref_dtype(dtype) is not None else str(dtype)
     raise _RefusedError(
         f"its elements must be numbers or booleans that JAX has, bytes or text, and are {found}; encode them as "
-        "numbers, or leave the dataset out with columns=[...]"
+        "numbers, dates by array.view(numpy.int64), or leave the dataset out with columns=[...]"
     )
-
-
-def _chunks_of(dataset: Any, created: Any, file: File) -> Array:
-    """The `chunks` of a leaf.
-
-    Raises:
-      ValueError: they lie outside of the file, or are too small: HDF5 would read beyond their bytes.
-    """
-    h5z = _h5py().h5z
-    filters = [created.get_filter(i)[0] for i in range(created.get_nfilters())]
-    least = 1
-    if set(filters) <= {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}:
-        least = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
-    height = dataset.chunks[0]
-    found: list[tuple[int, int, int]] = []
-    dataset.id.chunk_iter(
-        lambda chunk: found.append((chunk.chunk_offset[0] // height, chunk.byte_offset, chunk.size))
-    )
-    chunks = np.array(sorted(found), np.int64).reshape(-1, 3)
-    offset, size = chunks[:, 1], chunks[:, 2]
-    if not ((offset >= 0) & (size >= least) & (size <= file.size) & (offset <= file.size - size)).all():
-        raise ValueError(
-            f"{file.name}: chunks of {dataset.name} must have {least} bytes or more of the {file.size} of the "
-            "file, and one has not; the file is damaged, write it again"
-        )
-    return chunks

@@ -22,8 +22,7 @@ from feedline._src.errors import FeedError
 from feedline._src.files.file import File, Indices, absolute
 from feedline._src.files.files import Files
 from feedline._src.files.store import is_url
-from feedline._src.formats.arrow import REWRITE, batches_of
-from feedline._src.formats.arrow_columns import column_of, is_bytes, naming_file, row_of
+from feedline._src.formats.arrow import REWRITE, batches_of, column_of, is_bytes, naming_file, row_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import require
 from feedline._src.formats.table import Column

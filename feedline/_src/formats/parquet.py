@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from feedline._src.files.file import File
-from feedline._src.formats.arrow_columns import column_of, naming_file, readable, spec_of
+from feedline._src.formats.arrow import column_of, naming_file, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format, require
+from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import Column, Grouped, check_memory
 
-_REMEDY = "write it again with pyarrow.parquet.write_table"
+parquet: Any = Library("pyarrow.parquet", "parquet")
+pyarrow: Any = Library("pyarrow", "parquet")
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
@@ -23,31 +24,33 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    parquet, pyarrow = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
-    with naming_file(file.name, "a Parquet file", _REMEDY), readable(file) as source:
-        reader = parquet.ParquetFile(source, pre_buffer=False)
+    new_reader = parquet.ParquetFile
+    remedy = "write it again with pyarrow.parquet.write_table"
+    with naming_file(file.name, "a Parquet file", remedy), readable(file) as source:
+        reader = new_reader(source, pre_buffer=False)
         metadata, schema = reader.metadata, _without_views(reader.schema_arrow)
     spec = spec_of(schema, options, file.name)
     names = sorted(spec)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     for name, row in spec.items():
-        if not isinstance(row, str):
-            needed = max(lengths, default=0) * math.prod(row.shape) * row.dtype.itemsize
-            check_memory(file.name, f"column {name!r} of a row group", needed)
+        row_bytes = 0 if isinstance(row, str) else math.prod(row.shape) * row.dtype.itemsize
+        check_memory(file.name, f"column {name!r} of a row group", max(lengths, default=0) * row_bytes)
     places = {name: _chunks_of(metadata, name) for name in names}
 
     def read(leaf: int, group: int) -> Column:
         name = names[leaf]
         # a reader is not thread-safe; a new one is cheap, since the footer is already parsed
         with readable(file) as source:
-            reader = parquet.ParquetFile(source, metadata=metadata, pre_buffer=False)
-            found = reader.read_row_group(group, columns=[name], use_threads=False)
+            found = new_reader(source, metadata=metadata, pre_buffer=False).read_row_group(
+                group, columns=[name], use_threads=False
+            )
         found.validate()  # invalid lengths would make pyarrow abort the process
         column = found.column(name)
         if isinstance(spec[name], str):  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
             return column_of(column.cast(pyarrow.large_binary()).combine_chunks(), f"column {name!r}")
-        chunks = [column_of(chunk, f"column {name!r}") for chunk in column.chunks or [column.combine_chunks()]]
-        return chunks[0] if len(chunks) == 1 else _joined(chunks)
+        return _joined(
+            [column_of(chunk, f"column {name!r}") for chunk in column.chunks or [column.combine_chunks()]]
+        )
 
     return Grouped(
         spec,
@@ -70,22 +73,21 @@ FORMAT = Format(
 
 def _without_views(schema: Any) -> Any:
     """Views as bytes. In Parquet they are only a wish for the type in memory."""
-    pyarrow = require("pyarrow", "parquet")
     types = pyarrow.types
-
-    def field(one: Any) -> Any:
-        is_view = types.is_binary_view(one.type) or types.is_string_view(one.type)
-        return one.with_type(pyarrow.large_binary()) if is_view else one
-
-    return pyarrow.schema([field(one) for one in schema])
+    are_views = [types.is_binary_view(one.type) or types.is_string_view(one.type) for one in schema]
+    fields = zip(schema, are_views, strict=True)
+    return pyarrow.schema([one.with_type(pyarrow.large_binary()) if is_view else one for one, is_view in fields])
 
 
 def _joined(parts: Sequence[Column]) -> Column:
     """The numbers of several chunks: NumPy joins lists of them faster than pyarrow does."""
+    if len(parts) == 1:
+        return parts[0]
     null = [np.zeros(part.rows, bool) if part.null is None else part.null for part in parts]
     has_nulls = any(part.null is not None for part in parts)
-    values = np.concatenate([part.values for part in parts])
-    return Column(values, null=np.concatenate(null) if has_nulls else None)
+    return Column(
+        np.concatenate([part.values for part in parts]), null=np.concatenate(null) if has_nulls else None
+    )
 
 
 def _chunks_of(metadata: Any, name: str) -> list[int]:

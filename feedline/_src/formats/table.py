@@ -150,6 +150,11 @@ class Column(NamedTuple):
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self if part is not None)
 
+    @property
+    def nulls(self) -> int:
+        """How many rows have one."""
+        return 0 if self.null is None else int(self.null.sum())
+
     def take(self, rows: Indices) -> list[Any]:
         """Copies of these values: NumPy scalars or arrays, or bytes.
 

@@ -182,6 +182,10 @@ class ArraySource(Source):
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
         self._check(self._files[:_CHECKS_A_READ])
+        if (
+            self._opened is not None and self._read_file is not read_by_suffix
+        ):  # elsewhere it may be read in groups
+            return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
         fetched = self._sampled(samples) if self.is_remote else {}
 
