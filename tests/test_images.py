@@ -16,7 +16,7 @@ from sklearn.datasets import load_sample_image
 
 import feedline
 from feedline import Feed, Order, Reading, RowError
-from feedline._src.images import ImageDecoder, _Draws
+from feedline._src.images import ImageDecoder, uniform
 from feedline._src.sources.decoded import Row
 
 HEIGHT, WIDTH = 400, 600
@@ -58,24 +58,16 @@ def difference(one, other):
     return np.abs(one.astype(int) - other.astype(int)).mean()
 
 
-@pytest.mark.parametrize("size", [16, 64, 224, 399, 400, 500])
+@pytest.mark.parametrize("size", [16, 224, 500])
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
 def test_the_centre_is_the_largest_square(kind, size):
     photo = load_sample_image("china.jpg")[:HEIGHT, :WIDTH]
-    data = jpeg(photo) if kind == "jpeg" else encoded(photo, kind, lossless=True)
-    wanted = by_pillow(photo, (0, 100, 400, 400), size)
-    assert difference(run(data, size=size), wanted) < 7  # Pillow smooths more
-    tall = (
-        jpeg(PLACES.transpose(1, 0, 2))
-        if kind == "jpeg"
-        else encoded(PLACES.transpose(1, 0, 2), kind, lossless=True)
-    )
-    assert difference(run(tall, size=size), by_pillow(PLACES.transpose(1, 0, 2), (100, 0, 400, 400), size)) < 2
+    for image, box, most in (photo, (0, 100, 400, 400), 7), (PLACES.transpose(1, 0, 2), (100, 0, 400, 400), 2):
+        data = jpeg(image) if kind == "jpeg" else encoded(image, kind, lossless=True)
+        assert difference(run(data, size=size), by_pillow(image, box, size)) < most  # Pillow smooths more
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "size"), [(427, 640, 20), (427, 640, 100), (427, 427, 75), (250, 200, 75), (427, 30, 20)]
-)
+@pytest.mark.parametrize(("height", "width", "size"), [(427, 640, 20), (427, 427, 75), (427, 30, 20)])
 def test_a_pixel_of_a_much_smaller_image_is_the_mean_of_many(height, width, size):
     photo = load_sample_image("china.jpg")[:height, :width]
     ratio = (width / height, width / height)
@@ -93,9 +85,8 @@ def box_of(image):
 
 @pytest.mark.parametrize("data", [jpeg(PLACES), encoded(PLACES)], ids=["jpeg", "png"])
 def test_random_crops_have_the_sizes_and_shapes_asked_for(data):
-    boxes = [
-        box_of(run(data, key, crop="random", scale=(0.2, 0.5), ratio=(0.5, 2.0), size=200)) for key in range(200)
-    ]
+    options = {"crop": "random", "scale": (0.2, 0.5), "ratio": (0.5, 2.0), "size": 200}
+    boxes = [box_of(run(data, key, **options)) for key in range(200)]
     left, right, top, bottom = np.array(boxes).T
     area = (right - left) * (bottom - top)
     shape = (right - left) * WIDTH / ((bottom - top) * HEIGHT)
@@ -103,10 +94,8 @@ def test_random_crops_have_the_sizes_and_shapes_asked_for(data):
     assert 0.45 < area.max() < 0.53
     assert 0.47 < shape.min() < 0.6
     assert 1.7 < shape.max() < 2.1
-    assert left.min() < 0.02
-    assert right.max() > 0.98
-    assert top.min() < 0.02
-    assert bottom.max() > 0.98
+    assert max(left.min(), top.min()) < 0.02
+    assert min(right.max(), bottom.max()) > 0.98
     assert abs(np.log(shape).mean()) < 0.15
     assert len({tuple(box) for box in boxes}) > 190
 
@@ -125,21 +114,15 @@ def test_half_of_the_images_are_mirrored():
 
 def test_a_key_always_gives_the_same_crop():
     """These boxes must never change: a run that resumes relies on them."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]  # SplitMix64
+    assert [uniform(1234567, i) for i in range(1, 5)] == [(number >> 11) * 2.0**-53 for number in published]
     decode = decoder(size=100, crop="random", flip=True)
-    boxes = [tuple(decode._box(HEIGHT, WIDTH, _Draws(key))) for key in (12345, 1, 2**64 - 1)]
+    boxes = [tuple(decode.box(HEIGHT, WIDTH, key)) for key in (12345, 1, 2**64 - 1)]
     assert boxes == [(19, 70, 240, 202), (45, 85, 354, 408), (18, 35, 381, 459)]
     image = run(encoded(PLACES), key=12345, crop="random", flip=True, size=100)
     top, left, height, width = boxes[0]
     edges = (left / WIDTH, (left + width) / WIDTH, top / HEIGHT, (top + height) / HEIGHT)
     assert box_of(image) == pytest.approx(edges, abs=0.01)
-
-
-def test_random_numbers_are_those_of_splitmix64():
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    assert _Draws(1234567).four(0) == [(number >> 11) * 2.0**-53 for number in published]
-    first, second = (_Draws(key) for key in (7, 8))
-    numbers = [*first.four(0), *first.four(9), first.last(), *second.four(0), second.last()]
-    assert len(set(numbers)) == 14
 
 
 def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
@@ -202,11 +185,18 @@ WHOLE = {"jpeg": jpeg(PHOTO), "png": encoded(PHOTO), "webp": encoded(PHOTO, "web
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
 def test_a_truncated_image_is_refused(kind, share):
     data = WHOLE[kind][: int(len(WHOLE[kind]) * share)]
     with pytest.raises(Exception, match=r"\w"):
         run(data)
+
+
+def test_what_is_no_image_is_refused():
+    with pytest.raises(ValueError, match="an image must not be empty, and this one has 0 bytes"):
+        run(b"")
+    with pytest.raises(ValueError, match=r"must be a whole JPEG.* begins with b'Dear reader, thi' and has 28"):
+        run(b"Dear reader, this is a text.")
 
 
 def test_damage_below_the_crop_is_noticed():
@@ -216,41 +206,6 @@ def test_damage_below_the_crop_is_noticed():
     assert run(whole).any()
     with pytest.raises(ValueError, match="premature end"):
         run(damaged)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "an image must not be empty, and this one has 0 bytes"),
-        (b"Dear reader, this is a text.", "must be a whole JPEG.* begins with b'Dear reader, thi' and has 28"),
-        (b"\xff\xd8\xff", r"\w"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "must be a whole JPEG"),
-    ],
-)  # fmt: skip
-def test_what_is_no_image_is_refused(data, message):
-    with pytest.raises(ValueError, match=message):
-        run(data)
-
-
-def test_a_header_that_asks_for_too_much_memory_is_refused():
-    data = bytearray(jpeg(PLACES))
-    at = data.index(b"\xff\xc0\x00\x11\x08") + 5  # height and width, two bytes each
-    data[at : at + 4] = b"\xfd\xe8\xfd\xe8"
-    with pytest.raises(ValueError, match="header says 65000 × 65000; shrink it"):
-        run(bytes(data))
-
-
-@given(st.sampled_from(sorted(WHOLE)), st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=5))
-@settings(max_examples=100)
-def test_flipped_bits_are_an_image_or_an_error(kind, flips):
-    data = bytearray(WHOLE[kind])
-    for at, bits in flips:
-        data[at % min(len(data), 2000 if at % 2 else len(data))] ^= bits
-    try:
-        image = run(bytes(data), crop="random", flip=True)
-    except (ValueError, RuntimeError):
-        return
-    assert image.shape == (64, 64, 3)
 
 
 # --- as rows of a feed ---
@@ -354,10 +309,8 @@ def test_images_without_labels(photos):
         ({"size": 0}, "size must be at least 1"),
         ({"crop": "centre"}, 'crop must be "center" or "random"'),
         ({"scale": (0, 1)}, r"scale is the least and the greatest value, above 0, at most 1, got \(0, 1\)"),
-        ({"scale": (0.5, 2)}, "at most 1"),
         ({"ratio": (2, 1)}, "ratio is the least and the greatest"),
         ({"ratio": (1, float("inf"))}, "ratio is"),
-        ({"scale": (float("nan"), 1)}, "scale is"),
         ({"image": "photo"}, "must have the field of the image, 'photo', and has file, label; give image="),
         ({"label": "class"}, "must have the field of the label, 'class'"),
     ],

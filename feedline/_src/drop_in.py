@@ -89,11 +89,10 @@ class _HostBatch(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """A global batch, the iterator's state after it, how it was made and placed, and what this process placed."""
+    """A global batch, what it was made from, and how it was placed."""
 
     batch: Any
-    state: Any
-    made: PartTimes
+    given: _HostBatch
     times: PlaceTimes
     local_bytes: int
 
@@ -152,11 +151,11 @@ class MeshIterator(ProcessBound):
             self._closed = True
             self._prefetcher.close()
             raise
-        self._listener.told(BatchRecord(asked, time.perf_counter(), [placed.made], placed.times))
+        self._listener.told(BatchRecord(asked, time.perf_counter(), [placed.given.times], placed.times))
         self._batches += 1
         self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
         self._placed_bytes += placed.local_bytes
-        self._state = placed.state
+        self._state = placed.given.state
         return placed.batch
 
     def statistics(self) -> Statistics:
@@ -168,7 +167,7 @@ class MeshIterator(ProcessBound):
             batches=self._batches,
             rows=self._rows,
             placed_bytes=self._placed_bytes,
-            **times_of(self._accounting, self._window()),
+            **times_of(self._accounting, Window.of(self._accounting.latest(), self._accounting.idle_share())),
             ready=self._prefetcher.waiting,
             slabs=self._source.staging.mapped,
             host_bytes=self._source.staging.mapped_bytes,
@@ -180,7 +179,7 @@ class MeshIterator(ProcessBound):
         Raises:
           ValueError: fewer than two batches were delivered one after the other.
         """
-        window = self._window()
+        window = Window.of(self._accounting.latest(), self._accounting.idle_share())
         if window is None:
             raise ValueError(
                 "a report needs two batches that were taken one after the other, and this iterator delivered "
@@ -198,10 +197,6 @@ class MeshIterator(ProcessBound):
             default_threads=1,
         )
         return judge(window, how)
-
-    def _window(self) -> Window | None:
-        latest = self._accounting.latest()
-        return Window.of(latest, self._accounting.idle_share())
 
     def get_state(self) -> Any:
         """The state of the user's iterator after the last batch delivered."""
@@ -237,37 +232,21 @@ class _CheckedBatches:
 
     def __init__(self, iterable: Iterable[Any], copy: bool, settings: JaxSettings, idle: int) -> None:
         self.iterator: Any = iter(iterable)
-        self._copy = copy
-        self._settings = settings
-        self._idle = idle
-        self._form: tuple[RowSpec, list[bool]] | None = None
-        """Of the last batch, and which of its leaves were copied."""
+        self._copy, self._settings, self._idle = copy, settings, idle
+        self._form: tuple[RowSpec, list[bool]] | None = None  # of the last batch, and which leaves were copied
         self.staging = Staging([], idle)
         self._closed = False
 
     def __next__(self) -> _HostBatch:
         with self._settings.applied():
-            return self._next()
-
-    def _next(self) -> _HostBatch:
-        watch = Stopwatch()
-        batch = next(self.iterator)
-        read_s, read_cpu_s = watch.lap()
-        arrays = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: (
-                leaf if _lies_on_devices(leaf) else as_array(f"batch{jax.tree_util.keystr(path)}", leaf)
-            ),
-            batch,
-        )
-        spec = RowSpec.of(arrays)
-        for leaf in spec.leaves:
-            if not leaf.shape:
-                raise ValueError(
-                    f"{leaf.name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
-                )
-        leaves = self._in_placed_dtypes(jax.tree.leaves(arrays), spec)
-        state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
-        stage_s, stage_cpu_s = watch.lap()
+            watch = Stopwatch()
+            batch = next(self.iterator)
+            read_s, read_cpu_s = watch.lap()
+            arrays = jax.tree_util.tree_map_with_path(_checked, batch)
+            spec = RowSpec.of(arrays)
+            leaves = self._in_placed_dtypes(jax.tree.leaves(arrays), spec)
+            state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
+            stage_s, stage_cpu_s = watch.lap()
         times = PartTimes(this_thread(), watch.began, read_s, 0.0, stage_s, read_cpu_s, stage_cpu_s)
         return _HostBatch(spec, leaves, state, times)
 
@@ -301,25 +280,28 @@ class _CheckedBatches:
         return leaves
 
 
-def _lies_on_devices(leaf: Any) -> bool:
-    """Whether it is an array on devices of this process, of a dtype that it keeps."""
-    return (
-        isinstance(leaf, jax.Array)
-        and not leaf.is_deleted()
-        and leaf.is_fully_addressable
-        and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # keys of random numbers
-        and leaf.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype)
-    )
+def _checked(path: Any, leaf: Any) -> Any:
+    """The leaf if it is an array on devices of this process, of a dtype that it keeps; else an array of NumPy."""
+    name = f"batch{jax.tree_util.keystr(path)}"
+    stays = isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_addressable
+    if not stays or jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype != _placed_dtype(leaf):
+        leaf = as_array(name, leaf)
+    if not leaf.shape:
+        raise ValueError(
+            f"{name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
+        )
+    return leaf
+
+
+def _placed_dtype(leaf: jax.Array) -> Any:
+    return jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 
 class _BatchPlacement:
     """Places batches, and notes how long that takes; makes a new plan only when shapes or dtypes change."""
 
     def __init__(self, sharding: Any, copy: bool, settings: JaxSettings, listener: BatchListener) -> None:
-        self._copy = copy
-        self._listener = listener
-        self._sharding = sharding
-        self._settings = settings
+        self._sharding, self._copy, self._settings, self._listener = sharding, copy, settings, listener
         self._spec: RowSpec | None = None
         self._placement: Placement | None = None
 
@@ -334,7 +316,7 @@ class _BatchPlacement:
         times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
         arrays = jax.tree.leaves(batch)
         if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
-            of_devices = [isinstance(leaf, jax.Array) for leaf in given.leaves]
-            jax.block_until_ready([array for array, mine in zip(arrays, of_devices, strict=True) if mine])
+            pairs = zip(arrays, given.leaves, strict=True)
+            jax.block_until_ready([array for array, leaf in pairs if isinstance(leaf, jax.Array)])
         self._listener.placed(times, arrays)
-        return _Placed(batch, given.state, given.times, times, self._placement.local_bytes)
+        return _Placed(batch, given, times, self._placement.local_bytes)

@@ -29,8 +29,7 @@ Image = npt.NDArray[np.uint8]
 _IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
 _LABEL_FIELDS = ("label", "cls")
 _DIGITS = re.compile(r"(0|-?[1-9][0-9]*)\r?\n?")
-_TRIES = 10
-"""Of a random crop that does not fit; then it is a centred one."""
+_TRIES = 10  # of a random crop that does not fit; then it is a centred one
 _UINT64 = (1 << 64) - 1
 
 
@@ -120,18 +119,18 @@ def decode(
 
 def _check_range(name: str, value: Sequence[float], most: float) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1] <= most or not math.isfinite(value[1]):
-        limit = f", at most {most:g}" if math.isfinite(most) else ""
-        raise ValueError(f"{name} is the least and the greatest value, above 0{limit}, got {value!r}")
+        raise ValueError(f"{name} is the least and the greatest value, above 0, at most {most:g}, got {value!r}")
 
 
 def _field(kind: str, given: str | None, fields: Sequence[str], usual: Sequence[str]) -> str:
-    found = [name for name in ([given] if given is not None else usual) if name in fields]
-    if not found:
-        wanted = repr(given) if given is not None else f"one of {', '.join(usual)}"
+    wanted = [given] if given is not None else usual
+    found = next((name for name in wanted if name in fields), None)
+    if found is None:
         raise ValueError(
-            f"a record must have the field of the {kind}, {wanted}, and has {', '.join(fields)}; give {kind}=..."
+            f"a record must have the field of the {kind}, {' or '.join(map(repr, wanted))}, and has "
+            f"{', '.join(fields)}; give {kind}=..."
         )
-    return found[0]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,31 +151,31 @@ class ImageDecoder:
         data = record if self.image is None else record[self.image]
         if not data:
             raise ValueError("an image must not be empty, and this one has 0 bytes; write the file again")
-        draws = _Draws(row.key) if self.crop == "random" or self.flip else None
-        decoded = self._cropped(data, draws)
-        _resize_into(out["image"], decoded, mirror=self.flip and draws is not None and draws.last() < 0.5)
+        mirror = self.flip and uniform(row.key, 4 * _TRIES + 1) < 0.5  # no crop uses this number
+        _resize_into(out["image"], self._cropped(data, row.key), mirror)
         if self.label is not None:
             out["label"][...] = _exact_label(record[self.label])
 
-    def _cropped(self, data: bytes, draws: _Draws | None) -> Image:
+    def _cropped(self, data: bytes, key: int) -> Image:
         """The part of the image that is resized; of a JPEG perhaps in a smaller resolution."""
         header = _jpeg_header(data)
         if header is None or self.orient:
             whole = _decoded_by_opencv(data, self.orient)
             height, width = whole.shape[:2]
-            return _part(whole, self._box(height, width, draws))
-        box = self._box(*header, draws)
-        shrink = _shrink(min(box.height, box.width) // self.size)
+            return _part(whole, self.box(height, width, key))
+        box = self.box(*header, key)
+        # libjpeg-turbo also shrinks by other eighths, but not with SIMD: 7/8, 6/8 and 5/8 take longer than 1
+        times = min(box.height, box.width) // self.size
+        shrink = next(factor for factor in (8, 4, 2, 1) if factor <= max(1, times))
         small = math.ceil(header[0] / shrink), math.ceil(header[1] / shrink)
         check_scans(data)
         whole = require("simplejpeg", "images").decode_jpeg(data, min_height=small[0], min_width=small[1])
         return _part(whole, _scaled(box, header, small))
 
-    def _box(self, height: int, width: int, draws: _Draws | None) -> Box:
+    def box(self, height: int, width: int, key: int) -> Box:
         """The part of an image of this size that is used."""
         for attempt in range(_TRIES if self.crop == "random" else 0):
-            assert draws is not None
-            area, shape, down, right = draws.four(attempt)
+            area, shape, down, right = (uniform(key, 4 * attempt + i) for i in range(1, 5))
             area = height * width * _between(self.scale, area)
             shape = math.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), shape))
             tall, wide = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
@@ -189,11 +188,7 @@ class ImageDecoder:
 
 
 def _exact_label(value: Any) -> int:
-    """The integer that a field holds, which nothing rounds; of text only what `str` writes, and a line break.
-
-    Raises:
-      ValueError: it is another number, or other text, such as "1_0" and "07".
-    """
+    """The integer that a field holds, which nothing rounds; of text only what `str` writes, and a line break."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     if isinstance(text, str):
         exact = _DIGITS.fullmatch(text) is not None
@@ -208,37 +203,16 @@ def _exact_label(value: Any) -> int:
     return int(text)
 
 
-class _Draws:
-    """Uniform random numbers in [0, 1) from a key: SplitMix64 (Steele, Lea and Flood 2014).
+def uniform(key: int, index: int) -> float:
+    """A uniform random number in [0, 1), of those of a key: SplitMix64 (Steele, Lea and Flood 2014).
 
-    They are the same on any machine and with any version. A NumPy generator would take longer to make than all
+    It is the same on any machine and with any version. A NumPy generator would take longer to make than all
     numbers that an image needs.
     """
-
-    def __init__(self, key: int) -> None:
-        self._key = key
-
-    def four(self, attempt: int) -> list[float]:
-        """Four of them, for an attempt at a crop."""
-        return [self._uniform(4 * attempt + i) for i in range(1, 5)]
-
-    def last(self) -> float:
-        """One that no crop uses."""
-        return self._uniform(4 * _TRIES + 1)
-
-    def _uniform(self, index: int) -> float:
-        mixed = (self._key + index * 0x9E3779B97F4A7C15) & _UINT64
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _UINT64
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _UINT64
-        return ((mixed ^ mixed >> 31) >> 11) * 2.0**-53
-
-
-def _shrink(times: int) -> int:
-    """The factor by which a JPEG is decoded smaller, at most `times`.
-
-    libjpeg-turbo also shrinks by other eighths, but its SIMD code does not: 7/8, 6/8 and 5/8 take longer than 1.
-    """
-    return next(factor for factor in (8, 4, 2, 1) if factor <= max(1, times))
+    mixed = (key + index * 0x9E3779B97F4A7C15) & _UINT64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _UINT64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _UINT64
+    return ((mixed ^ mixed >> 31) >> 11) * 2.0**-53
 
 
 def _between(limits: tuple[float, float], share: float) -> float:
@@ -280,7 +254,6 @@ def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
 
 
 def _resize_into(out: Image, image: Image, mirror: bool) -> None:
-    """Write the image, resized, and mirrored if it is wanted, to `out`."""
     cv2 = require("cv2", "images")
     size, longest, shortest = out.shape[0], max(image.shape[:2]), min(image.shape[:2])
     shrink = 1
