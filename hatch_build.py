@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 _SOURCE = "feedline/_src/native/columns.c"
-_LIBRARY = "feedline/_src/native/libcolumns.so.4"
+_LIBRARY = "feedline/_src/native/libcolumns.so.5"
 
 
 class CompileLibrary(BuildHookInterface):  # type: ignore[misc]

@@ -11,7 +11,7 @@ Public are this module and the modules beside it::
     Statistics         a snapshot of what a feed counted
 
     open_source        rows of files, by their path: RowSource is what a source of your own must do
-    decoded, Ragged, Mixture, Store   rows made of rows, and rows of stores on the network
+    decoded, Ragged, Packed, Mixture, Store   rows made of rows, and rows of stores on the network
     Rows               what `transform` and `decode` know of the rows that they are given
     Lanes, save_lanes, load_lanes     rows that come one after the other, and their checkpoints
     convert            rows of any source as files of one format
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from feedline._src.sources.lanes import Lanes as Lanes
     from feedline._src.sources.mixture import Mixture as Mixture
     from feedline._src.sources.open_source import open_source as open_source
+    from feedline._src.sources.packed import Packed as Packed
     from feedline._src.sources.ragged import Ragged as Ragged
     from feedline._src.streams.lane_files import load_lanes as load_lanes
     from feedline._src.streams.lane_files import save_lanes as save_lanes
@@ -79,6 +80,7 @@ __getattr__, __dir__, __all__ = lazily(
         "Limits": "feedline._src.options",
         "Mixture": "feedline._src.sources.mixture",
         "Order": "feedline._src.options",
+        "Packed": "feedline._src.sources.packed",
         "Plan": "feedline._src.plan.plan",
         "ProcessError": "feedline._src.errors",
         "Ragged": "feedline._src.sources.ragged",

@@ -78,7 +78,7 @@ def wheel(folder, **environment):
 def test_a_wheel_holds_the_library_and_serves_any_python(tmp_path):
     name, files = wheel(tmp_path, FEEDLINE_PURE_PYTHON="0")
     assert "-py3-none-linux_" in name
-    assert "feedline/_src/native/libcolumns.so.4" in files
+    assert "feedline/_src/native/libcolumns.so.5" in files
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@
  *   feedline_order    the row at each of some positions of an epoch (see feedline/order/permutation.py, blocks.py)
  *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
  *   feedline_fill     the rows at some positions of an epoch, of several leaves, into a batch
+ *   feedline_permute  permutations of different sizes, each at one index
+ *   feedline_spans    values of one leaf, side by side in the rows of a batch
+ *   feedline_mark     which span each value of such a row is of, and its place in the span
  *
  * Nothing is allocated and no state is kept between calls, so any number of threads may call at a time. For a row
  * that is in no segment an error code is returned, and nothing is read. Another code is returned if a row is in a
@@ -30,7 +33,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* Increased whenever a struct or a function changes; the binding refuses any other version. */
-#define INTERFACE 4
+#define INTERFACE 5
 
 enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3, MEMORY_LOST = 4 };
 
@@ -466,4 +469,121 @@ EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64
   int32_t code = feedline_order(order, positions, first, count, rows, bad);
   for (int64_t leaf = 0; leaf < leaves && code == OK; leaf++) code = feedline_gather(&copies[leaf], rows, count, bad);
   return code;
+}
+
+/* ---- spans ---------------------------------------------------------------------------------------------------- */
+
+/* Index i goes to where permutation `tweaks[i]` of [0, sizes[i]) takes it, in place. Sizes are at least 1. */
+EXPORT int32_t feedline_permute(const int64_t *sizes, const uint64_t *keys, const uint32_t *tweaks, int64_t *indices,
+                                int64_t count) {
+  if (sizes == NULL || keys == NULL || tweaks == NULL || indices == NULL || count < 0) return BAD_ARGUMENT;
+  Network net = {0};
+  memcpy(net.keys, keys, sizeof(net.keys));
+  for (int64_t i = 0; i < count; i++) {
+    const uint64_t n = (uint64_t)sizes[i];
+    if (n != net.n) {
+      const uint32_t bits = n > 1 ? 64 - (uint32_t)__builtin_clzll(n - 1) : 0; /* of n - 1 */
+      net.n = n, net.k = bits / 2, net.a = ((n - 1) >> net.k) + 1;
+    }
+    if (n == 0 || (uint64_t)indices[i] >= n) return POSITION_OUT_OF_RANGE;
+    indices[i] = (int64_t)walked(&net, (uint64_t)indices[i], &tweaks[i]);
+  }
+  return OK;
+}
+
+/* Spans of values that stand one after the other in the rows of a batch. */
+typedef struct {
+  const int64_t *row; /* ascending */
+  const int64_t *first;
+  const int64_t *count;
+  int64_t spans;
+} Spans;
+
+/* `count` values uint16 as int32. They may be at any address. */
+static void widen(const unsigned char *restrict from, int64_t count, unsigned char *restrict to) {
+  for (int64_t i = 0; i < count; i++) {
+    uint16_t narrow;
+    memcpy(&narrow, from + 2 * i, sizeof(narrow));
+    const int32_t wide = narrow;
+    memcpy(to + 4 * i, &wide, sizeof(wide));
+  }
+}
+
+static void copy_spans(const Leaf *leaf, const Spans *spans, unsigned char *out, int64_t out_stride, int64_t length,
+                       int64_t size) {
+  const Source at = {*leaf, leaf->bases[0], leaf->strides[0], leaf->segments == 1};
+  unsigned char *to = out;
+  for (int64_t i = 0; i < spans->spans; i++) {
+    if (i == 0 || spans->row[i] != spans->row[i - 1]) to = out + spans->row[i] * out_stride;
+    if (i + 1 < spans->spans) {
+      const unsigned char *next = address(&at, spans->first[i + 1]);
+      const int64_t bytes = spans->count[i + 1] * leaf->run_bytes;
+      for (int64_t byte = 0; byte < (bytes < FETCHED_BYTES ? bytes : FETCHED_BYTES); byte += 64)
+        __builtin_prefetch(next + byte);
+    }
+    const unsigned char *from = address(&at, spans->first[i]);
+    if (size == leaf->run_bytes)
+      memcpy(to, from, (size_t)(spans->count[i] * size));
+    else
+      widen(from, spans->count[i], to);
+    to += spans->count[i] * size;
+    if (i + 1 == spans->spans || spans->row[i + 1] != spans->row[i])
+      memset(to, 0, (size_t)(out + spans->row[i] * out_stride + length * size - to));
+  }
+}
+
+/* Copy the values of spans into the rows of `out`, of `length` values of `size` bytes, and zeros after the last of a
+ * row. The rows of the leaf are values without gaps between them: of `size` bytes, or uint16 to become int32.
+ * Errors: `bad[0]` is a span that is not within one segment, or does not fit its row, and nothing has been copied; or,
+ * if memory was lost, -1, with its address in `bad[1]`. */
+EXPORT int32_t feedline_spans(const Leaf *leaf, const Spans *spans, unsigned char *out, int64_t out_stride,
+                              int64_t length, int64_t size, int64_t *bad) {
+  if (leaf == NULL || spans == NULL || out == NULL || bad == NULL || leaf->segments < 1 ||
+      (leaf->run_bytes != size && (leaf->run_bytes != 2 || size != 4)))
+    return BAD_ARGUMENT;
+  const uint64_t n = (uint64_t)leaf->ends[leaf->segments - 1];
+  int64_t done = 0;
+  for (int64_t i = 0; i < spans->spans; i++) {
+    const uint64_t first = (uint64_t)spans->first[i], count = (uint64_t)spans->count[i];
+    if (i && spans->row[i] != spans->row[i - 1]) done = 0;
+    if (first >= n || count < 1 || count > (uint64_t)(length - done)) return *bad = i, ROW_OUT_OF_RANGE;
+    int64_t segment = leaf->buckets[first >> leaf->shift];
+    while (first >= (uint64_t)leaf->ends[segment]) segment++;
+    if (count > (uint64_t)leaf->ends[segment] - first || leaf->strides[segment] != leaf->run_bytes)
+      return *bad = i, ROW_OUT_OF_RANGE;
+    done += (int64_t)count;
+  }
+  Guard guard;
+  if (LOST_MEMORY(guard)) {
+    bad[0] = -1;
+    bad[1] = (int64_t)(uintptr_t)guard.address;
+    return MEMORY_LOST;
+  }
+  copy_spans(leaf, spans, out, out_stride, length, size);
+  lost_memory_release(&guard);
+  return OK;
+}
+
+/* For each value of a row the number of its span, from 1 on, and its place in the span; zeros after the last span.
+ * Spans fit their rows. Strides are in bytes. */
+EXPORT int32_t feedline_mark(const Spans *spans, int64_t length, unsigned char *numbers, int64_t number_stride,
+                             unsigned char *places, int64_t place_stride) {
+  if (spans == NULL || numbers == NULL || places == NULL) return BAD_ARGUMENT;
+  int64_t done = 0;
+  int32_t number = 0;
+  for (int64_t i = 0; i < spans->spans; i++) {
+    int32_t *of = (int32_t *)(numbers + spans->row[i] * number_stride);
+    int32_t *at = (int32_t *)(places + spans->row[i] * place_stride);
+    const int64_t count = spans->count[i];
+    number++;
+    for (int64_t j = 0; j < count; j++) of[done + j] = number;
+    for (int64_t j = 0; j < count; j++) at[done + j] = (int32_t)j;
+    done += count;
+    if (i + 1 == spans->spans || spans->row[i + 1] != spans->row[i]) {
+      memset(of + done, 0, (size_t)(length - done) * sizeof(*of));
+      memset(at + done, 0, (size_t)(length - done) * sizeof(*at));
+      done = 0, number = 0;
+    }
+  }
+  return OK;
 }

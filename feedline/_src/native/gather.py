@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.native.spans import Spans
+
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
@@ -147,6 +149,28 @@ class Segments:
         if stream is None:
             stream = leaf.run_bytes >= _STREAMED_RUN_BYTES and out.nbytes >= _STREAMED_BYTES
         return Copy(ctypes.addressof(leaf), out.ctypes.data, out.strides[0], stream)
+
+    def copy_spans(self, library: ctypes.CDLL, spans: Spans, out: Array) -> None:
+        """Write the values of spans side by side, of segments of one axis, and zeros after the last of each row.
+
+        Args:
+          out: [rows, length], each row contiguous; of the dtype of the values, or int32 where that is uint16.
+
+        Raises:
+          IndexError: a span is not within one segment, or does not fit its row; nothing has been written.
+          MemoryLostError: a span is in a mapped file that was truncated, or whose disk failed.
+        """
+        leaf = self._leaves.get(()) or self._leaves.setdefault((), self._leaf(()))
+        bad, struct = Bad(), spans.struct()
+        arguments = (out.ctypes.data, out.strides[0], out.shape[1], out.itemsize, ctypes.byref(bad))
+        code = library.feedline_spans(ctypes.byref(leaf), ctypes.byref(struct), *arguments)
+        bad.check_memory(code)
+        if code:
+            i = bad[0]
+            raise IndexError(
+                f"a span must lie in one segment and fit a row of {out.shape[1]} values, got {spans.length[i]} "
+                f"values from {spans.first[i]} on"
+            )
 
     def _gathered(self, library: ctypes.CDLL, rows: Indices, columns: Columns, shape: tuple[int, ...]) -> Array:
         whole = np.empty(shape, self._dtype)

@@ -7,7 +7,7 @@ import functools
 import os
 from pathlib import Path
 
-INTERFACE = 4
+INTERFACE = 5
 """The version of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")
@@ -37,6 +37,9 @@ def library() -> ctypes.CDLL | None:
     loaded.feedline_order.argtypes = (pointer, pointer, number, number, pointer, pointer)
     loaded.feedline_gather.argtypes = (pointer, pointer, number, pointer)
     loaded.feedline_fill.argtypes = (pointer, pointer, number, number, pointer, pointer, number, pointer)
+    loaded.feedline_permute.argtypes = (pointer, pointer, pointer, pointer, number)
+    loaded.feedline_spans.argtypes = (pointer, pointer, pointer, number, number, number, pointer)
+    loaded.feedline_mark.argtypes = (pointer, number, pointer, number, pointer, number)
     return loaded
 
 

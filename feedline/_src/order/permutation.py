@@ -45,7 +45,9 @@ CHUNK = 1 << 15  # indices at a time: many for each NumPy call, but all arrays f
 
 @functools.lru_cache(maxsize=256)
 def words(
-    purpose: Literal["order", "keys", "blocks", "windows", "spares", "mixture"], seed: int, epoch: int
+    purpose: Literal["order", "keys", "blocks", "windows", "spares", "mixture", "packed", "in row"],
+    seed: int,
+    epoch: int,
 ) -> tuple[np.uint64, ...]:
     """Eight random words for one purpose, seed and epoch."""
     message = seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")

@@ -17,6 +17,7 @@ from feedline._src.errors import FeedError
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray
 from feedline._src.native.library import library
+from feedline._src.native.spans import Spans
 from feedline._src.order.compiled import Positions
 from feedline._src.order.epoch import RowOrder
 from feedline._src.rows import digests
@@ -237,6 +238,22 @@ class ArraySource(Source):
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
         self._guarded(_read, rows, [(leaf, columns, out)])
+
+    def read_spans(self, spans: Spans, out: Array) -> None:
+        """Write values that stand side by side in rows, of a source of one array with one axis; errors as `read`.
+
+        Args:
+          spans: `first` counts values over all shards; none crosses the end of a shard.
+          out: [rows, length], each row contiguous; of the dtype of the values, or int32 where that is uint16.
+            After the last span of a row are zeros.
+        """
+        self._guarded(lambda readers: readers[0].read_spans(spans, out))
+
+    def will_read_spans(self, spans: Spans, ahead: int) -> bool:
+        """Start to fetch them, if they lie in a store; as `will_read`."""
+        if self._opened is None or self.will_read is None:
+            return True
+        return self._opened.will_read(self._from_files[0].places(spans.first, spans.length), ahead)
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
         """See `Source`. The C library does this in a single call, including the computation of the rows."""

@@ -14,6 +14,7 @@ from feedline._src.errors import FeedError, RowError
 from feedline._src.formats.table import FileArray
 from feedline._src.native.gather import Bad, Copy, MemoryLostError, Segments
 from feedline._src.native.library import library
+from feedline._src.native.spans import Spans, copy_parts
 from feedline._src.order.compiled import EpochOrder, Positions, PositionsPointer
 from feedline._src.rows.shards import Indices, Shards, offsets_by_label
 from feedline._src.rows.source import Columns
@@ -74,6 +75,18 @@ class RowGather:
                 np.take(array, local, axis=0, out=target, mode="clip")  # a single copy
             else:
                 out[at] = _picked(array, local, columns)
+
+    def read_spans(self, spans: Spans, out: Array) -> None:
+        """Write values side by side: see `ArraySource.read_spans`. Errors as of `read`."""
+        if self._by_c is not None:
+            compiled, segments = self._by_c
+            with _naming_the_file():
+                segments.copy_spans(compiled, spans, out)
+            return
+        parts = self._shards.of(spans.first)
+        firsts = spans.first - self._shards.firsts_of(parts)
+        places = zip(parts.tolist(), firsts.tolist(), spans.length.tolist(), strict=True)
+        copy_parts(spans, [self._parts[part][first : first + count] for part, first, count in places], out)
 
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
         """The C struct for a copy of the `columns` of `count` rows to `out`; None if C cannot make this copy."""
@@ -151,13 +164,30 @@ class FileRows:
         if not direct:
             out[...] = _cut(target, columns)
 
+    def read_spans(self, spans: Spans, out: Array) -> None:
+        """Write values side by side: see `ArraySource.read_spans`. Errors as of `read`."""
+        found: list[Array] = [np.empty(0, self._dtype)] * len(spans.first)
+        for number, at, offsets in self._located(spans.first):
+            where = np.arange(len(found))[at].tolist()
+            for i, data in zip(
+                where, self._files[number].read(offsets, spans.length[at] * self._row_bytes), strict=True
+            ):
+                found[i] = np.frombuffer(data, self._dtype)
+        if self._some_in_memory:
+            for number, local, at in self._shards.split(spans.first):
+                if isinstance(part := self._parts[number], np.ndarray):
+                    for i, first in zip(np.arange(len(found))[at].tolist(), local.tolist(), strict=True):
+                        found[i] = part[first : first + spans.length[i]]
+        copy_parts(spans, found, out)
+
     def copy(self, count: int, columns: Columns, out: Array) -> None:
         """None: C cannot copy these rows."""
 
-    def places(self, rows: Indices) -> Iterator[Place]:
-        """Where these rows lie in the files."""
-        for number, _, offsets in self._located(rows):
-            yield number, offsets, np.full(len(offsets), self._row_bytes)
+    def places(self, rows: Indices, counts: Indices | None = None) -> Iterator[Place]:
+        """Where these rows lie in the files; or, with `counts`, so many from each on."""
+        for number, at, offsets in self._located(rows):
+            lengths = np.full(len(offsets), self._row_bytes)
+            yield number, offsets, lengths if counts is None else lengths * counts[at]
 
     def _located(self, rows: Indices) -> Iterator[tuple[int, slice | Indices, Indices]]:
         """For each file that has some of the rows: its number, which of the rows, and their offsets in it."""

@@ -1,0 +1,367 @@
+"""Documents packed into rows of one length, with random access."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import RowError
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.native.spans import Spans, mark
+from feedline._src.options import checked_integer
+from feedline._src.rows.row_source import Rows
+from feedline._src.rows.source import Source, WillRead
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.packing import BestFit, Indices, Split
+from feedline._src.sources.ragged import open_tokens
+
+Array = npt.NDArray[Any]
+_SEGMENTS, _POSITIONS = "segment_ids", "positions"
+
+
+class Packed(Source):
+    """Documents packed into rows of one length, which are shuffled, resumed and mixed like rows of any source.
+
+    A row is a dict of arrays of `length` tokens: the given columns, `segment_ids` (which document of the row a
+    token is of, from 1 on; 0 is padding) and `positions` (its place in that document, from 0 on).
+
+    Which documents share a row is arithmetic over the histogram of their lengths, so nothing is packed in advance,
+    and any row is read without those before it. In each epoch documents of one length change places.
+
+    Args:
+      columns: by name, values with one element for each token: `(values, offsets)`, where document i is
+        `values[offsets[i] : offsets[i + 1]]`, arrays or paths of `.npy` files; or the path of an `.idx` of
+        Megatron-LM, a glob or a list of such paths; or a `pyarrow` column of lists. All have the same lengths. In
+        place of the dict, one of these is the column "tokens".
+      length: tokens of a row.
+      packing: "best_fit": documents stay whole. "split": one after the other, cut where a row ends; only the last
+        row has padding.
+      longer: with "best_fit", documents of more than `length` tokens are "cut" into pieces of `length` tokens and
+        a shorter one, or left out: "drop".
+      max_documents: of a row, with "best_fit"; None: any number.
+      repack: whether documents change places in each epoch, and stand in a row in any order. None: unless the
+        values lie in a store, where documents are then fetched before they are needed.
+      seed: of these changes.
+      dtype: of integer columns in the batch; None: as stored. Others are as stored.
+
+    Attributes:
+      documents: how many there are, without empty ones.
+      tokens: in the rows of an epoch.
+      fill: tokens ÷ (rows · `length`): the share of the rows that is not padding.
+      cut: documents that `longer="cut"` has cut.
+      left_out: documents that `longer="drop"` leaves out.
+
+    Raises:
+      ValueError: the columns do not fit together, or there is no token; a file is damaged.
+      TypeError: an argument has the wrong type.
+      FileNotFoundError: there is no such file.
+
+    Example:
+      >>> packed = Packed({"tokens": (np.arange(10, 20), np.array([0, 3, 5, 9, 10]))}, length=5, repack=False)
+      >>> len(packed), packed.fill
+      (2, 1.0)
+      >>> {name: value.tolist() for name, value in packed[0].items()}
+      {'tokens': [15, 16, 17, 18, 19], 'segment_ids': [1, 1, 1, 1, 2], 'positions': [0, 1, 2, 3, 0]}
+      >>> packed.documents_of(1).tolist()
+      [0, 1]
+    """
+
+    def __init__(
+        self,
+        columns: Any,
+        length: int,
+        *,
+        packing: Literal["best_fit", "split"] = "best_fit",
+        longer: Literal["cut", "drop"] = "cut",
+        max_documents: int | None = None,
+        repack: bool | None = None,
+        seed: int = 0,
+        dtype: npt.DTypeLike | None = np.int32,
+    ) -> None:
+        self.length = checked_integer("length", length, at_least=1)
+        checked_integer("seed", seed, at_least=0)
+        if max_documents is not None:
+            checked_integer("max_documents", max_documents, at_least=1)
+        _check_choice("packing", packing, ("best_fit", "split"))
+        _check_choice("longer", longer, ("cut", "drop"))
+        if packing == "split" and (longer != "cut" or max_documents is not None):
+            raise ValueError('longer and max_documents are for packing="best_fit", got "split"; leave them out')
+        self._values, self._offsets = _opened(columns)
+        self.picklable = all(values.picklable for values in self._values.values())
+        in_store = any(values.is_remote for values in self._values.values())
+        self.repack = self.positioned = not in_store if repack is None else repack
+        self._arguments = {"length": length, "packing": packing, "longer": longer, "most": max_documents}
+        self._arguments |= {"repack": self.repack, "seed": seed}
+        lengths = np.diff(self._offsets)
+        self.documents = int(np.count_nonzero(lengths))
+        first, lengths, self.cut, self.left_out = _pieces(
+            self._offsets, lengths, None if packing == "split" else length, longer
+        )
+        if not len(first):
+            raise ValueError(
+                f"at least one document must have tokens and be no longer than {length}, and {self.left_out} were "
+                'left out; pass longer="cut", or a greater length'
+            )
+        self._packing = (
+            Split(first, lengths, length, seed)
+            if packing == "split"
+            else BestFit(first, lengths, length, max_documents, seed)
+        )
+        self.tokens = int(lengths.sum())
+        self.fill = self.tokens / (self._packing.rows * length)
+        dtypes = {name: _placed(_dtype_of(values), dtype) for name, values in self._values.items()}
+        dtypes |= {_SEGMENTS: np.dtype(np.int32), _POSITIONS: np.dtype(np.int32)}
+        self.spec = {name: jax.ShapeDtypeStruct((length,), of) for name, of in dtypes.items()}
+
+    def __len__(self) -> int:
+        return self._packing.rows
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sizes and sampled values, what the packing depends on, and a digest of all lengths."""
+        return {
+            "kind": "packed",
+            **self._arguments,
+            "lengths": hashlib.sha256(self._offsets.data).hexdigest()[:32],
+            "columns": {name: values.identity for name, values in self._values.items()},
+        }
+
+    def documents_of(self, row: int, epoch: int = 0) -> Indices:
+        """int64[k]: the documents of a row in their order, as numbered in the source."""
+        spans = self._spans(np.array([row], np.int64), epoch)
+        return np.searchsorted(self._offsets, spans.first, "right") - 1
+
+    def read(self, rows: Indices, out: Any) -> None:
+        """Write row rows[i] of epoch 0 to index i of each leaf of `out`.
+
+        Raises:
+          RowError: a value does not fit the dtype of its leaf.
+          FeedError: a file was written to or truncated, or its store cannot be read.
+        """
+        self._read(rows, 0, out)
+
+    def read_positioned(self, rows: Rows, out: Any) -> None:
+        """Write the rows `rows.index` of their epochs; errors as of `read`."""
+        cuts = [0, *(np.flatnonzero(np.diff(rows.epoch)) + 1).tolist(), len(rows.epoch)]
+        for start, stop in itertools.pairwise(cuts):
+            if start < stop:
+                part = {name: leaf[start:stop] for name, leaf in out.items()}
+                self._read(rows.index[start:stop], int(rows.epoch[start]), part)
+
+    @property
+    def will_read(self) -> WillRead | None:
+        """Fetches documents of a store ahead, if they stay where they are in all epochs; else None."""
+        told = [values for values in self._values.values() if values.will_read is not None]
+        if self.repack or not told:
+            return None
+
+        def will_read(rows: Indices, ahead: int) -> bool:
+            spans = self._spans(rows, 0)
+            return all(values.will_read_spans(spans, ahead) for values in told)
+
+        return will_read
+
+    def close(self) -> None:
+        """Give up what is being fetched."""
+        for values in self._values.values():
+            values.close()
+
+    def _spans(self, rows: Indices, epoch: int) -> Spans:
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+        return self._packing.spans(rows, epoch if self.repack else None)
+
+    def _read(self, rows: Indices, epoch: int, out: Any) -> None:
+        spans = self._spans(rows, epoch)
+        for name, values in self._values.items():
+            stored = _dtype_of(values)
+            target = direct = out[name]
+            widened = stored == np.uint16 and target.dtype == np.int32  # while it is copied
+            if (target.dtype != stored and not widened) or not _has_contiguous_rows(target):
+                direct = np.empty(target.shape, stored)
+            values.read_spans(spans, direct)
+            if direct is not target:
+                _check_range(name, direct, target.dtype, rows)
+                target[...] = direct
+        marks = [out[_SEGMENTS], out[_POSITIONS]]
+        direct_marks = [leaf if _has_contiguous_rows(leaf) else np.empty(leaf.shape, np.int32) for leaf in marks]
+        mark(spans, *direct_marks)
+        for leaf, written in zip(marks, direct_marks, strict=True):
+            if leaf is not written:
+                leaf[...] = written
+
+    def _facts(self) -> list[tuple[str, str]]:
+        more = f"{self.documents:,}, {self.tokens:,} tokens, {100 * self.fill:.2f} % of the rows filled"
+        return [*super()._facts(), ("documents", more)]
+
+
+def _opened(columns: Any) -> tuple[dict[str, ArraySource], Indices]:
+    """The values of each column, and the offsets that they share, which begin anywhere and never decrease."""
+    given = columns if isinstance(columns, Mapping) else {"tokens": columns}
+    if not given or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"columns must be a dict with string keys, of one column or more, got {columns!r}")
+    if taken := {_SEGMENTS, _POSITIONS} & set(given):
+        raise ValueError(
+            f"feedline adds the columns {_SEGMENTS} and {_POSITIONS}, got {sorted(taken)}; rename them"
+        )
+    values: dict[str, ArraySource] = {}
+    offsets: dict[str, Indices] = {}
+    for name, value in given.items():
+        values[name], offsets[name] = _column(name, value)
+    first, *others = offsets
+    lengths = np.diff(offsets[first])
+    for other in others:
+        if not np.array_equal(np.diff(offsets[other]), lengths):
+            raise ValueError(
+                f"all columns must have the same lengths of documents, {first!r} and {other!r} have not; pass a "
+                "second source for what is not by token"
+            )
+        if not np.array_equal(offsets[first], offsets[other]):
+            raise ValueError(
+                f"the documents of all columns must begin at the same places, those of {first!r} and {other!r} do "
+                "not; write both without gaps"
+            )
+    return values, offsets[first]
+
+
+def _column(name: str, given: Any) -> tuple[ArraySource, Indices]:
+    """The values of a column, and the offsets of its documents in them."""
+    paths = [given] if isinstance(given, str | os.PathLike) else given
+    if isinstance(paths, list) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
+        values, offsets = _of_indices([os.fspath(path) for path in paths])
+    elif isinstance(given, tuple) and len(given) == 2:
+        values = ArraySource([{name: given[0]}])
+        offsets = _integers(name, given[1])
+        _check_offsets(name, offsets, len(values))
+    elif hasattr(given, "flatten") and hasattr(getattr(given, "type", None), "value_type"):
+        values, offsets = _of_lists(name, given)
+    else:
+        raise TypeError(
+            f"a column is a tuple (values, offsets), the path of an .idx of Megatron-LM, or a pyarrow column of "
+            f"lists, got {type(given).__name__} for {name!r}; np.concatenate(documents) makes values, and "
+            "np.concatenate([[0], np.cumsum(lengths)]) offsets"
+        )
+    (spec,) = jax.tree.leaves(values.spec)
+    if spec.shape:
+        raise ValueError(
+            f"values must have one axis, those of {name!r} have rows of shape {spec.shape}; flatten them"
+        )
+    return values, offsets
+
+
+def _of_indices(paths: Sequence[str]) -> tuple[ArraySource, Indices]:
+    """All documents of some `.idx` of Megatron-LM, one file after the other."""
+    matches = [found for path in paths for found in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
+    if not matches:
+        raise FileNotFoundError(f"no file matches {paths}; check the folder and the pattern")
+    values, found = open_tokens(matches, OpenOptions())
+    before, parts = 0, []
+    for offsets in found:
+        parts.append(offsets[:-1] + before)
+        before += int(offsets[-1])
+    return values, np.concatenate([*parts, [before]])
+
+
+def _of_lists(name: str, column: Any) -> tuple[ArraySource, Indices]:
+    """The lists of a `pyarrow` column, whose values are not copied."""
+    chunks = [chunk for chunk in getattr(column, "chunks", [column]) if len(chunk)]
+    parts = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in chunks]
+    lengths = [np.asarray(chunk.value_lengths().fill_null(0)) for chunk in chunks]
+    values = ArraySource([{name: part} for part in parts])
+    return values, np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype=np.int64)])
+
+
+def _integers(name: str, given: Any) -> Indices:
+    """Offsets in memory."""
+    source = ArraySource([{name: {"offsets": given}}])
+    (spec,) = jax.tree.leaves(source.spec)
+    if spec.dtype.kind not in "iu" or spec.shape:
+        raise TypeError(
+            f"offsets must be integers in one axis, got {spec.dtype}{[len(source), *spec.shape]} for {name!r}; "
+            "np.concatenate([[0], np.cumsum(lengths)]) makes them"
+        )
+    found = np.empty(len(source), spec.dtype)
+    source.read(np.arange(len(source)), [found])
+    source.close()
+    return found.astype(np.int64, copy=False)
+
+
+def _check_offsets(name: str, offsets: Indices, values: int) -> None:
+    steps = np.diff(offsets)
+    if len(offsets) < 2 or (steps < 0).any() or offsets[0] < 0 or offsets[-1] > values:
+        at = np.flatnonzero(steps < 0)
+        found = (
+            f"document {at[0]} has {steps[at[0]]}"
+            if len(at)
+            else f"{len(offsets)}, {offsets[:1]} to {offsets[-1:]}"
+        )
+        raise ValueError(
+            f"offsets are two or more, ascending from 0 to at most the number of values, {values}, got {found} "
+            f"for {name!r}; np.concatenate([[0], np.cumsum(lengths)]) makes them"
+        )
+
+
+def _pieces(
+    offsets: Indices, lengths: Indices, length: int | None, longer: str
+) -> tuple[Indices, Indices, int, int]:
+    """First token and length of each piece of a document, how many documents were cut, and how many left out."""
+    first, some = offsets[:-1], lengths > 0
+    if not some.all():
+        first, lengths = first[some], lengths[some]
+    long = np.zeros(0, bool) if length is None else lengths > length
+    count = int(np.count_nonzero(long))
+    if length is None or not count:
+        return first, lengths, 0, 0
+    if longer == "drop":
+        return first[~long], lengths[~long], 0, count
+    pieces = -(-lengths // length)
+    number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    rest = np.repeat(lengths, pieces) - number * length
+    return np.repeat(first, pieces) + number * length, np.minimum(rest, length), count, 0
+
+
+def _dtype_of(values: ArraySource) -> np.dtype[Any]:
+    (spec,) = jax.tree.leaves(values.spec)
+    dtype: np.dtype[Any] = spec.dtype
+    return dtype
+
+
+def _placed(stored: np.dtype[Any], asked: npt.DTypeLike | None) -> np.dtype[Any]:
+    """The dtype of a column in a batch."""
+    return stored if asked is None or stored.kind not in "iu" else np.dtype(asked)
+
+
+def _has_contiguous_rows(array: Array) -> bool:
+    return bool(array[:1].flags.c_contiguous)
+
+
+def _check_range(name: str, values: Array, dtype: np.dtype[Any], rows: Indices) -> None:
+    """Refuse values that a cast to `dtype` would change."""
+    if (
+        values.dtype.kind not in "iu"
+        or dtype.kind not in "iu"
+        or np.can_cast(values.dtype, dtype)
+        or not values.size
+    ):
+        return
+    limits = np.iinfo(dtype)
+    beyond = ((values < limits.min) | (values > limits.max)).any(axis=1)
+    if beyond.any():
+        raise RowError(
+            f"a value of {name!r} does not fit {dtype}, which has {limits.min} to {limits.max}; pass dtype=None",
+            stage="read",
+            row=int(rows[beyond.argmax()]),
+        )
+
+
+def _check_choice(name: str, given: Any, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {given!r}; use {choices[0]!r}")
