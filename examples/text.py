@@ -1,4 +1,4 @@
-"""A small transformer learns text: tokenizer, files of tokens, a mixture of three corpora, training, resuming.
+"""A small transformer learns text: tokenizer, packed documents, a mixture of three corpora, training, resuming.
 
 pip install tokenizers
 python examples/text.py prepare runs/tokens
@@ -62,17 +62,16 @@ def prepare(folder: Positional[Path]) -> None:
     unfinished.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(unfinished / "tokenizer.json"))
     for name, texts in documents.items():
-        encoded = tokenizer.encode_batch([text + END for text in texts])
-        np.concatenate([each.ids for each in encoded]).astype(np.uint16).tofile(unfinished / f"{name}.bin")
+        encoded = [each.ids for each in tokenizer.encode_batch([text + END for text in texts])]
+        np.save(unfinished / f"{name}.npy", np.concatenate(encoded).astype(np.uint16))
+        np.save(unfinished / f"{name}-offsets.npy", np.cumsum([0, *map(len, encoded)]))
     unfinished.rename(folder)
 
 
-def mixture(tokens: Path, window: int) -> feedline.Mixture:
-    """Rows of `window` tokens: `window` − 1 inputs, each with the token that follows it as its target."""
+def mixture(tokens: Path, length: int) -> feedline.Mixture:
+    """Rows of `length` tokens, into which the documents of one corpus are packed."""
     sources = {
-        name: feedline.open_source(
-            tokens / f"{name}.bin", dtype=np.uint16, window=window, stride=window - 1, columns=["tokens"]
-        )
+        name: feedline.Packed({"tokens": (tokens / f"{name}.npy", tokens / f"{name}-offsets.npy")}, length)
         for name in WEIGHTS
     }
     return feedline.Mixture(sources, WEIGHTS)
@@ -90,14 +89,14 @@ class Block(nnx.Module):
         self.hidden = nnx.Linear(width, 4 * width, rngs=rngs)
         self.out = nnx.Linear(4 * width, width, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         queries, keys, values = jnp.moveaxis(self.queries_keys_values(self.before_attention(x)), 2, 0)
-        x = x + self.attended(jax.nn.dot_product_attention(queries, keys, values, is_causal=True))
+        x = x + self.attended(jax.nn.dot_product_attention(queries, keys, values, mask=mask, is_causal=True))
         return x + self.out(nnx.gelu(self.hidden(self.before_hidden(x))))
 
 
 class Transformer(nnx.Module):
-    """Tokens int [B, T] → scores of the token after each, float [B, T, VOCABULARY]."""
+    """Packed tokens, each int [B, T] → scores of the token after each, float [B, T, VOCABULARY]."""
 
     def __init__(self, length: int, width: int, layers: int, rngs: nnx.Rngs) -> None:
         small = nnx.initializers.normal(0.02)
@@ -106,10 +105,11 @@ class Transformer(nnx.Module):
         self.blocks = nnx.List([Block(width, rngs) for _ in range(layers)])
         self.norm = nnx.LayerNorm(width, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = self.tokens(tokens) + self.places(jnp.arange(tokens.shape[1]))
+    def __call__(self, tokens: jax.Array, segment_ids: jax.Array, positions: jax.Array) -> jax.Array:
+        x = self.tokens(tokens) + self.places(positions)
+        mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]  # within one document
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask)
         return self.tokens.attend(self.norm(x))
 
 
@@ -125,13 +125,14 @@ def model(length: int, width: int, layers: int):
         return nnx.state(make(key), nnx.Param)
 
     def loss(params, batch):
-        """The mean cross-entropy of a token: in all rows, and in those of each corpus."""
-        tokens = batch["tokens"].astype(jnp.int32)  # on the devices: half the bytes are transferred
-        scores = nnx.merge(graph, params)(tokens[:, :-1])
-        of_rows = optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:]).mean(axis=1)
-        of_corpora = batch["source"] == jnp.arange(len(WEIGHTS))[:, None]  # bool [corpora, B]
-        means = (of_corpora * of_rows).sum(axis=1) / jnp.maximum(of_corpora.sum(axis=1), 1)
-        return of_rows.mean(), dict(zip(WEIGHTS, means, strict=True))
+        """The mean cross-entropy of a token that follows another one of its document: of all, and by corpus."""
+        tokens, segments = batch["tokens"], batch["segment_ids"]
+        follows = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+        scores = nnx.merge(graph, params)(tokens, segments, batch["positions"])[:, :-1]
+        each = optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:]) * follows
+        of_corpora = (batch["source"] == jnp.arange(len(WEIGHTS))[:, None]).astype(each.dtype)  # [corpora, B]
+        means = of_corpora @ each.sum(1) / jnp.maximum(of_corpora @ follows.sum(1), 1)
+        return each.sum() / follows.sum(), dict(zip(WEIGHTS, means, strict=True))
 
     return init, loss
 
@@ -140,7 +141,7 @@ def train(
     tokens: Positional[Path],
     folder: Positional[Path],
     steps: int = 300,
-    window: int = 2049,
+    length: int = 2048,
     batch_size: int = 8,
     width: int = 128,
     layers: int = 2,
@@ -149,10 +150,10 @@ def train(
     """Train on the files in `tokens`. The log and the checkpoints are in `folder`; the same command continues."""
     feedline.cluster.initialize()
     sharding = NamedSharding(mesh_for("jit_multi"), PartitionSpec("data"))
-    init, loss = model(window - 1, width, layers)
+    init, loss = model(length, width, layers)
     rate = optax.warmup_cosine_decay_schedule(0, 3e-3, steps // 10, steps)
     with (
-        feedline.Feed(mixture(tokens, window), batch_size, sharding) as feed,
+        feedline.Feed(mixture(tokens, length), batch_size, sharding) as feed,
         LiveLine(steps, feed=feed) as live,
         CSVLog(folder / "log.csv") as log,
     ):

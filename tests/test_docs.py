@@ -209,9 +209,9 @@ def test_text(files, capsys):
     # 40 batches of 32 rows by the shares 2 : 1 : 1, and 20 by 1 : 1 : 2
     counts = {"code": 640 + 160, "topics": 320 + 160, "docstrings": 320 + 320}
     assert epochs == str({name: count / len(names["corpus"](name)) for name, count in counts.items()})
-    inputs = np.array([[5, names["END"], 6, 7, names["END"], 8]])
-    number = np.array([0, 0, 1, 1, 1, 2])
-    np.testing.assert_array_equal(names["same_document"](inputs), (number[:, None] == number)[None, None])
+    segments = np.array([[1, 1, 2, 0, 0]])
+    np.testing.assert_array_equal(names["same_document"](segments)[0, 0, 1], [True, True, False, False, False])
+    np.testing.assert_array_equal(names["follows"](segments), [[True, False, False, False]])
 
 
 def test_trace(files, capsys):

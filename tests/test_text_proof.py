@@ -17,7 +17,7 @@ from feedline.trainer import fit
 pytestmark = pytest.mark.slow
 
 STEPS, BATCH = 18, 24
-SIZES = {"steps": STEPS, "batch_size": BATCH, "window": 65, "width": 64, "layers": 1, "save_every": 3}
+SIZES = {"steps": STEPS, "batch_size": BATCH, "length": 64, "width": 64, "layers": 1, "save_every": 3}
 PATIENCE_S = 600
 LOGGED = ("step", "loss", "code", "topics", "docstrings")
 
