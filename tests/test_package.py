@@ -97,7 +97,7 @@ def test_a_traceback_names_an_error_as_a_program_imports_it():
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "FeedOptions", "Lanes", "Limits", "Mixture", "Order", "Plan",
+        "Blocks", "Feed", "FeedError", "FeedOptions", "Lanes", "Limits", "Mixture", "Order", "Packed", "Plan",
         "ProcessError", "Ragged", "Reading", "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store",
         "WorkerError", "building",
         "cluster", "convert", "decoded", "images", "load_lanes", "local_rows", "metrics", "open_source",
@@ -230,7 +230,7 @@ OF_FEEDLINE = {
     "notebook": [],
     "state": ["order.past", "order.schedule", "errors"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
-    "native": [],
+    "native": ["native"],
     "runtime": ["runtime"],
     "order": ["order", "native", "options"],  # native: the same order in C
     "order.schedule": [],

@@ -2,8 +2,8 @@
 
     python benchmarks/claims/packed.py
 
-Lengths are log-normal, and 2,048 tokens the longest. Grain packs by best fit with 64 bins, the documents in an order
-of its own. The copy writes the three leaves of a batch from arrays in memory, the tokens uint16 → int32.
+Lengths are log-normal, the longest 2,048 tokens. Grain packs by best fit with 64 bins, the documents in another
+order. The copy writes the three leaves of a batch from arrays in memory, the tokens uint16 → int32.
 """
 
 from __future__ import annotations

@@ -46,16 +46,15 @@ def segments(row):
     return [(row["tokens"][ids == i], positions[ids == i]) for i in range(1, int(ids.max()) + 1)]
 
 
-def best_fit_rows(lengths, length, most):
+def best_fit_rows(lengths, length):
     """How many rows best fit decreasing needs, one document after the other."""
-    rows = []
+    rows = []  # the tokens that still fit into each
     for size in sorted(filter(None, lengths), reverse=True):
-        fitting = [row for row in rows if row[0] >= size and (most is None or row[1] < most)]
-        row = min(fitting, key=lambda row: row[0], default=None)
-        if row is None:
-            rows.append(row := [length, 0])
-        row[0] -= size
-        row[1] += 1
+        fitting = [number for number, space in enumerate(rows) if space >= size]
+        if not fitting:
+            fitting = [len(rows)]
+            rows.append(length)
+        rows[min(fitting, key=rows.__getitem__)] -= size
     return len(rows)
 
 
@@ -84,7 +83,8 @@ def test_best_fit_holds_every_token_once(lengths, length, most, epoch):
     _, seen = check(packed, lengths, length, epoch)
     pieces = [piece for size in lengths for piece in [length] * (size // length) + [size % length]]
     assert sorted(map(len, seen)) == sorted(filter(None, pieces))  # no document is cut that fits
-    assert len(packed) == best_fit_rows(pieces, length, most)
+    assert most is not None or len(packed) == best_fit_rows(pieces, length)
+    assert most is None or all(len(packed.documents_of(row, epoch)) <= most for row in range(len(packed)))
     assert packed.cut == sum(size > length for size in lengths)
     assert packed.fill == sum(lengths) / (len(packed) * length)
 
@@ -229,6 +229,23 @@ def test_columns_are_arrays_paths_or_pyarrow_lists(files):
     for column in ((str(folder / "values.npy"), offsets), chunks):
         jax.tree.map(
             np.testing.assert_array_equal, rows_of(Packed({"tokens": column}, 64), np.arange(10), 2), expected
+        )
+
+
+def test_documents_in_a_store_are_fetched_ahead(bucket, files, sharding, monkeypatch):
+    folder, _ = files
+    monkeypatch.setenv("FEEDLINE_CACHE", str(folder / "cache"))
+    bucket.objects["/corpus/values.npy"] = (folder / "values.npy").read_bytes()
+    offsets = np.load(folder / "offsets.npy")
+    local = Packed({"tokens": (str(folder / "values.npy"), offsets)}, 64, repack=False)
+    remote = Packed({"tokens": ("s3://corpus/values.npy", offsets)}, 64)
+    assert not remote.repack
+    assert remote.identity == local.identity
+    assert remote.will_read(np.arange(4), 0)
+    for source in (remote, Packed({"tokens": ("s3://corpus/values.npy", offsets)}, 64, repack=True)):
+        expected = Packed({"tokens": (str(folder / "values.npy"), offsets)}, 64, repack=source.repack)
+        jax.tree.map(
+            np.testing.assert_array_equal, delivered(source, 8, sharding)[0], delivered(expected, 8, sharding)[0]
         )
 
 

@@ -68,10 +68,10 @@ class Packed(Source):
       >>> packed = Packed({"tokens": (np.arange(10, 20), np.array([0, 3, 5, 9, 10]))}, length=5, repack=False)
       >>> len(packed), packed.fill
       (2, 1.0)
-      >>> {name: value.tolist() for name, value in packed[0].items()}
-      {'tokens': [15, 16, 17, 18, 19], 'segment_ids': [1, 1, 1, 1, 2], 'positions': [0, 1, 2, 3, 0]}
       >>> packed.documents_of(1).tolist()
-      [0, 1]
+      [2, 3]
+      >>> {name: value.tolist() for name, value in packed[1].items()}
+      {'positions': [0, 1, 2, 3, 0], 'segment_ids': [1, 1, 1, 1, 2], 'tokens': [15, 16, 17, 18, 19]}
     """
 
     def __init__(
