@@ -40,18 +40,12 @@ _INTERRUPTED = _SIGNAL_BASE + signal.SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line.
-
-    Args:
-      argv: without the program's name. None: those of this process.
+    """Run a command line; None: that of this process.
 
     Returns:
       The exit code: 0; 1 if reading failed; 2 if an argument is wrong; 3 and 4 after warnings and errors of the
-      doctor; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
-
-    Raises:
-      SystemExit: after --help, after a command line that cannot be parsed, and after training that a signal
-        ended between two steps.
+      doctor; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. --help, a command line that cannot be parsed,
+      and training that a signal ended between two steps raise SystemExit.
     """
     if argv is not None:
         return _exit_code(list(argv))

@@ -23,11 +23,7 @@ _BATCH_ELEMENTS = 1 << 20
 
 
 def load_make_feed(target: str, devices: int) -> MakeFeed:
-    """The function that `module:function` names, or a function that makes a feed of all leaves of a path or glob.
-
-    Raises:
-      ValueError: there is no such function, or there are too few rows for this number of devices.
-    """
+    """The function that `module:function` names, or one that makes a feed of all leaves of a path or glob."""
     if is_name(target):
         return load_name(target)  # type: ignore[no-any-return]
     size = _size_of_batch(target, devices)
@@ -58,9 +54,6 @@ def build_feed(name: str, make_feed: MakeFeed, mesh: Mesh, change: Change) -> Fe
     """The feed that the user's function builds over a mesh, with changed options.
 
     So `make_feed` can be the function that the training calls, without parameters for the command.
-
-    Raises:
-      TypeError: the function did not build the feed that it returned.
     """
     built: list[FeedOptions] = []
 

@@ -23,12 +23,7 @@ def interrupts_get_through() -> Iterator[None]:
     that JAX registers for garbage collections, cannot propagate: Python passes it to `sys.unraisablehook`, and
     the program continues. An exception raised in that hook would be dropped too, so the hook sets an alarm that
     raises the interrupt after the callback. Uses SIGALRM; for the main thread of a program, not for a library.
-
-    Example:
-      >>> with interrupts_get_through():
-      ...     pass
     """
-
     lost: list[BaseException] = []
 
     def raise_again(number: int, frame: FrameType | None) -> None:
@@ -54,14 +49,9 @@ def interrupts_get_through() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Delay interrupts of this thread until the context is left.
+    """Delay interrupts of this thread until the block ends.
 
-    For imports: an interrupt during the initialisation of a C++ library becomes an ImportError, or crashes the
-    process.
-
-    Example:
-      >>> with interrupts_wait():
-      ...     import json
+    For imports: an interrupt while a C++ library is initialised becomes an ImportError, or crashes the process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -71,15 +61,19 @@ def interrupts_wait() -> Iterator[None]:
 
 
 class Terminated(SystemExit):
-    """Raised after SIGTERM, or SIGHUP when a terminal is closed: ends child processes and removes temporary files.
-
-    Attributes:
-      number: the signal's.
-    """
+    """Raised after SIGTERM, or SIGHUP of a closed terminal: ends child processes and removes temporary files."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         super().__init__("terminated")
+
+
+class EndedBySignal(KeyboardInterrupt):
+    """Raised when a signal has ended the program without a failure. One process has a message to print."""
+
+    def __init__(self, message: str, number: int) -> None:
+        self.number = number
+        super().__init__(message)
 
 
 @contextlib.contextmanager
@@ -87,10 +81,6 @@ def terminations_raise() -> Iterator[None]:
     """Raise `Terminated` at the first SIGTERM or SIGHUP; the second one ends this process at once.
 
     Signals that this process ignores, such as SIGHUP under `nohup`, stay ignored.
-
-    Example:
-      >>> with terminations_raise():
-      ...     pass
     """
     usual = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
 
@@ -108,17 +98,3 @@ def terminations_raise() -> Iterator[None]:
         yield
     finally:
         restore()
-
-
-class EndedBySignal(KeyboardInterrupt):
-    """Raised when a signal has ended the program without a failure.
-
-    The message is empty on all processes except the one that prints it.
-
-    Attributes:
-      number: the signal's.
-    """
-
-    def __init__(self, message: str, number: int) -> None:
-        self.number = number
-        super().__init__(message)

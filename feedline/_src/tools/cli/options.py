@@ -13,21 +13,12 @@ _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 def is_name(source: str) -> bool:
-    """Whether it is module:name, and not a path.
-
-    Example:
-      >>> is_name("my_training:make_feed"), is_name("rows/*.npy")
-      (True, False)
-    """
+    """Whether it is module:name, and not a path."""
     return re.fullmatch(r"[\w.]+:\w+", source) is not None and not os.path.exists(source)
 
 
 def load_name(source: str) -> Any:
-    """The object that module:name names. The module is imported from the current folder.
-
-    Raises:
-      ValueError: there is no such object.
-    """
+    """The object that module:name names. The module is imported from the current folder."""
     module, _, name = source.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -41,29 +32,13 @@ def load_name(source: str) -> Any:
 
 
 def open_options(source: str, columns: str | None, dtype: str | None, window: int | None) -> dict[str, Any]:
-    """The options of `feedline.open_source` that were given on the command line.
-
-    Args:
-      source: the path to open; module:name takes no options.
-      columns: names with commas between.
-      dtype: the name of a dtype, or a structured dtype as Python writes it.
-
-    Raises:
-      ValueError: an option that cannot be parsed, or that has no effect.
-
-    Example:
-      >>> open_options("rows.npz", "image,label", None, None)
-      {'columns': ['image', 'label']}
-      >>> open_options("rows.bin", None, "[('image', 'uint8', (8, 8)), ('label', 'int32')]", None)
-      {'dtype': dtype([('image', 'u1', (8, 8)), ('label', '<i4')])}
-    """
-    given: dict[str, Any] = {}
-    if columns is not None:
-        given["columns"] = columns.split(",")
-    if dtype is not None:
-        given["dtype"] = _parsed_dtype(dtype)
-    if window is not None:
-        given["window"] = window
+    """The options of `feedline.open_source` that were given on the command line; module:name takes none."""
+    options = {
+        "columns": columns and columns.split(","),
+        "dtype": None if dtype is None else _parsed_dtype(dtype),
+        "window": window,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     if given and is_name(source):
         raise ValueError(
             f"--{next(iter(given))} is for a path, and {source} is a source that is open already; pass it to "
@@ -86,11 +61,7 @@ def _parsed_dtype(text: str) -> Any:
 
 
 def use_cpu_devices(count: int) -> None:
-    """Make JAX run on `count` CPU devices. JAX must not be imported yet.
-
-    Raises:
-      ValueError: JAX is already imported.
-    """
+    """Make JAX run on `count` CPU devices. ValueError: it is already imported."""
     if "jax" in sys.modules:
         raise ValueError(
             "--cpu-devices must be set before jax is imported, and it is; run `feedline train` as a command, "

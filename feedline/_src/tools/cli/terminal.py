@@ -16,19 +16,6 @@ def help_text(command: type) -> str:
 
     tyro does not wrap paragraphs. It joins lines that begin with a letter, so the paragraphs after the first are
     formatted as a list.
-
-    Example:
-      >>> class Command:
-      ...     '''Do it.
-      ...
-      ...     In many ways.
-      ...
-      ...     Attributes:
-      ...       ways: how many.
-      ...     '''
-      >>> print(help_text(Command))
-      Do it.
-      - In many ways.
     """
     text = re.split(r"^\s*Attributes:$", inspect.getdoc(command) or "", flags=re.MULTILINE)[0].strip()
     width = shutil.get_terminal_size().columns
