@@ -436,11 +436,6 @@ def test_an_error_about_a_tar_is_short_whatever_its_names(tmp_path):
     assert len(str(caught.value)) < 3000
 
 
-def test_a_pattern_that_is_no_expression_is_refused():
-    with pytest.raises(ValueError, match="is no glob"):
-        feedline.open_source("s3://bucket/[z-a].npy")
-
-
 # --- no promise is believed ---
 
 

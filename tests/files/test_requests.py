@@ -15,9 +15,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
 from feedline._src.files.cache import Cache
-from feedline._src.files.fetcher import fetcher
+from feedline._src.files.fetcher import REQUEST_BYTES, fetcher
 from feedline._src.files.files import Files
-from feedline._src.files.folder import REQUEST_BYTES, Part, listing, open_folder
+from feedline._src.files.folder import Folder, Part, listing
 from feedline._src.files.store import Url
 
 
@@ -60,7 +60,7 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
     for name in "ab":
         store.objects[f"/{name}.bin"] = bytes(12 << 20)
     files = Files([f"{store.url}/a.bin", f"{store.url}/b.bin"], options)
-    folder = open_folder(store.url, options)
+    folder = Folder(store.url, options)
     assert folder.sizes(["a.bin", "b.bin"]) == [12 << 20] * 2
 
     def fault(method, path, part):
@@ -74,7 +74,7 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
 
 
 def test_chunks_that_two_threads_want_are_asked_for_once_and_one_may_give_up(store, options, tmp_path):
-    folder = open_folder(zarr(store, tmp_path), options)
+    folder = Folder(zarr(store, tmp_path), options)
     parts = [Part(f"c/{row}/0") for row in range(64)]
     store.latency_s = 0.2
     assert folder.will_read(parts, 0)

@@ -186,7 +186,7 @@ class Client:
             with contextlib.suppress(StopAsyncIteration, TransientError, FeedError):  # others may list no bucket
                 await self._asked("", anext(self._obstore.list(self._store)), patience_s)
 
-    async def list(self, prefix: str, patience_s: float) -> list[Listed]:
+    async def listed(self, prefix: str, patience_s: float) -> list[Listed]:
         """All objects whose keys begin with `prefix`, in sorted order. Errors as of `version`."""
         folder = prefix.rpartition("/")[0]
         found: list[Listed] = []
@@ -195,11 +195,11 @@ class Client:
             found += [Listed(Url(self._base, meta["path"]), self._version(meta)) for meta in chunk]
         return sorted(each for each in found if each.url.key.startswith(prefix))
 
-    async def folders(self, prefix: str, patience_s: float) -> tuple[str, ...]:
+    async def folders(self, prefix: str, patience_s: float) -> list[str]:
         """The names of the folders in a folder. Errors as of `version`."""
         request = self._obstore.list_with_delimiter_async(self._store, prefix or None)
         found = await self._asked(prefix, request, patience_s)
-        return tuple(sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]))
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     async def _each(self, key: str, stream: AsyncIterator[T], patience_s: float) -> AsyncIterator[T]:
         """The parts of a stream, each of which must come within the patience."""

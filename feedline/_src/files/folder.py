@@ -1,33 +1,34 @@
-"""Folders: many files that are read whole or in parts, of which nothing is kept but names and versions."""
+"""Folders: many files that are read whole or in parts, by names that are known or listed; and globs in stores."""
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import concurrent.futures
+import fnmatch
 import functools
 import hashlib
 import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from feedline._src.errors import FeedError
-from feedline._src.files.cache import cache_of, name_of
+from feedline._src.files.cache import cache_of
 from feedline._src.files.client import Listed, Version, client_of
 from feedline._src.files.fetcher import REQUEST_BYTES, Origin, fetcher, result_of
 from feedline._src.files.file import FileVersion, Indices, absolute, changed, pread, unreadable
-from feedline._src.files.remote import cached
+from feedline._src.files.remote import cached, pieces_of
 from feedline._src.files.store import Store, Url, is_url
 from feedline._src.rows import digests
 
 T = TypeVar("T")
-_FOLDER_SUFFIX = ".zarr"
 _READ_WHOLE_BYTES = 1 << 18
 """A smaller file is read whole for its digest; of a larger one sixteen parts are."""
+_ZARR = ".zarr"
 
 
 class Names(Sequence[str]):
@@ -79,46 +80,109 @@ class Part(NamedTuple):
     start: int = 0
     stop: int | None = None
 
+    def of(self, size: int) -> tuple[int, int]:
+        """Start and stop in a file of this size."""
+        start, stop, _ = slice(self.start, self.stop).indices(size)
+        return start, max(start, stop)
 
-class Folder(abc.ABC):
-    """Files below a path or address. Thread-safe; it pickles, with the versions of its listed files.
 
-    No descriptor stays open. The version of a file is noted when it is listed or first read; a file that differs
-    from that is a FeedError.
+class Folder:
+    """Files below a path, or below an address in a store. Thread-safe; it pickles, with what was listed.
+
+    No descriptor stays open. The version of a file is noted when it is listed (in a store) or first read; a file
+    that differs from that is a FeedError. In a store, what is read becomes files of the cache as it is.
 
     Attributes:
-      name: its path or address, for errors.
+      name: its path or address, for errors; "" if the names are whole paths.
       place: its absolute path, or its address.
-      names: of the listed files, relative to it; empty unless it was made by `listed_folder` or `folder_of`.
+      in_store: whether its files are objects, so that it pays to say what will be read.
+      can_list: whether it knows its `folders`; a web server does not.
+      names: of the listed files, relative to it.
       versions: of files that were asked for by their names, None of those that are not there.
+
+    Args:
+      address: path or address.
+      store: cache and patience.
+      names: of listed files.
+      listed: their versions in the store.
+      versions: that files must have which are read by their names: from the `versions` of another process.
+      place: the absolute path; None: where the path leads now.
+      origin: that of another process that reads the same folder.
     """
 
-    name: str
-    place: str
-    names: Names
-    versions: Mapping[str, FileVersion | Version | None]
+    def __init__(
+        self,
+        address: str,
+        store: Store | None = None,
+        names: Names | None = None,
+        listed: _Versions | None = None,
+        versions: Mapping[str, Any] | None = None,
+        place: str | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.in_store, self._store, self.names = is_url(address), store or Store(), names or Names()
+        self._expected: Mapping[str, Any] = versions or {}
+        self.versions: dict[str, Any] = {}
+        if self.in_store:
+            url = Url.parse(address)
+            self._url = Url(url.base, url.key.removesuffix("/"))
+            self.name = self.place = str(self._url).removesuffix("/")
+            self.can_list = url.can_list
+            self._listed = listed or _Versions(np.zeros(0, np.int64), Names())
+            self._cache, self._origin = cache_of(self._store), origin or Origin(self._store.patience_s)
+            self._requests = _Shared()
+            self._ahead: dict[Part, concurrent.futures.Future[Any]] = {}
+            """Parts that are being fetched ahead."""
+            return
+        self.name, self.place, self.can_list = address, place or absolute(address), True
+        self.versions |= self._expected
+        self._seen = np.full((len(self.names), 2), -1, np.int64)
+        """Size and time of modification in ns of each listed file when it was first read; -1: not read yet."""
+
+    def __reduce__(self) -> Any:
+        if self.in_store:
+            return Folder, (self.name, self._store, self.names, self._listed, None, None, self._origin)
+        return Folder, (self.name, self._store, self.names, None, None, self.place)
 
     def path_of(self, file: int | str) -> str:
         """The path or address of a file."""
-        name = self.names[file] if isinstance(file, int) else file
-        return f"{self.name}/{name}" if self.name else name
+        return f"{self.name}/{self._name(file)}" if self.name else self._name(file)
 
-    @abc.abstractmethod
+    def _name(self, file: int | str) -> str:
+        return self.names[file] if isinstance(file, int) else file
+
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
         """The bytes of each part, all at once: fewer where the file ends; None: there is no such file.
 
-        A listed file that is missing is an error, and so is one of the `versions` of `open_folder`.
+        A listed file that is missing is an error, and so is one of the expected versions.
 
         Raises:
           FeedError: a file was changed or deleted; its store cannot be read; too many files are open.
           RowError: a local file cannot be read.
         """
+        found: list[Any] = [None if self.in_store and part in self._ahead else self.cached(part) for part in parts]
+        if not self.in_store:
+            return found
+        began, started = time.monotonic(), {}
+        try:
+            for part in dict.fromkeys(part for part, data in zip(parts, found, strict=True) if data is None):
+                started[part] = fetcher().run(self._fetch(part))
+            fetched = {part: result_of(future, self.path_of(part.file)) for part, future in started.items()}
+        finally:
+            for future in started.values():
+                future.cancel()  # after an error, nobody waits for the others
+            fetcher().counts.wait_s += time.monotonic() - began if started else 0
+        return [fetched[part] if data is None else data for part, data in zip(parts, found, strict=True)]
 
-    @abc.abstractmethod
     def cached(self, part: Part) -> bytes | None:
         """The bytes of a part without any request; None unless they are on local disk, of a known version."""
+        if not self.in_store:
+            return self._read_local(part)
+        pieces = self._pieces(part)
+        data = [None] if pieces is None else [self._cache.get(name, stop - at) for name, at, stop in pieces]
+        fetcher().counts.cached += sum(each is not None for each in data)
+        return None if None in data else b"".join(data)  # type: ignore[arg-type]
 
-    @abc.abstractmethod
     def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
         """Begin to fetch parts that are read `ahead` batches later.
 
@@ -128,31 +192,57 @@ class Folder(abc.ABC):
         Returns:
           False if that is too early; nothing was begun, and the caller asks again later. See `Files.will_read`.
         """
+        if not self.in_store:
+            return True
+        pieces = [self._pieces(part) for part in parts]
+        unknown = part_bytes or REQUEST_BYTES
+        sizes = [unknown if some is None else sum(stop - at for _, at, stop in some) for some in pieces]
+        if self._cache.is_too_early(sum(sizes), ahead):
+            return False
+        for part, some in zip(parts, pieces, strict=True):
+            if part not in self._ahead and (some is None or not all(self._cache.has(name) for name, *_ in some)):
+                future = self._ahead[part] = fetcher().run(self._fetch(part))
+                future.add_done_callback(functools.partial(self._fetched, part))
+        return True
 
-    @abc.abstractmethod
+    def _fetched(self, part: Part, future: concurrent.futures.Future[Any]) -> None:
+        self._ahead.pop(part, None)
+
     def sizes(self, files: Sequence[int | str]) -> list[int | None]:
         """The size of each file in bytes, all asked at once; None: there is no such file. Errors as of `read`."""
+        if not self.in_store:
+            return list(map(self._size_of_local, files))
+        started = {file: fetcher().run(self._version(file)) for file in files if self._known(file) is None}
+        found = {file: result_of(future, self.path_of(file)) for file, future in started.items()}
+        versions = [found[file] if file in found else self._known(file) for file in files]
+        return [None if version is None else version.size_bytes for version in versions]
 
-    @abc.abstractmethod
     def check(self, files: Sequence[str]) -> None:
         """Refuse, with a FeedError, a folder in which one of these, which was read, has another version by now.
 
         A file that is missing is known to have never been there only if others, which must be there, still are: a
-        bucket that is gone has no files either.
+        bucket that is gone has no files either. Asks the store.
         """
+        if not self.in_store:
+            for file in files:
+                self.versions[file].check(self._place_of(file))
+            return
+        started = {file: fetcher().run(self._origin.version(self._url.below(file))) for file in files}
+        try:
+            for file, future in started.items():
+                self.versions[file].check(result_of(future, self.path_of(file)), self.path_of(file))
+        except FeedError:
+            for name, version in list(self.versions.items()):
+                if version is None:  # it may be there once the store has recovered
+                    del self.versions[name]
+            raise
 
-    @property
-    def can_list(self) -> bool:
-        """Whether it knows its `folders`; a web server does not."""
-        return True
-
-    @abc.abstractmethod
     def folders(self, below: str = "") -> list[str]:
         """The names of the folders that lie directly in it, or in the folder `below` it, sorted."""
-
-    @abc.abstractmethod
-    def select(self, numbers: Indices) -> Folder:
-        """A folder whose listed files are these, in this order."""
+        if self.in_store:
+            return _folders(self._url.below(below) if below else self._url, self._store)
+        with os.scandir(self._place_of(below)) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
 
     def digests(self, files: Sequence[int]) -> list[list[Any]]:
         """For each listed file, JSON values that identify its contents: those of `File.digest`."""
@@ -171,294 +261,83 @@ class Folder(abc.ABC):
             found.append(digests.of_samples(size, given))
         return found
 
-    @property
-    def in_store(self) -> bool:
-        """Whether its files are objects in a store, so that it pays to say what will be read."""
-        return False
-
-    @abc.abstractmethod
     def close(self) -> None:
-        """Give up what is being fetched."""
+        """Give up what is being fetched ahead."""
+        for future in list(self._ahead.values()) if self.in_store else ():
+            future.cancel()
 
-
-class LocalFolder(Folder):
-    """A `Folder` on local disk.
-
-    Args:
-      name: its path; "" if the names are whole paths.
-      names: of listed files.
-      versions: that files must have which are read by their names.
-      place: its absolute path; None: where `name` leads now.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        names: Names | None = None,
-        versions: Mapping[str, FileVersion] | None = None,
-        place: str | None = None,
-    ) -> None:
-        self.name, self.names, self.place = name, names or Names(), place or absolute(name)
-        self.versions: dict[str, FileVersion] = dict(versions or {})
-        self._seen_bytes = np.full(len(self.names), -1, np.int64)
-        """The size of each listed file when it was first read; -1: not read yet. Written after _seen_ns."""
-        self._seen_ns = np.zeros(len(self.names), np.int64)
-        """Its time of modification then."""
-
-    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
-        """See `Folder.read`."""
-        return [self._read(part) for part in parts]
-
-    def cached(self, part: Part) -> bytes | None:
-        """See `Folder.cached`."""
-        return self._read(part)
-
-    def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
-        """Do nothing."""
-        return True
-
-    def sizes(self, files: Sequence[int | str]) -> list[int | None]:
-        """See `Folder.sizes`."""
-
-        def size(file: int | str) -> int | None:
-            if file in self.versions:
-                self.check([str(file)])
-            try:
-                return os.path.getsize(self._place_of(file))
-            except (FileNotFoundError, NotADirectoryError) as error:
-                if isinstance(file, int):
-                    raise unreadable(error, file, self.path_of(file)) from error
-                return None
-
-        return [size(file) for file in files]
-
-    def check(self, files: Sequence[str]) -> None:
-        """See `Folder.check`."""
-        for file in files:
-            self.versions[file].check(self._place_of(file))
-
-    def folders(self, below: str = "") -> list[str]:
-        """See `Folder.folders`."""
-        with os.scandir(self._place_of(below)) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
-
-    def select(self, numbers: Indices) -> LocalFolder:
-        """See `Folder.select`."""
-        names = Names([os.fsencode(self.names[number]) for number in numbers.tolist()])
-        return LocalFolder(self.name, names, place=self.place)
-
-    def close(self) -> None:
-        """Do nothing."""
+    # --- on local disk ---
 
     def _place_of(self, file: int | str) -> str:
-        """The absolute path of a file."""
-        return os.path.join(self.place, self.names[file] if isinstance(file, int) else file)
+        return os.path.join(self.place, self._name(file))
 
-    def _read(self, part: Part) -> bytes | None:
-        listed = part.file if isinstance(part.file, int) else None
-        path = self._place_of(part.file)
+    def _size_of_local(self, file: int | str) -> int | None:
+        if file in self.versions:
+            self.check([str(file)])
+        try:
+            return os.path.getsize(self._place_of(file))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(file, int):
+                raise unreadable(error, file, self.path_of(file)) from error
+            return None
+
+    def _read_local(self, part: Part) -> bytes | None:
+        file, path = part.file, self._place_of(part.file)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 before = FileVersion.of(descriptor)
-                start, stop, _ = slice(part.start, part.stop).indices(before.size_bytes)
-                data = pread(descriptor, max(0, stop - start), start)
+                start, stop = part.of(before.size_bytes)
+                data = pread(descriptor, stop - start, start)
                 after = FileVersion.of(descriptor)
             finally:
                 os.close(descriptor)
         except (OSError, MemoryError) as error:
-            if listed is None and isinstance(error, FileNotFoundError | NotADirectoryError):
-                if part.file in self.versions:
-                    self.check([str(part.file)])
+            if isinstance(file, str) and isinstance(error, FileNotFoundError | NotADirectoryError):
+                if file in self.versions:
+                    self.check([file])
                 return None
-            raise unreadable(error, listed or 0, path) from error
-        if listed is not None and self._seen_bytes[listed] >= 0:
-            seen = int(self._seen_bytes[listed]), int(self._seen_ns[listed])
-            before = before._replace(size_bytes=seen[0], modified_ns=seen[1])
-        if listed is None:
-            before = self.versions.setdefault(str(part.file), before)
+            raise unreadable(error, file if isinstance(file, int) else 0, path) from error
+        if isinstance(file, str):
+            before = self.versions.setdefault(file, before)
+        elif self._seen[file, 0] >= 0:
+            before = before._replace(size_bytes=int(self._seen[file, 0]), modified_ns=int(self._seen[file, 1]))
         before.compare(after, path)
-        if len(data) != max(0, stop - start):
+        if len(data) != stop - start:
             raise changed(path, f"it has {start + len(data)} bytes and had {after.size_bytes}")
-        if listed is not None:
-            self._seen_ns[listed] = after.modified_ns
-            self._seen_bytes[listed] = after.size_bytes
+        if isinstance(file, int):
+            self._seen[file, 1] = after.modified_ns
+            self._seen[file, 0] = after.size_bytes  # last: another thread may look
         return data
 
-    def __reduce__(self) -> Any:
-        return LocalFolder, (self.name, self.names, None, self.place)
-
-
-class _Versions(NamedTuple):
-    """Of listed objects, in little memory: by number sizes, and tags with nonces, a line each."""
-
-    sizes: Indices
-    tags: Names
-
-    def of(self, number: int) -> Version:
-        return Version(int(self.sizes[number]), *self.tags[number].split("\n"))
-
-
-class StoreFolder(Folder):
-    """A `Folder` in a store. What is read becomes files of the cache as it is, in pieces of up to 4 MiB.
-
-    Args:
-      url: its address.
-      options: cache and patience.
-      names, listed: of listed files.
-      versions: that objects must have which are read by their names.
-      origin: that of another process that reads the same folder.
-    """
-
-    def __init__(
-        self,
-        url: Url,
-        options: Store,
-        names: Names | None = None,
-        listed: _Versions | None = None,
-        versions: Mapping[str, Version] | None = None,
-        origin: Origin | None = None,
-    ) -> None:
-        self._url, self._options = url, options
-        self.name = self.place = str(url).removesuffix("/")
-        self.names = names or Names()
-        self._listed = listed or _Versions(np.zeros(0, np.int64), Names())
-        self._cache = cache_of(options)
-        self._origin = origin or Origin(options.patience_s)
-        self._expected = versions or {}
-        self.versions: dict[str, Version | None] = {}
-        self._asking = Shared[Version | None]()
-        self._getting = Shared[bytes]()
-        self._ahead: dict[Part, concurrent.futures.Future[Any]] = {}
-        """Parts that are being fetched ahead."""
-
-    @property
-    def in_store(self) -> bool:
-        """True."""
-        return True
-
-    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
-        """See `Folder.read`."""
-        found: list[Any] = [None if part in self._ahead else self.cached(part) for part in parts]
-        started = {}
-        began = time.monotonic()
-        try:
-            for part in dict.fromkeys(part for part, data in zip(parts, found, strict=True) if data is None):
-                started[part] = fetcher().run(self._bytes_of(part))
-            fetched = {part: result_of(future, self.path_of(part.file)) for part, future in started.items()}
-        finally:
-            for future in started.values():
-                future.cancel()  # after an error, nobody waits for the others
-            fetcher().counts.wait_s += time.monotonic() - began if started else 0
-        return [fetched[part] if data is None else data for part, data in zip(parts, found, strict=True)]
-
-    def cached(self, part: Part) -> bytes | None:
-        """See `Folder.cached`."""
-        version = self._known(part.file)
-        if version is None:
-            return None
-        pieces = [
-            self._cache.get(name_of(self.path_of(part.file), version.cache_tag, start, stop), stop - start)
-            for start, stop in _pieces(part, version.size_bytes)
-        ]
-        fetcher().counts.cached += sum(piece is not None for piece in pieces)
-        return None if any(piece is None for piece in pieces) else b"".join(piece or b"" for piece in pieces)
-
-    def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
-        """See `Folder.will_read`."""
-        sizes = [self._bytes_in(part, part_bytes) for part in parts]
-        if self._cache.is_too_early(sum(sizes), ahead):
-            return False
-        for part in parts:
-            if part not in self._ahead and not self._is_cached(part):
-                future = self._ahead[part] = fetcher().run(self._bytes_of(part))
-                future.add_done_callback(functools.partial(self._fetched, part))
-        return True
-
-    def _fetched(self, part: Part, future: concurrent.futures.Future[Any]) -> None:
-        self._ahead.pop(part, None)
-
-    def _is_cached(self, part: Part) -> bool:
-        """Whether the cache has a part, which is noted to be in use."""
-        version = self._known(part.file)
-        return version is not None and all(
-            self._cache.has(name_of(self.path_of(part.file), version.cache_tag, *piece))
-            for piece in _pieces(part, version.size_bytes)
-        )
-
-    def sizes(self, files: Sequence[int | str]) -> list[int | None]:
-        """See `Folder.sizes`."""
-        started = {file: fetcher().run(self._version(file)) for file in files if self._known(file) is None}
-        found = {file: result_of(future, self.path_of(file)) for file, future in started.items()}
-        versions = [found[file] if file in found else self._known(file) for file in files]
-        return [None if version is None else version.size_bytes for version in versions]
-
-    def check(self, files: Sequence[str]) -> None:
-        """See `Folder.check`. Asks the store."""
-        started = {file: fetcher().run(self._origin.version(self._url.below(file))) for file in files}
-        try:
-            for file, future in started.items():
-                version = self.versions[file]
-                assert version is not None
-                version.check(result_of(future, self.path_of(file)), self.path_of(file))
-        except FeedError:
-            for name, version in list(self.versions.items()):
-                if version is None:  # it may be there once the store has recovered
-                    del self.versions[name]
-            raise
-
-    @property
-    def can_list(self) -> bool:
-        """See `Folder.can_list`."""
-        return self._url.can_list
-
-    def folders(self, below: str = "") -> list[str]:
-        """See `Folder.folders`."""
-        return sorted(folders(self._url.below(below) if below else self._url, self._options))
-
-    def select(self, numbers: Indices) -> StoreFolder:
-        """See `Folder.select`."""
-        chosen = numbers.tolist()
-        names, tags = (
-            Names([os.fsencode(table[number]) for number in chosen]) for table in (self.names, self._listed.tags)
-        )
-        versions = _Versions(self._listed.sizes[numbers], tags)
-        return StoreFolder(self._url, self._options, names, versions, None, self._origin)
-
-    def close(self) -> None:
-        """See `Folder.close`."""
-        for future in list(self._ahead.values()):
-            future.cancel()
+    # --- in a store ---
 
     def _known(self, file: int | str) -> Version | None:
         return self._listed.of(file) if isinstance(file, int) else self.versions.get(file)
 
-    def _bytes_in(self, part: Part, guess: int | None) -> int:
+    def _pieces(self, part: Part) -> list[tuple[str, int, int]] | None:
+        """The files of the cache for a part: name, start and stop; None: its version is not known."""
         version = self._known(part.file)
-        if version is None:
-            return guess or REQUEST_BYTES
-        start, stop, _ = slice(part.start, part.stop).indices(version.size_bytes)
-        return max(0, stop - start)
+        return version and pieces_of(self.path_of(part.file), version, *part.of(version.size_bytes))
 
-    async def _bytes_of(self, part: Part) -> bytes | None:
+    async def _fetch(self, part: Part) -> bytes | None:
         version = await self._version(part.file)
         if version is None:
             return None
-        url = self._url.below(self.names[part.file] if isinstance(part.file, int) else part.file)
-
-        start, stop, _ = slice(part.start, part.stop).indices(version.size_bytes)
-        get = functools.partial(cached, self._cache, self._origin, url, version, start, stop)
-        return await self._getting.once(part, get)
+        url, asked = self._url.below(self._name(part.file)), part.of(version.size_bytes)
+        get = functools.partial(cached, self._cache, self._origin, url, version, *asked)
+        return await self._requests.once(part, get)
 
     async def _version(self, file: int | str) -> Version | None:
         if isinstance(file, int):
             return self._listed.of(file)
         if file not in self.versions:
-            self.versions[file] = await self._asking.once(file, functools.partial(self._asked_version, file))
-        return self.versions[file]
+            self.versions[file] = await self._requests.once(file, functools.partial(self._ask_version, file))
+        found: Version | None = self.versions[file]
+        return found
 
-    async def _asked_version(self, name: str) -> Version | None:
-        expected = self._expected.get(name)
+    async def _ask_version(self, name: str) -> Version | None:
+        expected: Version | None = self._expected.get(name)
         try:
             version = await self._origin.version(self._url.below(name))
         except FileNotFoundError:
@@ -469,28 +348,46 @@ class StoreFolder(Folder):
             expected.check(version, self.path_of(name))
         return version
 
-    def __reduce__(self) -> Any:
-        given = self._url, self._options, self.names, self._listed, None, self._origin
-        return StoreFolder, given
+
+class _Versions(NamedTuple):
+    """Of listed objects, in little memory: by number sizes, and tags with nonces, a line each."""
+
+    sizes: npt.NDArray[np.int64]
+    tags: Names
+
+    def of(self, number: int) -> Version:
+        return Version(int(self.sizes[number]), *self.tags[number].split("\n"))
 
 
-def _pieces(part: Part, size: int) -> list[tuple[int, int]]:
-    """Start and stop of the pieces of a part, none larger than a request."""
-    start, stop, _ = slice(part.start, part.stop).indices(size)
-    stop = max(start, stop)
-    return [(at, min(at + REQUEST_BYTES, stop)) for at in range(start, max(stop, start + 1), REQUEST_BYTES)]
+class _Shared:
+    """Requests that several wait for. One that all of them gave up is cancelled. For the fetching thread."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Hashable, tuple[asyncio.Task[Any], list[None]]] = {}
+        """By key, the request, and a list with an element for each caller that waits for it."""
+
+    async def once(self, key: Hashable, get: Callable[[], Awaitable[T]]) -> T:
+        """What `get` returns, which is called once for all that wait for this key meanwhile."""
+
+        async def got() -> T:
+            return await get()
+
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.ensure_future(got()), []
+        task, waiting = self._tasks[key]
+        waiting.append(None)
+        try:
+            found: T = await asyncio.shield(task)
+            return found
+        finally:
+            waiting.pop()
+            if not waiting:
+                task.cancel()
+            if (task.done() or not waiting) and self._tasks.get(key, (None,))[0] is task:
+                del self._tasks[key]
 
 
-def open_folder(address: str, store: Store | None = None, versions: Mapping[str, Any] | None = None) -> Folder:
-    """A folder whose files are found by their names when they are read.
-
-    Args:
-      address: path or address.
-      versions: that files must have: from the `Folder.versions` of another process.
-    """
-    if is_url(address):
-        return StoreFolder(_folder_url(address), store or Store(), versions=versions)
-    return LocalFolder(address, versions=versions)
+# --- listings ---
 
 
 def listed_folder(address: str, store: Store | None = None) -> Folder:
@@ -504,52 +401,49 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
       FeedError: the store cannot be read.
     """
     if not is_url(address):
-        return LocalFolder(address, Names(list(_files_below(os.fsencode(address), b"", 0))))
-    url, options = _folder_url(address), store or Store()
+        return Folder(address, store, Names(list(_files_below(os.fsencode(address), b"", 0))))
+    url = Url.parse(address)
     if not url.can_list:
         raise ValueError(
             f"a web server does not list its files, so a folder must lie in s3:// or gs://, got {address}; open "
             "it there, or write its files to tar or TFRecord"
         )
-    prefix = f"{url.key}/" if url.key else ""
-    found = {each.url.key[len(prefix) :]: each for each in listing(Url(url.base, prefix), options)}
+    key = url.key.removesuffix("/")
+    prefix = f"{key}/" if key else ""
+    found = {each.url.key[len(prefix) :]: each for each in listing(Url(url.base, prefix), store or Store())}
     found = {name: each for name, each in found.items() if not any(p.startswith(".") for p in name.split("/"))}
     if any("/" in name for name in found):  # then an empty object may stand for a folder, also for an empty one
-        inner = {name[: name.index("/")] for name in found if "/" in name}
-        inner |= {name.rpartition("/")[0] for name in found}
+        folders = {name[: name.index("/")] for name in found if "/" in name}
+        folders |= {name.rpartition("/")[0] for name in found}
         found = {
             name: each
             for name, each in found.items()
-            if each.version.size_bytes or not ("/" not in name or name in inner)
+            if each.version.size_bytes or ("/" in name and name not in folders)
         }
-    return _of_listed(url, options, [found[name] for name in sorted(found, key=lambda name: name.split("/"))])
+    return folder_of(
+        [found[name] for name in sorted(found, key=lambda name: name.split("/"))], store, Url(url.base, key)
+    )
 
 
-def folder_of(files: Sequence[str] | Sequence[Listed], store: Store | None = None) -> Folder:
-    """A folder of these files, in this order, listed relative to the deepest folder that holds all of them.
+def folder_of(
+    files: Sequence[str] | Sequence[Listed], store: Store | None = None, url: Url | None = None
+) -> Folder:
+    """A folder of these files, in this order.
 
     Args:
-      files: local paths, or objects that a store listed (`origin.matches`).
+      files: local paths, or objects that a store listed (`matches`).
+      url: of the folder; None: the deepest folder that holds all of them.
     """
-    listed = [file for file in files if isinstance(file, Listed)]
     paths = [file.url.key if isinstance(file, Listed) else file for file in files]
-    common = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
-    if listed:
-        return _of_listed(Url(listed[0].url.base, common), store or Store(), listed)
-    return LocalFolder(common, Names([os.fsencode(os.path.relpath(path, common or ".")) for path in paths]))
-
-
-def _of_listed(url: Url, options: Store, listed: Sequence[Listed]) -> StoreFolder:
+    common = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths and url is None else ""
+    listed = [file for file in files if isinstance(file, Listed)]
+    if url is None and not listed:
+        return Folder(common, store, Names([os.fsencode(os.path.relpath(path, common or ".")) for path in paths]))
+    url = url or Url(listed[0].url.base, common)
     skipped = len(url.key) + 1 if url.key else 0
-    names = Names([os.fsencode(each.url.key[skipped:]) for each in listed])
     tags = Names([f"{each.version.tag}\n{each.version.nonce}".encode() for each in listed])
-    sizes = np.array([each.version.size_bytes for each in listed], np.int64)
-    return StoreFolder(url, options, names, _Versions(sizes, tags))
-
-
-def _folder_url(address: str) -> Url:
-    url = Url.parse(address)
-    return Url(url.base, url.key.removesuffix("/"))
+    versions = _Versions(np.array([each.version.size_bytes for each in listed], np.int64), tags)
+    return Folder(str(url), store, Names([os.fsencode(path[skipped:]) for path in paths]), versions)
 
 
 def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
@@ -569,36 +463,6 @@ def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
                 raise ValueError(f"{path} is a link to a file that does not exist; delete the link, or mend it")
 
 
-class Shared(Generic[T]):
-    """Requests that several wait for. One that all of them gave up is cancelled. For the fetching thread."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[Hashable, tuple[asyncio.Task[T], list[None]]] = {}
-        """By key, the request, and a list with an element for each caller that waits for it."""
-
-    async def once(self, key: Hashable, get: Callable[[], Awaitable[T]]) -> T:
-        """What `get` returns, which is called once for all that wait for this key meanwhile."""
-        if key not in self._tasks:
-            self._tasks[key] = asyncio.ensure_future(_awaited(get())), []
-        task, waiting = self._tasks[key]
-        waiting.append(None)
-        try:
-            return await asyncio.shield(task)
-        finally:
-            waiting.pop()
-            if not waiting:
-                task.cancel()
-            if (task.done() or not waiting) and self._tasks.get(key, (None,))[0] is task:
-                del self._tasks[key]
-
-
-async def _awaited(result: Awaitable[T]) -> T:
-    return await result
-
-
-# --- listings ---
-
-
 def matches(url: str, options: Store) -> list[Listed] | None:
     """The objects, or Zarr folders, that a glob matches, in sorted order; None of an address that is no glob.
 
@@ -615,27 +479,34 @@ def matches(url: str, options: Store) -> list[Listed] | None:
             f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
             "glob over s3:// or gs://, or name each file"
         )
-    try:
-        pattern = re.compile(_expression(parsed.key))
-    except re.error as error:
-        raise ValueError(f"{url} is no glob ({error}); write a character that stands for itself as [?]") from error
-    above = Url(parsed.base, parsed.key.rpartition("/")[0])
-    if parsed.key.endswith(_FOLDER_SUFFIX) and not above.is_glob:
-        within = [Url(parsed.base, f"{above.key}/{name}".lstrip("/")) for name in folders(above, options)]
-        found = [Listed(url, Version(0, "")) for url in sorted(within) if pattern.fullmatch(url.key)]
-        if found:
-            return found
-    listed = listing(Url(parsed.base, re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]), options)
-    found = [each for each in listed if pattern.fullmatch(each.url.key)]
+    pattern = parsed.key.split("/")
+    above = Url(parsed.base, "/".join(pattern[:-1]))
+    found: list[Listed] = []
+    if parsed.key.endswith(_ZARR) and not above.is_glob:
+        names = [name for name in _folders(above, options) if is_match([name], pattern[-1:])]
+        found = [Listed(above.below(name), Version(0, "")) for name in names]
+    if not found:
+        listed = listing(Url(parsed.base, re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]), options)
+        found = [each for each in listed if is_match(each.url.key.split("/"), pattern)]
     if not found:
         raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")
     return found
 
 
-def folders(prefix: Url, options: Store) -> tuple[str, ...]:
-    """The names of the folders in a folder of a bucket. Errors as of `listing`."""
-    client = client_of(prefix.base)
-    return _listed(prefix, options, lambda: client.folders(prefix.key, options.patience_s))
+def is_match(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a glob matches, part by part, as in the module glob: "**" stands for any folders that are visible.
+
+    Example:
+      >>> is_match(["a", "b", "x.npy"], ["**", "*.npy"]), is_match([".x.npy"], ["*.npy"])
+      (True, False)
+    """
+    if not parts or not pattern:
+        return not parts and not pattern
+    is_visible = not parts[0].startswith(".")
+    if pattern[0] == "**" and len(pattern) > 1:
+        return is_match(parts, pattern[1:]) or (is_visible and is_match(parts[1:], pattern))
+    shown = is_visible or pattern[0].startswith(".")
+    return shown and fnmatch.fnmatchcase(parts[0], pattern[0]) and is_match(parts[1:], pattern[1:])
 
 
 def listing(prefix: Url, options: Store) -> list[Listed]:
@@ -645,27 +516,14 @@ def listing(prefix: Url, options: Store) -> list[Listed]:
       FeedError: the store cannot be read.
     """
     client = client_of(prefix.base)
-    return _listed(prefix, options, lambda: client.list(prefix.key, options.patience_s))
+    return _asked(prefix, options, lambda: client.listed(prefix.key, options.patience_s))
 
 
-def _listed(prefix: Url, options: Store, request: Callable[[], Awaitable[T]]) -> T:
+def _folders(prefix: Url, options: Store) -> list[str]:
+    """The names of the folders in a folder of a bucket, sorted. Errors as of `listing`."""
+    client = client_of(prefix.base)
+    return _asked(prefix, options, lambda: client.folders(prefix.key, options.patience_s))
+
+
+def _asked(prefix: Url, options: Store, request: Callable[[], Awaitable[T]]) -> T:
     return fetcher().run(fetcher().patiently(str(prefix), options.patience_s, None, request)).result()
-
-
-def _expression(pattern: str) -> str:
-    """A glob as a regular expression, of what the module glob matches: "**/" stands for any folders."""
-    *above, last = pattern.split("/")
-    return "".join("(?:[^./][^/]*/)*" if part == "**" else f"{_part(part)}/" for part in above) + _part(last)
-
-
-def _part(pattern: str) -> str:
-    """A glob of one name as a regular expression: only one that begins with a dot matches hidden names."""
-    parts = [] if pattern.startswith(".") else [r"(?!\.)"]
-    for token in re.findall(r"\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
-        if token in ("*", "?"):
-            parts.append("[^/]" + token.replace("?", ""))
-        elif len(token) > 2 and token[0] == "[":
-            parts.append("(?!/)" + token.replace("[!", "[^", 1).replace("\\", r"\\"))
-        else:
-            parts.append(re.escape(token))
-    return "".join(parts)

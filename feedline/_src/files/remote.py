@@ -452,21 +452,26 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
         raise
 
 
-async def cached(cache: Cache, origin: Origin, url: Url, version: Version, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of an object, from the cache; else fetched, and put there in files of 4 MiB."""
+def pieces_of(address: str, version: Version, start: int, stop: int) -> list[tuple[str, int, int]]:
+    """Bytes of an object as files of the cache of up to 4 MiB: name, start and stop of each."""
+    starts = range(start, stop, REQUEST_BYTES)
+    ends = [min(at + REQUEST_BYTES, stop) for at in starts]
+    return [(name_of(address, version.cache_tag, *part), *part) for part in zip(starts, ends, strict=True)]
 
-    async def piece(start: int) -> bytes:
-        end = min(start + REQUEST_BYTES, stop)
-        name = name_of(str(url), version.cache_tag, start, end)
-        found = await asyncio.to_thread(cache.get, name, end - start)
+
+async def cached(cache: Cache, origin: Origin, url: Url, version: Version, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of an object, from the cache, or else fetched and put there."""
+
+    async def piece(name: str, start: int, stop: int) -> bytes:
+        found = await asyncio.to_thread(cache.get, name, stop - start)
         if found is None:
-            found = bytes(await origin.fetch(url, version, start, end))
+            found = bytes(await origin.fetch(url, version, start, stop))
             await asyncio.to_thread(cache.put, name, found)
         else:
             fetcher().counts.cached += 1
         return found
 
-    return b"".join(await gathered(map(piece, range(start, stop, REQUEST_BYTES))))
+    return b"".join(await gathered(piece(*each) for each in pieces_of(str(url), version, start, stop)))
 
 
 def _opened_again(name: str, options: Store, version: Version) -> RemoteFile:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.file import changed
-from feedline._src.files.folder import Part, open_folder
+from feedline._src.files.folder import Folder, Part
 from feedline._src.files.store import Store
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
@@ -61,7 +61,7 @@ class ZarrFolder:
         identity: list[Any] | None = None,
     ) -> None:
         self.name, self._store, self.identity = name, store, identity
-        self.folder = open_folder(name, store, versions)
+        self.folder = Folder(name, store, versions=versions)
         self._metadata: set[str] = set()
 
     def marks(self, at: str) -> list[str]:
