@@ -10,8 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import jax
@@ -21,17 +19,15 @@ import optax
 import orbax.checkpoint as ocp
 import programs
 import pytest
-from background import PATIENCE_S
-from mlp_oracle import made_up_rows
-from mlp_tasks import program_of, sharding_of, task_of
+from mlp_tasks import made_up_rows, program_of, sharding_of, task_of
 
 import feedline
 from feedline._src.trainer import checkpoints as module
 from feedline._src.trainer.checkpoints import Checkpoints
 from feedline._src.trainer.model import Sizes
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # reads Orbax gave up
 MODES = ["jit_single", "jit_multi", "pmap"]
-NOBODY = 65534
 ROWS = made_up_rows(200)
 ORDER = feedline.Order(seed=3)
 WIDE = Sizes(features=64, classes=10, width=512)  # 3.6 MB of state: writing takes longer than a step
@@ -61,10 +57,6 @@ def copied(three, tmp_path, quiet):
     return Path(shutil.copytree(three, tmp_path / "copy"))
 
 
-def saved(folder):
-    return sorted(path.name for path in folder.glob("[!.]*"))
-
-
 def restore(folder, state=None, rows=ROWS, order=ORDER, batch_size=64):
     """The trainer's state and the feed's, restored from the newest checkpoint."""
     sharding = sharding_of("jit_multi")
@@ -78,31 +70,24 @@ def restore(folder, state=None, rows=ROWS, order=ORDER, batch_size=64):
         return state, feed.get_state()
 
 
-def run(mode, steps, folder=None, every=3, sizes=SMALL, seen=None):
-    """Losses of up to `steps` steps from where the checkpoints in `folder` end, and the last state."""
+def run(mode, steps, folder, every=3, sizes=SMALL, seen=None):
+    """Losses of up to `steps` steps from where the checkpoints in `folder` end."""
     program, losses = program_of(mode, sizes), []
-    with feedline.Feed(ROWS, 64, sharding_of(mode), order=ORDER) as feed:
-        if folder is None:
-            return advance(program, program.start(), feed, steps, losses, lambda state, metrics: None), losses
-        with Checkpoints(folder, feed, program.mesh) as checkpoints:
-            state = checkpoints.restore(program.start())
-
-            def after_step(state, metrics):
-                if state.step % every == 0:
-                    checkpoints.save_if_finite(int(state.step), state, [metrics])
-                if seen is not None:
-                    seen.append(values(state))
-
-            left = steps - feed.get_state()["step"]
-            return advance(program, state, feed, left, losses, after_step), losses
-
-
-def advance(program, state, feed, steps, losses, after_step):
-    for _, batch in zip(range(steps), feed, strict=False):
-        state, metrics = program.step(state, batch)
-        after_step(state, metrics)
-        losses.append(float(metrics[0]))
-    return state
+    with (
+        feedline.Feed(ROWS, 64, sharding_of(mode), order=ORDER) as feed,
+        Checkpoints(folder, feed, program.mesh) as checkpoints,
+    ):
+        state = checkpoints.restore(program.start())
+        fresh = [leaf.sharding for leaf in jax.tree.leaves(program.start())]
+        assert [leaf.sharding for leaf in jax.tree.leaves(state)] == fresh
+        while feed.get_state()["step"] < steps:
+            state, metrics = program.step(state, next(feed))
+            if state.step % every == 0:
+                checkpoints.save_if_finite(int(state.step), state, [metrics])
+            if seen is not None:
+                seen.append(values(state))
+            losses.append(float(metrics[0]))
+    return losses
 
 
 def values(state):
@@ -118,8 +103,11 @@ def assert_same_bits(found, expected):
 @pytest.mark.slow
 def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path):
     seen = []
-    run("jit_multi", 9, tmp_path, sizes=WIDE, seen=seen)
-    for step in (9, 6, 3):
+    half = tmp_path / "12.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
+    half.mkdir(parents=True)  # incomplete, so it is removed
+    run("jit_multi", 13, tmp_path, sizes=WIDE, seen=seen)
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"6", "9", "12"}  # the newest three
+    for step in (12, 9, 6):
         state, feed = restore(tmp_path, program_of("jit_multi", WIDE).start())
         assert_same_bits(values(state), seen[step - 1])
         assert feed["step"] == step
@@ -129,31 +117,14 @@ def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [MODES[:2], MODES[1:], MODES[::-2]])
 def test_a_mode_continues_from_another(before, after, tmp_path):
-    losses = run(before, 10)[1]
+    losses = run(before, 10, tmp_path / "whole")
     run(before, 6, tmp_path)
-    program = program_of(after, SMALL)
-    fresh = program.start()
-    with (
-        feedline.Feed(ROWS, 64, sharding_of(after), order=ORDER) as feed,
-        Checkpoints(tmp_path, feed, program.mesh) as checkpoints,
-    ):
-        state = checkpoints.restore(fresh)
-    assert [leaf.sharding for leaf in jax.tree.leaves(state)] == [leaf.sharding for leaf in jax.tree.leaves(fresh)]
-    np.testing.assert_allclose(run(after, 10, tmp_path)[1], losses[6:], rtol=1e-5)
+    np.testing.assert_allclose(run(after, 10, tmp_path), losses[6:], rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_the_batch_size_may_change(three):
     feed = restore(three, batch_size=32)[1]
     assert (feed["step"], feed["epoch"], feed["position"]) == (3, 0, 192)
-
-
-@pytest.mark.slow
-def test_the_newest_three_are_kept_and_incomplete_ones_are_removed(tmp_path):
-    half = tmp_path / "12.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
-    half.mkdir(parents=True)
-    run("jit_multi", 5, tmp_path, every=1)
-    assert saved(tmp_path) == ["3", "4", "5"]
 
 
 @pytest.mark.slow
@@ -171,26 +142,7 @@ def test_a_step_is_saved_once_and_none_from_a_bad_loss_on(tmp_path):
         next(feed)
         with pytest.raises(ValueError, match="trainer has done 3 and the feed has delivered 4; begin with a new"):
             checkpoints.save(state)
-    assert saved(tmp_path) == ["1", "2"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("trained", "delivered", "named"), [(2, 3, 3), (3, 2, 3), (3, 3, 2)])
-def test_a_checkpoint_of_different_steps_is_refused(tmp_path, trained, delivered, named):
-    program = program_of("jit_multi", SMALL)
-    state = program.start()._replace(step=jax.device_put(np.int32(trained), program.start().step.sharding))
-    with feedline.Feed(ROWS, 64, sharding_of("jit_multi"), order=ORDER) as feed:
-        delivering = {**feed.get_state(), "step": delivered}
-    items = ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        feed=ocp.args.JsonSave(delivering),
-        checksums=ocp.args.JsonSave(module._checksums(state, delivering)),
-    )
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(named, args=items)
-    told = f"is of step {named}, its trainer had done {trained} and its feed had delivered {delivered}; remove"
-    with pytest.raises(ValueError, match=told):
-        restore(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -207,13 +159,9 @@ def test_another_model_is_refused(sizes, optimizer, told, three):
 
 
 def test_other_data_is_refused(three):
-    with pytest.raises(
-        ValueError, match=r"/3 is of other data: its 'data' is '\w+', this feed's is '\w+'\. Give the data"
-    ):
+    with pytest.raises(ValueError, match=r"/3 is of other data: its 'data' is '\w+', this feed's is .* Give the"):
         restore(three, rows=made_up_rows(200, seed=1))
-    with pytest.raises(
-        ValueError, match=r"its 'order' is {'seed': 3, 'shuffle': True}, this feed's is {'seed': 4, "
-    ):
+    with pytest.raises(ValueError, match=r"its 'order' is {'seed': 3, 'shuffle': True}, this feed's is {'se"):
         restore(three, order=feedline.Order(seed=4))
 
 
@@ -225,53 +173,18 @@ def test_a_checkpoint_that_something_else_wrote_is_refused(items, tmp_path, quie
     else:
         (tmp_path / "7").mkdir()
     holds = ", ".join(items) or "nothing"
-    with pytest.raises(
-        ValueError, match=f"/7 holds {holds}: a part was removed, or something else wrote it; choose another"
-    ):
+    with pytest.raises(ValueError, match=f"/7 holds {holds}: a part was removed, or something else wrote it"):
         restore(tmp_path)
 
 
 # --- the directory ---
 
 
-def test_a_directory_that_is_a_file_is_refused(tmp_path):
+def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for name in ("file", "file/below"):
-        with pytest.raises(OSError, match=f"and {tmp_path}/file is a file; choose another directory$"):
+        with pytest.raises(OSError, match=f"that can be written to, and {tmp_path}/{name} is none .*; choose"):
             restore(tmp_path / name)
-
-
-def test_a_directory_that_cannot_be_written_to_is_refused(monkeypatch):
-    # the packages may lie where nobody else may look, such as below /root
-    monkeypatch.setattr("feedline._src.pipeline.description.version", lambda package: "1")
-    with tempfile.TemporaryDirectory() as name:  # tmp_path is closed to others, whom root has to become here
-        folder = Path(name)
-        folder.chmod(0o555)
-        user = os.geteuid()
-        os.seteuid(user or NOBODY)
-        try:
-            for directory in (folder, folder / "new"):
-                with pytest.raises(
-                    OSError, match=rf"and {directory} cannot be written to \(Permission denied\); choose another"
-                ):
-                    restore(directory)
-        finally:
-            os.seteuid(user)
-
-
-@pytest.mark.slow
-def test_a_directory_that_holds_something_else_is_refused(tmp_path):
-    (tmp_path / ".hidden").touch()
-    (tmp_path / "lost+found").mkdir()  # the root of a volume
-    restore(tmp_path)
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "pictures").mkdir()
-    with pytest.raises(
-        ValueError, match=f"and {tmp_path} holds notes.txt and 1 more but no checkpoint; choose a "
-    ):
-        restore(tmp_path)
-    (tmp_path / "12.orbax-checkpoint-tmp").mkdir()  # of a run that was killed in its first save
-    assert restore(tmp_path)[1]["step"] == 0
 
 
 HOLDER = """
@@ -285,14 +198,13 @@ with _lock(Path(sys.argv[1])):
 
 
 def test_a_directory_is_refused_while_another_run_uses_it(tmp_path):
-    """Also when it was killed; and what it was writing is not removed."""
-    half = tmp_path / "12.orbax-checkpoint-tmp"
+    half = tmp_path / "12.orbax-checkpoint-tmp"  # what it is writing is not removed
     half.mkdir()
     with programs.started(
         [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout.readline() == b"held\n"
-        told = rf"belongs to one run at a time, .*: process {other.pid} on {socket.gethostname()}; wait for its"
+        told = rf"to one run at a time, .*: process {other.pid} on {socket.gethostname()}; wait for its"
         for _ in range(2):
             with pytest.raises(feedline.FeedError, match=told):
                 restore(tmp_path)
@@ -301,10 +213,6 @@ def test_a_directory_is_refused_while_another_run_uses_it(tmp_path):
         other.wait()
         for _ in range(2):
             restore(tmp_path)
-        deadline = time.monotonic() + PATIENCE_S  # Orbax removes it on a thread of its own
-        while half.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not half.exists()
 
 
 def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):
@@ -320,7 +228,6 @@ def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, capl
 
 
 @pytest.mark.parametrize("between", ["item_metadata", "restore"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of reads that Orbax gave up
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_named(between, copied, monkeypatch):
     usual = getattr(ocp.CheckpointManager, between)
 
@@ -334,7 +241,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_named(between, copied,
     assert restore(copied)[1]["step"] == 2
 
 
-def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, quiet, monkeypatch):
+def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, monkeypatch):
     def close(manager):
         raise ValueError("Failed to write 19991 bytes to file 8 [os_error_code='28']")
 
@@ -350,7 +257,6 @@ def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, quiet, mon
 
 
 @pytest.mark.parametrize("part", ["state", "feed", "checksums"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of reads that Orbax gave up
 def test_a_damaged_or_missing_part_is_named(part, copied):
     told = r"damaged, or cannot be read \((?s:.*); remove its folder to go on from that of step 2 \[.*/3\]$"
     for file in {"state": ["_METADATA", "manifest.ocdbt"]}.get(part, ["metadata"]):
@@ -373,32 +279,28 @@ def test_another_place_of_the_feed_is_noticed(copied):
     path.write_text(json.dumps({**json.loads(path.read_text()), "position": 128}))
     shutil.rmtree(copied / "2")
     shutil.rmtree(copied / "1")
-    with pytest.raises(
-        feedline.FeedError, match=r"\(feed is not as it was saved\); there is no older one: restore it from a copy"
-    ):
+    with pytest.raises(feedline.FeedError, match=r"\(feed is not as it was saved\); there is no older one"):
         restore(copied)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of reads that Orbax gave up
 def test_a_flipped_bit_changes_no_weight(copied):
     chance, refused, unharmed = random.Random(5), 0, 0
     expected = values(restore(copied)[0])
     paths = sorted(path for path in (copied / "3").rglob("*") if path.is_file())
     data = [path for path in paths if path.parent.name == "d"]  # the arrays
-    for path in [*data, *chance.choices(paths, k=30)]:
+    for path in [*data, *chance.choices(paths, k=12)]:
         whole = path.read_bytes()
         at = chance.randrange(len(whole) * 8)
         path.write_bytes(whole[: at // 8] + bytes([whole[at // 8] ^ 1 << at % 8]) + whole[at // 8 + 1 :])
         try:
-            found = values(restore(copied)[0])
+            assert_same_bits(values(restore(copied)[0]), expected)
         except (feedline.FeedError, ValueError) as error:
             refused += f"{copied}/3" in str(error)
         else:
-            assert_same_bits(found, expected)
             unharmed += 1
         path.write_bytes(whole)
-    assert refused + unharmed == len(data) + 30
     assert refused
+    assert refused + unharmed == len(data) + 12
 
 
 def test_any_flipped_bit_and_exchanged_values_change_a_checksum():

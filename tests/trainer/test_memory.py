@@ -29,10 +29,6 @@ def watched(step, *, steps=STEPS, **options):
     return watch
 
 
-def names(watch):
-    return [growth.what for growth in watch.growths()]
-
-
 def test_arrays_and_their_bytes_on_each_device_are_counted():
     gc.collect()
     before = held()
@@ -46,10 +42,6 @@ def test_arrays_and_their_bytes_on_each_device_are_counted():
     assert "arrays int8[96, 11]" not in held()
 
 
-def kept_in_a_list(i, kept):
-    kept.append(jnp.full((3, 7), i))
-
-
 def kept_by_a_closure(i, kept):
     batch = jax.device_put(np.full((16, 5), i, np.float32), SHARDED)
     kept.append(lambda: batch)
@@ -59,10 +51,7 @@ def never_fetched(i, kept):
     kept.append(jax.jit(lambda x: (x * x).mean())(jnp.arange(19.0)))
 
 
-@pytest.mark.parametrize(
-    ("leak", "what"),
-    [(kept_in_a_list, "int32[3, 7]"), (kept_by_a_closure, "float32[16, 5]"), (never_fetched, "float32[]")],
-)
+@pytest.mark.parametrize(("leak", "what"), [(kept_by_a_closure, "float32[16, 5]"), (never_fetched, "float32[]")])
 def test_arrays_that_are_kept_are_named(leak, what):
     kept = []
     watch = watched(lambda i: leak(i, kept))
@@ -78,9 +67,8 @@ def test_host_memory_is_found_and_no_array_is_blamed():
         kept.append(mmap.mmap(-1, 1 << 20))  # not from the allocator, which may still hold freed memory
         kept[-1].write(b"1" * (1 << 20))
 
-    watch = watched(step)
-    assert names(watch) == ["host"]
-    (growth,) = watch.growths()
+    (growth,) = watched(step).growths()
+    assert growth.what == "host"
     assert 40 << 20 < growth.last - growth.first < 60 << 20
 
 
@@ -103,17 +91,7 @@ def test_memory_that_only_varies_is_not_blamed():
     def step(i):
         kept[:] = [jnp.zeros((2, 9)) for _ in range(random.integers(40))]
 
-    assert names(watched(step)) == []
-
-
-@pytest.mark.slow
-def test_arrays_of_many_shapes_are_told_from_memory_without_arrays(caplog):
-    kept = []
-    with caplog.at_level(logging.WARNING, "feedline"):
-        watched(lambda i: kept.append(jnp.zeros(60_000 + i)), on_growth="warn")
-    message = caplog.records[-1].getMessage()
-    assert message.startswith("memory grows with the steps: device 0: ")
-    assert message.endswith("Arrays are kept that have many shapes, or are kept only now and then")
+    assert watched(step).growths() == []
 
 
 def test_the_watch_itself_does_not_grow():
@@ -133,12 +111,11 @@ def test_growth_is_looked_for_whenever_the_steps_have_doubled(caplog):
     assert "76 steps, 1 a step. Something refers to these arrays: a list" in messages[-1]
 
 
-def test_growth_as_an_error():
+def test_growth_as_an_error_at_the_tenth_sample():
     kept = []
     with pytest.raises(FeedError, match=r"memory grows with the steps: arrays float32\[5, 17\]") as raised:
         watched(lambda i: kept.append(jnp.zeros((5, 17))), on_growth="raise")
-    assert raised.value.stage == "train"
-    assert len(kept) == 28  # the tenth sample
+    assert (raised.value.stage, len(kept)) == ("train", 28)
 
 
 def test_the_report_has_a_column_for_each_moment():
@@ -146,13 +123,8 @@ def test_the_report_has_a_column_for_each_moment():
     kept = []
     header, *lines = watched(lambda i: kept.append(jnp.zeros((5, 19)))).report().splitlines()
     assert header.split() == ["start", "step", "10", "step", "60"]
-    assert [line.partition("  ")[0] for line in lines[:10]] == [
-        *(f"device {i}" for i in range(8)),
-        "host",
-        "live arrays",
-    ]
-    warm, end = (int(number.replace(",", "")) for number in lines[9].split()[-2:])
-    assert end - warm >= 40  # 50, and arrays of other tests may be freed meanwhile
+    named = [line.partition("  ")[0] for line in lines[:10]]
+    assert named == [*(f"device {i}" for i in range(8)), "host", "live arrays"]
     assert lines[10].startswith("arrays float32[5, 19]: ")
 
 
@@ -168,8 +140,3 @@ def test_the_report_has_a_column_for_each_moment():
 def test_wrong_arguments(options, error, text):
     with pytest.raises(error, match=text):
         MemoryWatch(**options)
-
-
-def test_few_samples_tell_nothing():
-    kept = []
-    assert watched(lambda i: kept.append(jnp.zeros((5, 23))), steps=20).growths() == []

@@ -18,7 +18,7 @@ import re
 import socket
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -41,34 +41,30 @@ _ITEMS = {
     "feed": ocp.JsonCheckpointHandler(),
     "checksums": ocp.JsonCheckpointHandler(),
 }
-_TEMPORARY = ".orbax-checkpoint-tmp"  # part of the name of a folder whose checkpoint Orbax has not finished
 _LOCK = ".feedline-lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Checkpoints:
-    """Checkpoints of one run in one directory. Use it as a context manager.
+    """Checkpoints of one run in one directory. Use it as a context manager, whose end waits for unfinished writes.
 
-    With several processes all of them call the same methods in the same order, and share the directory.
-    Orbax copies the arrays and then writes on its own threads; leaving the context waits for them. Renaming
-    the folder to its final name completes a checkpoint, so if a process is killed while it saves, the
-    previous checkpoint remains the newest.
-
-    Args:
-      directory: created if it does not exist. The newest 3 checkpoints are kept.
-      feed: the iterator of the loop's batches. Its `get_state` gives JSON values with "step", the number of
-        batches delivered; `set_state` goes on from there, or raises ValueError if they are of other data.
-      mesh: the devices of the loop.
-      asynchronous: write while training continues. False: `save` returns when the checkpoint is whole.
+    With several processes all of them call the same methods in the same order, and share the directory. Renaming
+    its folder completes a checkpoint, so if a process is killed while it saves, the previous one stays the newest.
 
     Raises:
-      ValueError: the directory holds other files, and no checkpoint.
       FeedError: another run uses the directory.
       OSError: the directory cannot be created or written to.
     """
 
     def __init__(self, directory: Path, feed: Any, mesh: Mesh, asynchronous: bool = True) -> None:
-        _prepare(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=directory, prefix=".").close()
+        except OSError as error:
+            raise OSError(
+                f"checkpoints need a directory that can be written to, and {directory} is none ({error}); choose "
+                "another directory"
+            ) from error
         self._directory = directory
         self._feed = feed
         self._replicated = NamedSharding(mesh, P())
@@ -91,31 +87,26 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for unfinished writes. Not after an error with several processes: the others may have exited."""
+        """Waits. Not after an error with several processes: the others may have exited."""
         with self._locked:
-            if error is None:
-                with self._writing():
-                    self._manager.wait_until_finished()
-                self._manager.close()
-            elif jax.process_count() == 1:
+            if error is None or jax.process_count() == 1:
                 try:
                     with self._writing():
+                        self._manager.wait_until_finished()
                         self._manager.close()
-                except FeedError as unwritten:  # must not replace the first error
+                except FeedError as unwritten:
+                    if error is None:
+                        raise
                     error.add_note(str(unwritten))
 
     def restore(self, state: State) -> State:
-        """Restore the newest checkpoint: set the feed's state, and return the trainer's. `state` if there is none.
-
-        Args:
-          state: a state of the same model on the devices of this run. The result has the same shardings,
-            even if another topology saved the checkpoint.
+        """Set the feed's state to that of the newest checkpoint, and return the trainer's, with the shardings of
+        `state`. Returns `state` if there is none.
 
         Raises:
-          ValueError: the checkpoint is of other data or another model (the message names the field), its parts are
-            of different steps, or another program wrote it. Or there is none, and the feed was used before.
-          FeedError: the checkpoint is damaged, or one process read it wrongly; the message names the one
-            before it.
+          ValueError: the checkpoint is of other data or another model, or another program wrote it. Or there is
+            none, and the feed was used before.
+          FeedError: the checkpoint is damaged, or one process read it wrongly.
         """
         step = self._manager.latest_step()
         if step is None:
@@ -124,7 +115,13 @@ class Checkpoints:
         folder = self._directory / str(step)
         with self._reading(folder):
             saved = dict(self._manager.item_metadata(step).items())
-        _check_same_arrays(folder, saved, state)
+        if saved.keys() != _ITEMS.keys() or saved["state"] is None:
+            raise ValueError(
+                f"a checkpoint of this trainer holds {', '.join(sorted(_ITEMS))}, but {folder} holds "
+                f"{', '.join(sorted(saved)) or 'nothing'}: a part was removed, or something else wrote it; choose "
+                "another directory, or remove the folder to go on from the one before it"
+            )
+        _check_same_arrays(folder, saved["state"].tree, state)
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global_sharding(x)), state
         )
@@ -138,16 +135,8 @@ class Checkpoints:
         # each process has read replicated arrays for itself, and all must refuse what one has read wrongly
         damages = self._step_places.gather("damage", differ and [jax.process_index(), differ])
         for process, names in filter(None, damages):
-            more = f", and so are {len(names) - 1} more of its values" if len(names) > 1 else ""
             reader = f" where process {process} read it" if jax.process_count() > 1 else ""
-            raise self._damage(folder, f"{names[0]} is not as it was saved{reader}{more}")
-        trained, delivered = int(jax.device_get(found.state.step)), found.feed["step"]
-        if not step == trained == delivered:
-            raise ValueError(
-                f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {step}, its "
-                f"trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on "
-                "from the checkpoint before it"
-            )
+            raise self._damage(folder, f"{names[0]} is not as it was saved{reader}")
         try:
             self._feed.set_state(found.feed)
         except OtherDataError as error:
@@ -161,13 +150,7 @@ class Checkpoints:
         return restored
 
     def save_if_finite(self, step: int, state: State, metrics: Iterable[jax.Array]) -> None:
-        """Save the state after a step, before the next batch is asked for.
-
-        Not once a loss or the parameters are not finite: such a checkpoint would displace a good one.
-
-        Args:
-          metrics: of the steps whose losses were not checked yet, as `modes.Program.step` gives them.
-        """
+        """Save, unless parameters or unchecked losses are not finite: that would displace a good checkpoint."""
         if all(math.isfinite(step[0]) for step in steps_of(metrics)) and all_finite(state.params):
             self.save(state)
 
@@ -180,12 +163,11 @@ class Checkpoints:
           FeedError: this save or the previous one could not be written.
         """
         feed = self._feed_state(state)
-        trained: int = feed["step"]
         if "position" in feed:
-            self._step_places.compare(trained, feed["epoch"], feed["position"])
+            self._step_places.compare(feed["step"], feed["epoch"], feed["position"])
         with self._writing():
             self._manager.wait_until_finished()
-        if trained == self._manager.latest_step():
+        if feed["step"] == self._manager.latest_step():
             return
         arrays = jax.tree.map(lambda leaf: _with_sharding(leaf, self._global_sharding(leaf)), state)
         items = ocp.args.Composite(
@@ -194,12 +176,11 @@ class Checkpoints:
             checksums=ocp.args.JsonSave(_checksums(state, feed)),
         )
         with self._writing():
-            self._manager.save(trained, args=items, force=True)
+            self._manager.save(feed["step"], args=items, force=True)
             if not self._asynchronous:
                 self._manager.wait_until_finished()
 
     def _feed_state(self, state: State) -> dict[str, Any]:
-        """The feed's state. ValueError if trainer and feed are not at the same step."""
         feed: dict[str, Any] = self._feed.get_state()
         trained = int(jax.device_get(state.step))
         if trained != feed["step"]:
@@ -216,7 +197,6 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, folder: Path) -> Iterator[None]:
-        """Raise errors of Orbax as those of a damaged checkpoint."""
         try:
             yield
         except Exception as error:
@@ -288,8 +268,7 @@ def _sum(leaf: jax.Array) -> jax.Array:
     if leaf.dtype.itemsize == 1:
         leaf = leaf.astype(jnp.float32)  # exact; bool and dtypes of four bits have no bits to be converted
     bits = jax.lax.bitcast_convert_type(leaf, jnp.uint16 if leaf.dtype.itemsize == 2 else jnp.uint32)
-    factor = jnp.ones(bits.shape, jnp.uint32)
-    stride = 2
+    factor, stride = jnp.ones(bits.shape, jnp.uint32), 2
     for axis in reversed(range(bits.ndim)):
         index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
         factor += index * jax.lax.full_like(index, stride % 2**32)  # a Python number may not exceed int32
@@ -302,15 +281,9 @@ def _key_data(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
-def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
-    """Refuse a checkpoint whose metadata `saved` differs from the arrays of `state`. Reads no arrays."""
-    if saved.keys() != _ITEMS.keys() or saved["state"] is None:
-        raise ValueError(
-            f"a checkpoint of this trainer holds {', '.join(sorted(_ITEMS))}, but {folder} holds "
-            f"{', '.join(sorted(saved)) or 'nothing'}: a part was removed, or something else wrote it; choose "
-            "another directory, or remove the folder to go on from the one before it"
-        )
-    theirs = {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(saved["state"].tree)}
+def _check_same_arrays(folder: Path, saved: Any, state: State) -> None:
+    """Compare the metadata of a checkpoint's arrays with `state`; Orbax would read them first."""
+    theirs = {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(saved)}
     as_saved = jax.eval_shape(lambda: jax.tree.map(_key_data, state))
     ours = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(as_saved)}
     for name in {**ours, **theirs}:
@@ -322,35 +295,10 @@ def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> 
             )
 
 
-def _prepare(directory: Path) -> None:
-    """Create the directory, and check before training that it can be written to and holds nothing else."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory, prefix=".").close()
-        names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        file = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
-        found = f"{directory} cannot be written to ({error.strerror})" if file.is_dir() else f"{file} is a file"
-        raise OSError(
-            f"checkpoints go into a directory that can be written to, and {found}; choose another directory"
-        ) from error
-    others = [name for name in names if name != "lost+found"]  # every ext4 volume has one
-    if others and not any(name.isdecimal() or _TEMPORARY in name for name in others):
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise ValueError(
-            f"checkpoints go into a directory of their own, and {directory} holds {others[0]}{more} but no "
-            "checkpoint; choose a new or empty directory"
-        )
-
-
 def _lock(directory: Path) -> TextIO:
     """Lock the directory until the file is closed: a second run would delete the checkpoints of the first.
 
-    It is a kernel lock (flock) on a file in the directory. The kernel releases it when the process ends, even by
-    SIGKILL; the file stays. On NFS it works across hosts. If the file system has no locks, a warning is logged.
-
-    Raises:
-      FeedError: another run holds the lock; the message names its process and host.
+    The kernel releases the lock when the process ends, even by SIGKILL. On NFS it works across hosts.
     """
     file = (directory / _LOCK).open("a+")
     try:
@@ -361,8 +309,8 @@ def _lock(directory: Path) -> TextIO:
                 file.seek(0)
                 holder = file.read(1 << 10).strip() or "a process that has not said which"
             raise _error(
-                "a directory of checkpoints belongs to one run at a time, and this one is used by another run: "
-                f"{holder}; wait for its end, or choose another directory",
+                f"a directory of checkpoints belongs to one run at a time, and another one uses this: {holder}; "
+                "wait for its end, or choose another directory",
                 directory,
             ) from error
         _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from feedline._src.agreement.step_places import StepPlaces
@@ -67,10 +65,11 @@ class Fitted:
         return self.state.params
 
     def __repr__(self) -> str:
-        leaves = jax.tree.leaves(self.params)
+        leaves, progress = jax.tree.leaves(self.params), self.progress
         return (
             f"<Fitted: {sum(leaf.size for leaf in leaves):,} parameters, {sum(leaf.nbytes for leaf in leaves):,} "
-            f"bytes, step {self.progress.step:,}, loss {self.progress.loss:.6g}>"
+            f"bytes, step {progress.step:,}, "
+            f"{f'loss {progress.loss:.6g}' if progress.metrics else 'no step was left to do'}>"
         )
 
     def evaluate(self, feed: Batches, measure: Loss | None = None) -> Evaluation:
@@ -82,10 +81,7 @@ class Fitted:
         Raises:
           ValueError: the feed has no end, no row, or other devices than the training feed.
         """
-        _check_evaluation(feed)
-        run = self._measuring(feed, measure)
-        _begin_pass(feed)
-        return evaluate(run, self.params, feed)
+        return evaluate(self._measuring(feed, measure), self.params, _whole_pass(feed))
 
 
 def fit(
@@ -141,9 +137,8 @@ def fit(
 
     Raises:
       ValueError, TypeError: an argument is wrong, or does not fit the feed.
-      FeedError: a loss, or the parameters at a save or at the end, are not finite; the message names the step, and
-        the rows of its batch with values that are not finite. Nothing is saved from that step on. Or a checkpoint
-        cannot be read or written.
+      FeedError: a loss, or the parameters at a save or at the end, are not finite; the message names the step and
+        the rows of its batch. Nothing is saved from that step on. Or a checkpoint cannot be read or written.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, optax, feedline
@@ -161,15 +156,13 @@ def fit(
       >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
       ([1, 10, 20], ['loss', 'step', 'worst'])
     """
-    if hasattr(init, "apply") or not jax.tree_util.all_leaves([init]):
-        raise TypeError(
-            f"init must be a function of a key that gives the parameters, and {type(init).__name__} is a module "
-            "or a tree; docs/training.md shows how to train modules of flax and Equinox"
-        )
-    functions = {"init": init, "loss": loss, "measure": measure or loss, "after_step": after_step or loss}
-    for name, given in functions.items():
-        if not callable(given):
-            raise TypeError(f"{name} must be a function, got {given!r}")
+    for name, function in {"init": init, "loss": loss, "measure": measure, "after_step": after_step}.items():
+        is_module = name == "init" and (hasattr(init, "apply") or not jax.tree_util.all_leaves([init]))
+        if is_module or not (callable(function) or (function is None and name in ("measure", "after_step"))):
+            raise TypeError(
+                f"{name} must be a function, got {type(function).__name__}; docs/training.md shows how to train "
+                "modules of flax and Equinox"
+            )
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {optimizer!r}")
     if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):
@@ -187,7 +180,6 @@ def fit(
     devices = set(program.mesh.local_devices)
 
     def measuring(feed: Batches, measure: Loss | None) -> Measure:
-        """The function that measures a batch of an evaluation feed."""
         measured = compiled(dataclasses.replace(task, loss=measure or loss), mode, feed.spec, practices)
         found = set(measured.mesh.local_devices)
         if found != devices:
@@ -218,8 +210,7 @@ def fit(
             measured = measuring(evaluation, measure)
 
             def test(step: int, state: State, metrics: Iterable[jax.Array]) -> None:
-                _begin_pass(evaluation)
-                run.evaluations[step] = evaluate(measured, state.params, evaluation)
+                run.evaluations[step] = evaluate(measured, state.params, _whole_pass(evaluation))
 
             run.each.append((evaluate_every, test))
         try:
@@ -233,14 +224,10 @@ def fit(
                 after_step=run.after_step,
             )
         except NotFinite as error:
-            raise run.naming_rows(
-                f"the loss is {error.loss} at step {error.step:,}, the first that is not finite; later "
-                "steps cannot repair the parameters",
-                error.step,
-            ) from error
+            raise run.not_finite(error.message, error.step) from error
         run.compare_places(progress.step)
         if progress.rows and not all_finite(state.params):
-            raise run.naming_rows(
+            raise run.not_finite(
                 f"the parameters are not finite after step {progress.step:,}, though its loss is", progress.step
             )
         if steps is not None and progress.step < steps and not run.stopped:
@@ -255,12 +242,11 @@ def fit(
 
 
 class _Run:
-    """One run of the loop: does what is due after a step, keeps the history, names rows with values not finite.
+    """One run of the loop: does what is due after a step, keeps the history, and notes where batches began.
 
     Attributes:
       each: (n, function): called every n steps with the step, the state and the metrics not fetched yet.
       evaluations: those that were not reported yet, by their steps.
-      history: the reports, as in `Fitted`.
       stopped: whether `after_step` of the user ended training.
     """
 
@@ -278,24 +264,23 @@ class _Run:
         self.history: list[dict[str, float]] = []
         self.stopped = False
         self._feed = feed
-        self._named = hasattr(feed, "rows_of")  # it is a feedline.Feed, or has its interface
+        self._is_feed = hasattr(feed, "rows_of")  # of feedline, or with its interface
         self._done = self._compared = done  # steps of earlier runs
         self._step = done  # the last one dispatched
         self._steps_per_call = program.steps_per_call
         self._callbacks = callbacks if jax.process_index() == 0 else ()
         self._then = then
-        # where the last batches began: those whose losses are not fetched yet, and those that the loop is ahead
+        # where the last calls' batches began: those whose losses are not fetched yet, and those in flight
         self._places: collections.deque[tuple[int, int]] = collections.deque(maxlen=report_every + 8)
         self._step_places = StepPlaces("fit", {device.process_index for device in program.mesh.devices.flat})
-        if self._named:
+        if self._is_feed:
             self._step_places.compare(done, feed.epoch, feed.position)
 
     def batches(self) -> Iterator[Batch]:
-        """The feed's batches. Notes where each begins, if the feed says so."""
         # not `iter` on a restored feed: at the end of its last pass it would begin another one
         batches = self._feed if self._done and hasattr(self._feed, "__next__") else iter(self._feed)
         while True:
-            place = (self._feed.epoch, self._feed.position) if self._named else (0, 0)
+            place = (self._feed.epoch, self._feed.position) if self._is_feed else (0, 0)
             try:
                 batch = next(batches)
             except StopIteration:
@@ -328,94 +313,41 @@ class _Run:
         for callback in self._callbacks:
             callback(progress)
 
-    def naming_rows(self, found: str, step: int) -> FeedError:
-        """The error that ends training, with the rows at fault if the feed can name them.
-
-        The batches of the step and of the one before are read again; then the feed is where it was, even if that
-        fails. No process waits for others here.
-        """
-        found = f"training ends: {found}"
-        looks = []  # of the two steps: the feed's state before the call, the call's rows, and which batch of it
-        try:
-            now = self._feed.get_state()
-            for each in (step, step - 1):
-                since, later = divmod(self._step - each, self._steps_per_call)
-                if since < len(self._places):
-                    state = self._state_of_call(now, since)
-                    looks.append((state, self._feed.rows_of(state), self._steps_per_call - 1 - later))
-        except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream
-            return FeedError(
-                f"{found}; look whether the rows of that step, or those of the step before, hold extreme values, "
-                "or lower the learning rate",
-                stage="train",
-            )
-        here = "" if jax.process_count() == 1 else " that this process holds"
-        looked = f"all values of it and of the step before{here} are finite"
-        bad, leaves = set[int](), set[str]()
-        try:
-            # all of them, whatever the first one holds: all processes read the same batches again
-            for state, rows, index in looks:
-                self._feed.set_state(state)
-                for leaf, place in _not_finite(next(iter(self._feed)), rows.ndim):
-                    if place[:-1] in ((), (index,)) and (row := int(rows[place])) >= 0:
-                        bad.add(row)
-                        leaves.add(leaf)
-        except Exception as error:  # noqa: BLE001  of any type: it must not hide the bad loss
-            looked = f"its values could not be read again ({type(error).__name__}: {error})"
-        finally:
-            with contextlib.suppress(Exception):  # neither must this one
-                self._feed.set_state(now)
-        state, rows, index = looks[0]
-        advice = (
-            f"The batch of that step holds the training rows "
-            f"{_shown((rows if rows.ndim == 1 else rows[index]).tolist())}; {looked}. Look for extreme values in "
-            "them, and in the loss for a division by 0 or a logarithm of 0, or lower the learning rate"
+    def not_finite(self, found: str, step: int) -> FeedError:
+        """The error that ends training, with the rows of the step if the feed can name them. Reads no data."""
+        later_calls, later_steps = divmod(self._step - step, self._steps_per_call)
+        rows, epoch, position = "the rows", None, None
+        if self._is_feed and later_calls < len(self._places):
+            epoch, position = self._places[-1 - later_calls]
+            state = self._feed.get_state()
+            before = state["step"] - (later_calls + 1) * self._steps_per_call  # gives the size of the batch
+            with contextlib.suppress(TypeError, ValueError):  # a stream has no row indices
+                found_rows = self._feed.rows_of({**state, "step": before, "epoch": epoch, "position": position})
+                of_step = found_rows.reshape(-1, found_rows.shape[-1])[-1 - later_steps].tolist()
+                more = f", … ({len(of_step)})" if len(of_step) > _MAX_ROWS_SHOWN else ""
+                rows = f"the training rows {', '.join(map(str, of_step[:_MAX_ROWS_SHOWN]))}{more}"
+        return FeedError(
+            f"training ends: {found}; later steps cannot repair the parameters. Look for extreme values in {rows} "
+            "of that step and in those of the step before, and in the loss for a division by 0 or a logarithm of "
+            "0, or lower the learning rate",
+            stage="train",
+            epoch=epoch,
+            position=position,
         )
-        if bad:
-            advice = (
-                "The batches of that step and of the one before have values that are not finite, in "
-                f"{', '.join(sorted(leaves))} of the training rows {_shown(sorted(bad))}; mend these rows, or "
-                "leave them out"
-            )
-        return FeedError(f"{found}. {advice}", stage="train", epoch=state["epoch"], position=state["position"])
-
-    def _state_of_call(self, now: dict[str, Any], since: int) -> dict[str, Any]:
-        """The feed's state before the call that was followed by `since` other calls."""
-        epoch, position = self._places[-1 - since]
-        taken = now["step"] - (since + 1) * self._steps_per_call  # which gives the size of the batch
-        return {**now, "step": taken, "epoch": epoch, "position": position}
 
 
-def _shown(rows: Sequence[int]) -> str:
-    more = f", … ({len(rows)})" if len(rows) > _MAX_ROWS_SHOWN else ""
-    return ", ".join(map(str, rows[:_MAX_ROWS_SHOWN])) + more
-
-
-def _not_finite(batch: Batch, axes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Leaves, and places in them, of values on this process's devices that are not finite.
-
-    Args:
-      axes: how many of the first axes say which row it is: 1, or 2 for [K, B, ...].
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            continue
-        for shard in leaf.addressable_shards:
-            starts = [part.start or 0 for part in shard.index[:axes]]
-            for found in zip(*jax.device_get(_bad_rows(shard.data, axes)).nonzero(), strict=True):
-                place = tuple(start + int(i) for start, i in zip(starts, found, strict=True))
-                yield f"batch{jax.tree_util.keystr(path)}", place
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _bad_rows(values: jax.Array, axes: int) -> jax.Array:
-    return ~jnp.isfinite(values).all(axis=tuple(range(axes, values.ndim)))
-
-
-def _begin_pass(feed: Any) -> None:
-    """Begin at the first row, also after an evaluation that was interrupted."""
+def _whole_pass(feed: Any) -> Batches:
+    """An evaluation feed at its first row, also after an interrupted pass. ValueError if rows count twice."""
+    epochs = getattr(feed, "epochs", 1)
+    if epochs != 1:
+        what = "would never end" if epochs is None else "counts each row several times"
+        raise ValueError(f"an evaluation feed with epochs={epochs} {what}; build it with epochs=1")
+    if getattr(feed, "steps_per_call", 1) != 1:
+        raise ValueError("an evaluation feed delivers its batches one by one; build it with steps_per_call=1")
     if hasattr(feed, "seek"):
         feed.seek(feed.epoch)
+    batches: Batches = feed
+    return batches
 
 
 def _check_feeds(
@@ -433,27 +365,15 @@ def _check_feeds(
         checked_integer("steps", steps, at_least=1)
     elif getattr(feed, "epochs", 1) is None:
         raise ValueError("training on a feed with epochs=None would never end; give steps, or a feed with epochs")
-    if (evaluation is None) != (evaluate_every is None):
+    if (evaluation is None) != (evaluate_every is None) or evaluation is feed:
         raise ValueError(
-            "evaluation and evaluate_every go together; give both, or neither and test the result with "
-            "fitted.evaluate(feed)"
+            "evaluation, a feed of its own, and evaluate_every go together; give both, or neither and test the "
+            "result with fitted.evaluate(feed)"
         )
     if evaluate_every is not None:
-        _check_evaluation(evaluation)
-        if evaluation is feed:
-            raise ValueError("the evaluation would take the rows of the training; give it a feed of its own")
+        _whole_pass(evaluation)
         if checked_integer("evaluate_every", evaluate_every, at_least=1) % report_every:
             raise ValueError(
                 f"evaluate_every must be a multiple of report_every, since a report tells the result; got "
                 f"{evaluate_every} and {report_every}"
             )
-
-
-def _check_evaluation(feed: Any) -> None:
-    """ValueError if a pass over a feed does not hold each row once."""
-    epochs = getattr(feed, "epochs", 1)
-    if epochs != 1:
-        what = "would never end" if epochs is None else "counts each row several times"
-        raise ValueError(f"an evaluation feed with epochs={epochs} {what}; build it with epochs=1")
-    if getattr(feed, "steps_per_call", 1) != 1:
-        raise ValueError("an evaluation feed delivers its batches one by one; build it with steps_per_call=1")

@@ -25,8 +25,7 @@ class _Console(Console):
         super().__init__(stderr=True)
 
     def on_broken_pipe(self) -> None:
-        """Overrides rich, which raises SystemExit."""
-        self.quiet = True
+        self.quiet = True  # rich would raise SystemExit
 
 
 class LiveLine:
@@ -85,49 +84,31 @@ class LiveLine:
             self._steps = self._steps()
         if time.monotonic() < self._next_at_s:
             return
-        parts = progress_parts(progress, self._steps, self._feed, self._report)
-        if self._console.is_terminal:
-            self._line.update(Text(line(parts, self._console.width), no_wrap=True), refresh=True)
+        text, terminal = "", self._console.is_terminal
+        for part in self._parts(progress):
+            longer = f"{text} | {part}" if text else part
+            if terminal and text and len(longer) > self._console.width:
+                break
+            text = longer
+        if terminal:
+            self._line.update(Text(text, no_wrap=True), refresh=True)
         else:
-            self._console.print(line(parts), highlight=False, soft_wrap=True)
-        self._next_at_s = time.monotonic() + (_UPDATE_EVERY_S if self._console.is_terminal else _PRINT_EVERY_S)
+            self._console.print(text, highlight=False, soft_wrap=True)
+        self._next_at_s = time.monotonic() + (_UPDATE_EVERY_S if terminal else _PRINT_EVERY_S)
 
-
-def progress_parts(
-    progress: Progress, steps: int | None, feed: HasStatistics | None = None, report: RecentReport | None = None
-) -> Iterator[str]:
-    """The parts of the line, the most important first; those with times only after two steps."""
-    of_all = "" if steps is None else f" of {steps:,}"
-    yield f"step {progress.step:,}{of_all}"
-    metrics = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in progress.metrics.items()]
-    yield from metrics[:1]  # the loss
-    if progress.elapsed_s:
-        yield f"{progress.rows_per_s:,.0f} rows/s"
-        now = None if feed is None else feed.statistics()
-        wait_share = progress.wait_share if now is None or now.wait_share is None else now.wait_share
-        yield f"wait {wait_share:.0%}"
-        if report is not None and (found := report.of(feed)) is not None:
-            yield f"{found.bound} limits"
-        if now is not None and now.rows:
-            yield _rate(progress.rows_per_s * now.placed_bytes / now.rows)
-    yield from metrics[1:]
-
-
-def line(parts: Iterator[str], width: int | None = None) -> str:
-    """The first of the parts that fit into one line of that width; None: all.
-
-    Example:
-      >>> line(iter(["step 1 of 2", "loss 2.3000", "64 rows/s"]), 30)
-      'step 1 of 2 | loss 2.3000'
-    """
-    text = next(parts)
-    for part in parts:
-        if width is not None and len(text) + len(" | ") + len(part) > width:
-            break
-        text += f" | {part}"
-    return text
-
-
-def _rate(bytes_per_s: float) -> str:
-    """Example: 1.23 GB/s, 45.6 MB/s."""
-    return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e8 else f"{bytes_per_s / 1e6:.3g} MB/s"
+    def _parts(self, progress: Progress) -> Iterator[str]:
+        """The parts of the line, the most important first; those with times only after two steps."""
+        yield f"step {progress.step:,}" + ("" if self._steps is None else f" of {self._steps:,}")
+        metrics = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in progress.metrics.items()]
+        yield from metrics[:1]  # the loss
+        if progress.elapsed_s:
+            yield f"{progress.rows_per_s:,.0f} rows/s"
+            now = None if self._feed is None else self._feed.statistics()
+            wait_share = progress.wait_share if now is None or now.wait_share is None else now.wait_share
+            yield f"wait {wait_share:.0%}"
+            if (found := self._report.of(self._feed)) is not None:
+                yield f"{found.bound} limits"
+            if now is not None and now.rows:
+                rate = progress.rows_per_s * now.placed_bytes / now.rows
+                yield f"{rate / 1e9:.3g} GB/s" if rate >= 1e8 else f"{rate / 1e6:.3g} MB/s"
+        yield from metrics[1:]

@@ -33,9 +33,9 @@ _SAMPLING_INTERVAL_S = 1.0
 class _Log:
     """Appends a record to a file at each report."""
 
-    def __init__(self, path: Path | str, argument: str) -> None:
+    def __init__(self, path: Path | str) -> None:
         if not isinstance(path, str | Path) or not str(path):
-            raise TypeError(f"{argument} must be a path, as a str or a Path, got {path!r}")
+            raise TypeError(f"a log needs a path, as a str or a Path, got {path!r}")
         self._path = Path(path).resolve()
         self._file: io.FileIO | None = None
         self._step = 0  # of the last report
@@ -53,11 +53,14 @@ class _Log:
 
     def _write(self, step: int, values: Values, done: int) -> None:
         """Write the values of a step of a run that continues after `done` steps."""
-        with self._naming_path():
+        try:
             if self._file is None or step <= self._step:
                 self._begin(values, done)
             self._append(self._record(step, values))
-            self._step = step
+        except OSError as error:
+            message = f"the log {self._path} cannot be written: {error.strerror or error}"
+            raise OSError(error.errno, message, error.filename) from error
+        self._step = step
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -93,14 +96,6 @@ class _Log:
                 self._file.truncate(end)
             raise
 
-    @contextlib.contextmanager
-    def _naming_path(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            message = f"the log {self._path} cannot be written: {error.strerror or error}"
-            raise OSError(error.errno, message, error.filename) from error
-
 
 class CSVLog(_Log):
     """A callback for `fit` that writes a CSV file: one line for each report. Use it as a context manager.
@@ -134,42 +129,29 @@ class CSVLog(_Log):
       10,1.5,1152.0,0.25,1.25
     """
 
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path, "path")
-        self._columns: list[str] = []
+    _columns: tuple[str, ...] = ()
 
-    def _begin(self, values: Values, done: int) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists() and not self._path.is_file():
-            raise ValueError(f"{self._path} is no regular file, so it cannot hold a log; give another path")
-        self._write_anew(values, done)
-
-    def _record(self, step: int, values: Values) -> bytes:
-        if not values.keys() <= set(self._columns):
-            self._write_anew(values, self._step)
-        cells = {"step": step, **values}
-        return _line([cells.get(name) for name in self._columns])
-
-    def _write_anew(self, values: Values, last: int) -> None:
+    def _begin(self, values: Values, last: int) -> None:
         """Replace the file by one that has columns for all values, and no line of a step after `last`."""
         self.close()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines: Iterator[list[str]] = iter(())
         written = self._path.with_name(f".{self._path.name}.tmp")
         with contextlib.ExitStack() as opened:
             opened.callback(written.unlink, missing_ok=True)
-            lines: Iterator[list[str]] = iter(())
-            if self._path.exists():
-                lines = csv.reader(
-                    opened.enter_context(self._path.open(newline="", encoding="utf-8", errors="replace"))
-                )
+            if self._path.is_file():
+                old = opened.enter_context(self._path.open(newline="", encoding="utf-8", errors="replace"))
+                lines = csv.reader(old)
             header = next(lines, ["step"])
-            if header != ["step"] and (header[:1] != ["step"] or not {*_RATES} <= {*header}):
+            is_log = header == ["step"] or (header[:1] == ["step"] and {*_RATES} <= {*header})
+            if not is_log or (self._path.exists() and not self._path.is_file()):
                 raise ValueError(
-                    f"{self._path} is not a log, since it lacks columns step, {', '.join(_RATES)}; "
-                    "give another path"
+                    f"{self._path} is not a log: no file with the columns step, {', '.join(_RATES)}; give another "
+                    "path"
                 )
-            self._columns = [*header, *(name for name in values if name not in header)]
+            self._columns = (*header, *(name for name in values if name not in header))
             file = opened.enter_context(written.open("wb"))
-            file.write(_line(self._columns))
+            file.write(_line([*self._columns]))
             for line in lines:
                 # a line that a full disk or a crash cut off has too few cells, or no step
                 if len(line) == len(header) and line[0].isdecimal() and int(line[0]) <= last:
@@ -178,6 +160,12 @@ class CSVLog(_Log):
             os.fsync(file.fileno())
             written.replace(self._path)
         self._file = self._path.open("ab", buffering=0)
+
+    def _record(self, step: int, values: Values) -> bytes:
+        if not values.keys() <= {*self._columns}:
+            self._begin(values, self._step)
+        cells = {"step": step, **values}
+        return _line([cells.get(name) for name in self._columns])
 
 
 def _line(cells: list[Any]) -> bytes:
@@ -217,7 +205,7 @@ class TensorBoardLog(_Log):
     """
 
     def __init__(self, folder: Path | str, feed: HasStatistics | None = None) -> None:
-        super().__init__(folder, "folder")
+        super().__init__(folder)
         if feed is not None:
             check_feed(feed)
         self._feed = feed
@@ -228,28 +216,11 @@ class TensorBoardLog(_Log):
         try:
             from tensorboardX.proto import event_pb2, summary_pb2
             from tensorboardX.record_writer import masked_crc32c
-        except ModuleNotFoundError as error:
-            if error.name != "tensorboardX":
-                raise
-            raise ImportError(
-                "TensorBoardLog needs tensorboardX, which is not installed; from the clone: "
-                "pip install '.[tensorboard]'"
-            ) from error
+        except ImportError as error:
+            raise ImportError("TensorBoardLog needs tensorboardX: pip install '.[tensorboard]'") from error
         self._events: Any = event_pb2
         self._summaries: Any = summary_pb2
         self._checksum: Any = masked_crc32c
-
-    def _begin(self, values: Values, done: int) -> None:
-        self.close()
-        self._path.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (self._path / name).open("xb", buffering=0)
-        start = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._append(
-            self._framed(file_version="brain.Event:2")  # TensorBoard heeds SessionLog.START from this version on
-            + self._framed(step=done + 1, session_log=start)
-        )
 
     def write(self, step: int, values: Values) -> None:
         """Write values of a step, from a loop of your own.
@@ -273,20 +244,27 @@ class TensorBoardLog(_Log):
             step, {name: None if value is None else float(value) for name, value in values.items()}, step - 1
         )
 
+    def _begin(self, values: Values, done: int) -> None:
+        self.close()
+        self._path.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (self._path / name).open("xb", buffering=0)
+        start = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._append(
+            self._framed(file_version="brain.Event:2")  # TensorBoard heeds SessionLog.START from this version on
+            + self._framed(step=done + 1, session_log=start)
+        )
+
     def _record(self, step: int, values: Values) -> bytes:
+        now_s = time.monotonic()
+        if self._feed is not None and now_s - self._before_s >= _SAMPLING_INTERVAL_S:
+            now = self._feed.statistics()
+            values = {**values, **scalars(now, self._before, now_s - self._before_s)}
+            self._before, self._before_s = now, now_s
         of = self._summaries.Summary
-        values = {**values, **self._feed_scalars()}
         known = [of.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
         return self._framed(step=step, summary=of(value=known))
-
-    def _feed_scalars(self) -> dict[str, float]:
-        now_s = time.monotonic()
-        if self._feed is None or now_s - self._before_s < _SAMPLING_INTERVAL_S:
-            return {}
-        now = self._feed.statistics()
-        found = scalars(now, self._before, now_s - self._before_s)
-        self._before, self._before_s = now, now_s
-        return found
 
     def _framed(self, **fields: Any) -> bytes:
         """An event as the TFRecord format has it: length, checksum, bytes, checksum."""

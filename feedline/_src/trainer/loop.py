@@ -26,12 +26,10 @@ class NotFinite(FeedError):
 
     Attributes:
       step: the first step whose loss is not finite, counted over all runs from 1.
-      loss: the loss of that step.
     """
 
     def __init__(self, step: int, loss: float) -> None:
         self.step = step
-        self.loss = loss
         super().__init__(f"the loss is {loss} at step {step:,}, the first that is not finite", stage="train")
 
 
@@ -41,7 +39,8 @@ class Progress:
 
     Attributes:
       step: steps finished, counted over all runs.
-      metrics: of the last finished step: "loss", and what the loss function measures besides.
+      metrics: of the last finished step: "loss", and what the loss function measures besides. Empty before the
+        first step of this run.
       resumed: how many of the steps earlier runs had done.
       rows: rows trained on in this run.
       elapsed_s: wall time.
@@ -81,48 +80,30 @@ def train(
     guard_transfers: bool = True,
     after_step: Callable[[State, Iterable[jax.Array]], bool | None] | None = None,
 ) -> tuple[State, Progress]:
-    """Run the step on every batch. Returns the last state and the progress.
+    """Run the step on every batch.
 
     At most two calls of the step run while the host asks for a batch. The metrics of `report_every` steps stay on
     the devices and are fetched together, after these steps are done; no other data moves between host and devices.
     Each fetch checks that every loss is finite.
 
-    Args:
-      batches: a finite iterable; cut an endless one with `itertools.islice`.
-      report: called after the first step, at every multiple of `report_every` steps, and at the end, in this
-        thread.
-      guard_transfers: make it an error if a step moves an array between host and devices, except the first, whose
-        tracing may move constants.
-      after_step: called with each new state and the metrics not fetched yet, which can be iterated once, before
-        the next batch is asked for, so that iterator and state are at the same step. The next step donates the
-        state. If the result is true, no other batch is asked for.
-
-    Raises:
-      ValueError: there was no batch, and no step was done before.
-      NotFinite: a loss is not finite.
+    `after_step` is called with each new state, which the next step donates, and the metrics not fetched yet,
+    before the next batch is asked for. If its result is true, training ends. `NotFinite` of an earlier step
+    replaces an error of the iterator, which is then its cause.
     """
     meter = _Meter(program, int(jax.device_get(state.step)), report_every, report)
-    running: collections.deque[tuple[jax.Array, int]] = collections.deque()
     guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
-
-    def unfetched() -> Iterator[jax.Array]:
-        yield from meter.unfetched
-        yield from (metrics for metrics, _ in running)
-
     for batch in meter.timed(iter(batches)):
         rows = rows_in(batch, program.steps_per_call)
         with guard:
             state, metrics = program.step(state, batch)
-        running.append((metrics, rows))
-        ended = after_step(state, unfetched()) if after_step else False
-        while len(running) > (_IN_FLIGHT if meter.progress.rows else 0):
-            meter.finish(*running.popleft())
+        meter.running.append((metrics, rows))
+        ended = after_step(state, meter.unfetched()) if after_step else False
+        meter.finish(_IN_FLIGHT if meter.progress.rows else 0)
         if guard_transfers:
             guard = jax.transfer_guard("disallow")
         if ended:
             break
-    while running:
-        meter.finish(*running.popleft())
+    meter.finish()
     if not meter.progress.step:
         raise ValueError(
             "training needs at least one batch, and the iterator gave none; see its rows and remainder"
@@ -138,28 +119,19 @@ def steps_of(metrics: Iterable[jax.Array]) -> list[list[float]]:
 
 
 def crosses(before: int, after: int, every: int) -> bool:
-    """Whether a multiple of `every` lies in (before, after].
-
-    Example:
-      >>> crosses(8, 10, 10), crosses(10, 12, 10)
-      (True, False)
-    """
+    """Whether a multiple of `every` lies in (before, after]."""
     return before // every != after // every
 
 
 class _Meter:
-    """Counts steps, rows and times; fetches metrics, checks and reports them.
-
-    Attributes:
-      progress: the finished steps, with the metrics of the last step fetched.
-      unfetched: the metrics of finished calls, until they are fetched.
-    """
+    """Counts steps, rows and times; fetches metrics, checks and reports them."""
 
     def __init__(
         self, program: Program, resumed: int, report_every: int, report: Callable[[Progress], None] | None
     ) -> None:
         self.progress = Progress(resumed, {}, resumed, 0, 0.0, 0, 0.0)
-        self.unfetched: list[jax.Array] = []
+        self.running: collections.deque[tuple[jax.Array, int]] = collections.deque()  # metrics and rows in flight
+        self._finished: list[jax.Array] = []  # metrics that are not fetched yet
         self._program = program
         self._report_every = report_every
         self._report = report
@@ -173,34 +145,55 @@ class _Meter:
                 batch = next(batches)
             except StopIteration:
                 return
+            except Exception as error:
+                # an earlier loss that is not finite comes first; a running step may wait for a lost process
+                unchecked = self.unfetched() if jax.process_count() == 1 else self._finished
+                try:
+                    self._checked(unchecked)
+                except NotFinite as bad:
+                    raise bad from error
+                raise
             if self.progress.rows:
                 self._set(wait_s=self.progress.wait_s + time.perf_counter() - asked_s)
             yield batch
 
-    def finish(self, metrics: jax.Array, rows: int) -> None:
-        """Wait until a call of the step is done, count it, and fetch metrics if it is time."""
-        self.unfetched.append(metrics.block_until_ready())
-        now_s, before = time.perf_counter(), self.progress
-        self._set(step=before.step + self._program.steps_per_call, rows=before.rows + rows)
-        if before.rows:
-            self._set(elapsed_s=now_s - self._started_s, elapsed_rows=before.elapsed_rows + rows)
-        else:
-            self._started_s = now_s
-        if not before.rows or crosses(before.step, self.progress.step, self._report_every):
-            self.fetch()
+    def unfetched(self) -> Iterator[jax.Array]:
+        """The metrics of all calls that are not fetched yet."""
+        yield from self._finished
+        yield from (metrics for metrics, _ in self.running)
+
+    def finish(self, in_flight: int = 0) -> None:
+        """Wait until no more than so many calls run; count those that are done, fetch metrics if it is time."""
+        while len(self.running) > in_flight:
+            metrics, rows = self.running.popleft()
+            self._finished.append(metrics.block_until_ready())
+            now_s, before = time.perf_counter(), self.progress
+            self._set(step=before.step + self._program.steps_per_call, rows=before.rows + rows)
+            if before.rows:
+                self._set(elapsed_s=now_s - self._started_s, elapsed_rows=before.elapsed_rows + rows)
+            else:
+                self._started_s = now_s
+            if not before.rows or crosses(before.step, self.progress.step, self._report_every):
+                self.fetch()
 
     def fetch(self) -> None:
-        """Fetch and report the metrics since the last fetch. Raises `NotFinite` for the first such loss."""
-        if not self.unfetched:
+        """Fetch and report the metrics of the finished steps since the last fetch."""
+        if not self._finished:
             return
-        fetched = steps_of(self.unfetched)
-        for step, values in enumerate(fetched, self.progress.step + 1 - len(fetched)):
-            if not math.isfinite(values[0]):
-                raise NotFinite(step, values[0])
-        self.unfetched.clear()
+        fetched = self._checked(self._finished)
+        self._finished.clear()
         self._set(metrics=dict(zip(self._program.metrics, fetched[-1], strict=True)))
         if self._report is not None:
             self._report(self.progress)
+
+    def _checked(self, metrics: Iterable[jax.Array]) -> list[list[float]]:
+        """Fetch metrics, of which those of `_finished` come first. Raises `NotFinite` for the first such loss."""
+        first = self.progress.step + 1 - len(self._finished) * self._program.steps_per_call
+        fetched = steps_of(metrics)
+        for step, values in enumerate(fetched, first):
+            if not math.isfinite(values[0]):
+                raise NotFinite(step, values[0])
+        return fetched
 
     def _set(self, **counted: Any) -> None:
         self.progress = dataclasses.replace(self.progress, **counted)
@@ -222,18 +215,20 @@ class Evaluation:
 def evaluate(measure: Measure, params: Params, batches: Iterable[Batch]) -> Evaluation:
     """Evaluate on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
 
-    With several processes all of them call it with the same global batches, and get the same result. Each batch is
-    averaged on the devices; the averages are weighted by their rows and added on the host.
-
-    Args:
-      measure: (params, batch) → (metrics, rows), as in `modes.Program`.
-      batches: one pass over the test set.
-
-    Raises:
-      ValueError: there was no row to count.
+    Each batch is averaged on the devices; the averages are weighted by their rows and added on the host. While the
+    results of a batch are fetched, two more are computed.
     """
     total, sums = 0, dict[str, float]()
-    for metrics, rows in _fetched(measure(params, batch) for batch in batches):
+    running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
+
+    def fetched() -> Iterator[tuple[Metrics, jax.Array]]:
+        for batch in batches:
+            running.append(measure(params, batch))
+            if len(running) > _IN_FLIGHT:
+                yield jax.device_get(running.popleft())
+        yield from map(jax.device_get, running)
+
+    for metrics, rows in fetched():
         total += int(rows)
         for name, mean in metrics.items() if rows else ():  # the mean of no row may be NaN
             sums[name] = sums.get(name, 0.0) + float(mean) * int(rows)
@@ -241,14 +236,3 @@ def evaluate(measure: Measure, params: Params, batches: Iterable[Batch]) -> Eval
         raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
     names = ["loss", *(name for name in sums if name != "loss")]  # jit sorts them
     return Evaluation(total, {name: sums[name] / total for name in names})
-
-
-def _fetched(results: Iterable[tuple[Metrics, jax.Array]]) -> Iterator[tuple[Metrics, jax.Array]]:
-    """The results on the host, each while two more are computed."""
-    running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
-    for result in results:
-        running.append(result)
-        if len(running) > _IN_FLIGHT:
-            yield jax.device_get(running.popleft())
-    while running:
-        yield jax.device_get(running.popleft())

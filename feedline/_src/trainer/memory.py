@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import statistics
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -34,22 +33,12 @@ _HINTS = {
 
 
 def held(feed: Any = None) -> dict[str, int]:
-    """What this process holds now. Moves no data, and waits for nothing.
+    """What this process holds now, by name. Moves no data, and waits for nothing.
 
-    Returns:
-      A value for each name:
-        device 0               bytes in use on that local device. Where the device does not count them, such as a
-                               CPU: those of live arrays, with an array and a view of its shard counted twice
-        peak of device 0       the most it ever held, if the device counts that
-        host                   resident bytes of the process; 0 where there is no /proc
-        slabs                  host buffers of the feed, if one is given
-        live arrays            their number
-        arrays float32[64, 8]  the number of those with this dtype and global shape
-
-    Example:
-      >>> x = jax.numpy.zeros((1234, 8))
-      >>> held()["arrays float32[1234, 8]"]
-      1
+    "device 0": bytes in use there; where the device does not count them, such as a CPU, those of live arrays, with
+    an array and a view of its shard counted twice. "peak of device 0", if the device counts that. "host": resident
+    bytes of the process, 0 without /proc. "slabs": host buffers of the feed. "live arrays": their number.
+    "arrays float32[64, 8]": the number of those with this dtype and global shape.
     """
     live = [array for array in jax.live_arrays() if not array.is_deleted()]
     on_device: collections.Counter[jax.Device] = collections.Counter()
@@ -64,7 +53,11 @@ def held(feed: Any = None) -> dict[str, int]:
         found[f"device {i}"] = counted.get("bytes_in_use", on_device[device])
         if "peak_bytes_in_use" in counted:
             found[f"peak of device {i}"] = counted["peak_bytes_in_use"]
-    found["host"] = _resident_bytes()
+    try:
+        with open("/proc/self/statm") as file:
+            found["host"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        found["host"] = 0
     if feed is not None:
         found["slabs"] = feed.statistics().slabs
     found["live arrays"] = len(live)
@@ -75,7 +68,7 @@ class Growth(NamedTuple):
     """Something that grows steadily with the steps.
 
     Attributes:
-      what: a name as in `held`, such as "arrays float32[64, 8]", "device 0", "host" or "slabs".
+      what: "arrays float32[64, 8]", "device 0", "host" or "slabs".
       first, last: its size at the first and the last sample: a number of arrays or slabs, or bytes.
       steps: between these two.
     """
@@ -153,9 +146,8 @@ class MemoryWatch:
             self._every *= 2
         if not found:
             return
-        listed = "; ".join(map(str, found[:4])) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
         hint = next(hint for kind, hint in _HINTS.items() if any(g.what.startswith(kind) for g in found))
-        message = f"memory grows with the steps: {listed}. {hint}"
+        message = f"memory grows with the steps: {'; '.join(map(str, found[:4]))}. {hint}"
         if self._on_growth == "raise":
             raise FeedError(message, stage="train")
         _log.warning("%s", message)
@@ -164,23 +156,20 @@ class MemoryWatch:
         """What has grown steadily since the warm-up, the arrays first. Empty with fewer than ten samples."""
         if len(self._samples) < _SAMPLES:
             return []
-        names = sorted({name for _, sample in self._samples for name in sample})
-        return [growth for name in names if (growth := self._growth_of(name))]
-
-    def _growth_of(self, name: str) -> Growth | None:
-        steps = [step for step, _ in self._samples]
-        values = [sample.get(name, 0) for _, sample in self._samples]
-        noise = _NOISE.get(name.partition(" ")[0])
-        # a leak adds at least one at each sample, along a line; what only goes up and down does not
-        if noise is None or values[-1] - values[0] < max(noise, len(values) - 1):
-            return None
-        if statistics.correlation(steps, values) < _MIN_CORRELATION:
-            return None
-        return Growth(name, values[0], values[-1], steps[-1] - steps[0])
+        steps, found = [step for step, _ in self._samples], []
+        for name in sorted({name for _, sample in self._samples for name in sample}):
+            values = [sample.get(name, 0) for _, sample in self._samples]
+            noise = _NOISE.get(name.partition(" ")[0], math.inf)
+            # a leak adds at least one at each sample, along a line; what only goes up and down does not
+            if values[-1] - values[0] >= max(noise, len(values) - 1) and (
+                statistics.correlation(steps, values) >= _MIN_CORRELATION
+            ):
+                found.append(Growth(name, values[0], values[-1], steps[-1] - steps[0]))
+        return found
 
     def report(self) -> str:
         """A table: what was held at the start, after the warm-up and now; and below it what grows."""
-        moments: Sequence[tuple[int, dict[str, int]]] = [*self._samples[:1], (self._step, held(self._feed))]
+        moments = [*self._samples[:1], (self._step, held(self._feed))]
         table = [["", "start", *(f"step {step:,}" for step, _ in moments)]]
         for name in self._start:
             if not name.startswith("arrays "):
@@ -191,14 +180,5 @@ class MemoryWatch:
         return "\n".join([*lines, *map(str, self.growths())])
 
 
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
 def _shown(name: str, value: float) -> str:
-    """Example: 3.20 MiB of what is counted in bytes."""
     return f"{value / 2**20:,.2f} MiB" if name.startswith(("device", "peak", "host")) else f"{value:,g}"

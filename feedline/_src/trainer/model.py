@@ -8,10 +8,9 @@ Its batches are dicts with B rows:
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,27 +20,13 @@ from flax import nnx
 from feedline._src.trainer.task import Init, Loss, Remat, mean_of_valid, rematerialised
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """How large the MLP is.
+class Sizes(NamedTuple):
+    """How large the MLP is. It has (features + 1) × width + (layers − 1) × (width + 1) × width +
+    (width + 1) × classes parameters of four bytes; Adam holds two more numbers for each of them."""
 
-    Parameters: (features + 1) × width + (layers − 1) × (width + 1) × width + (width + 1) × classes,
-    of four bytes each; Adam holds two more numbers for each of them.
-
-    Attributes:
-      features: numbers in one image.
-      classes: labels are 0 … classes − 1.
-      layers: hidden layers.
-      width: units in each hidden layer.
-
-    Example:
-      >>> Sizes(features=64, classes=10)
-      Sizes(features=64, classes=10, layers=2, width=128)
-    """
-
-    features: int
+    features: int  # numbers in one image
     classes: int
-    layers: int = 2
+    layers: int = 2  # hidden ones
     width: int = 128
 
 
@@ -50,11 +35,6 @@ class MLP(nnx.Module):
 
     GELU is smooth, so runs that sum in another order have close losses. With ReLU, rounding decides on which
     side of zero a unit is, and losses differ in the third digit after 400 steps.
-
-    Example:
-      >>> model = MLP(Sizes(features=64, classes=10), rngs=nnx.Rngs(0))
-      >>> model(jnp.zeros((2, 8, 8), jnp.uint8)).shape
-      (2, 10)
     """
 
     def __init__(self, sizes: Sizes, *, rngs: nnx.Rngs) -> None:
@@ -64,7 +44,7 @@ class MLP(nnx.Module):
 
     def __call__(self, image: jax.Array, remat: Remat = "none") -> jax.Array:
         signal = as_features(image).astype(self.scores.kernel.dtype)
-        hidden = rematerialised(_hidden, remat)
+        hidden = rematerialised(lambda signal, kernel, bias: nnx.gelu(signal @ kernel + bias), remat)
         for layer in self.hidden:
             kernel, bias = nnx.state(layer)["kernel"], nnx.state(layer)["bias"]
             signal = hidden(signal, kernel[...], bias[...])
@@ -74,17 +54,7 @@ class MLP(nnx.Module):
 def classifier(sizes: Sizes, remat: Remat = "none") -> tuple[Init, Loss]:
     """The MLP as `fit` takes a model: its `init`, and its `loss` with the metric "accuracy".
 
-    The loss of a row with scores z is log Σ_c exp z_c − z_label. Of a batch without a valid row both means are 0.
-
-    Args:
-      remat: of each hidden layer: which results are computed again for the gradient.
-
-    Example:
-      >>> init, loss = classifier(Sizes(features=4, classes=3))
-      >>> batch = {"image": jnp.ones((2, 4)), "label": jnp.array([0, 2])}
-      >>> value, metrics = loss(init(jax.random.key(0)), batch)
-      >>> value.shape, sorted(metrics)
-      ((), ['accuracy'])
+    The loss of a row with scores z is log Σ_c exp z_c − z_label. `remat` is about each hidden layer.
     """
 
     def init(key: jax.Array) -> Any:
@@ -94,16 +64,11 @@ def classifier(sizes: Sizes, remat: Remat = "none") -> tuple[Init, Loss]:
 
     def loss(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         scores = nnx.merge(graph, params)(batch["image"], remat).astype(jnp.float32)
-        label = batch["label"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(scores, label)
-        correct = (scores.argmax(axis=-1) == label).astype(jnp.float32)
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"])
+        correct = (scores.argmax(axis=-1) == batch["label"]).astype(jnp.float32)
         return mean_of_valid(losses, batch), {"accuracy": mean_of_valid(correct, batch)}
 
     return init, loss
-
-
-def _hidden(signal: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    return nnx.gelu(signal @ kernel + bias)
 
 
 def as_features(image: jax.Array) -> jax.Array:

@@ -33,15 +33,16 @@ class Practices:
 
     Attributes:
       donate_state: the new state takes the memory of the old one. False: both exist at the same time.
-      donate_batch: a batch is deleted once its step is dispatched, so that its device memory is free when the step
-        is done, even if something still refers to it.
       compute: "bfloat16": parameters and batch are cast for the loss function, in evaluations, too; parameters,
         gradients and optimizer stay float32.
       shard_state: parameters and optimizer are split over the devices of the batch's first axis (FSDP), leaf by
         leaf along the largest axis that can be divided; XLA gathers what a layer needs. Only in mode "jit_multi".
       guard_transfers: after its first step, the loop runs under `jax.transfer_guard("disallow")`: an array that
-        would be moved between host and devices without being asked for is an error.
+        would be moved between host and devices implicitly is an error.
       save_asynchronously: a checkpoint is written while training continues. False: training waits.
+
+    Raises:
+      ValueError: `compute` is unknown.
 
     Example:
       >>> Practices(compute="bfloat16").donate_state
@@ -49,7 +50,6 @@ class Practices:
     """
 
     donate_state: bool = True
-    donate_batch: bool = False
     compute: Compute = "float32"
     shard_state: bool = False
     guard_transfers: bool = True
@@ -66,14 +66,11 @@ class Program(NamedTuple):
     """A task on its devices. Each function is compiled at its first call.
 
     Attributes:
-      mesh: the devices.
       metrics: names of what a step measures; the first is "loss".
       start: () → the state before the first step, the same bits on every device of every process.
-      step: (state, batch) → the new state, and the step's metrics, float32 [len(metrics)], on every device. The
-        argument `state` is donated.
+      step: (state, batch) → the new state, and the metrics, float32 [len(metrics)], on every device.
       measure: (params, batch) → the batch's metrics, and its number of valid rows on all devices.
-      compile: () → the step compiled now, and what the compiler says of it, such as its memory on each device
-        (`memory_analysis`).
+      compile: () → the step compiled now, and what the compiler says of it, such as its `memory_analysis`.
       steps_per_call: K. If it is more than 1, `step` takes K steps with leaves [K, B, ...], and its metrics are
         [K, len(metrics)].
     """
@@ -92,39 +89,26 @@ def mesh_for(mode: Mode) -> Mesh:
 
     Raises:
       ValueError: the mode is unknown, or is `jit_single` with several processes.
+
+    Example:
+      >>> mesh_for("jit_single").size
+      1
     """
     _check_mode(mode)
     return Mesh(jax.devices()[: 1 if mode == "jit_single" else None], (AXIS,))
 
 
 def compiled(
-    task: Task,
-    mode: Mode,
-    spec: Any,
-    practices: Practices = Practices(),
-    steps_per_call: int = 1,
+    task: Task, mode: Mode, spec: Any, practices: Practices = Practices(), steps_per_call: int = 1
 ) -> Program:
-    """`task` for the devices of a feed.
+    """`task` for the devices of a feed, whose batches are `spec`.
 
-    Args:
-      spec: the batches as `jax.ShapeDtypeStruct`s with shardings, as `feed.spec`.
-      steps_per_call: K; if it is more than 1, the leaves of `spec` are [K, B, ...].
+    By jit: one program for the mesh, partitioned by XLA as the batch's sharding says.
 
-    Raises:
-      ValueError: the mode is unknown, or does not fit the batches' shardings or the practices.
-
-    Example:
-      >>> import optax
-      >>> task = Task(
-      ...     init=lambda key: {"slope": jnp.zeros(())},
-      ...     loss=lambda params, batch: (jnp.mean((params["slope"] * batch["x"] - 3) ** 2), {}),
-      ...     optimizer=optax.sgd(0.1),
-      ... )
-      >>> batch = {"x": jax.device_put(jnp.ones(8), NamedSharding(mesh_for("jit_multi"), P("data")))}
-      >>> program = compiled(task, "jit_multi", batch)
-      >>> state, metrics = program.step(program.start(), batch)
-      >>> program.metrics, float(metrics[0])
-      (('loss',), 9.0)
+    By pmap: one program on each device, with an explicit collective. The batch gets the leading axis that pmap
+    maps: [B, ...] → [devices, B / devices, ...]. No row moves to another device for that if the rows are split
+    over all axes of the mesh, in their order. The state is not mapped; with several processes its arrays are
+    replicated over the devices of this process, not over the mesh.
     """
     _check_mode(mode)
     mesh = _mesh_of(spec)
@@ -139,36 +123,14 @@ def compiled(
         )
     if practices.compute != "float32":
         task = dataclasses.replace(task, compute=practices.compute)
-    one = spec
+    rows_axis, one = 0, spec
     if steps_per_call > 1:
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
+        rows_axis, one = 1, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
     params = jax.eval_shape(lambda key: _checked_arrays(task.init(key)), jax.random.key(0))
     _check_valid(task, params, one)
     measured = jax.eval_shape(task.measure, params, one)[0]
-    # jit and eval_shape sort the names of a dict
-    names = ("loss", *(name for name in measured if name != "loss"))
-    return _program(task, mode, mesh, names, spec, practices, steps_per_call)
-
-
-def _program(
-    task: Task,
-    mode: Mode,
-    mesh: Mesh,
-    names: tuple[str, ...],
-    spec: Any,
-    practices: Practices,
-    steps_per_call: int,
-) -> Program:
-    """By jit: one program for the mesh, partitioned by XLA as the batch's sharding says.
-
-    By pmap: one program on each device, with an explicit collective. The batch gets the leading axis that pmap
-    maps: [B, ...] → [devices, B / devices, ...]. No row moves to another device for that if the rows are split
-    over all axes of the mesh, in their order. The state is not mapped; with several processes its arrays are
-    replicated over the devices of this process, not over the mesh.
-    """
+    names = ("loss", *(name for name in measured if name != "loss"))  # eval_shape sorts them
     axis = AXIS if mode == "pmap" else None
-    rows_axis = 0 if steps_per_call == 1 else 1
-    like = jax.eval_shape(task.start)
 
     def one_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
         after, metrics = task.update(state, batch, axis)
@@ -176,18 +138,18 @@ def _program(
 
     step: Any = one_step if steps_per_call == 1 else functools.partial(jax.lax.scan, one_step)
     measure: Any = functools.partial(task.measure, axis=axis)
+    like = jax.eval_shape(task.start)
     donated = (0,) if practices.donate_state else ()
     if mode == "pmap":
+        rows = rows_in(one)
+        if rows % mesh.size:
+            raise ValueError(
+                f'mode "pmap" gives each of {mesh.size} devices as many rows, and a batch has {rows}; take a '
+                f'batch size that {mesh.size} divides, or mode "jit_multi"'
+            )
         devices = list(mesh.devices.flat)
-        for leaf in jax.tree.leaves(spec):
-            if leaf.shape[rows_axis] % mesh.size:
-                raise ValueError(
-                    f'mode "pmap" gives each of {mesh.size} devices as many rows, and a batch has '
-                    f'{leaf.shape[rows_axis]}; take a batch size that {mesh.size} divides, or mode "jit_multi"'
-                )
         flat = Mesh(devices, (AXIS,))
-        everywhere = NamedSharding(flat.local_mesh, P())
-        shardings = jax.tree.map(lambda leaf: everywhere, like)
+        shardings = jax.tree.map(lambda leaf: NamedSharding(flat.local_mesh, P()), like)
         mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": devices}
         step = jax.pmap(step, in_axes=(None, rows_axis), donate_argnums=donated, **mapped)
         measure = jax.pmap(measure, in_axes=(None, 0), **mapped)
@@ -202,66 +164,40 @@ def _program(
         given = jax.eval_shape(split, spec)
     else:
         everywhere = NamedSharding(mesh, P())
-        split_over = _rows_axes(mesh, spec, rows_axis) if practices.shard_state and mesh.size > 1 else None
-        shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, _split(leaf, mesh, split_over)), like)
+        shardings = jax.tree.map(lambda leaf: everywhere, like)
+        if practices.shard_state and mesh.size > 1:
+            shardings = _split_shardings(like, mesh, spec, rows_axis)
         step = jax.jit(step, donate_argnums=donated, out_shardings=(shardings, everywhere))
         measure = jax.jit(measure, out_shardings=everywhere)
         split, given = (lambda batch: batch), spec
 
-    def running(step: Any) -> Step:
-        def call(state: State, batch: Batch) -> tuple[State, jax.Array]:
-            result: tuple[State, jax.Array] = step(state, split(batch))
-            if practices.donate_batch:  # JAX cannot donate it: no result of a step has the shape of a batch
-                for leaf in jax.tree.leaves(batch):
-                    leaf.delete()  # the runtime keeps the memory until the step has read it
-            return result
+    def within(function: Callable[..., T]) -> Callable[..., T]:
+        """Call within a mesh of Explicit axes: else JAX cannot tell the sharding of zeros in a gradient."""
+        if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+            return function
 
-        return call
+        def called(*arguments: Any) -> T:
+            with jax.set_mesh(mesh):
+                return function(*arguments)
+
+        return called
 
     def compile() -> tuple[Step, jax.stages.Compiled]:
         placed = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like, shardings
         )
         done = step.lower(placed, given).compile()
-        return _within(mesh, running(done)), done
+        return within(lambda state, batch: done(state, split(batch))), done
 
     return Program(
         mesh,
         names,
-        start=_within(mesh, jax.jit(task.start, out_shardings=shardings)),
-        step=_within(mesh, running(step)),
-        measure=_within(mesh, lambda params, batch: measure(params, split(batch))),
-        compile=_within(mesh, compile),
+        start=within(jax.jit(task.start, out_shardings=shardings)),
+        step=within(lambda state, batch: step(state, split(batch))),
+        measure=within(lambda params, batch: measure(params, split(batch))),
+        compile=within(compile),
         steps_per_call=steps_per_call,
     )
-
-
-def _within(mesh: Mesh, function: Callable[..., T]) -> Callable[..., T]:
-    """A function that is called within the mesh if its axes are Explicit: else JAX cannot tell the sharding of
-    zeros, of which the gradient of a loss may be made."""
-    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
-        return function
-
-    def called(*arguments: Any) -> T:
-        with jax.set_mesh(mesh):
-            return function(*arguments)
-
-    return called
-
-
-def _checked_arrays(params: Params) -> Params:
-    """What `init` gave, if all leaves are arrays or numbers that a gradient can change."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        is_number = hasattr(leaf, "shape") or isinstance(leaf, float | complex)
-        of = jnp.result_type(leaf) if is_number else type(leaf).__name__
-        if isinstance(of, str) or not jnp.issubdtype(of, jnp.inexact):
-            raise TypeError(
-                f"init must give a tree of floating-point arrays, and params{jax.tree_util.keystr(path)} is "
-                f"{of}, which a gradient cannot change. Of a module of "
-                "Equinox give the arrays alone: arrays, rest = eqx.partition(module, eqx.is_inexact_array), and "
-                "call eqx.combine(params, rest) in loss; docs/training.md says more"
-            )
-    return params
 
 
 def _check_mode(mode: Mode) -> None:
@@ -272,6 +208,20 @@ def _check_mode(mode: Mode) -> None:
             f'mode "jit_single" trains on one device of one process, but this run has '
             f'{jax.process_count()} processes; use mode "jit_multi" or "pmap"'
         )
+
+
+def _checked_arrays(params: Params) -> Params:
+    """What `init` gave, if all leaves are arrays or numbers that a gradient can change."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        is_number = hasattr(leaf, "shape") or isinstance(leaf, float | complex)
+        of = jnp.result_type(leaf) if is_number else type(leaf).__name__
+        if isinstance(of, str) or not jnp.issubdtype(of, jnp.inexact):
+            raise TypeError(
+                f"init must give a tree of floating-point arrays, and params{jax.tree_util.keystr(path)} is {of}, "
+                "which a gradient cannot change; of a module of Equinox give only the first part of "
+                "eqx.partition(module, eqx.is_inexact_array)"
+            )
+    return params
 
 
 def _check_valid(task: Task, params: Params, spec: Any) -> None:
@@ -297,11 +247,8 @@ def _check_valid(task: Task, params: Params, spec: Any) -> None:
 
 
 def _mesh_of(spec: Any) -> Mesh:
-    """The mesh of the batches' shardings."""
     leaves = jax.tree.leaves(spec)
-    if not leaves:
-        raise ValueError("training needs batches with at least one leaf, and the feed's spec has none")
-    sharding = getattr(leaves[0], "sharding", None)
+    sharding = getattr(leaves[0], "sharding", None) if leaves else None
     if isinstance(sharding, SingleDeviceSharding):
         return Mesh(list(sharding.device_set), (AXIS,))
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
@@ -312,22 +259,20 @@ def _mesh_of(spec: Any) -> Mesh:
     return sharding.mesh
 
 
-def _rows_axes(mesh: Mesh, spec: Any, rows_axis: int) -> str | tuple[str, ...]:
-    """The axes of the mesh over which the rows of a batch are split."""
+def _split_shardings(like: State, mesh: Mesh, spec: Any, rows_axis: int) -> State:
+    """Splits leaves over the devices among which rows are split, each along its largest axis that divides."""
     of_batch = jax.tree.leaves(spec)[0].sharding.spec
-    axes: str | tuple[str, ...] | None = of_batch[rows_axis] if len(of_batch) > rows_axis else None
+    axes = of_batch[rows_axis] if len(of_batch) > rows_axis else None
     if axes is None:
         raise ValueError(
             "shard_state splits the state as the rows of a batch, and these are not split; give the feed a "
             'sharding over an axis of the mesh, such as PartitionSpec("data")'
         )
-    return axes
-
-
-def _split(leaf: jax.ShapeDtypeStruct, mesh: Mesh, axes: str | tuple[str, ...] | None) -> P:
-    """How a leaf of the state is split over these axes of the mesh: along its largest axis that can be divided."""
-    if axes is None:
-        return P()
     shards = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
-    length, axis = max(((n, -i) for i, n in enumerate(leaf.shape) if n % shards == 0), default=(0, 0))
-    return P(*[None] * -axis, axes) if length else P()
+
+    def sharding(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        length, axis = max(((n, -i) for i, n in enumerate(leaf.shape) if n % shards == 0), default=(0, 0))
+        return NamedSharding(mesh, P(*[None] * -axis, axes) if length else P())
+
+    split: State = jax.tree.map(sharding, like)
+    return split

@@ -77,14 +77,13 @@ def pairs(large: Workload) -> dict[str, Pair]:
     no_donation, unguarded = Practices(donate_state=False), Practices(guard_transfers=False)
     return {
         "donate_state": Pair("large", plain, Setup(large, no_donation)),
-        "donate_batch": of(plain, practices=Practices(donate_batch=True)),
         "remat_all": remat("all"),
         "remat_cheap": remat("cheap"),
         "bfloat16": of(plain, practices=Practices(compute="bfloat16")),
         "shard_state": of(plain, practices=Practices(shard_state=True)),
         "ship_uint8": of(plain, workload=dataclasses.replace(large, ship="uint8")),
         "steps_per_call": of(brief, "short", steps_per_call=_STEPS_PER_CALL),
-        "metrics_ring": Pair("short", brief, Setup(short, report_every=1)),
+        "metrics_together": Pair("short", brief, Setup(short, report_every=1)),
         "transfer_guard": Pair("short", brief, Setup(short, unguarded)),
         "asynchronous_saves": Pair("large", plain, Setup(large, Practices(save_asynchronously=False)), "saves"),
     }
