@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from feedline._src.feed_options import FeedOptions as FeedOptions
     from feedline._src.files.store import Store as Store
     from feedline._src.listen.statistics import Statistics as Statistics
+    from feedline._src.loader.lane_files import load_lanes as load_lanes
+    from feedline._src.loader.lane_files import save_lanes as save_lanes
     from feedline._src.options import Blocks as Blocks
     from feedline._src.options import Limits as Limits
     from feedline._src.options import Order as Order
@@ -65,8 +67,6 @@ if TYPE_CHECKING:
     from feedline._src.sources.open_source import open_source as open_source
     from feedline._src.sources.packed import Packed as Packed
     from feedline._src.sources.ragged import Ragged as Ragged
-    from feedline._src.streams.lane_files import load_lanes as load_lanes
-    from feedline._src.streams.lane_files import save_lanes as save_lanes
     from feedline._src.tools.convert.convert import convert as convert
 
 __getattr__, __dir__, __all__ = lazily(
@@ -95,11 +95,11 @@ __getattr__, __dir__, __all__ = lazily(
         "building": "feedline._src.building",
         "convert": "feedline._src.tools.convert.convert",
         "decoded": "feedline._src.sources.decoded",
-        "load_lanes": "feedline._src.streams.lane_files",
+        "load_lanes": "feedline._src.loader.lane_files",
         "local_rows": "feedline._src.placement.plan",
         "open_source": "feedline._src.sources.open_source",
         "prefetch_to_mesh": "feedline._src.drop_in",
-        "save_lanes": "feedline._src.streams.lane_files",
+        "save_lanes": "feedline._src.loader.lane_files",
         "cluster": "",
         "images": "",
         "metrics": "",

@@ -118,7 +118,7 @@ def test_diagnosing_leaves_the_feed_at_its_step(sharding, capsys):
         ([(0, 8), (-1, 16)], ValueError, "the first step of a size must be at least 0"),
         ([(0, 8), (5, 0)], ValueError, "batch_size must be at least 1, got 0"),
         ([(0, 8), (5, 12)], ValueError, "12"),
-        ([(0, 8), (5, 104)], ValueError, "100 rows do not fill one of 104"),
+        ([(0, 8), (5, 104)], ValueError, "100 rows cannot fill one of 104"),
         ([(0, 8.0)], TypeError, "batch_size must be an integer"),
     ],
 )

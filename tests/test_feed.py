@@ -723,6 +723,6 @@ def test_a_checkout_that_was_not_installed_builds_feeds(monkeypatch):
             raise importlib.metadata.PackageNotFoundError(package)
         return "1"
 
-    monkeypatch.setattr("feedline._src.pipeline.description.version", version)
+    monkeypatch.setattr("feedline._src.build.version", version)
     with Feed({"x": np.arange(16)}, 8, jax.sharding.SingleDeviceSharding(jax.devices()[0])) as feed:
         assert feed.spec["x"].shape == (8,)

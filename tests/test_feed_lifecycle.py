@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError, StallError
-from feedline._src.loader.local_batches import LocalBatches
+from feedline._src.loader.random_access import LocalBatches
 from feedline._src.order.epoch import rows_at
 from feedline._src.prefetch.pipelines import Readers, Synchronous
 from feedline._src.prefetch.watch import Watch

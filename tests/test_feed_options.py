@@ -23,7 +23,7 @@ def test_a_feed_of_options_delivers_what_one_of_arguments_does(delivered):
     options = FeedOptions(ROWS, 8, DEVICE, epochs=1, prefetch=np.int64(3))
     feed = Feed.from_options(options)
     assert feed.options is options
-    assert (options.prefetch, type(options.prefetch), options.first_batch_size) == (3, int, 8)
+    assert (options.prefetch, type(options.prefetch), options.sizes[0][1]) == (3, int, 8)
     assert [b["x"].tolist() for b in delivered(feed)] == [
         b["x"].tolist() for b in delivered(Feed(ROWS, 8, DEVICE, epochs=1))
     ]
@@ -33,7 +33,7 @@ def test_options_are_checked_when_they_are_made_and_do_not_change():
     with pytest.raises(ValueError, match="prefetch must be at least 0, got -1"):
         FeedOptions("missing.npy", 8, DEVICE, prefetch=-1)
     options = FeedOptions("missing.npy", [(0, 8), (4, 16)], DEVICE)  # no source is opened
-    assert options.first_batch_size == 8
+    assert options.sizes[0][1] == 8
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.epochs = 2
 

@@ -21,24 +21,21 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline._src.loader.batch_reader import BatchReader
-from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm
-from feedline._src.loader.restarts import Restarts
+from feedline._src.loader.random_access import RandomAccess, Restarts
+from feedline._src.loader.staging import BatchBuffers
+from feedline._src.loader.streams import Stream
 from feedline._src.options import Blocks, Order, Reading, Settings
 from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.order.schedule import Cursor, Schedule
-from feedline._src.pipeline.access import RandomAccess
-from feedline._src.pipeline.stages import pipeline_of
 from feedline._src.placement.plan import plan_leaf, union_of_rows
 from feedline._src.prefetch.watch import Watch
 from feedline._src.rows.spec import RowSpec
+from feedline._src.run import Run
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import FirstItem, Lanes
 from feedline._src.sources.open_source import as_source
 from feedline._src.sources.records import RecordSource
-from feedline._src.streams.batches import StreamBatches
-from feedline._src.streams.partial_batches import StreamDefinition
 
 WIDE, STRIDE, PATIENCE_S = 8, 1000, 30
 CUTS = {"row": P("model"), "wide": P("data", "model")}  # the leaves of a row are cut along other axes
@@ -113,7 +110,7 @@ def travel(journey, spec, remainder, open_sources):
         sources = open_sources(leg, [form_of(spec, own, remainder) for own in plans], cursor, lanes, together)
         numbers, watch = Settings(leg.threads, 0, 2, leg.prefetch), Watch(Reading())
         keep = lambda host: host  # noqa: E731  batches stay on the host
-        runs = [pipeline_of(batches, keep, numbers, watch) for batches in sources]
+        runs = [Run(batches, keep, numbers, watch) for batches in sources]
         for run in runs:
             run.start()
         with ThreadPoolExecutor(len(runs)) as pool:
@@ -197,8 +194,7 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
             Settings(leg.threads, 0, 2, leg.prefetch),
             Watch(Reading()),
         )
-        readers = [BatchReader(rows, order, schedule, form) for form in forms]
-        ways = [RandomAccess(reader, BatchBuffers(reader.form, 3), Restarts(0)) for reader in readers]
+        ways = [RandomAccess(rows, order, schedule, form, BatchBuffers(form, 3), Restarts(0)) for form in forms]
         return [way.open(cursor, None, numbers, watch) for way in ways]
 
     delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)
@@ -253,17 +249,18 @@ def test_streams_and_lanes(stream, journey):
     first = FirstItem(lanes)
 
     def open_sources(leg, forms, cursor, states, together):
-        definitions = [StreamDefinition(lanes, first, form, leg.size, remainder, None, None, 1) for form in forms]
+        definitions = [
+            Stream(lanes, first, form, BatchBuffers(form, 3), leg.size, remainder, None, None, 1, ())
+            for form in forms
+        ]
         if any(len(one.local_lanes) < lanes.count for one in definitions):  # else they need not ask
             gathers = [functools.partial(together.gather, process) for process in range(len(definitions))]
             definitions = [
                 dataclasses.replace(one, gather=gather, window=max(1, leg.prefetch))
                 for one, gather in zip(definitions, gathers, strict=True)
             ]
-        return [
-            StreamBatches(one, BatchBuffers(one.form, 3), cursor, states, lambda stage: None, lambda: False)
-            for one in definitions
-        ]
+        numbers, watch = Settings(0, 0, 1, leg.prefetch), Watch(Reading())
+        return [one.open(cursor, states, numbers, watch) for one in definitions]
 
     spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first.item)
     delivered, sizes, cursor = travel(journey, spec, remainder, open_sources)

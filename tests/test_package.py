@@ -172,12 +172,12 @@ def test_signatures(documented, name):
 )
 def test_methods(documented, name):
     real = {DocumentedFeed: feedline.Feed, DocumentedRowSource: feedline.RowSource}[documented]
-    assert_signature(vars(real)[name], vars(documented)[name])
+    assert_signature(inspect.getattr_static(real, name), vars(documented)[name])
 
 
 def test_properties():
     for name in ("spec", "epoch", "position", "steps_per_epoch"):
-        assert isinstance(vars(feedline.Feed)[name], property)
+        assert isinstance(inspect.getattr_static(feedline.Feed, name), property)
     assert feedline.RowSource.__annotations__ == {"spec": "Any"}
     assert isinstance(vars(feedline.RowSource)["identity"], property)
 
@@ -223,8 +223,7 @@ OF_FEEDLINE = {
     "errors": [],
     "options": [],
     # what it asks for, and what follows from that; for the plan it opens the source, and calls the transform
-    "feed_options": ["options", "order.schedule", "placement.plan", "plan.plan", "sources.open_source",
-                     "loader.form"],
+    "feed_options": ["plan", "sources.open_source", "loader.form"],
     "plan": ["plan", "placement", "order.schedule", "rows", "options"],
     "building": ["feed_options"],  # its type
     "notebook": [],
@@ -244,23 +243,25 @@ OF_FEEDLINE = {
     "formats": ["formats", "files", "rows", "runtime.ending", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.ending",
                 "plan.asked", "errors", "options"],
-    "loader": ["loader", "rows", "order", "runtime.jax_settings",
+    "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "record", "errors", "options"],
-    "streams": ["streams", "loader", "sources.lanes", "rows", "order.schedule",
-                "record", "runtime.jax_settings", "runtime.annotations", "errors"],
-    "streams.lane_files": ["agreement.step_places"],
+    "loader.lane_files": ["agreement.step_places"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
     "cluster": ["cluster", "agreement", "errors"],
     # the compositions
-    # cluster: the default number of threads, and the memory of the control group
-    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "plan", "prefetch", "record",
-                 "order", "agreement", "cluster.cores", "cluster.cgroups",
-                 "runtime.annotations", "notebook", "state", "version", "errors", "feed_options", "options"],
+    "bounds": ["cluster.cores", "cluster.cgroups", "options"],  # what the machine has
+    "run": ["bounds", "rows", "loader", "placement", "prefetch", "record", "order", "agreement", "runtime",
+            "errors", "options"],
+    "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
+              "agreement", "state", "version", "feed_options", "options"],
     # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
-    "listen": ["listen", "record", "pipeline", "loader.host_batch", "prefetch", "order.schedule", "rows.bad_rows",
-               "cluster.cores", "runtime.exit", "runtime.ending", "notebook", "version", "errors", "options"],
-    "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
+    "listen": ["listen", "record", "run", "bounds", "loader.host_batch", "prefetch", "order.schedule",
+               "rows.bad_rows", "cluster.cores", "runtime.exit", "runtime.ending", "notebook", "version", "errors",
+               "options"],
+    "shown": ["run", "listen", "feed_options", "order.schedule", "runtime.confined", "state", "notebook",
+              "options"],
+    "feed": ["shown", "run", "build", "plan.asked", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "agreement.in_step", "listen", "record", "runtime", "state", "errors",
              "building", "feed_options", "options"],
     "drop_in": [
@@ -277,7 +278,7 @@ OF_FEEDLINE = {
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options", "building",
               "version", "errors", "options", "order", "plan", "listen.words", "rows",
-              "sources", "formats", "files", "streams", "loader", "placement", "agreement", "cluster", "native",
+              "sources", "formats", "files", "loader", "placement", "agreement", "cluster", "native",
               "trainer"],
     "lazy": [],
 }  # fmt: skip
@@ -294,12 +295,12 @@ FROM_OUTSIDE = {
     "formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to workers of mp_prefetch
     "loader": ["numpy", "jax", "cloudpickle"],  # cloudpickle: functions of a script, as Grain's workers take them
-    "streams": ["numpy", "jax"],
     "agreement": ["numpy", "jax"],
     "cluster": ["jax"],
     "feed_options": ["numpy"],
-    "pipeline": ["numpy", "jax"],
-    "feed": ["numpy"],
+    "run": ["numpy", "jax"],
+    "build": ["numpy", "jax"],
+    "shown": ["numpy", "jax"],
     "drop_in": ["numpy", "jax"],
     "images": ["numpy", "jax"],  # simplejpeg and cv2 by `require`
     "trainer": ["jax", "flax", "optax", "rich"],
@@ -546,8 +547,9 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
     needed = told.stdout.split()
     assert len(needed) <= 102
     rooms = {name.removeprefix("feedline._src.").partition(".")[0] for name in needed}
-    assert not rooms & {"streams", "tools", "trainer"}
-    assert "feedline._src.files.fetcher" not in needed
+    assert not rooms & {"tools", "trainer"}
+    unneeded = {"feedline._src.files.fetcher", "feedline._src.loader.streams", "feedline._src.loader.workers"}
+    assert not unneeded & set(needed)
 
 
 # --- examples ---
@@ -555,7 +557,7 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
 WITHOUT_EXAMPLES = ("feedline._src.tools.cli", "feedline._src.tools.train", "feedline.__main__")
 WITH_EXAMPLES = {
     "drop_in", "feed", "options", "order.blocks", "order.epoch", "order.permutation", "order.schedule",
-    "placement.plan", "sources.lanes", "sources.open_source", "state", "streams.lane_files",
+    "placement.plan", "sources.lanes", "sources.open_source", "state", "loader.lane_files", "shown",
 }  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from feedline._src.agreement.coordination import Coordination
 from feedline._src.agreement.latest_values import LatestValues
 from feedline._src.agreement.replicas import ReplicaCheck
 from feedline._src.errors import ProcessError
+from feedline._src.loader.streams import Report
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placement
-from feedline._src.streams.ends import WindowReport
 
 _WINDOWS = 2
 _CHECKS = 4
@@ -84,9 +84,9 @@ def _lanes(processes: int, costs: Costs, windows: int, ends: bool = False) -> Ou
 
     def work(service: Coordination) -> None:
         gather = AllGather(service, "feedline/agree/0/1", processes, kept=2)
-        mine = WindowReport({service.process: 10**6 + service.process} if ends else {})
+        mine = Report({service.process: 10**6 + service.process} if ends else {})
         for window in range(windows):
-            merged = WindowReport.merged(gather(f"0/{window}", mine.to_json(), False, lambda: False))
+            merged = Report.merged(gather(f"0/{window}", mine.to_json(), False, lambda: False))
             if len(merged.ends) != (processes if ends else 0):
                 raise RuntimeError(f"a window of {processes} lanes told of {len(merged.ends)} ends")
 

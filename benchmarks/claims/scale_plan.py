@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from feedline._src.build import build, described
 from feedline._src.feed_options import FeedOptions
+from feedline._src.loader.random_access import RandomAccess
 from feedline._src.options import Order, Reading
 from feedline._src.order.schedule import Cursor
-from feedline._src.pipeline.access import RandomAccess
-from feedline._src.pipeline.build import build
-from feedline._src.pipeline.description import described
-from feedline._src.pipeline.stages import Stages
+from feedline._src.run import Stages
 from feedline._src.sources.arrays import ArraySource
 
 _ARRAYS = 16
@@ -72,17 +71,15 @@ def vast_source(rows: int) -> ArraySource:
     return ArraySource([np.broadcast_to(row, (count, ROW_BYTES)) for count in counts])
 
 
+def options_of(source: Any, processes: int, process: int) -> FeedOptions:
+    """A feed over these rows, as process `process` sees it."""
+    sharding, reading = sharding_of(processes, process), Reading(threads=1)
+    return FeedOptions(source, LOCAL_ROWS * processes, sharding, order=Order(seed=7), reading=reading)
+
+
 def stages_of(source: Any, processes: int, process: int) -> Stages:
-    """The stages of a feed over these rows, as process `process` builds them. They agree with nobody."""
-    return build(
-        FeedOptions(
-            source,
-            LOCAL_ROWS * processes,
-            sharding_of(processes, process),
-            order=Order(seed=7),
-            reading=Reading(threads=1),
-        )
-    )
+    """The stages of that feed. They agree with nobody."""
+    return build(options_of(source, processes, process)).first
 
 
 def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -95,17 +92,17 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
       also with its "..._samples", and the description.
     """
     process, batch, source = processes // 2, LOCAL_ROWS * processes, vast_source(rows)
-    stages_of(source, 2, 1).close()  # what every first feed of a process allocates
+    stages_of(source, 2, 1)  # what every first feed of a process allocates
     heap = _heap_bytes(lambda: stages_of(source, processes, process))
     builds, describes, steps = [], [], []
     for k in range(repeats):
         # another process, because jax and Python keep the maps of meshes that they have seen
-        took_s, stages = _cpu_s(stages_of, source, processes, (process + 1 + k) % processes)
+        other = (process + 1 + k) % processes
+        took_s, stages = _cpu_s(stages_of, source, processes, other)
         builds.append(took_s)
-        took_s, description = _cpu_s(_described, stages, batch)
+        took_s, description = _cpu_s(described, options_of(source, processes, other), stages)
         describes.append(took_s)
         steps += _steps(stages, rows // batch - _STEPS, batch)
-        stages.close()
     figures: dict[str, Any] = {
         "processes": processes,
         "heap_bytes": heap,
@@ -125,22 +122,10 @@ def _heap_bytes(build: Callable[[], Stages]) -> int:
         stages = build()
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
-        stages.close()
+        del stages
         return after - before
     finally:
         tracemalloc.stop()
-
-
-def _described(stages: Stages, batch: int) -> dict[str, Any]:
-    return described(
-        fingerprint=stages.fingerprint,
-        batch_size=batch,
-        epochs=None,
-        remainder="drop",
-        reading=stages.reading,
-        prefetch=None,
-        spec=stages.placement.spec,
-    )
 
 
 def _steps(stages: Stages, first: int, batch: int) -> list[float]:
@@ -151,7 +136,7 @@ def _steps(stages: Stages, first: int, batch: int) -> list[float]:
     found: list[float] = []
     for _ in range(2):
         found = [
-            _cpu_s(access.reader.fill, Cursor(0, k * batch), 0, 1, access.buffers.lease())[0]
+            _cpu_s(access.fill, Cursor(0, k * batch), 0, 1, access.buffers.lease())[0]
             for k in range(first, first + _STEPS)
         ]
     return found

@@ -3,6 +3,10 @@
 A map, one folder a stage, in the order in which data flows::
 
     feed        the loop's iterator of global batches: its state and life cycle
+    shown       the part of a feed that only reads: properties, statistics, report, diagnosis
+    build       opens the source, plans, and compares with the other processes
+    run         one pass from a cursor: the three stages composed
+    bounds      what settings that a feed finds may use of the machine
     images      JPEG, PNG and other images as rows
     image_limits  what an image may ask of its decoder
     drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
@@ -20,12 +24,10 @@ A map, one folder a stage, in the order in which data flows::
     sources/    what rows are read from
     formats/    one module for each file format
     files/      bytes of one version wherever they lie: a local file, or an object behind the cache on local disk
-    loader/     rows → process-local batches
-    streams/    the same for rows that only come one after the other
+    loader/     rows → process-local batches, by threads or workers; streams, which come one after the other
     plan/       what follows from the options and a source: who reads what, shapes, memory. One pure value
     placement/  process-local batch → global jax.Array on the mesh
     prefetch/   places batches before the step asks for them
-    pipeline/   composes the stages
     listen/     what batches cost, what limits a feed, and which settings to change
 
 and the other folders::

@@ -1,50 +1,40 @@
-"""`Feed`: order, loader, placement and prefetch composed; state and life cycle."""
+"""`Feed`: an iterator of global batches with a state. What a batch passes is composed in `run.py`."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import logging
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from feedline._src import state as states
 from feedline._src.agreement.in_step import Place
-from feedline._src.agreement.monitor import close_on_abort, failure, out_of_step
+from feedline._src.agreement.monitor import failure, out_of_step
+from feedline._src.build import build, moved, refuse_everywhere
 from feedline._src.building import asked_hooks, changed
 from feedline._src.errors import ProcessError, StallError
 from feedline._src.feed_options import FeedOptions
 from feedline._src.listen.listening import FeedListener
-from feedline._src.listen.statistics import Counters, Statistics
-from feedline._src.loader.form import Transform
+from feedline._src.listen.statistics import Counters
 from feedline._src.options import Auto, Order, Reading, Settings, checked_integer
 from feedline._src.order.schedule import BatchSizes, Cursor, Remainder
-from feedline._src.pipeline.build import build, moved, refused
-from feedline._src.pipeline.loops import Loops
-from feedline._src.pipeline.shown import Shown
-from feedline._src.pipeline.stages import Pipeline, Placed, Stages
 from feedline._src.placement.plan import as_shardings
+from feedline._src.plan.asked import Transform
 from feedline._src.prefetch.handover import INSIDE, Closed
 from feedline._src.record import BatchRecord
+from feedline._src.run import Loops, Placed, Run, Runs, Stages, close_all, run_of
 from feedline._src.runtime.annotations import annotation
 from feedline._src.runtime.confined import ProcessBound, SingleThread
 from feedline._src.runtime.ending import exits
-from feedline._src.runtime.exit import close_at_exit
+from feedline._src.shown import MOMENT_S, Delivered, Shown
 
 if TYPE_CHECKING:
     from feedline._src.listen.diagnosing import DiagnosingPipeline
-    from feedline._src.listen.diagnosis import Diagnosis
-    from feedline._src.listen.report import Report
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
@@ -52,16 +42,6 @@ _AT_EXIT = (
     "feeds are closed when the interpreter exits, and that begins once the main thread has ended; join the "
     "threads that use a feed before that"
 )
-_MOMENT_S = 1.0
-"""How long a thread that has nothing left to do is waited for."""
-
-
-class _Delivered(NamedTuple):
-    """Batches delivered over all resumes, the place after the last of them, and a stream's state there."""
-
-    step: int
-    cursor: Cursor
-    lanes: dict[str, Any] | None
 
 
 class Feed(Shown, ProcessBound):
@@ -157,7 +137,7 @@ class Feed(Shown, ProcessBound):
                 with_place=with_place,
             )
         except (ValueError, TypeError) as error:
-            refused(sharding, error)
+            refuse_everywhere(sharding, error)
             raise
         self._build(options)
 
@@ -172,23 +152,21 @@ class Feed(Shown, ProcessBound):
         super().__init__()
         self._options = changed(options)
         self._asked = asked_hooks()
-        self._first_stages = build(self._options)
-        self._stages = self._first_stages  # of the pipeline
-        self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
-        self._exhausted = False  # the pass is over; `iter` begins the next
+        self._sizes = build(self._options)
+        self._stages = self._sizes.first
+        self._delivered = Delivered(0, Cursor(0, 0), None)
+        self._exhausted = self._closed = False
+        self._released = False  # the source was closed
         self._loops = Loops()
-        self._closed = False
-        self._released = False  # the pipeline was closed
         self._single_thread = SingleThread()  # next, seek and set_state
-        self._pipeline: Pipeline | DiagnosingPipeline | None = None  # reads ahead of the last batch delivered
-        # that pipeline, and those given up of which a thread may be alive; shared with the finalizer
-        self._pipelines: list[Pipeline | DiagnosingPipeline] = []
+        self._run = None
         self._counted = Counters()
-        self._placed_more_bytes = 0  # than if all batches had had the size of the last one
+        self._more_bytes = 0
         self._listener = FeedListener(self._stages)
-        self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
+        self._diagnosed = None
         self._moved_from: Place | None = None  # where it was before `seek` or `set_state`, until the next batch
-        weakref.finalize(self, _close_all, self._pipelines).atexit = False
+        self._runs = Runs()
+        weakref.finalize(self, close_all, self._runs.alive).atexit = False
 
     def __iter__(self) -> Feed:
         """Itself. After exhaustion the next pass begins; in the middle of a pass it goes on with that one.
@@ -219,23 +197,23 @@ class Feed(Shown, ProcessBound):
         with self._single_thread:
             if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
                 self._check_open()
-            if self._pipeline is None:
+            if self._run is None:
                 self._check_not_taking()
             if self._exhausted:
                 raise StopIteration
             try:
-                if len(self._pipelines) > 1:
-                    self._forget_ended()
+                if len(self._runs.alive) > 1:
+                    self._runs.forget_ended(self._run)
                 before, steps = self._delivered, self._options.steps_per_call
-                if self._stages.change is not None and self._diagnosed is None:
-                    self._use(self._stages.at(before.step))
+                if self._sizes.changes and self._diagnosed is None:
+                    self._use(self._next_stages)
                 if (proposal := self._listener.proposal) is not None:
                     self._tune(proposal)
                 with annotation("wait", before.step + steps):
-                    pipeline, placed = self._take()
+                    run, placed = self._take()
                 before = self._delivered  # a signal handler may have taken one meanwhile
                 _, after, lanes, rows, dropped_rows, parts, bad = placed.metadata
-                delivered = _Delivered(before.step + steps, after, lanes)
+                delivered = Delivered(before.step + steps, after, lanes)
                 counted = self._counted.plus(steps, rows, dropped_rows, len(bad))
                 record = BatchRecord(
                     asked, time.perf_counter(), parts, placed.times,
@@ -245,9 +223,9 @@ class Feed(Shown, ProcessBound):
                 if self._stages.in_step is not None and self._diagnosed is None:
                     self._stages.in_step.batches = counted.batches // steps
                 # last, and at once: an interrupt comes before all or counts as one after `next`
-                self._counted, self._delivered, self._pipeline = counted, delivered, pipeline
+                self._counted, self._delivered, self._run = counted, delivered, run
                 if self._closed:  # meanwhile, by another thread or a signal handler
-                    self._pipeline = None
+                    self._run = None
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()
@@ -259,53 +237,8 @@ class Feed(Shown, ProcessBound):
                     or isinstance(error, StallError | ProcessError)
                     or not isinstance(error, Exception)
                 )
-                self._stop(0 if stuck else _MOMENT_S, reads=False)
+                self._stop(0 if stuck else MOMENT_S, reads=False)
                 raise
-
-    def __len__(self) -> int:
-        """How often a pass delivers: batches ÷ `steps_per_call`.
-
-        TypeError if it is endless, or a stream, or if the batch size changes.
-        """
-        if self._first_stages.change is not None:
-            raise TypeError(
-                "passes differ in length where the batch size changes; bound the loop by zip(range(n), feed)"
-            )
-        return self._stages.access.deliveries()
-
-    @property
-    def spec(self) -> Any:
-        """The next batch as `jax.ShapeDtypeStruct`s with shardings, before the first one: to lower and compile."""
-        return self._next_stages.placement.spec
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next batch; the last one's while the pass is exhausted."""
-        return self._next_stages.access.next_cursor(self._delivered.cursor).epoch
-
-    @property
-    def position(self) -> int:
-        """Position in its epoch of the next batch's first row."""
-        return self._next_stages.access.next_cursor(self._delivered.cursor).position
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams.
-
-        If the batch size changes: as many as if each had the size of the next one.
-        """
-        return self._next_stages.access.steps_per_epoch()
-
-    def get_state(self) -> dict[str, Any]:
-        """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
-
-        The same on every process, but for a stream with several lanes: there it holds those that this process
-        reads, and `feedline.save_lanes` saves them all. With random access it is a few integers and the spec of a
-        row: under 1 KB for up to some twenty leaves.
-        """
-        delivered = self._delivered
-        lanes = self._stages.access.lanes_for_state(delivered.lanes)
-        return states.make(delivered.step, delivered.cursor, self._stages.fingerprint, **lanes)
 
     def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
         """Go on from a state: the next batch begins with the first row that was not delivered.
@@ -322,8 +255,10 @@ class Feed(Shown, ProcessBound):
             or contradicts itself.
         """
         step, cursor = states.check(state, self._stages.fingerprint, allow)
-        lanes = self._stages.access.lanes_in(state)
-        self._go_to(_Delivered(step, cursor, lanes), restored=(step, cursor))
+        access, lanes = self._stages.access, None
+        if access.owners:
+            lanes = states.check_lanes(state, len(access.owners), [str(lane) for lane in access.local_lanes])
+        self._go_to(Delivered(step, cursor, lanes), restored=(step, cursor))
 
     def seek(self, epoch: int, position: int = 0) -> None:
         """Go to a place in the data: the next batch begins there, or with the next epoch if none is left.
@@ -344,8 +279,12 @@ class Feed(Shown, ProcessBound):
             raise ValueError(
                 f"seek takes an epoch and a position below 2^63, got epoch {epoch}, position {position}"
             )
-        self._stages.access.check_position(position)
-        self._go_to(_Delivered(self._delivered.step, Cursor(epoch, position), None))
+        if position and self._stages.access.owners:
+            raise ValueError(
+                f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
+            )
+        states.check_position(position, self._stages.fingerprint["rows"])
+        self._go_to(Delivered(self._delivered.step, Cursor(epoch, position), None))
 
     def start(self) -> None:
         """Begin to read ahead, if the feed does not yet: the first `next` then waits less.
@@ -359,9 +298,9 @@ class Feed(Shown, ProcessBound):
         """
         with self._single_thread:
             self._check_open()
-            if self._pipeline is None and not self._exhausted:
-                self._use(self._stages.at(self._delivered.step))
-                self._pipeline = self._start()
+            if self._run is None and not self._exhausted:
+                self._use(self._next_stages)
+                self._run = self._start()
 
     def move(self, sharding: Any) -> None:
         """Go on on another mesh of the same processes, as from eight devices to six: the rows stay the same.
@@ -394,147 +333,11 @@ class Feed(Shown, ProcessBound):
                 raise ValueError(
                     "a feed stays on its mesh while it is diagnosed; leave the context of diagnose first"
                 )
-            options, stages = moved(self._first_stages, self._options, sharding, self._place())
-            self._stop(_MOMENT_S, reads=False)  # a stream's next iterator may share state with the one that reads
-            self._use(stages.at(self._delivered.step))
-            self._first_stages, self._options = stages, options
-
-    def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-        """Which rows the batch holds that comes next after `state`. Reads no data.
-
-        After the last batch of a pass that is the first one of the next pass.
-
-        Returns:
-          int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
-          is padded. With several steps per call, int64[steps_per_call, batch_size].
-        """
-        step, cursor = states.check(state, self._stages.fingerprint, ())
-        return self._first_stages.at(step).access.rows_of(cursor)
-
-    def statistics(self) -> Statistics:
-        """An immutable snapshot of what was done so far."""
-        ready = sum(pipeline.waiting for pipeline in self._pipelines)
-        statistics = self._listener.statistics(self._counted, ready, self._options.steps_per_call)
-        return dataclasses.replace(
-            statistics,
-            placed_bytes=statistics.placed_bytes + self._placed_more_bytes,
-            source_epochs=self._stages.access.source_epochs(self._delivered.cursor),
-        )
-
-    def report(self) -> Report:
-        """What limits training, what that costs, and which setting to change. It may be printed.
-
-        Judged by the latest batches, at most 256, after those that were read ahead before the loop began.
-
-        Raises:
-          ValueError: fewer than two batches were delivered one after the other.
-        """
-        report = self._listener.report()
-        if report is None:
-            raise ValueError(
-                "a report needs two batches that were taken one after the other, and this feed delivered "
-                f"{self._counted.batches}; call it after some steps"
-            )
-        return report
-
-    @contextlib.contextmanager
-    def diagnose(self, steps: int = 200, *, over: Callable[[], None] | None = None) -> Iterator[Diagnosis]:
-        """Measure what each stage costs a training loop, by leaving stages out. Prints the result.
-
-        The loop in this context gets batches as they are, then the same rows read again (from the page cache),
-        then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps`
-        each. Then the loop ends; further loops in the context get no batch. After it the feed is where it was, so
-        nothing is lost. But the loop has trained on repeated batches: give it a copy of its state. With several
-        processes, all of them call it.
-
-        Args:
-          steps: batches of all phases; at least 40 with the default buffers, of which six a phase do not count.
-          over: called by `next`, on the loop's thread, when the last phase is over and the loop is about to end.
-
-        Returns:
-          The context's value is a `Diagnosis`, complete when the context is left.
-
-        Raises:
-          ValueError: too few steps; or the feed is being diagnosed already.
-
-        Example:
-          >>> import jax, numpy as np
-          >>> feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0])
-          >>> with feed.diagnose(steps=40) as diagnosis:  # doctest: +ELLIPSIS
-          ...     for batch in feed:
-          ...         total = float(batch["x"].sum())
-          a step takes ...
-          >>> 0 < diagnosis.au <= 1
-          True
-          >>> feed.close()
-        """
-        from feedline._src.listen.diagnosing import DiagnosingPipeline
-        from feedline._src.listen.diagnosis import Diagnosis
-
-        if self._diagnosed is not None:
-            raise ValueError("this feed is being diagnosed already; leave that context first")
-        with self._single_thread:
-            self._check_open()
-            self._use(self._stages.at(self._delivered.step))
-            diagnosis, listener, delivered = Diagnosis(), FeedListener(self._stages, tunes=False), self._delivered
-            pipeline = DiagnosingPipeline(
-                self._stages, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
-            )
-            self._stop(_MOMENT_S, reads=False)
-        before = (delivered, self._exhausted, self._counted, self._listener, self._loops)
-        try:
-            self._diagnosed, self._listener, self._loops, self._exhausted = pipeline, listener, Loops(), False
-            close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
-            close_on_abort(pipeline)
-            self._pipelines.append(pipeline)
-            self._pipeline = pipeline
-            yield diagnosis
-            pipeline.finish()
-        finally:
-            # first of all, in case an interrupt comes while threads are stopped
-            self._delivered, self._exhausted, self._counted, self._listener, self._loops = before
-            self._diagnosed = None
-            self._listener.interrupted()
-            self._stop(_MOMENT_S, reads=False)
-            pipeline.forget()
-        print(diagnosis)
-
-    def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
-        """Draw what each thread does for each batch: a file for https://ui.perfetto.dev.
-
-        It holds the batches that are delivered in this context; of very many the latest (see docs/trace.md). The
-        file is written when the context is left, also by an exception. If that fails, as on a full disk, a warning
-        says why, and training goes on.
-
-        Args:
-          path: of the file, compressed if it ends in ".gz". With several processes each writes its own:
-            "trace.json" becomes "trace-process0.json", and so on.
-
-        Returns:
-          The context's value is the path that this process writes.
-
-        Raises:
-          ValueError: the feed is being traced already, or diagnosed.
-          OSError: `path` is a folder, or its folder is missing or not writable.
-
-        Example:
-          >>> import jax, json, numpy as np, tempfile
-          >>> feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0], epochs=1)
-          >>> with tempfile.TemporaryDirectory() as folder:
-          ...     with feed.trace(f"{folder}/trace.json") as path:
-          ...         for batch in feed:
-          ...             total = float(batch["x"].sum())
-          ...     trace = json.loads(path.read_text())
-          >>> sum(event["name"] == "step" for event in trace["traceEvents"])
-          8
-          >>> feed.close()
-        """
-        self._check_open()
-        if self._diagnosed is not None:
-            raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
-        from feedline._src.listen.tracing import traced
-
-        return traced(path, self._stages, self._listener.accounting)
+            options, sizes = moved(self._sizes, self._options, sharding, self._place())
+            self._stop(MOMENT_S, reads=False)  # a stream's next iterator may share state with the one that reads
+            stages = sizes.at(self._delivered.step)
+            self._use(stages if stages.bounds is None else stages.tuned(self._stages.settings))
+            self._sizes, self._options = sizes, options
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.
@@ -563,7 +366,7 @@ class Feed(Shown, ProcessBound):
                 )
         elif not self._released:
             self._released = True
-            self._first_stages.close()
+            self._sizes.close()
         in_step = self._stages.in_step
         if compares and in_step is not None and failure() is None and (found := in_step.closed()):
             raise out_of_step(found)
@@ -574,16 +377,16 @@ class Feed(Shown, ProcessBound):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _take(self) -> tuple[Pipeline | DiagnosingPipeline, Placed]:
-        """The next item, and its pipeline. If there is none, one is started after the last batch delivered.
+    def _take(self) -> tuple[Run[Placed] | DiagnosingPipeline, Placed]:
+        """The next item, and its run. If there is none, one is started after the last batch delivered.
 
-        The feed has no pipeline until that item is delivered. So after an interrupt, or several, the next call
-        starts another one, as this one may not have been started, or may have lost an item.
+        The feed has no run until that item is delivered. So after an interrupt, or several, the next call starts
+        another one, as this one may not have been started, or may have lost an item.
         """
         try:
-            pipeline, self._pipeline = self._pipeline, None
-            pipeline = pipeline or self._start()
-            return pipeline, pipeline.take()
+            run, self._run = self._run, None
+            run = run or self._start()
+            return run, run.take()
         except StopIteration as end:
             dropped = self._counted.dropped_rows + end.value
             self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
@@ -616,13 +419,13 @@ class Feed(Shown, ProcessBound):
             raise ValueError(INSIDE)
 
     def _tune(self, settings: Settings) -> None:
-        """Go on with other settings: the next pipeline starts after the last batch delivered."""
+        """Go on with other settings: the next run starts after the last batch delivered."""
         self._stages = self._stages.tuned(settings)
         self._stop(0, reads=False)
         self._listener.changed(self._stages)  # last: after an interrupt before it, all of this is done again
 
     def _use(self, stages: Stages) -> None:
-        """Go on with batches of another size: the next pipeline starts after the last batch delivered."""
+        """Go on with batches of another size: the next run starts after the last batch delivered."""
         if stages is self._stages:
             return
         self._stop(0, reads=False)
@@ -630,65 +433,40 @@ class Feed(Shown, ProcessBound):
         self._stages.access.buffers.staging.close()
         more = self._stages.placement.local_bytes - stages.placement.local_bytes
         # last: after an interrupt before it, all of this is done again
-        self._placed_more_bytes, self._stages = self._placed_more_bytes + self._counted.batches * more, stages
+        self._more_bytes, self._stages = self._more_bytes + self._counted.batches * more, stages
 
-    def _start(self) -> Pipeline:
-        self._compare_move()
-        step, cursor, lanes = self._delivered
-        pipeline = self._stages.start(cursor, lanes, self._listener, step)
-        close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
-        close_on_abort(pipeline)
-        self._pipelines.append(pipeline)
-        self._check_open()  # another thread may have closed the feed in the meantime
-        pipeline.start()  # only now that close() can find it
-        return pipeline
-
-    def _place(self) -> Place:
-        return Place(self._delivered.step, self.epoch, self.position)
-
-    def _compare_move(self) -> None:
-        """Compare where `seek` or `set_state` went with where other processes went. A move on the spot is none."""
+    def _start(self) -> Run[Placed]:
+        # compare where `seek` or `set_state` went with where other processes went; a move on the spot is none
         in_step, place = self._stages.in_step, self._place()
         if in_step is not None and self._moved_from not in (None, place) and (found := in_step.moved(place)):
             raise out_of_step(found)
         self._moved_from = None
+        step, cursor, lanes = self._delivered
+        run = run_of(self._stages, cursor, lanes, self._listener, step)
+        self._runs.add(run, workers=self._stages.settings.workers > 0)
+        self._check_open()  # another thread may have closed the feed in the meantime
+        run.start()  # only now that close() can find it
+        return run
+
+    def _place(self) -> Place:
+        return Place(self._delivered.step, self.epoch, self.position)
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Give up the pipeline. Wait for its threads and those of older ones: the name of one that is stuck."""
-        self._pipeline = None
-        deadline = time.monotonic() + timeout_s
-        stuck = None
-        for pipeline in tuple(self._pipelines):
-            pipeline.close()
-            left = pipeline.join(max(0.0, deadline - time.monotonic()), reads=reads)
-            stuck = stuck or left
-            if not left:
-                with contextlib.suppress(ValueError):  # another thread may be doing the same
-                    self._pipelines.remove(pipeline)
-        return stuck
+        """Give up the run. Wait for its threads and those of older ones: the name of one that is stuck."""
+        self._run = None
+        return self._runs.stop(timeout_s, reads=reads)
 
-    def _forget_ended(self) -> None:
-        """Let go of the pipelines given up whose reads have ended since, and of the memory they hold."""
-        for pipeline in tuple(self._pipelines):
-            if pipeline is self._pipeline:
-                continue
-            pipeline.close()  # for the second time, unless an interrupt came before the first
-            if pipeline.join(0) is None:
-                with contextlib.suppress(ValueError):  # another thread may be doing the same
-                    self._pipelines.remove(pipeline)
-
-    def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
+    def _go_to(self, delivered: Delivered, restored: tuple[int, Cursor] | None = None) -> None:
         with self._single_thread:
             self._check_open()
             if self._diagnosed is not None:
                 raise ValueError(
                     "a feed stays where it is while it is diagnosed; leave the context of diagnose first"
                 )
-            stages = self._first_stages.at(delivered.step)
+            stages = self._sizes.at(delivered.step) if self._sizes.changes else self._stages
             stages.access.check_cursor(delivered.cursor)
-            self._stop(_MOMENT_S, reads=False)
-            if self._first_stages.change is not None:
-                self._use(stages)
+            self._stop(MOMENT_S, reads=False)
+            self._use(stages)
             self._loops.moved(restored)
             self._listener.interrupted()
             self._moved_from = self._moved_from or self._place()
@@ -698,9 +476,3 @@ class Feed(Shown, ProcessBound):
         if self._closed:
             raise ValueError(_CLOSED)
         self._check_not_forked()
-
-
-def _close_all(pipelines: list[Pipeline | DiagnosingPipeline]) -> None:
-    """The finalizer of a feed that nobody closed: it must not wait."""
-    for pipeline in pipelines:
-        pipeline.close()

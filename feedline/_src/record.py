@@ -140,17 +140,6 @@ class Stopwatch:
         return time.perf_counter() - self.began, time.thread_time() - self._began_cpu
 
 
-def together(parts: Sequence[PartTimes]) -> PartTimes:
-    """Parts that one thread made one after the other, as one."""
-    sums = [sum(values) for values in zip(*(part[2:] for part in parts), strict=True)]
-    return PartTimes(parts[0].thread, parts[0].began, *sums)
-
-
-def after_lease(part: PartTimes, began: float, lease_s: float, lease_cpu_s: float) -> PartTimes:
-    """The part, with the time in which its thread got host memory for it."""
-    return part._replace(began=began, stage_s=part.stage_s + lease_s, host_cpu_s=part.host_cpu_s + lease_cpu_s)
-
-
 def this_thread() -> str:
     """The name of the calling thread."""
     return threading.current_thread().name

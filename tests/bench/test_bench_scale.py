@@ -53,11 +53,11 @@ def test_rows_at_the_end_of_a_trillion_are_those_of_pythons_integers(process):
     batch = LOCAL_ROWS * MANY
     start = VAST // batch * batch - batch  # of the last batch
     buffers = stages.access.buffers.lease()
-    stages.access.reader.fill(Cursor(3, start), 0, 1, buffers)
+    stages.access.fill(Cursor(3, start), 0, 1, buffers)
     local = range(start + process * LOCAL_ROWS, start + (process + 1) * LOCAL_ROWS)
     expected = [documented_row(VAST, 7, 3, position) for position in local]
     offsets = np.arange(LOCAL_ROWS) + process * LOCAL_ROWS
-    assert stages.access.reader.locate(Cursor(3, start), offsets).tolist() == expected
+    assert stages.access.locate(Cursor(3, start), offsets).tolist() == expected
     assert stages.access.order.shown == Order(seed=7)
     arrays = [sum(row >= bound for bound in (sizes[0], sizes[0] + sizes[1])) for row in expected]
     assert buffers.leaves[0].tobytes() == b"".join(rows[i].tobytes() for i in arrays)

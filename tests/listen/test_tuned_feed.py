@@ -21,7 +21,7 @@ from feedline import Feed, Limits, Reading, RowError
 from feedline._src.listen.listening import FeedListener
 from feedline._src.listen.tuner import Tuner
 from feedline._src.options import Settings
-from feedline._src.pipeline.stages import Stages
+from feedline._src.run import Stages
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
 N, B = 1000, 16
@@ -286,7 +286,7 @@ def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monke
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr("feedline._src.loader.worker_batches.WorkerBatches", fail)
+    monkeypatch.setattr("feedline._src.loader.workers.WorkerBatches", fail)
     with Feed({"row": str(path)}, B, SHARDING, reading=Reading(workers="auto")) as feed:
         before = taken(feed, 3)
         tuner = feed._listener.tuner
@@ -307,7 +307,7 @@ def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
 
     source = Picklable()
     monkeypatch.setattr(
-        "feedline._src.loader.worker_batches.WorkerBatches", lambda reader, *rest: source.read([-1], None)
+        "feedline._src.loader.workers.WorkerBatches", lambda reader, *rest: source.read([-1], None)
     )
     source.errors = [-1]
     with Feed(source, B, SHARDING, order=feedline.Order(shuffle=False), reading=Reading(workers="auto")) as feed:
@@ -330,7 +330,7 @@ def test_workers_that_the_user_asked_for_are_not_replaced(monkeypatch, tmp_path)
     def fail(*arguments):
         raise feedline.WorkerError("a worker ended")
 
-    monkeypatch.setattr("feedline._src.loader.worker_batches.WorkerBatches", fail)
+    monkeypatch.setattr("feedline._src.loader.workers.WorkerBatches", fail)
     reading = Reading(workers=1, buffer="auto")
     with (
         Feed({"row": str(path)}, B, SHARDING, reading=reading) as feed,

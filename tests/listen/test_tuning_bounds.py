@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
+from feedline._src import bounds as module
+from feedline._src.bounds import bounds_of
 from feedline._src.cluster.cgroups import GroupLimits
 from feedline._src.listen.candidates import Bounds
 from feedline._src.options import Limits, Settings
-from feedline._src.pipeline import bounds as module
-from feedline._src.pipeline.bounds import bounds_of
 
 START, ALL = Settings(8, 0, 2, 2), frozenset(Settings._fields)
 GIB = 1 << 30

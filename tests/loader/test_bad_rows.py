@@ -25,10 +25,9 @@ from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Mixture, Order, Reading, RowError, decoded
 from feedline._src.listen.bad_rows import Quarantine, _locked
-from feedline._src.loader.batch_reader import BatchReader
-from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm
-from feedline._src.loader.local_batches import LocalBatches
+from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
+from feedline._src.loader.staging import BatchBuffers
 from feedline._src.order.epoch import SingleOrder, rows_at, substitutes_at
 from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.placement.plan import plan_leaf, union_of_rows
@@ -281,8 +280,9 @@ def test_every_split_into_processes_takes_the_same_rows(data):
         transform = (lambda batch, rows: jax.tree.map(np.copy, batch)) if transforms else None
         mask = plans[0].rows
         form = LocalForm(spec, transform, SEED, spec, plans, union_of_rows(plans), False, mask, 1, policy)
-        reader = BatchReader(UserSource(source), SingleOrder(Order(SEED), n), schedule, form)
-        batches = LocalBatches(reader, BatchBuffers(form, 2), start, data.draw(st.integers(1, 3)))
+        one, buffers = SingleOrder(Order(SEED), n), BatchBuffers(form, 2)
+        access = RandomAccess(UserSource(source), one, schedule, form, buffers, Restarts(0))
+        batches = LocalBatches(access, start, data.draw(st.integers(1, 3)))
         parts = data.draw(st.permutations(range(batches.parts)))
         (batch,) = [one for one in [batches.read(0, part) for part in parts] if one]
         narrow, mask_leaf, values = batch.leaves

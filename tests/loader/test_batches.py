@@ -1,5 +1,7 @@
 """Which rows a batch holds, and that its parts together write all of it, however the leaves are sharded."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -7,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline._src.loader.batch_reader import BatchReader
-from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm
-from feedline._src.loader.local_batches import LocalBatches
+from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
+from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Blocks, Order
 from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.order.schedule import Cursor, Schedule
@@ -32,7 +33,7 @@ def test_every_position_has_the_row_of_the_order(data):
     start = schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0)
     offsets = np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step)
     positions = schedule.positions(start, offsets)
-    found = BatchReader(None, SingleOrder(how, rows), schedule, None).locate(start, offsets)
+    found = RandomAccess(None, SingleOrder(how, rows), schedule, None, None, None).locate(start, offsets)
     assert found.dtype == np.int64
     places = zip(positions.epoch.tolist(), positions.position.tolist(), strict=True)
     whole = {epoch: rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(positions.epoch.tolist())}
@@ -40,6 +41,13 @@ def test_every_position_has_the_row_of_the_order(data):
 
 
 BATCH = 16
+
+
+def access_of(source, order, form):
+    schedule = Schedule(40, BATCH, "wrap", None)
+    return RandomAccess(source, SingleOrder(order, 40), schedule, form, BatchBuffers(form, 2), Restarts(0))
+
+
 SOURCE = {
     "narrow": np.arange(40, dtype=np.int64),  # cast to int32 when it is placed
     "wide": np.arange(40 * 6, dtype=np.float32).reshape(40, 6),
@@ -66,8 +74,7 @@ def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
         else None
     )
     form = LocalForm(spec, double, 0, spec, plans, union_of_rows(plans), way == "by leaf", None, 0)
-    reader = BatchReader(source, SingleOrder(Order(seed=3), 40), Schedule(40, BATCH, "wrap", None), form)
-    batches = LocalBatches(reader, BatchBuffers(form, 2), Cursor(0, 0), parts)
+    batches = LocalBatches(access_of(source, Order(seed=3), form), Cursor(0, 0), parts)
     order = np.concatenate([rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
     for k in range(5):
         read = [batches.read(k, part) for part in reversed(range(batches.parts))]
@@ -97,8 +104,24 @@ def test_row_indices_are_computed_once_for_leaves_with_the_same_rows(monkeypatch
             looked_up.append((len(positions), len(cuts))) or read(self, order, epoch, positions, cuts)
         ),
     )
-    buffers = BatchBuffers(form, 2).lease()
-    BatchReader(source, SingleOrder(Order(), 40), Schedule(40, BATCH, "wrap", None), form).fill(
-        Cursor(0, 0), 0, 1, buffers
-    )
+    access = access_of(source, Order(), form)
+    access.fill(Cursor(0, 0), 0, 1, access.buffers.lease())
     assert looked_up == [(4, 2), (16, 1)]
+
+
+def test_a_worker_tells_only_of_the_batches_that_it_reads():
+    """Else each worker of several would fetch the rows of all."""
+    told = []
+    access = SimpleNamespace(
+        steps_per_call=1,
+        form=SimpleNamespace(plans=[SimpleNamespace(rows=range(8))]),
+        schedule=SimpleNamespace(batches_from=lambda origin: 20, batch_at=lambda origin, number: number),
+        tells_source=True,
+        tell_source=lambda start, ahead: len(told) < 4 and (told.append((start, ahead)) or True),
+    )
+    batches = LocalBatches(access, None, every=3)
+    batches._tell_source(1)
+    assert told == [(1, 0), (4, 3), (7, 6), (10, 9)]
+    told.clear()
+    batches._tell_source(4)
+    assert told == [(13, 9), (16, 12), (19, 15)]

@@ -27,7 +27,6 @@ from feedline._src.placement.place import (
     Placement,
     broadcast,
     check_shardings,
-    row_spec,
     sharded_like,
     sharded_spec,
 )
@@ -225,9 +224,3 @@ def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
 def test_an_object_that_is_no_sharding_is_refused(refuse, sharding, message):
     with pytest.raises(TypeError, match=message):
         refuse(sharding)
-
-
-def test_the_mask_is_sharded_as_the_batch_axis_of_the_first_leaf():
-    spec = {"b": struct_of_rows(BY_ROW), "a": struct_of_rows(BY_ROW_AND_COLUMN)}
-    rows_only = NamedSharding(BY_ROW_AND_COLUMN.mesh, P("a"))
-    assert row_spec(spec, 8) == jax.ShapeDtypeStruct((8,), np.bool_, sharding=rows_only)

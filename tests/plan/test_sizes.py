@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import feedline
 from feedline._src.options import Settings
-from feedline._src.plan.sizes import Epoch, Memory, fitting_size, next_sizes, whole_sizes
+from feedline._src.plan.asked import next_sizes
+from feedline._src.plan.sizes import Epoch, Memory, whole_sizes
 
 counts = st.integers(1, 300)
 
@@ -37,7 +38,6 @@ def test_the_next_sizes_that_fit(size, multiple):
     fitting = [n for n in range(1, 400) if n % multiple == 0]
     below, above = [n for n in fitting if n < size], [n for n in fitting if n > size]
     assert next_sizes(size, multiple) == [*below[-1:], above[0]]
-    assert fitting_size(size, multiple) == max([n for n in fitting if n <= size], default=multiple)
 
 
 @given(st.integers(1, 5000), counts, st.integers(1, 16))

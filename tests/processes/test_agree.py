@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import feedline
+from feedline._src import build
 from feedline._src.agreement.coordination import coordination
-from feedline._src.pipeline import description
 
 from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR
@@ -85,9 +85,9 @@ def differs(here, field):
     odd = jax.process_index() == ODD
     with pytest.MonkeyPatch.context() as patch:
         if field == "version" and odd:
-            patch.setattr(description, "version", lambda package: "0.0" if package == "grain" else "1")
+            patch.setattr(build, "version", lambda package: "0.0" if package == "grain" else "1")
         if field == "version" and not odd:
-            patch.setattr(description, "version", lambda package: "1")
+            patch.setattr(build, "version", lambda package: "1")
         return refused(**given(field, here, odd))
 
 

@@ -10,13 +10,13 @@ import programs
 import pytest
 
 from feedline._src.errors import WorkerError
-from feedline._src.loader.restarts import Restarts
+from feedline._src.loader.random_access import Restarts
 
 SCRIPT = """
 import logging, multiprocessing, os, signal, sys, threading, time
 import jax, numpy as np
 import feedline
-from feedline._src.loader.worker_batches import WorkerBatches
+from feedline._src.loader.workers import WorkerBatches
 from feedline._src.prefetch.watch import Watch
 from jax.sharding import SingleDeviceSharding
 

@@ -383,7 +383,7 @@ def test_a_feed_refuses_what_a_mixture_has_itself(sharding):
         ValueError, match="an endless mixture has no epochs to count, got epochs=1; leave epochs=None"
     ):
         Feed(arrays(), 16, sharding, epochs=1)
-    with pytest.raises(ValueError, match="10 rows do not fill one of 16; use a batch size of at most 10"):
+    with pytest.raises(ValueError, match="10 rows cannot fill one of 16; use a batch size of at most 8"):
         Feed(both(SPEC, SPEC, end="all_exhausted"), 16, sharding)
 
 

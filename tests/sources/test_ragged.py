@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Mixture, Order, Ragged, Reading, RowError
-from feedline._src.loader.buffers import _shortened
+from feedline._src.loader.staging import shortened
 from feedline._src.order.epoch import rows_at
 
 N, B, PAD_TO, PAD = 43, 8, (3, 6, 20), 7
@@ -303,7 +303,7 @@ def test_batch_sizes_that_change(prefetch, sharding, delivered):
 
 def test_a_shortened_array_is_the_beginning_of_its_memory():
     whole = np.arange(24).reshape(2, 6, 2)
-    short = _shortened(whole, 3)
+    short = shortened(whole, 3)
     assert short.shape == (2, 3, 2)
     assert short.flags.c_contiguous
     assert short.ravel().tolist() == list(range(12))

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from feedline._src.bounds import Bounds
 from feedline._src.listen.verdict import Circumstances, predicted_wait_s, shares_lock
 from feedline._src.listen.window import Window
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.options import Settings
-from feedline._src.pipeline.bounds import Bounds
 
 _THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _ROOM = (1, 2, 4, 8, 16, 32)

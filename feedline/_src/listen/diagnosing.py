@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from feedline._src.listen.diagnosis import PHASES, Diagnosis
 from feedline._src.loader.host_batch import HostBatch
 from feedline._src.order.schedule import Cursor
-from feedline._src.pipeline.stages import Pipeline, Placed, Stages, pipeline_of
 from feedline._src.prefetch.handover import Closed
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import Listener
+from feedline._src.run import Placed, Placer, Run, Stages, run_of
 
 _COUNTED = 4
 """Steps of a phase that count, at the least."""
@@ -32,7 +32,7 @@ class DiagnosingPipeline:
     Args:
       stages: of the feed.
       after, lanes: where the feed is. Each phase that reads begins there.
-      listener: as for `Stages.start`.
+      listener: told of the batches that are placed.
       steps: of all phases together.
       diagnosis: gets the times.
       over: called by `take` once the last phase is over; None: nothing is.
@@ -62,14 +62,14 @@ class DiagnosingPipeline:
             )
         self._stages = stages
         self._begin = after, lanes
-        self._place = stages.placer(listener)
+        self._place = Placer(stages, listener)
         self._diagnosis = diagnosis
         self._over = over
         self._steps = steps // len(PHASES)
         # meanwhile buffers drain, which in the first phase were filled while the step compiled
         self._uncounted = max(uncounted, math.ceil(self._steps / 4))
         self._host: HostBatch | None = None  # the latest one of the first phase
-        self._inner: Pipeline | None = None
+        self._inner: Run[Placed] | None = None
         self._closed = False
         self._phase = PHASES[0]
         self._further = 0  # loops begun after the last phase
@@ -154,9 +154,7 @@ class DiagnosingPipeline:
         """Batches from the feed's place on, pass after pass."""
         after, lanes = self._begin
         while True:
-            watch = Watch(self._stages.reading)
-            batches = self._stages.access.open(after, lanes, self._stages.settings, watch)
-            pipeline = self._inner = pipeline_of(batches, place, self._stages.settings, watch)
+            pipeline = self._inner = run_of(self._stages, after, lanes, place=place)
             pipeline.start()
             got = False
             while True:
@@ -175,7 +173,7 @@ class DiagnosingPipeline:
         host = self._host
         if host is not None:
             watch = Watch(self._stages.reading)
-            pipeline = self._inner = pipeline_of(_Same(host), self._place, self._stages.settings, watch)
+            pipeline = self._inner = Run(_Same(host), self._place, self._stages.settings, watch)
             pipeline.start()
             while True:
                 yield pipeline.take()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from feedline._src.bounds import default_threads
 from feedline._src.cluster.cores import own_cores
 from feedline._src.errors import FeedError
 from feedline._src.listen.accounting import Accounting
@@ -23,10 +24,8 @@ from feedline._src.listen.devices import StepWatch, TransferWatch
 from feedline._src.listen.statistics import Counters, Statistics
 from feedline._src.listen.window import Window, times_of
 from feedline._src.options import Settings
-from feedline._src.pipeline.access import RandomAccess, StreamAccess
-from feedline._src.pipeline.forms import default_threads
-from feedline._src.pipeline.stages import Stages
 from feedline._src.record import BatchRecord, PlaceTimes
+from feedline._src.run import Stages
 
 if TYPE_CHECKING:
     from feedline._src.listen.report import Report
@@ -139,7 +138,7 @@ class FeedListener(BatchListener):
             ready=ready,
             threads=stages.settings.threads,
             workers=stages.settings.workers,
-            restarts=stages.access.restarts.count if isinstance(stages.access, RandomAccess) else 0,
+            restarts=stages.access.restarted,
             slabs=staging.mapped,
             host_bytes=staging.mapped_bytes,
             stores=counted_of_stores(),
@@ -167,14 +166,14 @@ class FeedListener(BatchListener):
         reader: Reader = "workers" if settings.workers else "threads"
         if not settings.prefetch:
             reader = "caller"
-        elif isinstance(stages.access, StreamAccess):
+        elif stages.access.owners:
             reader = "stream"
         return Circumstances(
             reader=reader,
             **settings._asdict(),
             cores=own_cores(),
             lock_wait_s=self.accounting.lock_wait_s(),
-            may_use_workers=isinstance(stages.access, RandomAccess) and stages.access.may_use_workers,
+            may_use_workers=stages.access.may_use_workers,
             process=jax.process_index(),
             default_threads=default_threads(),
             searching=self.tuner is not None and not self.tuner.settled,
@@ -185,7 +184,7 @@ class FeedListener(BatchListener):
     def _store_wait(self) -> float:
         """The share of the time of reading in which threads waited for a store; 0 for rows that are in none."""
         access, stores = self._stages.access, counted_of_stores()
-        if stores is None or not (isinstance(access, RandomAccess) and access.reader.tells_source):
+        if stores is None or not access.tells_source:
             return 0.0
         waited_s = stores["wait_s"] - self._waited_for_stores_s  # by other feeds of this process, too
         return min(1.0, waited_s / max(1e-9, self.accounting.sums()[0].read_s))

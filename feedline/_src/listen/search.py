@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from feedline._src.bounds import Bounds
 from feedline._src.listen.candidates import Candidate, candidates, exceeds_cores, held_up_s
 from feedline._src.listen.verdict import Circumstances
 from feedline._src.listen.window import Window
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.options import Settings
-from feedline._src.pipeline.bounds import Bounds
 
 LITTLE = 0.02
 """A share of waiting, or of gain, that is not worth a change."""

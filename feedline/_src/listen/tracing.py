@@ -23,7 +23,7 @@ from feedline._src.listen.trace import (
     write_trace,
 )
 from feedline._src.order.schedule import Cursor
-from feedline._src.pipeline.stages import Stages
+from feedline._src.run import Stages
 from feedline._src.version import __version__
 
 _log = logging.getLogger("feedline")

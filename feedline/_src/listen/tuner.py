@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from feedline._src.bounds import Bounds
 from feedline._src.listen.accounting import Accounting, BatchTimes
 from feedline._src.listen.search import Tuning
 from feedline._src.listen.verdict import Circumstances
 from feedline._src.listen.window import Window
 from feedline._src.options import Settings
-from feedline._src.pipeline.bounds import Bounds
 
 _log = logging.getLogger("feedline")
 _EVERY_S = 0.25

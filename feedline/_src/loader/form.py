@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,24 +14,17 @@ import numpy.typing as npt
 from feedline._src.options import BadRows
 from feedline._src.order.epoch import keys_at
 from feedline._src.order.schedule import BatchPositions
-from feedline._src.placement.plan import Columns, LeafPlan
+from feedline._src.placement.plan import Columns, Indices, LeafPlan
+from feedline._src.plan.asked import VALID, Asked, SourceMetadata, Transform
+from feedline._src.plan.plan import Plan
 from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.spec import Array, RowSpec, check_fits
 from feedline._src.rows.values import as_array
 from feedline._src.runtime.annotations import annotation
 
-Indices = npt.NDArray[np.int64]
 Cuts = list[tuple[int, Columns]]
 """The number of each of some leaves, and the columns that are read of it."""
-
-
-Transform = Callable[[Any, Rows], Any]
-"""(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch.
-
-It is called from several threads at once, each with some rows of a batch, and twice with the first row when the
-feed is built, to learn its spec and to compare the results.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +32,9 @@ class LocalForm:
     """The form of this process's part of every batch, and how values that were read are brought into it.
 
     Attributes:
-      spec: the spec of a row in the source.
+      spec, out: the spec of a row in the source, and after the transform.
       transform: called on the host; None: no transform.
-      seed: the seed of the keys that the transform gets.
-      out: the spec of a row after the transform; without a transform the same as `spec`.
+      seed: of the keys that the transform gets.
       plans: for each leaf of `out` the rows and columns that this process supplies.
       rows: int64[k], ascending: the union of the plans' rows.
       by_leaf: True: of each leaf only its own rows and columns are read. False: `rows` are read, with all columns.
@@ -65,6 +57,27 @@ class LocalForm:
     bad_rows: BadRows = "raise"
     ragged: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, plan: Plan, asked: Asked, source: SourceMetadata, out: RowSpec, seed: int) -> LocalForm:
+        """The form that follows from the plan of one process."""
+        (reads,) = plan.reads
+        names = list(plan.leaves)
+        of_rows = [name for name in names if name not in plan.own]
+        valid = f"batch['{VALID}']" if f"batch['{VALID}']" in plan.own else None
+        return cls(
+            spec=source.spec,
+            transform=asked.transform,
+            seed=seed,
+            out=out,
+            plans=[reads.leaves[name] for name in of_rows],
+            rows=reads.rows,
+            by_leaf=reads.by_leaf,
+            mask=None if valid is None else reads.leaves[valid].rows,
+            mask_at=0 if valid is None else sum(name in of_rows for name in names[: names.index(valid)]),
+            bad_rows=asked.reading.bad_rows,
+            ragged=source.ragged,
+        )
+
     def read_shapes(self) -> list[tuple[int, ...]]:
         """The shape of each leaf of the process-local batch as it is read."""
         if self.by_leaf:
@@ -83,16 +96,13 @@ class LocalForm:
         return list(groups.values())
 
     def write(self, read: list[Array], leaves: list[Array], part: slice, index: Indices) -> None:
-        """Write the part that this process supplies of some rows into `leaves`.
+        """Write the part that this process supplies of some rows into `leaves`. RowError: a number does not fit.
 
         Args:
           read: each leaf of these rows, transformed if there is a transform.
           leaves: the leaves to place, with all rows. A leaf that shares memory with `read` is complete already.
           part: which of `rows` were read.
           index: the row indices of these rows.
-
-        Raises:
-          RowError: an integer does not fit.
         """
         for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
             if np.may_share_memory(values, target) and self.transform is None:
@@ -112,11 +122,15 @@ class LocalForm:
                 check_fits(values, leaf, rows)
             np.copyto(target[mine], values, casting="unsafe")
 
-    def with_mask(self, leaves: list[Array], valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> list[Array]:
-        """The leaves of the batch with `valid`, which has the rows `mask`, inserted."""
+    def mask_of(self, valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
+        """The leaf `valid` at the rows `mask`, of which `valid` are no padding."""
         if bad and self.bad_rows == "mask":
-            valid = valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
-        return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
+            return valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
+        return valid
+
+    def with_mask(self, leaves: list[Array], mask: Array) -> list[Array]:
+        """The leaves of the batch with `valid` inserted."""
+        return [*leaves[: self.mask_at], mask, *leaves[self.mask_at :]]
 
     def rows_at(self, positions: BatchPositions, index: Indices) -> Rows:
         """Rows at these positions, with their keys. `index`: their row indices."""
@@ -128,13 +142,7 @@ class LocalForm:
     def transformed(
         self, transform: Transform, read: list[Array], positions: BatchPositions, index: Indices
     ) -> list[Array]:
-        """Each leaf of some rows after the transform.
-
-        Args:
-          read: each leaf of these rows, in the source's dtypes.
-          positions: the positions of these rows.
-          index: the row indices of these rows.
-        """
+        """Each leaf of some rows after the transform, from the leaves in the source's dtypes."""
         try:
             batch = _called(transform, self.spec.tree(read), self.rows_at(positions, index))
         except Exception as error:

@@ -1,9 +1,9 @@
-"""A process-local batch in host memory, as the loader hands it to placement."""
+"""What the loader hands over: process-local batches in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from feedline._src.order.schedule import Cursor
 from feedline._src.record import PartTimes
@@ -11,8 +11,15 @@ from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.spec import Array
 
 
+class Progress(Protocol):
+    """Is told of the loader's progress, and says whether the pipeline was closed."""
+
+    def advanced(self, stage: str) -> None: ...
+    def stopped(self) -> bool: ...
+
+
 class HostBatch(NamedTuple):
-    """A process-local batch: this process's part of a global batch, in host memory. Or of several, joined.
+    """This process's part of a global batch, or of several that are delivered at once.
 
     Attributes:
       leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
@@ -31,16 +38,3 @@ class HostBatch(NamedTuple):
     dropped_rows: int
     parts: Sequence[PartTimes]
     bad: Sequence[BadRow]
-
-    @classmethod
-    def joined(cls, batches: Sequence[HostBatch], leaves: list[Array]) -> HostBatch:
-        """Batches that are delivered at once, whose `leaves` have one more axis in front."""
-        return cls(
-            leaves,
-            after=batches[-1].after,
-            lanes=None,
-            rows=sum(batch.rows for batch in batches),
-            dropped_rows=sum(batch.dropped_rows for batch in batches),
-            parts=[part for batch in batches for part in batch.parts],
-            bad=[row for batch in batches for row in batch.bad],
-        )

@@ -1,4 +1,4 @@
-"""Page-aligned slabs of host memory that are used again once nothing refers to them.
+"""The memory in which process-local batches are built: page-aligned slabs, used again once nothing refers to them.
 
 A *slab* is leased as a NumPy array whose base is a lease. The array and its slices keep the lease alive. So does
 JAX while a transfer reads the array, or while a device array of the CPU backend, which adopts aligned memory, lies
@@ -22,11 +22,12 @@ import mmap
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from feedline._src.errors import FeedError
+from feedline._src.loader.form import LocalForm
 from feedline._src.rows.spec import Array
 
 Slab = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -145,3 +146,74 @@ class _Return(weakref.ref[_Lease]):
         back = cls(lease, idle.append)
         back.slab = slab
         return back
+
+
+class Buffers(NamedTuple):
+    """The memory of one process-local batch.
+
+    Attributes:
+      read: the leaves as the source writes them, in its dtypes and with the shapes of `LocalForm.read_shapes`.
+      leaves: the leaves as they are placed. Where a leaf needs neither transform nor cast, the array in `read`.
+      direct: whether that is so for all leaves.
+    """
+
+    read: list[Array]
+    leaves: list[Array]
+    direct: bool
+
+    def of_step(self, step: int) -> Buffers:
+        """Of several batches in one piece of memory, the one with that number."""
+        leaves = [leaf[step] for leaf in self.leaves]
+        if self.direct:
+            return Buffers(leaves, leaves, True)
+        placed = {id(whole): leaf for whole, leaf in zip(self.leaves, leaves, strict=True)}
+        return Buffers([placed.get(id(whole), whole[step]) for whole in self.read], leaves, False)
+
+
+class BatchBuffers:
+    """Leases `Buffers` of one form. Any thread may lease.
+
+    Args:
+      idle: as for `Staging`.
+      steps: of one delivery; with more than 1 the leaves have one more axis in front, of that length.
+    """
+
+    def __init__(self, form: LocalForm, idle: int, steps: int = 1) -> None:
+        several = () if steps == 1 else (steps,)
+        placed = [
+            ((*several, *plan.local_shape), leaf.placed_dtype)
+            for plan, leaf in zip(form.plans, form.out.leaves, strict=True)
+        ]
+        read = [
+            ((*several, *shape), leaf.dtype)
+            for shape, leaf in zip(form.read_shapes(), form.spec.leaves, strict=True)
+        ]
+        # without a transform, a leaf that needs no change is read into the memory from which it is placed
+        own = [i for i, leaf in enumerate(read) if form.transform is not None or leaf != placed[i]]
+        self._own = frozenset(own)
+        self._read, self._placed = len(read), len(placed)
+        self._direct = not own and len(read) == len(placed)
+        self._ragged = [at for at, i in enumerate([*range(len(placed)), *own]) if i in form.ragged]
+        self.staging = Staging(placed + [read[i] for i in own], idle)
+
+    def lease(self, length: int | None = None) -> Buffers:
+        """Uninitialised memory for a batch, or for all batches of a delivery.
+
+        Args:
+          length: of axis 1 of the ragged leaves. Their slabs fit the largest, so that one slab serves all.
+        """
+        leased = self.staging.lease()
+        if length is not None:
+            for i in self._ragged:
+                leased[i] = shortened(leased[i], length)
+        if self._direct:
+            return Buffers(leased, leased, True)
+        leaves, temporary = leased[: self._placed], iter(leased[self._placed :])
+        read = [next(temporary) if i in self._own else leaves[i] for i in range(self._read)]
+        return Buffers(read, leaves, False)
+
+
+def shortened(array: Array, length: int) -> Array:
+    """A contiguous array at the beginning of the memory of `array`, of the same shape but for axis 1."""
+    shape = (len(array), length, *array.shape[2:])
+    return array.reshape(-1)[: math.prod(shape)].reshape(shape)

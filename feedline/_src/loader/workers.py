@@ -1,8 +1,12 @@
-"""A worker process: makes batches in its order, ahead of the process that takes them over a pipe."""
+"""Worker processes that read batches: each makes every n-th one, ahead of the process that takes them over a pipe.
+
+Worker and parent share a pipe and no lock, so a worker that is stopped or killed at any moment blocks nobody.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import pickle
@@ -19,12 +23,22 @@ import cloudpickle
 import jax
 
 from feedline._src.errors import WorkerError
-from feedline._src.loader.shared_memory import remove_of_this_worker, remove_of_workers
+from feedline._src.loader.host_batch import HostBatch
+from feedline._src.loader.random_access import LocalBatches, RandomAccess
+from feedline._src.loader.shared_memory import (
+    SharedLeaves,
+    remove_of_ended_programs,
+    remove_of_this_worker,
+    remove_of_workers,
+    shared_memory_failed,
+)
+from feedline._src.options import Settings
+from feedline._src.order.schedule import Cursor
+from feedline._src.record import Stopwatch
 from feedline._src.runtime.jax_settings import JaxSettings
 
 END_S = 5.0
-"""How long workers may take to end by themselves, before they are killed."""
-Make = Callable[[int], Any]
+"""Grace period for workers to end by themselves, before they are killed."""
 _Message = tuple[Literal["ready", "item", "error"], Any]
 
 _EXIT = (
@@ -45,6 +59,123 @@ _NO_GUARD = (
 )
 
 
+class WorkerBatches:
+    """An iterator over the process-local batches after `origin`, read ahead by worker processes.
+
+    Called and closed by one thread at a time. Workers start with the first `next`. `close` ends them and drops the
+    batches read ahead.
+
+    Args:
+      settings: gives `workers` and `buffer`.
+    """
+
+    def __init__(self, access: RandomAccess, origin: Cursor, settings: Settings) -> None:
+        self._access = access
+        self._after = origin
+        self._settings = settings
+        self._workers: list[Worker] = []
+        self._next = 0  # the number of the next batch, among those since the workers started
+        self._awaited: Worker | None = None  # that for whose batch a thread waits
+        self._stuck: WorkerError | None = None  # why a worker was killed
+        self._wake, self._waker = multiprocessing.Pipe(duplex=False)
+
+    def __next__(self) -> HostBatch:
+        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out.
+
+        Raises:
+          WorkerError: a worker ended, and no more may be replaced; or `stop_waiting` was called.
+        """
+        while True:
+            left = self._access.schedule.batches_from(self._after)
+            if not left:
+                raise LocalBatches(self._access, self._after).end()
+            if not self._workers:
+                self._start(left)
+            self._awaited = self._workers[self._next % len(self._workers)]
+            try:
+                batch: HostBatch | None = self._awaited.take(self._wake)
+            except WorkerEndedError as ended:
+                stuck, self._stuck = self._stuck, None
+                if ended.code > 0 and not ended.started:
+                    raise ended.reported from None
+                self._access.restarts.use(stuck or ended.reported)
+                self.close()  # the others, too: the next ones begin with the batch that is missing
+                continue
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    raise shared_memory_failed(error) from error
+                raise
+            finally:
+                self._awaited = None
+            if batch is None:
+                raise WorkerError("nobody waits for this batch any more", stage="read")
+            self._next += 1
+            self._after = batch.after
+            return batch
+
+    def stop_waiting(self) -> None:
+        """End the wait of a thread inside `next`, now or later: nobody wants its batch. From any thread."""
+        with contextlib.suppress(OSError):
+            self._waker.send_bytes(b"stop")
+
+    def end_stuck_workers(self, limit_s: float) -> bool:
+        """Kill the worker for which a thread has waited in `next` for `limit_s`.
+
+        It is killed even if it will not be replaced: nothing else would end a process that is stopped.
+
+        Returns:
+          Whether it will be replaced.
+        """
+        worker = self._awaited
+        if worker is None:
+            return False
+        replaced = self._access.restarts.left
+        self._stuck = WorkerError(
+            f"a worker process must deliver batches, and no batch came within Reading.stall_error_s = {limit_s:g} "
+            "s, so the workers were killed; look for a read or a transform that hangs, or a process that was "
+            "stopped, or raise that limit",
+            stage="read",
+        )
+        worker.kill()
+        return replaced
+
+    def close(self) -> None:
+        """End the workers. One that is stuck or stopped is killed after seconds."""
+        workers, self._workers = self._workers, []
+        end(workers)
+
+    def _start(self, count: int) -> None:
+        remove_of_ended_programs()
+        workers, self._next = self._settings.workers, 0
+        made = _Made(self._access, self._after, workers)
+        ahead = max(1, self._settings.buffer // workers) + 1
+        for index in range(min(workers, count)):
+            self._workers.append(Worker(made, range(index, count, workers), ahead, self._access.settings))
+
+
+class _Made:
+    """Batch k after `origin`, made in a worker process, its leaves in shared memory."""
+
+    def __init__(self, access: RandomAccess, origin: Cursor, workers: int) -> None:
+        self._given = access, origin, workers
+        self._batches = LocalBatches(access, origin, every=workers)
+
+    def __call__(self, number: int) -> HostBatch:
+        batch = self._batches.read(number, 0)
+        assert batch is not None  # it has one part
+        watch, thread = Stopwatch(), f"worker {os.getpid()}"
+        shared: Any = SharedLeaves(batch.leaves)  # unpickled as a list
+        copy_s, copy_cpu_s = watch.lap()
+        parts = [part._replace(thread=thread) for part in batch.parts]
+        parts[-1] = parts[-1]._replace(
+            stage_s=parts[-1].stage_s + copy_s, host_cpu_s=parts[-1].host_cpu_s + copy_cpu_s
+        )
+        return batch._replace(leaves=shared, parts=parts)
+
+    def __reduce__(self) -> Any:
+        return _Made, self._given
+
+
 class WorkerEndedError(Exception):
     """A worker ended before its work.
 
@@ -58,7 +189,7 @@ class WorkerEndedError(Exception):
         self.code, self.started = code, started
 
     @property
-    def told(self) -> WorkerError:
+    def reported(self) -> WorkerError:
         """The error that the user sees."""
         meaning = _ENDS.get(self.code, "look at what it printed")
         if self.code > 0 and not self.started:
@@ -74,8 +205,6 @@ class WorkerEndedError(Exception):
 class Worker:
     """A spawned process that makes the items of some numbers. For one thread, but for `kill`.
 
-    The processes share a pipe and no lock: one that is stopped or killed at any moment blocks nobody for ever.
-
     Args:
       make: number → item; it is pickled for the process. Items and its errors travel back pickled.
       numbers: of the items, in the order in which they are taken.
@@ -83,53 +212,52 @@ class Worker:
       settings: of JAX, which the process takes over.
 
     Raises:
-      Exception: `make` cannot be pickled.
+      TypeError: `make` cannot be pickled.
     """
 
-    def __init__(self, make: Make, numbers: range, ahead: int, settings: JaxSettings) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._connection, theirs = spawn.Pipe()
-        arguments = theirs, settings, _pickled(make), numbers
-        self._process = spawn.Process(target=_serve, args=arguments, name="feedline-worker", daemon=True)
+    def __init__(self, make: Callable[[int], Any], numbers: range, ahead: int, settings: JaxSettings) -> None:
         try:
-            _start_without_interrupts(self._process)
+            pickled = cloudpickle.dumps(make)
+        except Exception as error:
+            raise TypeError(
+                "worker processes get a copy of the source and of the transform, and these cannot be pickled: "
+                f"{error}; make locks, open files and the like where they are used first, or read with "
+                "Reading(threads=...)"
+            ) from error
+        spawn = multiprocessing.get_context("spawn")
+        self.connection, theirs = spawn.Pipe()
+        self.process = spawn.Process(
+            target=_serve, args=(theirs, settings, pickled, numbers), name="feedline-worker", daemon=True
+        )
+        resource_tracker.ensure_running()  # before signals are blocked: it would unblock them
+        # Ctrl-C is blocked until `_prepare`: else the worker would show a KeyboardInterrupt while it imports
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
         except BaseException:
-            self._connection.close()
+            self.connection.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         self._started = False
         self._ask(ahead)
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        assert self._process.pid is not None
-        return self._process.pid
-
     def take(self, wake: Connection) -> Any:
-        """The next item, and ask for one more.
-
-        Args:
-          wake: ends the wait once it is readable.
-
-        Returns:
-          The item; None if `wake` ended the wait.
+        """The next item, and ask for one more. None once `wake` is readable.
 
         Raises:
           WorkerEndedError: the process ended.
           Exception: what `make` raised there.
         """
         while True:
-            ready = connection.wait([self._connection, wake])
-            if self._connection not in ready:
+            if self.connection not in connection.wait([self.connection, wake]):
                 return None
             try:
-                message = self._connection.recv_bytes()
+                message = self.connection.recv_bytes()
             except (EOFError, OSError):  # a process that ends closes its pipe
-                self._process.join(END_S)
-                code = self._process.exitcode
-                raise WorkerEndedError(0 if code is None else code, self._started) from None
+                self.process.join(END_S)
+                raise WorkerEndedError(self.process.exitcode or 0, self._started) from None
             self._started = True
             kind, value = pickle.loads(message)
             if kind == "ready":
@@ -143,38 +271,26 @@ class Worker:
 
     def kill(self) -> None:
         """End the process, even if it is stopped. From any thread."""
-        self._process.kill()
+        self.process.kill()
 
     def _ask(self, items: int) -> None:
         with contextlib.suppress(OSError):  # it has ended: the next `take` says so
             for _ in range(items):
-                self._connection.send_bytes(b"one more")
-
-
-def _pickled(make: Make) -> bytes:
-    try:
-        made: bytes = cloudpickle.dumps(make)
-    except Exception as error:
-        raise TypeError(
-            "worker processes get a copy of the source and of the transform, and these cannot be pickled: "
-            f"{error}; make locks, open files and the like where they are used first, or read with "
-            "Reading(threads=...)"
-        ) from error
-    return made
+                self.connection.send_bytes(b"one more")
 
 
 def end(workers: Sequence[Worker]) -> None:
-    """End all of them: ask them, wait for `END_S` seconds, and kill those that live, as stopped ones do."""
+    """Close the pipes of all workers, wait for `END_S` seconds, and kill those that live, as stopped ones do."""
     deadline = time.monotonic() + END_S
     for worker in workers:
-        worker._connection.close()
+        worker.connection.close()
     for worker in workers:
-        worker._process.join(max(0.0, deadline - time.monotonic()))
-        if worker._process.is_alive():
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.is_alive():
             worker.kill()
     for worker in workers:
-        worker._process.join(END_S)
-    remove_of_workers([worker.pid for worker in workers])
+        worker.process.join(END_S)
+    remove_of_workers([worker.process.pid or 0 for worker in workers])
 
 
 class _TracebackOfWorkerError(Exception):
@@ -182,17 +298,6 @@ class _TracebackOfWorkerError(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
-
-
-def _start_without_interrupts(process: Any) -> None:
-    """Start a process with Ctrl-C blocked until `_prepare`: else it would show a KeyboardInterrupt while it
-    imports."""
-    resource_tracker.ensure_running()  # not while signals are blocked: it would unblock them
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(to_parent: Connection, settings: JaxSettings, make: bytes, numbers: range) -> None:
@@ -205,7 +310,7 @@ def _serve(to_parent: Connection, settings: JaxSettings, make: bytes, numbers: r
 
 def _make_and_send(to_parent: Connection, make: bytes, numbers: range) -> None:
     try:
-        made: Make = pickle.loads(make)
+        made: Callable[[int], Any] = pickle.loads(make)
     except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
         to_parent.send(_error(error))
         numbers = range(0)
@@ -224,10 +329,9 @@ def _make_and_send(to_parent: Connection, make: bytes, numbers: range) -> None:
 
 
 def _prepare(settings: JaxSettings) -> None:
-    """Set up this worker process, before the source is unpickled.
+    """Set up this worker process before the source is unpickled.
 
-    Args:
-      settings: JAX's settings. Without them, unpickling would narrow a 64-bit `jax.Array` that a transform holds.
+    Without JAX's settings, unpickling would narrow a 64-bit `jax.Array` that a transform holds.
     """
     # Ctrl-C, a launcher and Slurm signal every process of a job, but the trainer needs batches until it has saved.
     # Not SIG_IGN, which programs that the worker starts would inherit
@@ -243,8 +347,7 @@ def _end_with_parent() -> None:
     """End this worker once its parent has ended, even if the parent was killed or left by `os._exit`.
 
     Python itself ends workers only at a normal exit. `join` waits for a pipe that closes when the parent ends; the
-    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends. The worker removes the
-    shared memory that it made; the resource tracker, which ends after the last worker, removes what is left.
+    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -258,8 +361,7 @@ def _end_with_parent() -> None:
 def _error(error: Exception) -> _Message:
     """The message for an error, with its traceback as text.
 
-    An error that cannot be pickled becomes a WorkerError with its words; else it would be lost. Classes of the
-    user's script cannot be pickled, either: a worker knows the script by another name.
+    An error that cannot be pickled, as of a class of the user's script, becomes a WorkerError with its words.
     """
     text = "".join(traceback.format_exception(error))
     try:

@@ -1,21 +1,32 @@
-"""What a plan is made from, the options and the metadata of a source; and which options do not go together.
+"""What a plan is made from, the options of a feed and the metadata of a source; and what does not combine.
 
-Also the leaves that feedline adds to those of the source.
+`refused` is the one place that refuses a combination; docs/guarantees.md has the table.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
-from feedline._src.options import BadRows, Order, Reading, Settings
-from feedline._src.order.schedule import ENDLESS, BatchSizes, Remainder
-from feedline._src.placement.place import row_spec, sharded_spec
-from feedline._src.placement.plan import Indices, LeafPlan
+from feedline._src.options import (
+    MAX_AHEAD,
+    MAX_COUNT,
+    Auto,
+    Limits,
+    Order,
+    Reading,
+    Settings,
+    checked_integer,
+    checked_setting,
+)
+from feedline._src.order.schedule import ENDLESS, REMAINDERS, BatchSizes, Cursor, Remainder, Schedule
+from feedline._src.placement.plan import as_shardings, batch_axis_sharding
+from feedline._src.rows.row_source import Rows
 from feedline._src.rows.source import OwnOrder, Source
 from feedline._src.rows.spec import RowSpec
 
@@ -23,34 +34,104 @@ VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
 PLACE = "place"
 """The key of the int32 leaf that with_place adds."""
+Transform = Callable[[Any, Rows], Any]
+"""(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch.
+
+It is called from several threads at once, each with some rows of a batch, and twice with the first row when the
+feed is built, to learn its spec and to compare the results.
+"""
 
 
-class Asked(Protocol):
-    """What a plan reads of `feedline.FeedOptions`, which says what each is."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Asked:
+    """The fields of `feedline.FeedOptions`, and all checks that need no source."""
+
+    source: Any
+    batch_size: int | BatchSizes
+    sharding: Any
+    _: dataclasses.KW_ONLY
+    order: Order | None = None
+    epochs: int | None = None
+    remainder: Remainder = "drop"
+    reading: Reading = Reading()  # noqa: RUF009  frozen
+    transform: Transform | None = None
+    prefetch: int | Auto = 2
+    steps_per_call: int = 1
+    with_place: bool = False
+
+    def __post_init__(self) -> None:
+        if self.remainder not in REMAINDERS:
+            raise ValueError(f"remainder must be one of {REMAINDERS}, got {self.remainder!r}")
+        if self.order is not None and not isinstance(self.order, Order):
+            raise TypeError(f"order must be a feedline.Order or None, got {self.order!r}")
+        if not isinstance(self.reading, Reading):
+            raise TypeError(f"reading must be a feedline.Reading, got {self.reading!r}")
+        given = (self.reading.threads, self.reading.workers, self.reading.buffer, self.prefetch)
+        if self.reading.limits != Limits() and "auto" not in given:
+            raise ValueError(
+                'Reading.limits holds for settings that are "auto", and none is; leave it out, or use '
+                'threads="auto", workers="auto", buffer="auto" or prefetch="auto"'
+            )
+        if self.transform is not None and not callable(self.transform):
+            raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
+        if not isinstance(self.with_place, bool):
+            raise TypeError(f"with_place must be True or False, got {self.with_place!r}")
+        epochs = self.epochs
+        checked = {
+            "batch_size": _checked_sizes(self.batch_size),
+            "sharding": as_shardings(self.sharding),
+            "epochs": None if epochs is None else checked_integer("epochs", epochs, at_least=1, at_most=MAX_COUNT),
+            "prefetch": checked_setting("prefetch", self.prefetch, at_least=0, at_most=MAX_AHEAD),
+            "steps_per_call": checked_integer(
+                "steps_per_call", self.steps_per_call, at_least=1, at_most=MAX_AHEAD
+            ),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
-    def batch_size(self) -> int | BatchSizes: ...
+    def sizes(self) -> BatchSizes:
+        """(first step, batch size), by ascending steps."""
+        return ((0, self.batch_size),) if isinstance(self.batch_size, int) else self.batch_size
+
     @property
-    def first_batch_size(self) -> int: ...
+    def own_leaves(self) -> dict[str, tuple[str, Any]]:
+        """The leaves that feedline adds to those of the rows: the argument that asks for each, and its dtype."""
+        leaves: dict[str, tuple[str, Any]] = {}
+        if self.remainder == "pad" or self.reading.bad_rows == "mask":
+            asker = 'remainder="pad"' if self.remainder == "pad" else 'Reading(bad_rows="mask")'
+            leaves[VALID] = asker, np.bool_
+        if self.with_place:
+            leaves[PLACE] = "with_place=True", np.int32
+        return leaves
+
     @property
-    def sharding(self) -> Any: ...
-    @property
-    def order(self) -> Order | None: ...
-    @property
-    def epochs(self) -> int | None: ...
-    @property
-    def remainder(self) -> Remainder: ...
-    @property
-    def reading(self) -> Reading: ...
-    @property
-    def transform(self) -> Any: ...
-    @property
-    def steps_per_call(self) -> int: ...
-    @property
-    def with_place(self) -> bool: ...
-    @property
-    def tunable(self) -> frozenset[str]: ...
-    def first_settings(self, default_threads: int) -> Settings: ...
+    def tunable(self) -> frozenset[str]:
+        """The fields of `Settings` that are found while the feed runs. None, if all is synchronous."""
+        if not self.prefetch:
+            return frozenset()
+        given = {name: getattr(self.reading, name) for name in ("threads", "workers", "buffer")}
+        return frozenset(name for name, value in {**given, "prefetch": self.prefetch}.items() if value == "auto")
+
+    def first_settings(self, default_threads: int) -> Settings:
+        """The numbers to begin with; "auto" begins with the defaults. Beside workers no thread reads.
+
+        Args:
+          default_threads: those that read if `Reading.threads` is None or "auto".
+        """
+        prefetch = type(self).prefetch if self.prefetch == "auto" else self.prefetch
+        workers = 0 if self.reading.workers == "auto" else self.reading.workers
+        threads = self.reading.threads
+        if not prefetch or workers:
+            threads = 0
+        elif threads is None or threads == "auto":
+            threads = default_threads
+        else:
+            threads = max(1, threads)
+        buffer = Reading.buffer if self.reading.buffer == "auto" else self.reading.buffer
+        assert isinstance(buffer, int)
+        assert isinstance(prefetch, int)
+        return Settings(threads, workers, buffer, prefetch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,21 +177,19 @@ class SourceMetadata:
         )
 
 
-def check_options(asked: Asked, source: SourceMetadata) -> None:
-    """Refuse options that do not go together with a kind of source.
-
-    Raises:
-      ValueError: the first reason.
-    """
-    for reason in refused_options(asked, source):
-        raise ValueError(reason)
-
-
-def refused_options(asked: Asked, source: SourceMetadata) -> Iterator[str]:
-    """Why options do not go together with a kind of source, each with a change that works."""
-    steps, own_order, ragged = asked.steps_per_call, source.own_order, source.ragged
+def refused(asked: Asked, source: SourceMetadata) -> Iterator[str]:
+    """Why options do not combine with each other or with such a source, each with a change that works."""
+    steps, own_order = asked.steps_per_call, source.own_order
     if not isinstance(asked.batch_size, int):
-        yield from _refused_with_sizes(asked, source.lanes)
+        found = "a stream" if source.lanes else f"steps_per_call={steps}" if steps > 1 else ""
+        if asked.tunable:
+            found = found or f'"auto" for {", ".join(sorted(asked.tunable))}'
+        if found:
+            yield (
+                "batch sizes that change need rows with random access, one step per call and settings that are "
+                f"given, got {found}; leave that out, or, where the size is to change, build another feed and "
+                "set_state of this one's state"
+            )
     if source.lanes:
         yield from _refused_with_a_stream(asked, source.lanes)
     if own_order.endswith("mixture") and asked.order is not None:
@@ -128,39 +207,42 @@ def refused_options(asked: Asked, source: SourceMetadata) -> Iterator[str]:
             "a dataset after repeat() is one endless epoch, which no Order can shuffle; pass it without "
             "repeat() and let the feed's epochs repeat it, or shuffle it in Grain and leave order=None"
         )
-    if ragged and asked.transform is not None:
+    if source.ragged and asked.transform is not None:
         yield (
             "a transform must return one shape, and ragged leaves differ in length between batches; do this work "
             "in the jitted step, or before the rows are stored, and leave transform=None"
         )
-    if ragged and steps > 1:
+    if source.ragged and steps > 1:
         yield (
             f"steps_per_call={steps} stacks batches of one shape, and ragged leaves differ in length between "
             "batches; leave steps_per_call=1"
         )
-    if asked.reading.workers in (0, "auto") or source.lanes:
-        return
-    if steps > 1:
-        yield f"steps_per_call={steps} needs threads that read; leave workers=0, or give steps_per_call=1"
-    if not source.picklable:
-        yield (
-            "sources travel to worker processes as paths, and this one holds arrays in memory; "
-            "use Reading(threads=...), or write a .npy and pass its path"
-        )
+    if asked.reading.workers not in (0, "auto") and not source.lanes:
+        if steps > 1:
+            yield f"steps_per_call={steps} needs threads that read; leave workers=0, or give steps_per_call=1"
+        if not source.picklable:
+            yield (
+                "sources travel to worker processes as paths, and this one holds arrays in memory; "
+                "use Reading(threads=...), or write a .npy and pass its path"
+            )
 
 
-def _refused_with_sizes(asked: Asked, lanes: int) -> Iterator[str]:
-    found = "a stream" if lanes else ""
-    if asked.steps_per_call > 1:
-        found = found or f"steps_per_call={asked.steps_per_call}"
-    if asked.tunable:
-        found = found or f'"auto" for {", ".join(sorted(asked.tunable))}'
-    if found:
-        yield (
-            "batch sizes that change need rows with random access, one step per call and settings that are given, "
-            f"got {found}; leave that out, or, where the size is to change, build another feed and set_state of "
-            "this one's state"
-        )
+def refused_sizes(asked: Asked, source: SourceMetadata, multiple: int, shards: int) -> Iterator[str]:
+    """Why a batch size does not fit the sharding, the lanes or the rows.
+
+    Args:
+      multiple: what every batch size is a multiple of.
+      shards: of the batch axis.
+    """
+    for size in dict.fromkeys(size for _, size in asked.sizes):
+        if size % multiple:
+            rule = f"{shards} shards of the batch axis"
+            if multiple != shards:
+                rule += f" and of the {source.lanes} lanes, so of {multiple}"
+            near = " or ".join(f"{n:,}" for n in next_sizes(size, multiple))
+            yield f"the batch size must be a multiple of the {rule}, got {size:,}; {near} would work"
+        if source.rows is not None:
+            yield from _refused_rows(source.rows, size, multiple, asked)
 
 
 def _refused_with_a_stream(asked: Asked, lanes: int) -> Iterator[str]:
@@ -177,26 +259,32 @@ def _refused_with_a_stream(asked: Asked, lanes: int) -> Iterator[str]:
         )
 
 
-def batch_of_rows(out: RowSpec, batch_size: int, sharding: Any) -> Any:
-    """The global batch without leaves of feedline's own: a tree of `jax.ShapeDtypeStruct` with shardings.
+def _refused_rows(rows: int, size: int, multiple: int, asked: Asked) -> Iterator[str]:
+    remainder, epochs, steps = asked.remainder, asked.epochs, asked.steps_per_call
+    # an endless feed wraps as often as it must
+    available = rows if remainder == "drop" else rows * (epochs or size)
+    if remainder != "pad" and available < size:
+        fitting = available // multiple * multiple
+        smaller = f"a batch size of at most {fitting:,}" if fitting else "fewer shards of the batch axis"
+        yield (
+            f'remainder "{remainder}" drops a batch that is not full, and {available:,} '
+            f"{'row' if available == 1 else 'rows'} cannot fill one of {size:,}; use {smaller}, "
+            'or remainder="pad"'
+        )
+    elif steps > 1:
+        yield from Schedule(rows, size, remainder, epochs).refused_steps(Cursor(0, 0), steps)
 
-    Args:
-      out: of a row, after a transform if there is one.
 
-    Raises:
-      TypeError, ValueError: `sharding` is no tree of shardings that fits, or cannot divide a leaf.
+def next_sizes(batch_size: int, multiple: int) -> list[int]:
+    """The next smaller and the next larger batch size that is a multiple of `multiple`; without 0.
+
+    Example:
+      >>> next_sizes(64, 8), next_sizes(65, 8), next_sizes(3, 8)
+      ([56, 72], [64, 72], [8])
     """
-    return sharded_spec(placed_rows(out), batch_size, sharding)
-
-
-def placed_rows(out: RowSpec) -> Any:
-    """The tree of a row in JAX's dtypes."""
-    return out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
-
-
-def adds_valid(asked: Asked) -> bool:
-    """Whether the options ask for the leaf `valid`."""
-    return asked.remainder == "pad" or asked.reading.bad_rows == "mask"
+    below = (batch_size - 1) // multiple * multiple
+    above = batch_size // multiple * multiple + multiple
+    return [below, above] if below else [above]
 
 
 def with_own_leaves(batch: Any, batch_size: int, asked: Asked) -> Any:
@@ -205,45 +293,32 @@ def with_own_leaves(batch: Any, batch_size: int, asked: Asked) -> Any:
     Raises:
       ValueError: the batch is no dict, or has a leaf of that name.
     """
-    if adds_valid(asked):
-        asker = 'remainder="pad"' if asked.remainder == "pad" else 'Reading(bad_rows="mask")'
-        batch = _with_leaf(batch, VALID, row_spec(batch, batch_size), asker)
-    if asked.with_place:
-        batch = _with_leaf(batch, PLACE, row_spec(batch, batch_size, np.int32), "with_place=True")
+    for name, (asker, dtype) in asked.own_leaves.items():
+        # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
+        if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):
+            found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
+            found = "it is one array without a name" if isinstance(batch, jax.ShapeDtypeStruct) else found
+            raise ValueError(
+                f"{asker} adds a leaf {name!r}, so the batch must be a plain dict of strings without that key: "
+                f'{found}. Name the arrays, as in {{"x": array}}, or leave {asker} out'
+            )
+        sharding = batch_axis_sharding(jax.tree.leaves(batch)[0].sharding)
+        batch = {**batch, name: jax.ShapeDtypeStruct((batch_size,), dtype, sharding=sharding)}
     return batch
 
 
-def _with_leaf(batch: Any, name: str, leaf: jax.ShapeDtypeStruct, asker: str) -> dict[str, Any]:
-    """The batch with a leaf of feedline's own in it, which the argument `asker` asks for."""
-    # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
-    if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):
-        found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
-        found = "it is one array without a name" if isinstance(batch, jax.ShapeDtypeStruct) else found
-        raise ValueError(
-            f"{asker} adds a leaf {name!r}, so the batch must be a plain dict of strings without that key: "
-            f'{found}. Name the arrays, as in {{"x": array}}, or leave {asker} out'
+def _checked_sizes(given: Any) -> int | BatchSizes:
+    if not isinstance(given, list | tuple):
+        return checked_integer("batch_size", given, at_least=1, at_most=MAX_COUNT)
+    if not given or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in given):
+        raise TypeError(
+            "batch_size must be an integer, or (first step, batch size) pairs as in [(0, 256), (1000, 512)], got "
+            f"{given!r}"
         )
-    return {**batch, name: leaf}
-
-
-def number_of(name: str, batch: Mapping[str, Any]) -> int:
-    """How many leaves of a batch come before the leaf `name`."""
-    return len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < name]))
-
-
-def reads_by_leaf(
-    plans: Sequence[LeafPlan], rows: Indices, *, reads_columns: bool, transformed: bool, bad_rows: BadRows
-) -> bool:
-    """Whether a process reads of each leaf only its own rows and columns, or `rows` with all columns.
-
-    Args:
-      plans: what it supplies of each leaf.
-      rows: the union of their rows.
-    """
-    # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
-    return is_cut(plans, rows) and reads_columns and not transformed and bad_rows == "raise"
-
-
-def is_cut(plans: Sequence[LeafPlan], rows: Indices) -> bool:
-    """Whether a process supplies less than all columns of `rows`."""
-    return not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in plans)
+    steps = [checked_integer("batch_size: the first step of a size", step, at_least=0) for step, _ in given]
+    if steps[0] != 0 or any(b <= a for a, b in itertools.pairwise(steps)):
+        raise ValueError(
+            f"batch_size: sizes must begin at ascending steps, the first at 0, got {steps}; sort them"
+        )
+    sizes = [checked_integer("batch_size", size, at_least=1, at_most=MAX_COUNT) for _, size in given]
+    return tuple(zip(steps, sizes, strict=True))

@@ -1,11 +1,22 @@
-"""`Plan`: what a feed will read and place, and what that needs, computed without building it."""
+"""`Plan`: what a feed will read and place, and what that needs, computed without building it.
+
+All kinds of index meet here:
+
+- a *row index* counts the rows of the source;
+- a *position* counts the rows of one epoch, in its order;
+- an *offset* counts the rows of one global batch: `ProcessReads.rows` and `LeafPlan.rows` are offsets;
+- a *local row* counts the rows of a process-local batch;
+- a *column* counts along a further axis of a leaf;
+- a *lane* is the number of one of several streams;
+- leaves are counted as JAX flattens the batch, with or without `valid` and `place`, which feedline adds.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +24,7 @@ import numpy as np
 
 from feedline._src.options import Settings, checked_integer
 from feedline._src.order.schedule import ENDLESS, Remainder, Schedule
-from feedline._src.placement.place import broadcast, check_not_split, check_shardings, with_steps
+from feedline._src.placement.place import broadcast, check_not_split, check_shardings, sharded_spec, with_steps
 from feedline._src.placement.plan import (
     Indices,
     LeafPlan,
@@ -24,32 +35,9 @@ from feedline._src.placement.plan import (
     shards_of,
     union_of_rows,
 )
-from feedline._src.plan.asked import (
-    Asked,
-    SourceMetadata,
-    batch_of_rows,
-    is_cut,
-    placed_rows,
-    reads_by_leaf,
-    refused_options,
-    with_own_leaves,
-)
-from feedline._src.plan.sizes import (
-    Epoch,
-    Memory,
-    fitting_size,
-    next_sizes,
-    refused_auto_prefetch,
-    refused_rows,
-    refused_size,
-    stream_window,
-    whole_sizes,
-)
+from feedline._src.plan.asked import Asked, SourceMetadata, next_sizes, refused, refused_sizes, with_own_leaves
+from feedline._src.plan.sizes import Epoch, Memory, whole_sizes
 from feedline._src.rows.spec import RowSpec
-
-Processes = Mapping[int, Collection[int]]
-"""{process: the ids of its devices}."""
-_Leaves = Mapping[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,6 +82,7 @@ class Plan:
         `fitting_size` rows, as are `leaves`, `reads` and `memory`.
       leaves: {name: `jax.ShapeDtypeStruct` with its sharding} of one global batch, in the order in which JAX
         flattens it. Names are those of error messages: "batch['image']".
+      own: the names of the leaves that feedline adds, `valid` and `place`.
       batch_size: rows in the global batch that is asked for; the first of sizes that change.
       fitting_size: the batch size if it fits, else the next smaller one that does, else the smallest.
       multiple_of: batch sizes that fit are multiples of this: of `shards` and `lanes`.
@@ -102,6 +91,7 @@ class Plan:
         rows cannot be read or the machine lacks something.
       processes: the number of processes among which the devices are divided.
       reads: of each process that owns a device of the sharding, or of the one that was asked for.
+      lane_owners: of a stream, for each lane the processes that read it, ascending. The first one saves the lane.
       remainder: as in the options.
       epoch: an epoch in batches of `batch_size`: `steps` and rows `left_out` with remainder "drop", `padded_steps`
         and `padding` rows with "pad". None where `rows` is.
@@ -137,6 +127,7 @@ class Plan:
     row_spec: Any
     spec: Any
     leaves: Mapping[str, jax.ShapeDtypeStruct]
+    own: frozenset[str]
     batch_size: int
     fitting_size: int
     multiple_of: int
@@ -144,6 +135,7 @@ class Plan:
     problems: tuple[str, ...]
     processes: int
     reads: tuple[ProcessReads, ...]
+    lane_owners: tuple[tuple[int, ...], ...]
     remainder: Remainder
     epoch: Epoch | None
     length: int | None
@@ -157,6 +149,11 @@ class Plan:
             f"{f'refused: {self.problems[0]}' if self.problems else 'no problems'}>"
         )
 
+    @property
+    def agrees_on_ends(self) -> bool:
+        """Whether processes read different lanes, and so must exchange where these end."""
+        return len(set(self.lane_owners)) > 1
+
     def next_sizes(self) -> list[int]:
         """The next smaller and the next larger batch size that fits the sharding and the lanes."""
         return next_sizes(self.batch_size, self.multiple_of)
@@ -167,15 +164,17 @@ class Plan:
 
 
 def plan_of(
-    source: SourceMetadata, out: RowSpec, asked: Asked, processes: Processes, process: int | None = None
+    source: SourceMetadata,
+    out: RowSpec,
+    asked: Asked,
+    processes: Mapping[int, Collection[int]],
+    process: int | None = None,
 ) -> Plan:
     """The plan of a feed.
 
     Args:
-      source: what is known of the source.
       out: the spec of a row after the transform; without one that of the source.
-      asked: the options.
-      processes: the devices of each process.
+      processes: {process: the ids of its devices}.
       process: None: of all processes.
 
     Raises:
@@ -183,48 +182,120 @@ def plan_of(
         device of it.
     """
     multiple, shards = multiple_of(out, asked.sharding, source.lanes)
-    size = fitting_size(asked.first_batch_size, multiple)
-    problems = list(_problems(source, asked, multiple, shards))
-    batch = batch_of_rows(out, size, asked.sharding)
+    asked_size = asked.sizes[0][1]
+    size = max(multiple, asked_size // multiple * multiple)
+    problems = [*refused(asked, source), *refused_sizes(asked, source, multiple, shards)]
+    batch = sharded_spec(placed_rows(out), size, asked.sharding)
     of_rows = _by_name(batch)
     for i in source.ragged:
-        name = list(of_rows)[i]
-        check_not_split(of_rows[name], name)
+        check_not_split(*list(of_rows.items())[i])
     try:
         batch = with_own_leaves(batch, size, asked)
     except ValueError as error:
         problems.append(str(error))
-    batches = _Batches(source, out, asked, of_rows, _by_name(batch))
-    owners = {index: devices for index, devices in processes.items() if batches.has_any(devices)}
+    leaves = _by_name(batch)
+    parts = {name: device_parts(leaf.sharding, leaf.shape) for name, leaf in leaves.items()}
+
+    def plans_of(owner: int) -> dict[str, LeafPlan]:
+        """What the devices of a process hold of each leaf."""
+        return {
+            name: leaf_part([of[device] for device in processes[owner] if device in of], leaves[name].shape, name)
+            for name, of in parts.items()
+        }
+
+    owners = [
+        owner for owner, ids in processes.items() if any(not of.keys().isdisjoint(ids) for of in parts.values())
+    ]
     if process is not None and process not in owners:
         raise ValueError(
-            f"a plan is for a process that owns a device of the sharding, and process {process} owns none; "
-            f"process={next(iter(owners))} does"
+            f"a plan is for a process that owns a device of the sharding, and process {process} owns none; build "
+            f"the mesh from devices of each process that runs the feed (process={owners[0]} owns some)"
         )
-    reads = [batches.reads_of(index, owners[index]) for index in (owners if process is None else [process])]
+    reads = [
+        _reads_of(owner, processes[owner], plans_of(owner), source, out, asked, leaves, list(of_rows))
+        for owner in (owners if process is None else [process])
+    ]
     settings = asked.first_settings(default_threads=0)
+    lane_owners: list[list[int]] = [[] for _ in range(source.lanes)]
     if source.lanes:
-        everywhere = len({batches.lanes(devices) for devices in owners.values()}) == 1
-        problems += refused_auto_prefetch(asked, read_everywhere=everywhere)
-        settings = settings._replace(buffer=stream_window(settings.prefetch, read_everywhere=everywhere))
+        for owner in sorted(owners):
+            for lane in _lanes(union_of_rows(list(plans_of(owner).values())), source.lanes, size):
+                lane_owners[lane].append(owner)
+        apart = any(owners != lane_owners[0] for owners in lane_owners)
+        if apart and "prefetch" in asked.tunable:
+            problems.append(
+                "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
+                'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
+            )
+        settings = settings._replace(buffer=max(1, settings.prefetch) if apart else 1)
+    length = None
+    if source.rows is not None and isinstance(asked.batch_size, int) and not problems:
+        batches = Schedule(source.rows, size, asked.remainder, asked.epochs).batches_of_pass(0)
+        length = None if batches == ENDLESS else batches // asked.steps_per_call
+    steps = asked.steps_per_call
     return Plan(
         rows=source.rows,
         lanes=source.lanes,
         row_spec=source.spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in source.spec.leaves]),
-        spec=with_steps(batch, asked.steps_per_call),
-        leaves=batches.leaves,
-        batch_size=asked.first_batch_size,
+        spec=with_steps(batch, steps),
+        leaves=leaves,
+        own=frozenset(leaves) - of_rows.keys(),
+        batch_size=asked_size,
         fitting_size=size,
         multiple_of=multiple,
         shards=shards,
         problems=tuple(problems),
         processes=len(processes),
         reads=tuple(reads),
+        lane_owners=tuple(map(tuple, lane_owners)),
         remainder=asked.remainder,
-        epoch=None if source.rows is None else Epoch.of(source.rows, asked.first_batch_size),
-        length=None if problems else _length(source.rows, asked),
+        epoch=None if source.rows is None else Epoch.of(source.rows, asked_size),
+        length=length,
         settings=settings,
-        memory=_memory(batches.leaves, reads, asked.steps_per_call, settings),
+        memory=Memory.of(
+            steps * max(each.local_bytes for each in reads),
+            steps * max(each.read_bytes for each in reads),
+            steps * _bytes((leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in leaves.values()),
+            settings,
+        ),
+    )
+
+
+def _reads_of(
+    process: int,
+    devices: Collection[int],
+    plans: Mapping[str, LeafPlan],
+    source: SourceMetadata,
+    out: RowSpec,
+    asked: Asked,
+    leaves: Mapping[str, jax.ShapeDtypeStruct],
+    names: Sequence[str],
+) -> ProcessReads:
+    """What a process reads and places. `names`: the leaves that rows give, without those that feedline adds."""
+    of_rows = [plans[name] for name in names]
+    rows = union_of_rows(of_rows)
+    transformed, cut = (
+        asked.transform is not None,
+        not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows),
+    )
+    # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
+    by_leaf = cut and source.reads_columns and not transformed and asked.reading.bad_rows == "raise"
+    placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
+    row = source.spec.leaves
+    shapes = [shape for shape, _ in placed] if by_leaf else [(len(rows), *leaf.shape) for leaf in row]
+    read = [(shape, leaf.dtype) for shape, leaf in zip(shapes, row, strict=True)]
+    # without a transform, a leaf that needs no change is read into the memory from which it is placed
+    before = read if transformed else [form for form, after in zip(read, placed, strict=True) if form != after]
+    return ProcessReads(
+        process=process,
+        devices=tuple(sorted(devices)),
+        rows=rows,
+        lanes=_lanes(rows, source.lanes, of_rows[0].global_shape[0]),
+        leaves=plans,
+        by_leaf=by_leaf,
+        cuts=cut and not by_leaf,
+        local_bytes=_bytes((plan.local_shape, leaves[name].dtype) for name, plan in plans.items()),
+        read_bytes=_bytes(before),
     )
 
 
@@ -288,104 +359,20 @@ def divided(devices: Sequence[int], processes: int) -> dict[int, list[int]]:
     return {process: list(devices[process * each : (process + 1) * each]) for process in range(processes)}
 
 
-class _Batches:
-    """Global batches of one size, and what some devices hold of them.
+def _lanes(rows: Indices, lanes: int, batch_size: int) -> tuple[int, ...]:
+    """The lanes that fill these rows of a batch; none where `lanes` is 0."""
+    return tuple(np.unique(rows * lanes // batch_size).tolist()) if lanes else ()
 
-    Attributes:
-      leaves: {name: the leaf}, of all leaves.
 
-    Args:
-      of_rows: the leaves that rows give, without those that feedline adds.
-      leaves: all leaves.
-    """
-
-    def __init__(
-        self, source: SourceMetadata, out: RowSpec, asked: Asked, of_rows: Collection[str], leaves: _Leaves
-    ) -> None:
-        self.leaves = leaves
-        self._source, self._out, self._asked, self._of_rows = source, out, asked, of_rows
-        self._parts = {name: device_parts(leaf.sharding, leaf.shape) for name, leaf in leaves.items()}
-
-    def has_any(self, devices: Collection[int]) -> bool:
-        """Whether one of these devices holds a part of a leaf."""
-        return any(not parts.keys().isdisjoint(devices) for parts in self._parts.values())
-
-    def lanes(self, devices: Collection[int]) -> tuple[int, ...]:
-        """The lanes of a stream of which these devices hold a row."""
-        if not self._source.lanes:
-            return ()
-        rows = union_of_rows(list(self._plans(devices).values()))
-        size = next(iter(self.leaves.values())).shape[0]
-        return tuple(np.unique(rows * self._source.lanes // size).tolist())
-
-    def _plans(self, devices: Collection[int]) -> dict[str, LeafPlan]:
-        return {
-            name: leaf_part(
-                [parts[device] for device in devices if device in parts], self.leaves[name].shape, name
-            )
-            for name, parts in self._parts.items()
-        }
-
-    def reads_of(self, process: int, devices: Collection[int]) -> ProcessReads:
-        """What a process with these devices reads and places."""
-        plans, row = self._plans(devices), self._source.spec.leaves
-        of_rows = [plans[name] for name in self._of_rows]
-        rows, bad_rows = union_of_rows(of_rows), self._asked.reading.bad_rows
-        reads_columns, transformed = self._source.reads_columns, self._asked.transform is not None
-        by_leaf = reads_by_leaf(
-            of_rows, rows, reads_columns=reads_columns, transformed=transformed, bad_rows=bad_rows
-        )
-        placed = [
-            (plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, self._out.leaves, strict=True)
-        ]
-        shapes = [shape for shape, _ in placed] if by_leaf else [(len(rows), *leaf.shape) for leaf in row]
-        read = [(shape, leaf.dtype) for shape, leaf in zip(shapes, row, strict=True)]
-        # without a transform, a leaf that needs no change is read into the memory from which it is placed
-        before = read if transformed else [form for form, after in zip(read, placed, strict=True) if form != after]
-        own = [(plan.local_shape, self.leaves[name].dtype) for name, plan in plans.items()]
-        return ProcessReads(
-            process=process,
-            devices=tuple(sorted(devices)),
-            rows=rows,
-            lanes=self.lanes(devices),
-            leaves=plans,
-            by_leaf=by_leaf,
-            cuts=is_cut(of_rows, rows) and not by_leaf,
-            local_bytes=_bytes(own),
-            read_bytes=_bytes(before),
-        )
+def placed_rows(out: RowSpec) -> Any:
+    """The tree of a row in JAX's dtypes."""
+    return out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
 
 
 def _bytes(arrays: Iterable[tuple[tuple[int, ...], np.dtype[Any]]]) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
 
 
-def _by_name(batch: Any) -> _Leaves:
+def _by_name(batch: Any) -> dict[str, jax.ShapeDtypeStruct]:
     paths = jax.tree_util.tree_leaves_with_path(batch)
     return {f"batch{jax.tree_util.keystr(path)}": leaf for path, leaf in paths}
-
-
-def _problems(source: SourceMetadata, asked: Asked, multiple: int, shards: int) -> Iterator[str]:
-    yield from refused_options(asked, source)
-    changing = [asked.batch_size] if isinstance(asked.batch_size, int) else [size for _, size in asked.batch_size]
-    for size in dict.fromkeys(changing):
-        yield from refused_size(size, multiple, shards, source.lanes)
-        if source.rows is not None:
-            yield from refused_rows(source.rows, size, multiple, asked)
-
-
-def _length(rows: int | None, asked: Asked) -> int | None:
-    if rows is None or not isinstance(asked.batch_size, int):
-        return None
-    batches = Schedule(rows, asked.batch_size, asked.remainder, asked.epochs).batches_of_pass(0)
-    return None if batches == ENDLESS else batches // asked.steps_per_call
-
-
-def _memory(leaves: _Leaves, reads: Sequence[ProcessReads], steps: int, settings: Settings) -> Memory:
-    shards = [(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in leaves.values()]
-    return Memory.of(
-        steps * max(each.local_bytes for each in reads),
-        steps * max(each.read_bytes for each in reads),
-        steps * _bytes(shards),
-        settings,
-    )

@@ -1,15 +1,12 @@
-"""Arithmetic of batch sizes: which fit, steps of an epoch, rows left out or padded, memory."""
+"""Arithmetic of batch sizes: steps of an epoch, rows left out or padded, sizes that divide the rows, memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from feedline._src.options import Settings
-from feedline._src.order.schedule import Cursor, Schedule
-from feedline._src.plan.asked import Asked
 
 _WINDOW = 1 << 18
 """So many multiples on each side of a batch size are tried as divisors."""
@@ -44,23 +41,6 @@ class Epoch(NamedTuple):
         return cls(batch_size, steps, left_out, steps + (left_out > 0), -rows % batch_size)
 
 
-def next_sizes(batch_size: int, multiple: int) -> list[int]:
-    """The next smaller and the next larger batch size that is a multiple of `multiple`; without 0.
-
-    Example:
-      >>> next_sizes(64, 8), next_sizes(65, 8), next_sizes(3, 8)
-      ([56, 72], [64, 72], [8])
-    """
-    below = (batch_size - 1) // multiple * multiple
-    above = batch_size // multiple * multiple + multiple
-    return [below, above] if below else [above]
-
-
-def fitting_size(batch_size: int, multiple: int) -> int:
-    """The batch size itself if it is a multiple of `multiple`, else the next smaller one, else the smallest."""
-    return max(multiple, batch_size // multiple * multiple)
-
-
 def whole_sizes(rows: int, batch_size: int, multiple: int, most: int = 4) -> list[int]:
     """Batch sizes that are multiples of `multiple` and divide `rows`, at most four times smaller or larger.
 
@@ -76,59 +56,6 @@ def whole_sizes(rows: int, batch_size: int, multiple: int, most: int = 4) -> lis
     candidates = np.arange(first, last + 1, dtype=np.int64) * multiple
     found = candidates[rows % candidates == 0].tolist() if len(candidates) else []
     return sorted(sorted(found, key=lambda size: max(size / batch_size, batch_size / size))[:most])
-
-
-def refused_auto_prefetch(asked: Asked, *, read_everywhere: bool) -> Iterator[str]:
-    """Why `prefetch` cannot be "auto" for a stream. The argument is that of `stream_window`."""
-    if "prefetch" in asked.tunable and not read_everywhere:
-        yield (
-            "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
-            'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
-        )
-
-
-def stream_window(prefetch: int, *, read_everywhere: bool) -> int:
-    """Batches of a stream after which its processes agree on whether it has ended.
-
-    Args:
-      read_everywhere: whether each process reads all lanes, so that none needs to ask another.
-    """
-    return 1 if read_everywhere else max(1, prefetch)
-
-
-def refused_size(size: int, multiple: int, shards: int, lanes: int) -> Iterator[str]:
-    """Why a batch size does not fit the sharding or the lanes.
-
-    Args:
-      multiple: what every batch size is a multiple of.
-      shards: of the batch axis.
-
-    Example:
-      >>> next(refused_size(30, 4, 4, 0))
-      'The batch size must be a multiple of the 4 shards of the batch axis, got 30; 28 or 32 would work.'
-    """
-    if size % multiple:
-        parts = f"{shards} shards of the batch axis"
-        rule = parts if multiple == shards else f"{parts} and of the {lanes} lanes, so of {multiple}"
-        sizes = " or ".join(f"{n:,}" for n in next_sizes(size, multiple))
-        yield f"The batch size must be a multiple of the {rule}, got {size:,}; {sizes} would work."
-
-
-def refused_rows(rows: int, size: int, multiple: int, asked: Asked) -> Iterator[str]:
-    """Why `rows` rows give no batch of this size, or no whole number of calls."""
-    remainder, epochs, steps = asked.remainder, asked.epochs, asked.steps_per_call
-    # an endless feed wraps as often as it must
-    available = rows if remainder == "drop" else rows * (epochs or size)
-    if remainder != "pad" and available < size:
-        fitting = available // multiple * multiple
-        smaller = f"a batch size of at most {fitting:,}" if fitting else "fewer shards of the batch axis"
-        yield (
-            f'Remainder "{remainder}" drops a batch that is not full, and {available:,} '
-            f"{'row' if available == 1 else 'rows'} cannot fill one of {size:,}; use {smaller}, "
-            'or remainder "pad".'
-        )
-    elif steps > 1:
-        yield from Schedule(rows, size, remainder, epochs).refused_steps(Cursor(0, 0), steps)
 
 
 class Memory(NamedTuple):

@@ -47,7 +47,7 @@ def _size_of_batch(path: str, devices: int) -> int:
 
 def one_size(options: FeedOptions) -> FeedOptions:
     """The options for batches of the first size, delivered one by one, without the leaf of `with_place`."""
-    return dataclasses.replace(options, batch_size=options.first_batch_size, steps_per_call=1, with_place=False)
+    return dataclasses.replace(options, batch_size=options.sizes[0][1], steps_per_call=1, with_place=False)
 
 
 def build_feed(name: str, make_feed: MakeFeed, mesh: Mesh, change: Change) -> Feed:

@@ -28,8 +28,8 @@ from feedline import cluster
 from feedline._src.errors import FeedError
 from feedline._src.feed import Feed
 from feedline._src.feed_options import FeedOptions
+from feedline._src.loader.lane_files import load_lanes, save_lanes
 from feedline._src.sources.open_source import as_source
-from feedline._src.streams.lane_files import load_lanes, save_lanes
 from feedline._src.tools.audit.coverage import measure_coverage
 from feedline._src.tools.audit.digest import shard_digests
 from feedline._src.tools.audit.layouts import AXES, Layout, launches
@@ -233,7 +233,7 @@ def _endless(feed: Feed) -> Iterator[Any]:
 def _changed(options: FeedOptions, layout: Layout, batch_size: int | None) -> FeedOptions:
     """The user's options with those of a layout."""
     options = one_size(options)
-    reading, size = options.reading, (batch_size or options.first_batch_size) * layout.times
+    reading, size = options.reading, (batch_size or options.sizes[0][1]) * layout.times
     if layout.workers is not None:
         reading = dataclasses.replace(reading, workers=layout.workers)
     if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch

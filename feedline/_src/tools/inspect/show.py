@@ -37,7 +37,7 @@ def show(source: str, target: Target, console: Console) -> None:
 def _parts(source: str, target: Target) -> Iterator[RenderableType]:
     plan, size = target.plan, f"{target.plan.fitting_size:,}"
     for problem in plan.problems:
-        yield Text(f"A feed refuses this. {problem}", "red")
+        yield Text(f"A feed refuses this: {problem}", "red")
     yield Text(f"{source}: {_amount(plan)}", "bold")
     one = "item" if plan.lanes else "row"
     names = [f"{one} {row}" for row in range(len(target.first[0]))]

@@ -13,8 +13,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from feedline._src.errors import FeedError, RowError
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import transformed_spec
-from feedline._src.plan.asked import SourceMetadata, placed_rows
-from feedline._src.plan.plan import Plan, devices_by_process, multiple_of, plan_of
+from feedline._src.plan.asked import SourceMetadata
+from feedline._src.plan.plan import Plan, devices_by_process, multiple_of, placed_rows, plan_of
 from feedline._src.rows.spec import Array, RowSpec
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 from feedline._src.sources.open_source import as_source

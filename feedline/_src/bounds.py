@@ -17,6 +17,13 @@ from feedline._src.options import Limits, Settings
 _HOST_SHARE = 0.25
 _DEVICE_SHARE = 0.1
 _SHARED_MEMORY = Path("/dev/shm")
+_LEAST_THREADS, _MOST_THREADS = 2, 16
+"""By default. With one thread nothing would be read while a batch is placed."""
+
+
+def default_threads() -> int:
+    """The threads that read if `Reading.threads` is None."""
+    return min(max(own_cores(), _LEAST_THREADS), _MOST_THREADS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,386 @@
+"""Builds a feed: opens the source, plans what this process reads, and compares that with the other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+
+from feedline._src import state as states
+from feedline._src.agreement.agree import collective_build
+from feedline._src.agreement.coordination import Coordination, coordination
+from feedline._src.bounds import Bounds, bounds_of, default_threads
+from feedline._src.feed_options import FeedOptions
+from feedline._src.loader.form import LocalForm, transformed_spec
+from feedline._src.loader.random_access import RandomAccess, Restarts
+from feedline._src.loader.staging import BatchBuffers
+from feedline._src.options import Reading, Settings
+from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
+from feedline._src.placement.place import Placement, check_shardings, with_steps_in_front
+from feedline._src.placement.plan import as_shardings
+from feedline._src.plan.asked import PLACE, SourceMetadata, refused
+from feedline._src.plan.plan import Plan, devices_by_process, plan_of
+from feedline._src.prefetch.watch import alarmed
+from feedline._src.rows.source import Source
+from feedline._src.rows.spec import RowSpec
+from feedline._src.run import Access, Sizes, Stages
+from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
+from feedline._src.sources.open_source import as_source, read_first
+from feedline._src.version import __version__
+
+_PACKAGES = ("jax", "jaxlib", "grain", "numpy")
+_AGREEMENTS_PER_EPOCH = 3  # batch, end, leftover rows
+_IN_FLIGHT = 4  # batches handed over, placed, read here, read elsewhere
+_log = logging.getLogger("feedline")
+
+
+def build(options: FeedOptions, running: tuple[Sizes, Sequence[int]] | None = None) -> Sizes:
+    """Open the source, plan what this process reads, and check that all of it fits together.
+
+    With a mesh of several processes all of them do so, and compare what they built.
+
+    Args:
+      running: of a feed that moves to another mesh, what it is made of, and its place (step, epoch, position),
+        which all processes must share.
+
+    Raises:
+      ValueError, TypeError, FileNotFoundError: it does not.
+      ProcessError: another process built something else, failed, or did not come.
+    """
+    reading, processes = options.reading, _processes_of(options.sharding)
+    with collective_build(processes, reading.stall_warning_s, reading.stall_error_s) as collective:
+        with alarmed(
+            reading.stall_warning_s,
+            lambda: (
+                f"building a feed has taken {reading.stall_warning_s:g} s so far: it opens the source, reads its "
+                "first row, and calls the transform with that"
+            ),
+        ):
+            sizes = _build(options, collective.key, None if running is None else running[0])
+        try:
+            place = None if running is None else list(running[1])
+            collective.agree(described(options, sizes.first, place))
+        except BaseException:
+            if running is None:
+                sizes.close()
+            raise
+    service, key = coordination(), collective.key
+    if service is None or key is None:
+        return sizes
+    return _connected(service, key, options, sizes, len(processes))
+
+
+def refuse_everywhere(sharding: Any, error: Exception) -> None:
+    """Tell the other processes of the mesh, which build this feed, that an argument is wrong here."""
+    with contextlib.suppress(Exception), collective_build(_processes_of(sharding), 30.0, 300.0):
+        raise error
+
+
+def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Sequence[int]) -> tuple[FeedOptions, Sizes]:
+    """The options and stages of a running feed on another mesh of the same processes.
+
+    Args:
+      place: as `build` takes it.
+
+    Raises:
+      ValueError, TypeError: other processes own the devices of `sharding`, or would read other lanes of a
+        stream; or what `build` raises. The feed may go on as it was.
+      ProcessError: processes move to other meshes, or at other places.
+    """
+    try:
+        sharding = as_shardings(sharding)
+        check_shardings(sharding)
+        before, after = _processes_of(options.sharding), _processes_of(sharding)
+        if before != after:
+            raise ValueError(
+                f"a feed moves to a mesh of the same processes, {sorted(before)}, and that of sharding has "
+                f"devices of {sorted(after)}; save get_state(), and build a feed there"
+            )
+    except (ValueError, TypeError) as error:
+        refuse_everywhere(options.sharding, error)
+        raise
+    options = dataclasses.replace(options, sharding=sharding)
+    new = build(options, (sizes, place))
+    owners = [each.first.access.owners for each in (sizes, new)]
+    if owners[0] != owners[1]:  # the same on all processes, so all of them raise
+        raise ValueError(
+            "a stream's iterators stay in their processes, and on this mesh its lanes would be read by "
+            f"{owners[1]}, not {owners[0]} (processes by lane); save them with feedline.save_lanes, and build "
+            "a feed there"
+        )
+    return options, new
+
+
+def _connected(service: Coordination, key: str, options: FeedOptions, sizes: Sizes, processes: int) -> Sizes:
+    """Add the channels over which processes talk during training."""
+    from feedline._src.agreement.in_step import InStep
+    from feedline._src.agreement.latest_values import LatestValues
+
+    latest_values, in_step = LatestValues(service, key), InStep(service, key, processes)
+    by_step = []
+    for step, stages in sizes.by_step:
+        check = None
+        if options.reading.check_replicas_every:
+            from feedline._src.agreement.replicas import ReplicaCheck
+
+            check = ReplicaCheck(
+                service,
+                f"{key}/{step}" if step else key,
+                every=options.reading.check_replicas_every,
+                batch_size=stages.access.batch_size * options.steps_per_call,
+                epoch_rows=stages.fingerprint["rows"],
+                spec=stages.placement.spec,
+                plans=stages.placement.plans,
+            )
+        by_step.append(
+            (step, dataclasses.replace(stages, check=check, latest_values=latest_values, in_step=in_step))
+        )
+    return dataclasses.replace(sizes, by_step=tuple(by_step))
+
+
+def _build(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes:
+    """This process's own part of it. The source is opened once.
+
+    Args:
+      key: a path for what the processes of this feed tell each other.
+    """
+    if options.reading.quarantine is not None:
+        open(options.reading.quarantine, "ab").close()  # so that a missing folder is seen now, not after hours
+    if is_stream(options.source):
+        return Sizes(((0, _stream(options, Lanes.of(options.source), key)),))
+    if options.reading.workers:
+        from feedline._src.loader.workers import check_main_guard
+
+        check_main_guard()
+    old = None if running is None else running.first.access
+    if isinstance(old, RandomAccess):
+        source, restarts, owned = old.source, old.restarts, None if running is None else running.source
+    else:
+        source, restarts = as_source(options.source), Restarts(options.reading.restart)
+        owned = None if source is options.source else source
+    metadata = SourceMetadata.of(source)
+    by_step = []
+    built: dict[int, Stages] = {}
+    for step, size in options.sizes:
+        if size not in built:
+            built[size] = _of_size(
+                dataclasses.replace(options, batch_size=size), options, source, metadata, restarts
+            )
+        by_step.append((step, built[size]))
+    return Sizes(tuple(by_step), owned)
+
+
+def _of_size(
+    options: FeedOptions, asked: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts
+) -> Stages:
+    """The stages over rows with random access, for one of the batch sizes that are asked for."""
+    order = source.order_for(asked.order)
+    rows = ENDLESS if metadata.rows is None else metadata.rows
+    plan, out = _plan(options, asked, metadata, lambda row: read_first(source, row))
+    form = LocalForm.of(plan, options, metadata, out, order.seed)
+    settings, bounds = _settings_of(options, plan)
+    if options.reading.bad_rows == "raise":
+        source.check_rows()
+        identity = source.identity
+    else:
+        identity = source.identity_allowing_bad_rows()
+    try:
+        digest = states.digest(identity)
+    except TypeError as error:
+        raise TypeError(
+            f"the identity of a RowSource must be made of JSON values, that of {source.kind} is not: "
+            f"{error}; convert NumPy's numbers with int() or float()"
+        ) from error
+    order_as_json = order.as_json()
+    if not isinstance(asked.batch_size, int):
+        order_as_json = {**order_as_json, "batch_sizes": [list(pair) for pair in asked.batch_size]}
+    fingerprint = {
+        "rows": rows,
+        "spec": metadata.spec.as_json(),
+        "data": digest,
+        "order": order_as_json,
+        "format": source.format,
+    }
+    access = RandomAccess(
+        source,
+        order,
+        Schedule(rows, plan.batch_size, options.remainder, options.epochs),
+        form,
+        BatchBuffers(form, settings.host_batches_on_cpu_devices, options.steps_per_call),
+        restarts,
+        options.steps_per_call,
+    )
+    access.check_cursor(Cursor(0, 0))
+    return _stages(access, plan, metadata, options, fingerprint, settings, bounds)
+
+
+def _stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
+    """The stages over a stream."""
+    from feedline._src.agreement.all_gather import AllGather
+    from feedline._src.loader.streams import Stream
+
+    first = FirstItem(lanes)
+    metadata = SourceMetadata(first.spec, None, lanes.count)
+    plan, out = _plan(options, options, metadata, first.read)
+    form = LocalForm.of(plan, options, metadata, out, 0)
+    settings, bounds = _settings_of(options, plan)
+    fingerprint = {
+        "rows": None,
+        "spec": first.spec.as_json(),
+        "data": states.digest(first.identity),
+        "order": None,
+        "format": "stream" if lanes.count == 1 else f"{lanes.count} lanes",
+    }
+    owners, window = plan.lane_owners, plan.settings.buffer
+    shared = sum(len(processes) > 1 for processes in owners)
+    if lanes is options.source and shared and lanes.count % plan.shards:
+        _log.warning(
+            "%d of %d lanes run on several processes: the batch axis has %d shards, and some hold a part of a "
+            "lane's rows; with a multiple of %d lanes each would run where its rows are",
+            shared,
+            lanes.count,
+            plan.shards,
+            plan.shards,
+        )
+    gather = None
+    if plan.agrees_on_ends:
+        readers = len({process for processes in owners for process in processes})
+        gather = AllGather.connect(key, readers, _AGREEMENTS_PER_EPOCH * (window + _IN_FLIGHT))
+    buffers = BatchBuffers(form, settings._replace(buffer=window).host_batches_on_cpu_devices)
+    stream = Stream(
+        lanes, first, form, buffers, plan.batch_size, options.remainder, options.epochs, gather, window, owners
+    )
+    return _stages(stream, plan, metadata, options, fingerprint, settings, bounds)
+
+
+def _plan(
+    options: FeedOptions, asked: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None]
+) -> tuple[Plan, RowSpec]:
+    """The plan of this process, and the spec of a row after the transform.
+
+    Args:
+      options: for one of the batch sizes of `asked`.
+      read_first: writes one row into a tree of arrays.
+    """
+    for reason in refused(asked, metadata):
+        raise ValueError(reason)
+    spec = out = metadata.spec
+    if options.transform is not None:
+        row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
+        read_first(spec.tree(row))
+        out = transformed_spec(options.transform, spec, row)
+    devices = devices_by_process(options.sharding, None)
+    own = {
+        device.process_index for leaf in jax.tree.leaves(options.sharding) for device in leaf.addressable_devices
+    }
+    if not own:
+        raise ValueError(
+            "this process owns no device of the sharding's mesh, so it can supply no rows. Build the mesh from "
+            "devices of every process that runs the feed, or do not build the feed here"
+        )
+    plan = plan_of(metadata, out, options, devices, own.pop())
+    for problem in plan.problems:
+        raise ValueError(problem)
+    return plan, out
+
+
+def _stages(
+    access: Access,
+    plan: Plan,
+    metadata: SourceMetadata,
+    options: FeedOptions,
+    fingerprint: dict[str, Any],
+    settings: Settings,
+    bounds: Bounds | None,
+) -> Stages:
+    (reads,) = plan.reads
+    names = list(plan.leaves)
+    of_rows = [name for name in names if name not in plan.own]
+    plans = tuple(with_steps_in_front(leaf, options.steps_per_call) for leaf in reads.leaves.values())
+    placement = Placement(plan.spec, plans, ragged=tuple(names.index(of_rows[i]) for i in metadata.ragged))
+    place_at = names.index(f"batch['{PLACE}']") if options.with_place else None
+    return Stages(access, placement, fingerprint, options.reading, settings, bounds=bounds, place_at=place_at)
+
+
+def _settings_of(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:
+    """The settings to begin with, and within which bounds they may be tuned; None: they stay."""
+    settings, tunable = options.first_settings(default_threads()), options.tunable
+    if plan.lanes:  # the placement thread reads it
+        settings, tunable = settings._replace(threads=0), tunable & {"prefetch"}
+    if options.reading.bad_rows != "raise":  # a row that only workers cannot read would be replaced there
+        tunable -= {"workers"}
+    if not tunable:
+        return settings, None
+    (reads,) = plan.reads
+    bounds, settings = bounds_of(
+        options.reading.limits,
+        tunable,
+        settings,
+        local_bytes=options.steps_per_call * (reads.local_bytes + reads.read_bytes),
+        shard_bytes=plan.memory.device_bytes // plan.settings.device_batches,
+        devices=[d for leaf in jax.tree.leaves(plan.spec) for d in leaf.sharding.addressable_devices],
+    )
+    return settings, bounds
+
+
+def _processes_of(sharding: Any) -> set[int]:
+    """The processes that own a device of a sharding, or of a tree of them.
+
+    Raises:
+      ValueError: the mesh of a sharding has no devices.
+    """
+    # what is no sharding is refused elsewhere
+    shardings = [leaf for leaf in jax.tree.leaves(sharding) if isinstance(leaf, jax.sharding.Sharding)]
+    for leaf in shardings:
+        if isinstance(getattr(leaf, "mesh", None), jax.sharding.AbstractMesh):
+            raise ValueError(
+                f"a feed places batches on devices, and the mesh of {leaf} is abstract; build it over a "
+                "jax.sharding.Mesh, or let feedline.FeedOptions.plan say what a feed would do"
+            )
+    devices: set[Any] = set().union(*(leaf.device_set for leaf in shardings))
+    return {device.process_index for device in devices}
+
+
+def described(options: FeedOptions, stages: Stages, place: list[int] | None = None) -> dict[str, Any]:
+    """JSON values by field: all that must be the same in every process for batch k to be the same.
+
+    Args:
+      place: of a feed that moves to another mesh: step, epoch and position.
+    """
+    leaves: Mapping[str, Any] = {
+        f"batch{jax.tree_util.keystr(path)}": leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(stages.placement.spec)
+    }
+    reading: Reading = options.reading
+    return {
+        "version": {"feedline": __version__, **{package: version(package) for package in _PACKAGES}},
+        **stages.fingerprint,
+        "batch_size": options.batch_size,
+        "epochs": options.epochs,
+        "remainder": options.remainder,
+        "bad_rows": reading.bad_rows,
+        "check_replicas_every": reading.check_replicas_every,
+        # the window in which processes agree on the ends of lanes
+        "prefetch": stages.settings.prefetch if len(set(stages.access.owners)) > 1 else None,
+        "place": place,
+        "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
+        "sharding": {name: _layout(leaf.sharding, leaf.shape) for name, leaf in leaves.items()},
+    }
+
+
+def _layout(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
+    """Where the parts of a leaf lie: the devices in the order of their parts, and a digest of all of it."""
+    indices: dict[Any, tuple[slice, ...]] = sharding.devices_indices_map(shape)  # type: ignore[assignment]
+    parts = sorted(
+        ([range(size)[cut].start for cut, size in zip(index, shape, strict=True)], device.id)
+        for device, index in indices.items()
+    )
+    devices = ", ".join(str(device) for _, device in parts[:8]) + (", …" if len(parts) > 8 else "")
+    spec = getattr(sharding, "spec", type(sharding).__name__)
+    return f"{spec} on devices {devices} (map {states.digest(parts)[:8]})"

@@ -1,0 +1,495 @@
+"""Rows with random access: any thread, or a worker process, reads any part of any batch after any cursor.
+
+What is delivered at once, one batch or with several steps per call as many, is numbered from 0 after an origin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import FeedError, RowError, WorkerError
+from feedline._src.loader.form import Cuts, LocalForm
+from feedline._src.loader.host_batch import HostBatch, Progress
+from feedline._src.loader.staging import BatchBuffers, Buffers
+from feedline._src.options import Settings
+from feedline._src.order.epoch import RowOrder
+from feedline._src.order.schedule import ENDLESS, BatchPositions, Cursor, Schedule
+from feedline._src.placement.plan import Indices
+from feedline._src.record import PartTimes, Stopwatch, this_thread
+from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
+from feedline._src.rows.source import Cut, Source
+from feedline._src.rows.spec import cast_into
+from feedline._src.runtime.annotations import annotation
+from feedline._src.runtime.jax_settings import JaxSettings
+
+_log = logging.getLogger("feedline")
+_MOST_AHEAD = 1 << 8
+"""Deliveries of which a source is told. To tell of one costs as much as the order of its rows."""
+
+
+class _Part(NamedTuple):
+    """Some rows of a process-local batch, and the leaves that are read of them.
+
+    Attributes:
+      start: where the batch starts.
+      offsets: int64[k], ascending: the rows of the global batch.
+      cuts: the leaves, and the columns that are read of each.
+      buffers: the memory of the whole batch.
+      here: which rows of the buffers are written.
+      indices: int64[k], read-only: the row index of each row; None until it is computed.
+    """
+
+    start: Cursor
+    offsets: Indices
+    cuts: Cuts
+    buffers: Buffers
+    here: slice
+    indices: Any = None
+
+    def some(self, some: slice) -> _Part:
+        """Adjacent rows of this part."""
+        return self._replace(offsets=self.offsets[some], indices=self.indices[some], here=self._there(some))
+
+    def targets(self, some: slice) -> list[Cut]:
+        """Where to write adjacent rows of this part as they are read."""
+        there = self._there(some)
+        return [(i, columns, self.buffers.read[i][there]) for i, columns in self.cuts]
+
+    def _there(self, some: slice) -> slice:
+        return slice(self.here.start + some.start, self.here.start + some.stop)
+
+
+class _Result(NamedTuple):
+    """How a part was made, and which of its rows were bad."""
+
+    times: list[PartTimes]
+    bad: list[BadRow]
+
+
+class Restarts:
+    """Counts the replaced workers of a feed, of which there may be `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self.count = 0
+        self._limit = limit
+
+    @property
+    def left(self) -> bool:
+        """Whether one more may be replaced."""
+        return self.count < self._limit
+
+    def use(self, error: WorkerError) -> None:
+        """Count a worker that is to be replaced, and log why it ended.
+
+        Raises:
+          WorkerError: none may be replaced any more: this error, with the count.
+        """
+        if not self.left:
+            if self._limit:
+                error.add_note(
+                    f"feedline: Reading(restart={self._limit}) has replaced {self.count} workers of this feed "
+                    "already; find what ends them, or raise restart"
+                )
+            raise error
+        self.count += 1
+        _log.warning("%s. It is replaced (restart %d of %d)", error.message, self.count, self._limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAccess:
+    """Which rows each batch holds, and how a part of one is read. The arithmetic on cursors is pure.
+
+    Attributes:
+      source: gives the rows.
+      order: determines which row stands at which position.
+      schedule: determines which positions a batch holds.
+      form: determines which part of them this process supplies.
+      buffers: the memory in which batches are built.
+      restarts: of the worker processes of the feed.
+      steps_per_call: batches of one delivery.
+      settings: JAX's settings while rows are read and transformed.
+    """
+
+    source: Source
+    order: RowOrder
+    schedule: Schedule
+    form: LocalForm
+    buffers: BatchBuffers
+    restarts: Restarts
+    steps_per_call: int = 1
+    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    owners: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    local_lanes: ClassVar[list[int]] = []
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in the global batch."""
+        return self.schedule.batch_size
+
+    @property
+    def may_use_workers(self) -> bool:
+        """Whether worker processes could read the source."""
+        return self.steps_per_call == 1 and self.source.picklable
+
+    @property
+    def restarted(self) -> int:
+        """Workers that were replaced."""
+        return self.restarts.count
+
+    @property
+    def tells_source(self) -> bool:
+        """Whether the source fetches rows before they are read."""
+        return self.source.will_read is not None
+
+    @property
+    def local_rows(self) -> int:
+        """Rows of a batch that this process supplies."""
+        return len(self.form.rows)
+
+    def open(
+        self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
+    ) -> LocalBatches:
+        """The process-local batches after a cursor, read by threads of this process."""
+        # more threads than batches ahead share each batch
+        return LocalBatches(self, after, max(1, -(-settings.threads // settings.buffer)))
+
+    def next_cursor(self, after: Cursor) -> Cursor:
+        """Where the next batch starts; `after` itself if the pass is over."""
+        return self.schedule.batch_at(after, 0) if self.schedule.batches_from(after) else after
+
+    def next_pass(self, after: Cursor) -> Cursor:
+        """Where the pass after that of `after` starts."""
+        return self.schedule.start_of_pass(self.schedule.pass_of(after) + 1)
+
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch."""
+        return self.schedule.steps_per_epoch
+
+    def deliveries(self) -> int:
+        """How often a pass delivers. TypeError if it is endless."""
+        count = self.schedule.batches_of_pass(0)
+        if count == ENDLESS:
+            raise TypeError("an endless feed has no length; give it epochs, or use feed.steps_per_epoch")
+        return count // self.steps_per_call
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        """ValueError: batches are left to the end of the pass that are no multiple of the steps per call."""
+        self.source_epochs(cursor)  # refuses an epoch of a mixture that is too late
+        for problem in self.schedule.refused_steps(cursor, self.steps_per_call):
+            raise ValueError(problem)
+
+    def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
+        """The row indices of the next batch after `after`, -1 where padded; [steps, B] with several steps."""
+        if not self.schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
+            after = self.next_pass(after)
+        self.check_cursor(after)
+        offsets, rows = np.arange(self.batch_size), []
+        for step in range(self.steps_per_call):
+            start = self.schedule.batch_at(after, step)
+            rows.append(np.where(self.schedule.positions(start, offsets).valid, self.locate(start, offsets), -1))
+        return rows[0] if self.steps_per_call == 1 else np.stack(rows)
+
+    def source_epochs(self, cursor: Cursor) -> dict[str, float] | None:
+        """Of a mixture, how many epochs of each source stand before the cursor, by name; else None."""
+        return self.order.epochs_of(*cursor)
+
+    def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
+        """No lanes: the cursor is the whole state."""
+        return {"lanes": None}
+
+    def locate(self, start: Cursor, offsets: Indices) -> Indices:
+        """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
+        index = np.empty(len(offsets), np.int64)
+        for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
+            index[some] = self.order.rows_at(epoch, positions)
+        index.flags.writeable = False
+        return index
+
+    def padded_length(self, start: Cursor) -> int | None:
+        """The length of the ragged leaves of the batch at `start`, the same in each process; None: it has none."""
+        if not self.form.ragged:
+            return None
+        return self.source.padded_length(self.locate(start, np.arange(self.batch_size)))
+
+    def tell_source(self, start: Cursor, ahead: int) -> bool:
+        """Tell the source that the batch at `start` is read in `ahead` batches. False: that is too early."""
+        will_read = self.source.will_read
+        if will_read is None:
+            return True
+        return all(will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads)
+
+    def rows_of_part(self, start: Cursor, part: int, parts: int) -> tuple[int, int, str | None]:
+        """Of what `fill` reads: the number of rows, the row index of the first, and its file, if that is known."""
+        offsets, _ = self.form.reads[0]
+        rows = self.locate(start, offsets[_share(offsets, part, parts)])
+        return len(rows), int(rows[0]), self.source.file_of(int(rows[0]))
+
+    def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> _Result:
+        """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones.
+
+        Raises:
+          RowError: a row is bad, and `bad_rows` is "raise" or no substitute was found. It names the row.
+        """
+        result = _Result([], [])
+        with self.settings.applied():
+            for offsets, cuts in self.form.reads:
+                here = _share(offsets, part, parts)
+                times, bad = self._fill(_Part(start, offsets[here], cuts, buffers, here))
+                result.times.append(times)
+                result.bad.extend(bad)
+        return result
+
+    def _fill(self, part: _Part) -> tuple[PartTimes, list[BadRow]]:
+        watch, thread = Stopwatch(), this_thread()
+        try:
+            with annotation("read"):
+                part = self._locate_and_read(part)
+            read_s, read_cpu_s = watch.lap()
+            transform_s = self._finish(part)
+            finish_s, finish_cpu_s = watch.lap()
+        except RowError as error:
+            if part.indices is None:
+                part = part._replace(indices=self.locate(part.start, part.offsets))
+            bad = self._replace_bad(part, error)
+            read_s, read_cpu_s = watch.total()
+            return PartTimes(thread, watch.began, read_s, read_cpu_s=read_cpu_s), bad
+        stage_s, rows = finish_s - transform_s, len(part.offsets)
+        times = PartTimes(thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s, rows)
+        return times, []
+
+    def _locate_and_read(self, part: _Part) -> _Part:
+        """Read rows, with one call for each epoch. Returns the part with their indices."""
+        found = []
+        try:
+            for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets):
+                found.append(self.source.read_ordered(self.order, epoch, positions, part.targets(some)))
+        except FeedError:
+            raise
+        except Exception as error:  # of any type: a StopIteration would look like the end of the feed
+            raise self._failed(self.locate(part.start, part.offsets), error) from error
+        index = found[0] if len(found) == 1 else np.concatenate(found)
+        index.flags.writeable = False
+        return part._replace(indices=index)
+
+    def _read_and_finish(self, part: _Part) -> None:
+        """Read and write rows of known index."""
+        at = self.form.rows_at(self._positions(part), part.indices)
+        try:
+            self.source.read_cuts(at, part.targets(slice(0, len(part.offsets))))
+        except FeedError:
+            raise
+        except Exception as error:
+            raise self._failed(part.indices, error) from error
+        self._finish(part)
+
+    def _failed(self, rows: Indices, error: Exception) -> RowError:
+        which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
+        return RowError(
+            f"{self.source.kind} failed to read {which} with {type(error).__name__}: {error}", stage="read"
+        )
+
+    def _finish(self, part: _Part) -> float:
+        """Transform and cast the rows that were read. Returns the seconds in the transform."""
+        buffers, here = part.buffers, part.here
+        if buffers.direct:
+            return 0.0
+        if self.form.by_leaf:
+            for i, _ in part.cuts:
+                read, placed = buffers.read[i], buffers.leaves[i]
+                if placed is not read:
+                    with annotation("stage"):
+                        cast_into(placed[here], read[here], self.form.spec.leaves[i], part.indices)
+            return 0.0
+        whole, watch = [leaf[here] for leaf in buffers.read], Stopwatch()
+        if self.form.transform is not None:
+            whole = self.form.transformed(self.form.transform, whole, self._positions(part), part.indices)
+        transform_s, _ = watch.lap()
+        with annotation("stage"):
+            self.form.write(whole, buffers.leaves, here, part.indices)
+        return transform_s
+
+    def _positions(self, part: _Part) -> BatchPositions:
+        return self.schedule.positions(part.start, part.offsets)
+
+    def _replace_bad(self, part: _Part, error: RowError) -> list[BadRow]:
+        """Write a part again that failed with `error`, with a substitute for each bad row."""
+
+        def write(some: slice) -> None:
+            self._read_and_finish(part.some(some))
+
+        positions = self._positions(part)
+        if self.form.bad_rows == "raise":
+            raise_located(write, positions, part.indices, error)
+        bad = []
+        for i, failure in find_bad_rows(write, part.indices, error):
+            substitute = self._write_substitute(part.some(slice(i, i + 1)), failure)
+            if positions.valid[i]:  # padding repeats rows, each of which counts once
+                bad.append(BadRow.of(failure, int(part.offsets[i]), substitute=substitute))
+        return bad
+
+    def _write_substitute(self, part: _Part, error: RowError) -> int:
+        """Write another row where this part has one bad row. Returns the row index of the substitute."""
+        row, positions = int(part.indices[0]), self._positions(part)
+        epoch, position = int(positions.epoch[0]), int(positions.position[0])
+        error.locate(row, epoch, position)
+        candidates = self.order.substitutes(epoch, position, row)
+        for candidate in candidates.tolist():
+            try:
+                self._read_and_finish(part._replace(indices=np.array([candidate])))
+            except RowError as again:
+                check_concerns_a_row(again)
+            else:
+                return int(candidate)
+        none = RowError(
+            f"another row must replace a bad one, and all {len(candidates)} that were drawn are bad, too; "
+            f"repair the source. The first bad row: {error.message}",
+            stage="read",
+            file=error.file,
+        )
+        none.locate(row, epoch, position)
+        raise none from error
+
+
+def _share(offsets: Indices, part: int, parts: int) -> slice:
+    """Number `part` of `parts` equal parts of the offsets."""
+    return slice(len(offsets) * part // parts, len(offsets) * (part + 1) // parts)
+
+
+class LocalBatches:
+    """The process-local batches from `origin` to the end of the pass. Any thread may read any part, each once.
+
+    It is also an iterator, for one thread.
+
+    Attributes:
+      parts: of one delivery.
+      count: of deliveries.
+
+    Args:
+      parts: the number of parts of a batch; fewer if a leaf has fewer rows.
+      every: of so many deliveries only one is read here, as by each of several worker processes.
+    """
+
+    def __init__(self, access: RandomAccess, origin: Cursor, parts: int = 1, every: int = 1) -> None:
+        self._of_batch = min(parts, *(len(plan.rows) for plan in access.form.plans))
+        self.parts = access.steps_per_call * self._of_batch
+        self.count = access.schedule.batches_from(origin) // access.steps_per_call
+        self._access = access
+        self._origin = origin
+        self._every = every
+        self._lock = threading.Lock()
+        self._telling = threading.Lock()
+        self._told = 0  # the first delivery of which the source was not told; held by _telling
+        # of each delivery of which parts are missing: its memory, and the parts read so far; held by _lock
+        self._partial: dict[int, tuple[Buffers, dict[int, _Result | Exception]]] = {}
+        self._next = 0  # of the iterator
+
+    def __next__(self) -> HostBatch:
+        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out."""
+        if self._next == self.count:
+            raise self.end()
+        read = [self.read(self._next, part) for part in range(self.parts)]
+        self._next += 1
+        (batch,) = [batch for batch in read if batch is not None]
+        return batch
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def read(self, number: int, part: int) -> HostBatch | None:
+        """Read a part of delivery `number`. The call that completes it returns it, or raises its error."""
+        access = self._access
+        self._tell_source(number)
+        step, of_batch = divmod(part, self._of_batch)
+        start, watch = self._start(number, step), Stopwatch()
+        with annotation("stage"), self._lock:
+            if number not in self._partial:
+                self._partial[number] = access.buffers.lease(access.padded_length(start)), {}
+            buffers, results = self._partial[number]
+        lease_s, lease_cpu_s = watch.lap()
+        result: _Result | Exception
+        try:
+            of_step = buffers if access.steps_per_call == 1 else buffers.of_step(step)
+            result = access.fill(start, of_batch, self._of_batch, of_step)
+            first = result.times[0]
+            result.times[0] = first._replace(
+                began=watch.began, stage_s=first.stage_s + lease_s, host_cpu_s=first.host_cpu_s + lease_cpu_s
+            )
+        except Exception as error:  # noqa: BLE001  raised below, once all parts are done
+            result = error
+        with self._lock:
+            results[part] = result
+            if len(results) < self.parts:
+                return None
+            del self._partial[number]
+        filled = []
+        for i in range(self.parts):
+            result = results[i]
+            if isinstance(result, Exception):
+                raise result  # of the first part, whichever came first
+            filled.append(result)
+        return self._completed(number, buffers, filled)
+
+    def _completed(self, number: int, buffers: Buffers, filled: list[_Result]) -> HostBatch:
+        schedule, form, steps = self._access.schedule, self._access.form, self._access.steps_per_call
+        rows = dropped_rows = 0
+        bad: list[BadRow] = []
+        masks = []
+        for step in range(steps):
+            start = self._start(number, step)
+            of_step = filled[step * self._of_batch : (step + 1) * self._of_batch]
+            found = sorted(row for each in of_step for row in each.bad)
+            bad += found
+            rows += schedule.real_rows(start)
+            dropped_rows += schedule.dropped_rows(self._before(number, step), start)
+            if form.mask is not None:
+                masks.append(form.mask_of(schedule.positions(start, form.mask).valid, found))
+        leaves = buffers.leaves
+        if masks:
+            leaves = form.with_mask(leaves, masks[0] if steps == 1 else np.stack(masks))
+        return HostBatch(
+            leaves=leaves,
+            after=schedule.after(start),
+            lanes=None,
+            rows=rows,
+            dropped_rows=dropped_rows,
+            parts=[times for each in filled for times in each.times],
+            bad=bad,
+        )
+
+    def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:
+        """Of a part: the number of its rows, the row index of the first, and the file of that row, if known."""
+        step, of_batch = divmod(part, self._of_batch)
+        return self._access.rows_of_part(self._start(number, step), of_batch, self._of_batch)
+
+    def end(self) -> StopIteration:
+        """The end of the pass. Its value is the number of rows left out after the last batch."""
+        return StopIteration(self._access.schedule.dropped_rows(self._before(self.count, 0), None))
+
+    def _tell_source(self, number: int) -> None:
+        """Tell a source that fetches rows which ones come next, from delivery `number` on, until it has enough."""
+        access = self._access
+        if not access.tells_source or not self._telling.acquire(blocking=False):
+            return
+        try:
+            self._told = max(self._told, number)
+            while self._told < min(self.count, number + _MOST_AHEAD):
+                starts = [self._start(self._told, step) for step in range(access.steps_per_call)]
+                if not all(access.tell_source(start, self._told - number) for start in starts):
+                    return
+                self._told += self._every
+        finally:
+            self._telling.release()
+
+    def _start(self, number: int, step: int) -> Cursor:
+        """Where a batch of delivery `number` starts."""
+        return self._access.schedule.batch_at(self._origin, number * self._access.steps_per_call + step)
+
+    def _before(self, number: int, step: int) -> Cursor:
+        """The cursor after the batch before that one."""
+        return self._access.schedule.after(self._start(number, step - 1)) if number or step else self._origin

@@ -1,0 +1,572 @@
+"""Streams: rows that can only be read one after the other, as L lanes side by side.
+
+Batch k holds items k·B/L … (k+1)·B/L − 1 of each lane, so that it is the same on any topology. A process reads the
+lanes that fill a row it supplies, in windows of a few batches. After each window the processes tell each other
+which of their lanes have ended: only then are `valid` and the number of real rows known.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import FeedError, ProcessError, RowError, as_arguments
+from feedline._src.loader.form import LocalForm
+from feedline._src.loader.host_batch import HostBatch, Progress
+from feedline._src.loader.staging import BatchBuffers, Buffers
+from feedline._src.options import Settings
+from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
+from feedline._src.record import PartTimes, Stopwatch, this_thread
+from feedline._src.rows.bad_rows import BadRow, find_bad_rows, raise_located
+from feedline._src.rows.record_leaves import write_record
+from feedline._src.runtime.annotations import annotation
+from feedline._src.runtime.jax_settings import JaxSettings
+from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
+
+_CHANGED = "a lane must give the same items each time that it is made, and one gave fewer than before"
+_UNKNOWN_LENGTH = "a stream does not know its length before its end"
+_TUPLE = "__tuple__"
+
+
+class GatherReports(Protocol):
+    """Returns what all processes said of a window, equal values once, on each. See `agreement.all_gather`."""
+
+    def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """What determines the batches of a stream, and the arithmetic on its cursors.
+
+    A cursor's position counts the items of all lanes together.
+
+    Attributes:
+      lanes: where items come from.
+      first: the first item. It replaces bad items, and fills rows without an item, since every process has it.
+      form: what this process supplies of a batch.
+      buffers: the memory in which batches are built.
+      remainder: of the last items of an epoch. "drop": the shortest lane ends it, and what others have left is
+        read to be counted. "pad": the longest lane ends it. "wrap", for one lane: batches run over it.
+      epochs: of one pass; None: endless.
+      gather: exchanges lane ends with the other processes; None: this process reads every lane.
+      window: the number of batches for which lane ends are exchanged together.
+      owners: of each lane, the processes that read it, ascending. The first one saves it.
+      settings: JAX's settings while items are read and transformed.
+    """
+
+    lanes: Lanes
+    first: FirstItem
+    form: LocalForm
+    buffers: BatchBuffers
+    batch_size: int
+    remainder: Remainder
+    epochs: int | None
+    gather: GatherReports | None
+    window: int
+    owners: tuple[tuple[int, ...], ...]
+    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    order: ClassVar[None] = None
+    may_use_workers: ClassVar[bool] = False
+    tells_source: ClassVar[bool] = False
+    restarted: ClassVar[int] = 0
+
+    @property
+    def local_rows(self) -> int:
+        """Rows of a batch that this process supplies."""
+        return len(self.form.rows)
+
+    @property
+    def items(self) -> int:
+        """Items of each lane in a batch."""
+        return self.batch_size // self.lanes.count
+
+    @functools.cached_property
+    def local_lanes(self) -> list[int]:
+        """The lanes that this process reads: those with a row that it supplies."""
+        return sorted({row // self.items for row in self.form.rows.tolist()})
+
+    def exists(self, offset: int, ends: Mapping[int, int]) -> bool:
+        """Whether there is a batch after `offset` items of each lane, if these lanes have ended."""
+        if self.remainder == "pad":
+            return len(ends) < self.lanes.count or offset < max(ends.values())
+        return not ends or offset + self.items <= min(ends.values())
+
+    def real(self, offset: int, ends: Mapping[int, int]) -> npt.NDArray[np.int64]:
+        """int64[lanes]: how many items each lane gives to the batch after `offset` items."""
+        counts = np.full(self.lanes.count, self.items, np.int64)
+        for lane, items in ends.items():
+            counts[lane] = min(max(items - offset, 0), self.items)
+        return counts
+
+    def end_of_pass(self, after: Cursor) -> int | None:
+        """The first epoch after the pass of a cursor; None: the pass is endless."""
+        return None if self.epochs is None else (after.epoch // self.epochs + 1) * self.epochs
+
+    def open(
+        self, after: Cursor, lanes: Mapping[str, Any] | None, settings: Settings, watch: Progress
+    ) -> StreamBatches:
+        """The process-local batches after a cursor, where Grain's iterators were at `lanes`."""
+        return StreamBatches(self, after, lanes, watch)
+
+    def next_cursor(self, after: Cursor) -> Cursor:
+        """Where the next batch starts, as far as is known before it is read."""
+        return after
+
+    def next_pass(self, after: Cursor) -> Cursor:
+        """Where the pass after that of `after` starts."""
+        return Cursor(self.end_of_pass(after) or after.epoch + 1, 0)
+
+    def steps_per_epoch(self) -> int:
+        """TypeError: unknown."""
+        raise TypeError(_UNKNOWN_LENGTH)
+
+    def deliveries(self) -> int:
+        """TypeError: unknown."""
+        raise TypeError(f"{_UNKNOWN_LENGTH}; bound the loop by zip(range(n), feed)")
+
+    def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
+        """TypeError: a stream has no row indices."""
+        raise TypeError("a stream has no row indices: its rows are known only by reading it")
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        """Any cursor will do."""
+
+    def source_epochs(self, cursor: Cursor) -> None:
+        """Unknown: streams are mixed before feedline reads them."""
+
+    def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
+        """The state of each lane that this process reads, None before its first epoch; and who saves each lane."""
+        mine = dict.fromkeys(str(lane) for lane in self.local_lanes)
+        return {"lanes": lanes or mine, "writers": [processes[0] for processes in self.owners]}
+
+
+class _Item(NamedTuple):
+    """A record, with its epoch and its position in the lane."""
+
+    record: Any
+    epoch: int
+    position: int
+
+
+class Report(NamedTuple):
+    """What one process reports of a window, or all processes together.
+
+    Attributes:
+      ends: the number of items of each lane that has ended.
+      failed_at: items of each lane before the batch that could not be read; None: no batch failed.
+      why: the arguments of the error that other processes raise.
+    """
+
+    ends: dict[int, int]
+    failed_at: int | None = None
+    why: dict[str, Any] = {}  # noqa: RUF012
+
+    def to_json(self) -> list[Any]:
+        return [list(self.ends.items()), self.failed_at, self.why]
+
+    @classmethod
+    def merged(cls, reports: list[Any]) -> Report:
+        """All reports as one, with the earliest of the failures."""
+        ends = {lane: items for lane_ends, _, _ in reports for lane, items in lane_ends}
+        failures = [(at, why) for _, at, why in reports if at is not None]
+        return cls(ends, *min(failures, key=lambda failure: failure[0], default=(None, {})))
+
+    @property
+    def error(self) -> FeedError:
+        """What a process raises that had no failure of its own."""
+        return FeedError(_CHANGED, stage="read") if self.failed_at is None else ProcessError(**self.why)
+
+
+class StreamBatches:
+    """An iterator of the process-local batches of a stream. Called and closed by one thread at a time.
+
+    Args:
+      after: the cursor before the first batch.
+      states: the states of Grain's iterators there, by lane; None: the beginning of that epoch.
+      watch: told of progress; says when to give up a wait for other processes.
+    """
+
+    def __init__(self, stream: Stream, after: Cursor, states: Mapping[str, Any] | None, watch: Progress) -> None:
+        self._stream = stream
+        self._watch = watch
+        self._last_epoch = stream.end_of_pass(after)
+        # items of each lane before the next batch to be read, since the epoch in which the lanes were opened
+        self._offset = after.position // stream.lanes.count
+        self._epoch = after.epoch
+        with stream.settings.applied():
+            self._lanes = self._opened(states or {})
+        self._ready: collections.deque[HostBatch] = collections.deque()
+        self._over: dict[int, int] | None = None  # the lane ends of the epoch, once it has no further batch
+        self._failure: Exception | None = None  # raised after the batches that are ready
+        self._dropped = 0  # items left out since the previous batch
+
+    def __next__(self) -> HostBatch:
+        """The next batch. StopIteration carries the number of items that the end of the pass left out."""
+        with self._stream.settings.applied():
+            while not self._ready:
+                failure, self._failure = self._failure, None
+                if failure is not None:
+                    try:
+                        raise failure
+                    finally:
+                        del failure  # else its traceback and this frame would keep each other, and the batches
+                if self._over is not None:
+                    self._end_epoch(self._over)
+                if self._epoch == self._last_epoch:
+                    raise StopIteration(self._dropped)
+                self._read_window()
+            return self._ready.popleft()
+
+    def close(self) -> None:
+        """End Grain's iterators."""
+        self._ready.clear()
+        for lane in self._lanes:
+            lane.close()
+
+    def _opened(self, states: Mapping[str, Any]) -> list[Lane]:
+        """This process's lanes, from the current epoch and offset on."""
+        after = Cursor(self._epoch, self._offset)
+        last_epoch = self._last_epoch if self._stream.remainder == "wrap" else self._epoch + 1
+        return [
+            Lane(self._stream.lanes, lane, after, states.get(str(lane)), last_epoch)
+            for lane in self._stream.local_lanes
+        ]
+
+    def _read_window(self) -> None:
+        """Read this process's part of a window, and agree with the others on which of its batches exist."""
+        size, of_window = self._stream.items, self._stream.window
+        # windows begin at the same batches on all processes
+        left = of_window - self._offset // size % of_window
+        window = range(self._offset, self._offset + left * size, size)
+        place = f"{self._epoch}/{window.start % size}/{window.start // size // of_window}"
+        partial_batches, failure = self._read_partial_batches(window)
+        report = self._agreed(place, failure, window.start + len(partial_batches) * size)
+        for offset, partial in itertools.zip_longest(window, partial_batches):
+            exists = self._stream.exists(offset, report.ends)
+            if not exists and report.failed_at is None:
+                self._over = report.ends
+                break
+            # a failure after the last batch counts as well: the lane that failed has not reported its end
+            if not exists or offset == report.failed_at or partial is None:
+                self._failure = failure or report.error
+                break
+            self._ready.append(self._completed(partial, offset, report.ends))
+            self._offset, self._dropped = offset + size, 0
+        del failure  # as above
+
+    def _read_partial_batches(self, window: range) -> tuple[list[HostBatch], Exception | None]:
+        """This process's part of the window's batches, up to the end of a lane or a failure; and that failure."""
+        found: list[HostBatch] = []
+        try:
+            for offset in window:
+                after = Cursor(self._epoch, (offset + window.step) * self._stream.lanes.count)
+                partial = self._read_partial(after)
+                if partial is None:
+                    break
+                found.append(partial)
+                self._watch.advanced("read")
+        except Exception as error:
+            if self._stream.gather is None:
+                raise
+            return found, error  # reported to the other processes
+        return found, None
+
+    def _read_partial(self, after: Cursor) -> HostBatch | None:
+        """The next items of this process's lanes as a batch; None if a lane has too few and is not padded."""
+        watch, stream, form = Stopwatch(), self._stream, self._stream.form
+        with annotation("read"):
+            taken = {lane.index: lane.take(stream.items) for lane in self._lanes}
+        if stream.remainder != "pad" and any(len(items) < stream.items for items in taken.values()):
+            return None
+        filler = [_Item(stream.first.item, after.epoch, 0)]
+        items = []
+        for row in form.rows.tolist():
+            of_lane = taken[row // stream.items] or filler
+            items.append(of_lane[row % stream.items % len(of_lane)])  # a lane's last items are repeated
+        in_lane = np.array([item.position for item in items], np.int64)
+        positions = BatchPositions(
+            np.array([item.epoch for item in items], np.int64),
+            in_lane * stream.lanes.count + form.rows // stream.items,
+            np.ones(len(items), bool),
+        )
+        buffers = stream.buffers.lease()
+        write = _Write(form, stream.first, [item.record for item in items], positions, buffers)
+        bad = write.all()
+        total_s, cpu_s = watch.total()
+        times = PartTimes(
+            this_thread(),
+            watch.began,
+            total_s - write.transform_s - write.stage_s,
+            write.transform_s,
+            write.stage_s,
+            cpu_s - write.cpu_s,
+            write.cpu_s,
+        )
+        return HostBatch(
+            leaves=buffers.leaves,
+            after=Cursor(self._lanes[0].epoch, self._lanes[0].position) if stream.remainder == "wrap" else after,
+            lanes={str(lane.index): lane.state() for lane in self._lanes},
+            rows=0,
+            dropped_rows=0,
+            parts=[times],
+            bad=bad,
+        )
+
+    def _completed(self, partial: HostBatch, offset: int, ends: Mapping[int, int]) -> HostBatch:
+        """The batch after `offset` items of each lane, now that all ends are known."""
+        form, items, real = self._stream.form, self._stream.items, self._stream.real(offset, ends)
+        # padding repeats items, which count once
+        bad = [row for row in partial.bad if row.at % items < real[row.at // items]]
+        leaves = partial.leaves
+        if form.mask is not None:
+            leaves = form.with_mask(leaves, form.mask_of(form.mask % items < real[form.mask // items], bad))
+        return partial._replace(leaves=leaves, rows=int(real.sum()), dropped_rows=self._dropped, bad=bad)
+
+    def _agreed(self, place: str, failure: Exception | None, read: int) -> Report:
+        """The merged report of all processes on `place`. This process has read `read` items of each lane."""
+        ends, gather = {lane.index: lane.taken for lane in self._lanes if lane.ended}, self._stream.gather
+        if gather is None:
+            return Report(ends)
+        mine = Report(ends)
+        if failure is not None:
+            mine = Report(ends, read, {"stage": "read", "process": jax.process_index(), **as_arguments(failure)})
+        self._watch.advanced("agree")
+        return Report.merged(gather(place, mine.to_json(), failure is not None, self._watch.stopped))
+
+    def _end_epoch(self, ends: dict[int, int]) -> None:
+        """Count the items that the epoch leaves out, and begin the next one."""
+        following = self._epoch + 1
+        if self._stream.remainder == "wrap":
+            self._dropped += ends[0] - self._offset
+            following = self._last_epoch or following
+        elif self._offset == 0:
+            raise FeedError(self._why_no_batch(ends), stage="read")
+        elif self._stream.remainder == "drop":
+            self._dropped += sum(self._read_out().values()) - self._offset * self._stream.lanes.count
+        self.close()
+        self._epoch, self._offset, self._over = following, 0, None
+        self._lanes = self._opened({})
+
+    def _why_no_batch(self, ends: dict[int, int]) -> str:
+        if not any(ends.values()):
+            return f"every epoch of a stream must have items, and epoch {self._epoch} has none"
+        lane = min(ends, key=lambda lane: ends[lane])
+        several = self._stream.lanes.count > 1
+        return (
+            f'remainder "drop" drops a partial batch, and epoch {self._epoch} '
+            f"of {f'lane {lane}' if several else 'the stream'} has only {ends[lane]} items for batches of "
+            f"{self._stream.batch_size}{f', {self._stream.items} of each lane' if several else ''}; use a smaller "
+            'batch, or remainder="pad"'
+        )
+
+    def _read_out(self) -> dict[int, int]:
+        """The number of items of each lane in this epoch. Reads the remaining items to count them."""
+        failure: Exception | None = None
+        try:
+            for lane in self._lanes:
+                while lane.take(1):
+                    self._watch.advanced("read")
+        except Exception as error:
+            if self._stream.gather is None:
+                raise
+            failure = error
+        report = self._agreed(f"{self._epoch}/rest", failure, self._offset)
+        if report.failed_at is not None:
+            raise failure or report.error
+        return report.ends
+
+
+class _Write:
+    """Writes records into the rows of a batch; the stream's first item replaces a bad one.
+
+    A stream has no row indices; positions are used in their place.
+    """
+
+    def __init__(
+        self, form: LocalForm, first: FirstItem, records: list[Any], positions: BatchPositions, buffers: Buffers
+    ) -> None:
+        self._form, self._first, self._records = form, first, records
+        self._positions, self._buffers = positions, buffers
+        self.transform_s = self.stage_s = self.cpu_s = 0.0
+
+    def all(self) -> list[BadRow]:
+        """Write all records. Returns the bad rows.
+
+        Raises:
+          RowError: an item is bad, and `bad_rows` is "raise" or the first item is refused as well.
+        """
+        epochs, positions = self._positions.epoch, self._positions.position
+        try:
+            self._some(slice(0, len(self._records)))
+            return []
+        except RowError as error:
+            if self._form.bad_rows == "raise":
+                raise_located(self._some, self._positions, positions, error)
+            bad = []
+            for i, failure in find_bad_rows(self._some, positions, error):
+                failure.locate(int(positions[i]), int(epochs[i]), int(positions[i]))
+                self._records[i] = self._first.item
+                try:
+                    self._some(slice(i, i + 1))
+                except RowError as again:
+                    again.locate(int(positions[i]), int(epochs[i]), int(positions[i]))
+                    raise
+                bad.append(BadRow.of(failure, int(self._form.rows[i]), substitute=0))
+            return bad
+
+    def _some(self, here: slice) -> None:
+        form, buffers = self._form, self._buffers
+        for i in range(here.start, here.stop):
+            try:
+                write_record(self._records[i], self._first.spec, buffers.read, i)
+            except (TypeError, ValueError, OverflowError) as error:
+                message = f"every item must have the form of the first: {error}"
+                raise RowError(message, stage="read", row=int(self._positions.position[i])) from error
+        watch = Stopwatch()
+        part, whole = self._positions.part(here), [leaf[here] for leaf in buffers.read]
+        if form.transform is not None:
+            whole = form.transformed(form.transform, whole, part, part.position)
+        transform_s, transform_cpu_s = watch.lap()
+        with annotation("stage"):
+            form.write(whole, buffers.leaves, here, part.position)
+        stage_s, stage_cpu_s = watch.lap()
+        self.transform_s += transform_s
+        self.stage_s += stage_s
+        self.cpu_s += transform_cpu_s + stage_cpu_s
+
+
+class Lane:
+    """The items of one lane. Called and closed by one thread at a time.
+
+    Args:
+      after: the epoch to begin in, and how many items of the lane came before.
+      state: the state of Grain's iterator there; None: the beginning of that epoch.
+      last_epoch: the lane ends before this epoch, and continues over the ends of earlier ones; None: never.
+
+    Attributes:
+      epoch, position: of the next item.
+      taken: items taken since the beginning of `after`'s epoch.
+      ended: whether the end of the lane was reached.
+    """
+
+    def __init__(self, lanes: Lanes, index: int, after: Cursor, state: Any, last_epoch: int | None) -> None:
+        self.index = index
+        self.epoch, self.position = after
+        self.taken = after.position
+        self.ended = False
+        self._lanes = lanes
+        self._last_epoch = last_epoch
+        self._state = state
+        self._iterator: Any = None
+
+    def take(self, count: int) -> list[_Item]:
+        """The next `count` items; fewer at the end.
+
+        Raises:
+          FeedError: reading failed; it names the lane and the item.
+          ValueError: the lane cannot continue from its state.
+        """
+        items: list[_Item] = []
+        while len(items) < count and not self.ended:
+            record = self._next()
+            if not self.ended:
+                items.append(_Item(record, self.epoch, self.position))
+                self.position += 1
+        self.taken += len(items)
+        return items
+
+    def state(self) -> Any:
+        """The state of Grain's iterator after the last item that was taken, with tuples `marked`."""
+        return marked(self._iterator.get_state())
+
+    def close(self) -> None:
+        """End Grain's iterator."""
+        iterator, self._iterator = self._iterator, None  # not kept: Grain's finalizers print tracebacks at exit
+        if iterator is not None:
+            iterator.close()
+
+    def _next(self) -> Any:
+        """The next record, perhaps of a later epoch; None at the end."""
+        while True:
+            if self._iterator is None:
+                self._iterator = self._opened()
+            try:
+                return next(self._iterator)
+            except StopIteration as stop:
+                if raised_by_user_code(stop):
+                    raise self._failed(stop) from stop
+            except Exception as error:
+                raise self._failed(error) from error
+            if self._last_epoch == self.epoch + 1:
+                self.ended = True
+                return None
+            if self.position == 0:
+                raise FeedError(
+                    f"every epoch of a stream must have items, and epoch {self.epoch} has none", stage="read"
+                )
+            self.close()
+            self._state = None
+            self.epoch, self.position = self.epoch + 1, 0
+
+    def _opened(self) -> Any:
+        """A new iterator of the lane, at `_state`."""
+        try:
+            iterator = self._lanes.open(self.index)
+        except Exception as error:
+            raise self._failed(error) from error
+        if self._state is None:
+            return iterator
+        try:
+            iterator.set_state(unmarked(self._state))
+        except Exception as error:
+            iterator.close()
+            if isinstance(error, OSError):  # to restore packing, Grain reads items again
+                raise self._failed(error) from error
+            raise ValueError(
+                f"lane {self.index} cannot go on from its state {repr(self._state)[:100]}: set_state of its "
+                f"iterator raised {type(error).__name__}: {str(error).rstrip('.')}. Pass a state unchanged, and "
+                "to a feed over the dataset that it was saved from"
+            ) from error
+        return iterator
+
+    def _failed(self, error: Exception) -> FeedError:
+        return lane_error(self.index, self.position, self.epoch, error)
+
+
+def marked(state: Any) -> Any:
+    """A copy of a state for JSON, which turns tuples into lists, and Grain accepts no list in place of a tuple.
+
+    Example:
+      >>> marked({"slice": (2, 5), "index": [0]})
+      {'slice': {'__tuple__': [2, 5]}, 'index': [0]}
+    """
+    if isinstance(state, dict):
+        return {key: marked(value) for key, value in state.items()}
+    if type(state) is list:
+        return [marked(value) for value in state]
+    if type(state) is tuple:
+        return {_TUPLE: [marked(value) for value in state]}
+    return copy.deepcopy(state)
+
+
+def unmarked(state: Any) -> Any:
+    """The inverse of `marked`.
+
+    Example:
+      >>> unmarked(marked({"slice": (2, 5), "index": [0]}))
+      {'slice': (2, 5), 'index': [0]}
+    """
+    if isinstance(state, dict):
+        if state.keys() == {_TUPLE}:
+            return tuple(unmarked(value) for value in state[_TUPLE])
+        return {key: unmarked(value) for key, value in state.items()}
+    return [unmarked(value) for value in state] if type(state) is list else copy.deepcopy(state)

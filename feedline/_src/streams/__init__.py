@@ -1,1 +1,0 @@
-"""Batches of streams, whose rows can only be read one after the other: lanes, their ends, their checkpoints."""
