@@ -70,7 +70,7 @@ def test_a_device_a_spec_under_set_mesh_and_a_gspmd_sharding_are_taken():
         assert batch["x"].shape == (8, 4)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_every_batch_comes_in_order_on_its_sharding(prefetch):
     shardings = {"x": NamedSharding(MESH, PartitionSpec("data", "model")), "y": SHARDING}
     batches = list(prefetch_to_mesh(numbered(7), shardings, prefetch))
@@ -157,12 +157,9 @@ def test_it_is_neither_copied_nor_pickled(way):
             TypeError, match=r"of prefetch_to_mesh can be neither pickled nor copied, .*; call pref"
         ):
             way(batches)
+        with pytest.raises(TypeError, match="has no get_state"):
+            batches.get_state()
         assert len(list(batches)) == 2
-
-
-def test_an_iterator_without_a_state_forwards_none():
-    with prefetch_to_mesh(numbered(2), SHARDING) as batches, pytest.raises(TypeError, match="has no get_state"):
-        batches.get_state()
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -229,7 +226,7 @@ def test_its_report_and_statistics_tell_of_the_users_iterator(prefetch):
     with prefetch_to_mesh(slow(), SHARDING, prefetch) as batches:
         next(batches)
         with pytest.raises(
-            ValueError, match=r"a report needs two batches .* this iterator delivered 1; call it after"
+            ValueError, match=r"a report needs two batches .* this iterator delivered 1; call it aft"
         ):
             batches.report()
         for _ in batches:

@@ -226,11 +226,7 @@ class Job:
         self.rows = 0
 
     def check(self) -> int:
-        """Compare the commits since the last check. Returns the number of all commits.
-
-        Raises:
-          SystemExit: a row was lost or repeated, or is at a wrong position.
-        """
+        """Compare the commits since the last check. Returns the number of all commits."""
         lines = whole_lines(self.folder / COMMITS)
         for number, line in enumerate(lines[self._checked :], start=self._checked):
             ids = json.loads(line)["ids"]
@@ -242,11 +238,7 @@ class Job:
         return len(lines)
 
     def files(self) -> int:
-        """The number of files in its folder.
-
-        Raises:
-          SystemExit: it has grown.
-        """
+        """The number of files in its folder."""
         found = sum(path.is_file() for path in self.folder.rglob("*"))
         self._files = self._files or found
         if found > self._files + MORE_FILES:
@@ -297,11 +289,7 @@ def lanes_alone() -> Callable[[int], list[int]]:
 
 
 def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
-    """One round: start the job, kill it, and check its commits.
-
-    Raises:
-      SystemExit: the job failed by itself, did not end, or committed wrong rows.
-    """
+    """One round: start the job, kill it, and check its commits."""
     processes, devices = chance.choice(TOPOLOGIES)
     batch_size = chance.choice([size for size in BATCH_SIZES if size % (processes * devices) == 0])
     prefetch = chance.choice(PREFETCHES)
@@ -353,11 +341,7 @@ def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
 
 
 def await_commits(job: Job, launcher: subprocess.Popen[bytes], count: int) -> None:
-    """Wait until the job has so many commits.
-
-    Raises:
-      SystemExit: it ended before, or stands still.
-    """
+    """Wait until the job has so many commits."""
     began = time.monotonic()
     while job.commits() < count:
         if launcher.poll() is not None or time.monotonic() - began > STARTED_S:
@@ -378,11 +362,7 @@ def marked(mark: str, word: bytes = b"") -> list[int]:
 
 
 def check_left(mark: str) -> None:
-    """Wait until the processes of a round have ended.
-
-    Raises:
-      SystemExit: some do not.
-    """
+    """Wait until the processes of a round have ended."""
     deadline = time.monotonic() + LEFT_S
     while left := marked(mark):
         if time.monotonic() > deadline:

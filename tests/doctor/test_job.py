@@ -129,10 +129,7 @@ def warning(found, name):
 def test_a_sound_job_has_no_troubles(tmp_path):
     found, _ = observed(tmp_path, SOUND)
     assert found.keys() >= {*SAMPLED, "memory that grows", "sharding of the batch"}
-    troubles = {
-        name: check.finding for name, check in found.items() if check.severity != "ok" and name not in SAMPLED
-    }
-    assert troubles == {}
+    assert [check for name, check in found.items() if check.severity != "ok" and name not in SAMPLED] == []
 
 
 def test_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_path):
@@ -201,51 +198,34 @@ def test_wrapped_functions_behave_like_plain_ones(tmp_path):
     traced = []
     @jax.jit(static_argnames="n")
     def power(x, n: int = 2):
-        '''A docstring.'''
         traced.append(n)
         return x ** n
 
-    plain = power._watched_original
-    assert power.__doc__ == "A docstring." and power.__name__ == "power" and power.__module__ == "__main__"
-    assert list(inspect.signature(power).parameters) == ["x", "n"] and power.__annotations__ == {"n": int}
-    assert inspect.unwrap(power) is power.__wrapped__ is plain.__wrapped__
+    plain, three = power._watched_original, jnp.float32(3)
+    assert (power.__name__, power.__module__, power.__annotations__) == ("power", "__main__", {"n": int})
+    assert list(inspect.signature(power).parameters) == ["x", "n"] and inspect.unwrap(power) is plain.__wrapped__
     assert isinstance(power, type(plain)) and isinstance(power, jax.stages.Wrapped) and repr(power) == repr(plain)
-    assert float(power(jnp.float32(3), n=2)) == float(power(jnp.float32(3), n=2)) == 9
-    assert traced == [2]  # the doctor's look at the program traces nothing again
-    assert float(Model().scaled(jnp.float32(3), by=2)) == 6 and Model.twice(jnp.float32(1)) == 2
+    assert float(power(three, n=2)) == float(power(three, n=2)) == 9 and traced == [2]
+    assert float(Model().scaled(three, by=2)) == 6 and Model.twice(jnp.float32(1)) == 2
     assert jax.grad(lambda x: power(x, n=3))(2.0) == 12 and jax.grad(power)(3.0) == 6
     assert jax.vmap(lambda x: power(x, n=2))(jnp.arange(3.0)).tolist() == [0, 1, 4]
-    assert power.lower(jnp.float32(3), n=2).compile()(jnp.float32(3)) == 9
-    assert power.trace(jnp.float32(3), n=2).lower().compile()(jnp.float32(3)) == 9
-    assert power.eval_shape(jnp.float32(3)).shape == jax.eval_shape(lambda x: power(x, n=2), 1.0).shape == ()
-    assert jax.jit(power)(3.0) == 9 and jax.make_jaxpr(power)(3.0).eqns
+    assert power.trace(three, n=2).lower().compile()(three) == power.lower(three, n=2).compile()(three) == 9
+    assert power.eval_shape(three).shape == () and jax.jit(power)(3.0) == 9 and jax.make_jaxpr(power)(3.0).eqns
     from jax.experimental.serialize_executable import deserialize_and_load, serialize
     again = deserialize_and_load(*serialize(jax.jit(lambda x: x + 1).lower(state).compile()))
-    assert jax.export.export(power)(jnp.float32(3)).call(jnp.float32(3)) == 9 and float(again(state)[0, 0]) == 2
+    assert jax.export.export(power)(three).call(three) == 9 and float(again(state)[0, 0]) == 2
     for made in (copy.copy(power), copy.deepcopy(power), pickle.loads(cloudpickle.dumps(power))):
-        assert made(jnp.float32(3), n=2) == 9 and type(made) is type(plain)
-    assert copy.deepcopy({"step": Model.twice})["step"](1) == 2
+        assert made(three, n=2) == 9 and type(made) is type(plain)
     assert jax.pmap(fun=lambda x: x + 1, axis_name="i")(np.ones((1, 2)))[0].tolist() == [2, 2]
     mapped = jax.pmap(lambda x: x + 1)
     assert copy.deepcopy(mapped) is mapped and inspect.isfunction(mapped) and inspect.signature(mapped)
     power.note = "mine"
     assert power.note == "mine" and {power: 1}[power] == 1 and not hasattr(power, "none")
-    power.clear_cache()
-    try:
-        power(object())
-    except TypeError as error:
-        assert "power" in str(error)
-    key = jax.random.key(0)
-    for _ in range(4):
-        key, sub = jax.jit(jax.random.split)(key)
     with jax.disable_jit():
         count = len(traced)
         for _ in range(3):
-            power(jnp.float32(3))
+            power(three)
         assert len(traced) == count + 3
-    thread = threading.Thread(target=lambda: power(jnp.float32(3)))
-    thread.start(), thread.join()
-    assert np.asarray(jnp.arange(3)).tolist() == [0, 1, 2] and f"{jnp.float32(2):.1f}" == "2.0"
     """
     found, _ = observed(tmp_path, usual, PYTHONWARNINGS="error")
     assert found["the command"].severity == "ok"
@@ -304,24 +284,6 @@ def test_hooks_that_fail_do_not_change_the_job(tmp_path):
     assert found["the command"].severity == "ok"
     for name in ("arguments", "profiling", "sampling", "compilations"):
         assert "a fault of the doctor" in found[f"hook for {name}"].finding
-
-
-def test_a_forked_process_does_not_replace_the_record(tmp_path):
-    forks = """
-    import atexit, os, sys
-    step = jax.jit(lambda x: x + 1)
-    for _ in range(5):
-        state = step(state)
-    child = os.fork()
-    if child:
-        assert os.waitpid(child, 0)[1] == 0
-    else:
-        atexit._run_exitfuncs()
-        os._exit(0)
-    """
-    ran, _ = run(forks, tmp_path, PYTHONWARNINGS="ignore")
-    (process,) = ran.processes
-    assert (ran.code, process["functions"][0]["calls"]) == (0, 5)
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(9)"])
@@ -407,12 +369,6 @@ def test_sigterm_is_passed_on_to_the_command(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_look_for_jax_before_its_import_does_not_end_the_observation():
-    look = "import importlib.util; assert importlib.util.find_spec('jax'); import jax; jax.jit(lambda x: x + 1)(0)"
-    (process,) = job.run([sys.executable, "-c", look], {**os.environ, "JAX_PLATFORMS": "cpu"}, 120).processes
-    assert process["functions"][0]["calls"] == 1
-
-
 @pytest.mark.parametrize("command", [["true"], [sys.executable, "-I", "-c", "import jax"]])
 def test_a_command_that_cannot_be_observed(command):
     found = {check.name: check for check in job.job_findings(job.run(command, os.environ, None))}
@@ -457,14 +413,8 @@ def test_the_example_shows_what_its_page_says():
     environ.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
     ran = job.run([sys.executable, str(root / "examples" / "slow_training.py")], environ, 240)
     found = {check.name: check for check in job.job_findings(ran)}
-    for name in (
-        "donation",
-        "unrolled loops",
-        "memory that grows",
-        "sharding of the batch",
-        "dtypes of the batch",
-    ):
-        assert found[name].severity == "warning", found[name]
+    for name in ("donation", "unrolled loops", "memory that grows", "sharding of the batch"):
+        warning(found, name)
     assert "fits uint8" in warning(found, "dtypes of the batch")
     assert found["recompilation"].severity == "note"
     assert "slow_training.py:42 float(loss) (" in warning(found, "transfers to the host")
