@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
+from feedline.checkpoint import Restore, Save
 
 
 @jax.jit
@@ -39,19 +40,15 @@ def main(folder: Path, last_step: int) -> int:
     step, stopped = 0, False
     with feed, ocp.CheckpointManager(folder.absolute()) as manager:
         if manager.latest_step() is not None:
-            parts = ocp.args.Composite(state=ocp.args.StandardRestore(weights), feed=ocp.args.JsonRestore())
+            parts = ocp.args.Composite(state=ocp.args.StandardRestore(weights), feed=Restore(feed))
             found = manager.restore(manager.latest_step(), args=parts)
-            weights = found.state
-            feed.set_state(found.feed)
-            step = found.feed["step"]
+            weights, step = found.state, found.feed["step"]
         while step < last_step and not stopped:
             weights, loss = train_step(weights, next(feed))
             step += 1
             stopped = feedline.cluster.should_stop(step)  # True at the same step on all processes
             if stopped or step % 1000 == 0 or step == last_step:
-                parts = ocp.args.Composite(
-                    state=ocp.args.StandardSave(weights), feed=ocp.args.JsonSave(feed.get_state())
-                )
+                parts = ocp.args.Composite(state=ocp.args.StandardSave(weights), feed=Save(feed))
                 manager.save(step, args=parts)
             if step % 10 == 0:
                 loss.block_until_ready()  # with CPUs, jax may hang once 32 steps are queued

@@ -19,6 +19,7 @@ Public are this module and the modules beside it::
 
     FeedError          and its subclasses: RowError, WorkerError, ProcessError, StallError
 
+    feedline.checkpoint   a feed as an item of a checkpoint of Orbax
     feedline.cluster   joins the processes of a run
     feedline.images    JPEG, PNG and other images as rows
     feedline.metrics   what feeds count, for Prometheus and for logs
@@ -36,6 +37,7 @@ from feedline._src.lazy import lazily
 from feedline._src.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from feedline import checkpoint as checkpoint
     from feedline import cluster as cluster
     from feedline import images as images
     from feedline import metrics as metrics
@@ -100,6 +102,7 @@ __getattr__, __dir__, __all__ = lazily(
         "open_source": "feedline._src.sources.open_source",
         "prefetch_to_mesh": "feedline._src.drop_in",
         "save_lanes": "feedline._src.loader.lane_files",
+        "checkpoint": "",
         "cluster": "",
         "images": "",
         "metrics": "",

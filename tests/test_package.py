@@ -26,7 +26,14 @@ ROOT = Path(feedline.__file__).parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "feedline."))
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 CORE = {path.removeprefix("_src/"): tree for path, tree in TREES.items() if path.startswith("_src/")}
-PUBLIC = ("feedline", "feedline.cluster", "feedline.images", "feedline.metrics", "feedline.trainer")
+PUBLIC = (
+    "feedline",
+    "feedline.checkpoint",
+    "feedline.cluster",
+    "feedline.images",
+    "feedline.metrics",
+    "feedline.trainer",
+)
 
 
 # --- names ---
@@ -78,7 +85,7 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_these_modules_are_public_and_import_nothing_but_for_type_checkers():
     assert {path for path in TREES if not path.startswith("_src/")} == {
-        "__init__.py", "__main__.py", "cluster.py", "images.py", "metrics.py", "trainer.py",
+        "__init__.py", "__main__.py", "checkpoint.py", "cluster.py", "images.py", "metrics.py", "trainer.py",
     }  # fmt: skip
     for package in PUBLIC:
         at_run_time = [node for node in tree_of(package).body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -99,9 +106,8 @@ def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
         "Blocks", "Feed", "FeedError", "FeedOptions", "Lanes", "Limits", "Mixture", "Order", "Packed", "Plan",
         "ProcessError", "Ragged", "Reading", "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store",
-        "WorkerError", "building",
-        "cluster", "convert", "decoded", "images", "load_lanes", "local_rows", "metrics", "open_source",
-        "prefetch_to_mesh", "save_lanes", "trainer",
+        "WorkerError", "building", "checkpoint", "cluster", "convert", "decoded", "images", "load_lanes",
+        "local_rows", "metrics", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
 
@@ -272,6 +278,7 @@ OF_FEEDLINE = {
                "rows.encoded_source", "rows.row_source", "options"],
     "image_limits": [],
     # beside them
+    "checkpoint": ["loader.lane_files"],
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "listen.metrics", "listen.report"],  # of any feed
     "trainer.logs": ["trainer.loop", "listen.metrics", "listen.statistics"],
@@ -283,6 +290,7 @@ OF_FEEDLINE = {
     "lazy": [],
 }  # fmt: skip
 FROM_OUTSIDE = {
+    "checkpoint": ["jax", "orbax"],
     "native": ["numpy"],
     "runtime": ["jax"],
     "order": ["numpy"],

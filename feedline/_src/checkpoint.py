@@ -1,0 +1,120 @@
+"""A feed as an item of a checkpoint of Orbax, by its handlers and by its protocol of version 1."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Awaitable, Collection
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from feedline._src.loader.lane_files import load_lanes, save_lanes
+
+_FILE = "metadata"
+"""As Orbax's JSON has it: `JsonRestore` reads what `Save` wrote, and `Restore` what `JsonSave` wrote."""
+
+
+class _Handler(ocp.CheckpointHandler):
+    """Writes and reads the folder of a feed; every process calls it, with a folder that all of them share."""
+
+    def save(self, directory: Any, args: Save) -> None:
+        _write(Path(directory), args.state)
+
+    def restore(self, directory: Any, args: Restore) -> dict[str, Any]:
+        return _restored(Path(directory), args.feed, args.allow)
+
+
+@ocp.args.register_with_handler(_Handler, for_save=True)
+@dataclasses.dataclass
+class Save(ocp.args.CheckpointArgs):
+    """Where a feed stands now, to be saved; the feed may go on at once.
+
+    Rows with random access are saved by process 0, and lanes by the processes that read them.
+
+    Args:
+      feed: a `feedline.Feed`, or any object whose `get_state` gives JSON values.
+
+    Raises:
+      ProcessError: when it is saved, if another process saves another place of lanes.
+
+    Example:
+      >>> import tempfile, numpy as np, jax, feedline, orbax.checkpoint as ocp
+      >>> from pathlib import Path
+      >>> feed = feedline.Feed({"x": np.arange(64)}, 8, jax.devices()[0])
+      >>> first = next(feed)
+      >>> with ocp.CheckpointManager(Path(tempfile.mkdtemp())) as manager:
+      ...     saved = manager.save(1, args=ocp.args.Composite(feed=Save(feed)))
+      ...     second = next(feed)
+      ...     found = manager.restore(1, args=ocp.args.Composite(feed=Restore(feed)))
+      >>> found.feed["step"], np.array_equal(next(feed)["x"], second["x"])
+      (1, True)
+    """
+
+    feed: Any
+
+    def __post_init__(self) -> None:
+        self.state = self.feed.get_state()
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Orbax's protocol of version 1."""
+
+        async def write() -> None:
+            _write(Path(await directory.await_creation()), self.state)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Orbax's protocol of version 1."""
+        return await Restore(self.feed).load(directory)
+
+
+@ocp.args.register_with_handler(_Handler, for_restore=True)
+@dataclasses.dataclass
+class Restore(ocp.args.CheckpointArgs):
+    """Takes a feed to where `Save` saved it, on any number of processes and devices; the item is the state.
+
+    Args:
+      feed: a `feedline.Feed`, or any object with `set_state`.
+      allow: fields of the fingerprint that may differ, as in `feed.set_state`.
+
+    Raises:
+      ValueError: when it is restored, if the checkpoint is of other data, or lanes are missing.
+      FileNotFoundError: the folder is not one of a feed.
+    """
+
+    feed: Any
+    allow: Collection[str] = ()
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Orbax's protocol of version 1."""
+        return await Save(self.feed).save(directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Orbax's protocol of version 1."""
+
+        async def read() -> None:
+            _restored(Path(directory), self.feed, self.allow)
+
+        return read()
+
+
+def _write(folder: Path, state: dict[str, Any]) -> None:
+    if "lanes" in state:
+        save_lanes(state, folder)
+    elif jax.process_index() == 0:
+        (folder / _FILE).write_text(json.dumps(state))
+
+
+def _restored(folder: Path, feed: Any, allow: Collection[str]) -> dict[str, Any]:
+    try:
+        state = json.loads((folder / _FILE).read_text())
+    except FileNotFoundError:
+        state = load_lanes(folder)
+    if allow:
+        feed.set_state(state, allow=allow)
+    else:
+        feed.set_state(state)
+    return dict(state)

@@ -1,0 +1,22 @@
+"""A feed as an item of a checkpoint of Orbax.
+
+    Save               saves where a feed stands, beside the arrays of the model
+    Restore            restores it, on any number of processes
+
+With `orbax.checkpoint.CheckpointManager` they are arguments of a `Composite`; with the functions of
+`orbax.checkpoint.v1` they are checkpointables. docs/checkpoints.md has both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedline._src.lazy import lazily
+
+if TYPE_CHECKING:
+    from feedline._src.checkpoint import Restore as Restore
+    from feedline._src.checkpoint import Save as Save
+
+__getattr__, __dir__, __all__ = lazily(
+    __name__, {"Restore": "feedline._src.checkpoint", "Save": "feedline._src.checkpoint"}
+)
