@@ -172,14 +172,12 @@ class Empty(Counted):
     ("source", "form", "message"),
     [
         (Empty(), None, "at least one row, got a source without any"),
-        (np.arange(3), "parquet", "parquet cannot hold these rows: .*, name an array with columns=\\['x'\\]"),
+        (np.arange(3), "parquet", "parquet cannot hold these rows: .*, name an array with columns="),
         ({"x": np.zeros(3, ml_dtypes.bfloat16)}, "npy", "first row: elements of 2 bytes have lost .*; npy and"),
         ({"x": np.zeros(3, complex)}, "parquet", "parquet cannot hold these rows: Unsupported numpy type"),
         ({"a/b": np.zeros(3)}, "zarr", "zarr cannot hold these rows: .* choose another one"),
-        ({"x": {"y": np.zeros(3)}}, "parquet", "'x' is a dict in a row; .*array_record holds arrays"),
         ({"x": {"y": np.zeros(3)}}, "zarr", "'x' is a dict in a row"),
         ({"x": (np.zeros(3),)}, None, "row\\['x'\\] is a tuple; give each leaf a name"),
-        ((np.zeros(3),), None, "row is a tuple; give each leaf a name"),
         (Counted(3), "csv", "format must be one of array_record, npy, parquet, zarr, got 'csv'"),
         (feedline.Mixture({"a": {"x": np.zeros(3)}}, {"a": 1}), None, "got a Mixture; convert each source"),
         (feedline.Ragged({"t": (np.arange(3), np.array([0, 1, 3]))}, pad_to=(4,)), None, "shape, got a Ragged"),
@@ -317,8 +315,9 @@ def test_a_file_that_holds_other_rows_than_were_written(form, monkeypatch):
 
     def damaged(path, row, chunks, *sizes):
         def flawed():
-            for columns in chunks:
-                yield {leaf: np.where(column == 222 / 3, -1, column) for leaf, column in columns.items()}
+            for chunk in chunks:
+                chunk["y"][chunk["y"] == 222 / 3] = -1
+                yield chunk
 
         real(path, row, flawed(), *sizes)
 

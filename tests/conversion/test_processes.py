@@ -17,7 +17,7 @@ import programs
 import pytest
 
 import feedline
-from feedline._src.tools.convert.processes import mapped_in_processes
+from feedline._src.tools.convert.processes import map_in_processes
 
 pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[2] / "examples" / "convert_on_ray.py"
@@ -66,18 +66,13 @@ def test_killed_and_run_again(number, code, tmp_path, monkeypatch):
 
 
 def test_a_process_that_ends_and_a_function_that_fails():
-    with mapped_in_processes(2) as run:
-        assert sorted(run(abs, [-1, 2, -3])) == [1, 2, 3]
-        assert list(run(abs, [])) == []
-        with pytest.raises(TypeError, match="bad operand type"):
-            list(run(abs, ["x"]))
-    with (
-        mapped_in_processes(1) as run,
-        pytest.raises(feedline.WorkerError, match="was killed, crashed, or did not start: the host may be"),
-    ):
-        list(run(functools.partial(os._exit), [3]))
-    with mapped_in_processes(1) as run, pytest.raises(TypeError, match="this source cannot be pickled"):
-        list(run(lambda item: item, [1]))
+    assert sorted(map_in_processes(abs, [-1, 2, -3], workers=2)) == [1, 2, 3]
+    with pytest.raises(TypeError, match="bad operand type"):
+        list(map_in_processes(abs, ["x"], workers=1))
+    with pytest.raises(feedline.WorkerError, match="was killed, crashed, or did not start: the host may be"):
+        list(map_in_processes(functools.partial(os._exit), [3], workers=1))
+    with pytest.raises(TypeError, match="this source cannot be pickled"):
+        list(map_in_processes(lambda item: item, [1], workers=1))
 
 
 def test_ray_writes_the_same_files(tmp_path):

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import glob
 import hashlib
 import json
@@ -25,7 +26,7 @@ from feedline._src.rows.source import Indexed, Source
 from feedline._src.sources.lanes import is_stream
 from feedline._src.sources.open_source import as_source, open_source
 from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, same_rows, sync, write_file
-from feedline._src.tools.convert.processes import mapped_in_processes
+from feedline._src.tools.convert.processes import map_in_processes
 from feedline._src.tools.convert.rows import Rows
 
 Map = Callable[[Callable[[int], dict[str, int]], Sequence[int]], Iterable[dict[str, int]]]
@@ -108,13 +109,7 @@ def open_any(source: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a conversion writes. It pickles if its source does.
-
-    Attributes:
-      destination: the folder of the result.
-      count: how many rows.
-      rows_per_shard: of all shards but the last.
-    """
+    """What a conversion of `count` rows writes, and where. It pickles if its source does."""
 
     rows: Rows
     destination: Path
@@ -126,12 +121,7 @@ class Conversion:
     def of(
         cls, source: Any, destination: str | os.PathLike[str], form: str | None, rows_per_shard: int | None
     ) -> Conversion:
-        """Plan the conversion of a source: its first rows are read, and nothing is written.
-
-        Raises:
-          ValueError, TypeError: there are no rows, the format cannot hold them, or an argument is wrong.
-          FeedError: the first rows cannot be read.
-        """
+        """Plan the conversion of a source: its first rows are read, and nothing is written."""
         if is_url(os.fspath(destination)):
             raise ValueError(
                 f"a conversion writes to a folder on a disk, got {destination}; convert to a local folder, and "
@@ -209,12 +199,11 @@ class Conversion:
             missing = [i for i in range(self.shards) if not (self.folder / self.name_of(i)).exists()]
             done = self.count - sum(len(self.rows_of(shard)) for shard in missing)
             yield done
-            pool = mapped_in_processes(workers) if workers else contextlib.nullcontext(map or builtins.map)
+            run = functools.partial(map_in_processes, workers=workers) if workers else map or builtins.map
             try:
-                with pool as run:
-                    for result in run(self.convert_shard, missing) if missing else ():
-                        done += result["rows"]
-                        yield done
+                for result in run(self.convert_shard, missing) if missing else ():
+                    done += result["rows"]
+                    yield done
             finally:
                 self._remove_unfinished()
             self._check_files(self.folder)
@@ -226,10 +215,6 @@ class Conversion:
 
         The shard appears under its name once it is on the disk and checked. Several processes may write the same
         one: the last one replaces it by the same rows.
-
-        Raises:
-          FeedError: a row cannot be read, or the file does not hold the rows that were written.
-          OSError: it cannot be written.
         """
         final = self.folder / self.name_of(shard)
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.folder) as folder, self._full_disk_named():
@@ -252,7 +237,7 @@ class Conversion:
             "format": self.format,
             "rows": self.count,
             "rows_per_shard": self.rows_per_shard,
-            "leaves": [["/".join(leaf), str(dtype)] for leaf, dtype in self.rows.leaves],
+            "dtype": str(self.rows.dtype),
             "data": hashlib.sha256(json.dumps(source.identity, sort_keys=True).encode()).hexdigest(),
             "sampled_rows": sampled.hexdigest(),
             "files": files,

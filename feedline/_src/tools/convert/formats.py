@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
-import operator
 import os
 import sys
 import tempfile
@@ -21,9 +19,11 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError
 from feedline._src.formats.registry import require
 from feedline._src.sources.open_source import open_source
-from feedline._src.tools.convert.rows import Columns, Rows
+from feedline._src.tools.convert.rows import Rows
 
 FormatName = Literal["array_record", "npy", "parquet", "zarr"]
+Chunks = Iterable[npt.NDArray[Any]]
+"""Adjacent rows, with a field for each leaf."""
 _FASTEST: tuple[FormatName, ...] = ("npy", "array_record", "parquet")
 """The first one that can hold the rows is the default."""
 
@@ -119,15 +119,7 @@ def _described(row: np.dtype[Any]) -> Any:
     return [(name, of) if isinstance(of, list) else (name, *of) for name, of in described.items()]
 
 
-def _packed(columns: Columns, row: np.dtype[Any]) -> bytes:
-    """The rows one after the other, and the leaves of each one after the other."""
-    rows = np.empty(len(next(iter(columns.values()))), row)
-    for leaf, column in columns.items():
-        functools.reduce(operator.getitem, leaf, rows)[...] = column  # type: ignore[arg-type]
-    return rows.tobytes()
-
-
-def _write_npy(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows: int, _: int) -> None:
+def _write_npy(path: Path, row: np.dtype[Any], chunks: Chunks, rows: int, _: int) -> None:
     if row.hasobject:
         raise TypeError("they have bytes of any length")
     mapped = np.lib.format.open_memmap(path, "w+", row.base, (rows, *row.shape), version=(3, 0))
@@ -135,24 +127,19 @@ def _write_npy(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows: 
     del mapped  # it is not written to: under a map, a full disk ends the process with SIGBUS
     with path.open("r+b") as file:
         file.seek(start)
-        for columns in chunks:
-            file.write(_packed(columns, row))
+        for chunk in chunks:
+            file.write(chunk.tobytes())
 
 
-def _write_array_record(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _rows: int, _: int) -> None:
+def _write_array_record(path: Path, row: np.dtype[Any], chunks: Chunks, _rows: int, _: int) -> None:
     if row.hasobject and row.names is not None:
         raise TypeError("they are records of several fields")
     module = require("array_record.python.array_record_module", "array-record")
     writer = module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
-        for columns in chunks:
-            if row.hasobject:
-                records = columns[()].tolist()
-            else:
-                packed, size = _packed(columns, row), row.itemsize
-                records = [packed[i : i + size] for i in range(0, len(packed), size)]
-            for record in records:
-                writer.write(record)
+        for chunk in chunks:
+            for record in chunk:
+                writer.write(record if row.hasobject else record.tobytes())
     except BaseException:
         with contextlib.suppress(RuntimeError):  # the first error is the cause
             writer.close()
@@ -160,7 +147,7 @@ def _write_array_record(path: Path, row: np.dtype[Any], chunks: Iterable[Columns
     writer.close()
 
 
-def _write_zarr(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows: int, chunk_rows: int) -> None:
+def _write_zarr(path: Path, row: np.dtype[Any], chunks: Chunks, rows: int, chunk_rows: int) -> None:
     tensorstore = require("tensorstore", "zarr")
     if row.hasobject:
         raise TypeError("they have bytes of any length")
@@ -183,16 +170,16 @@ def _write_zarr(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows:
             chunk_layout=tensorstore.ChunkLayout(chunk_shape=chunk),
         ).result()
 
-    arrays = [created(name, leaf) for name, leaf in _flat(row).items()]
+    arrays = {name: created(name, leaf) for name, leaf in _flat(row).items()}
     start = 0
-    for columns in chunks:
-        stop = start + len(next(iter(columns.values())))
-        for array, column in zip(arrays, columns.values(), strict=True):
-            array[start:stop].write(column).result()
+    for chunk in chunks:
+        stop = start + len(chunk)
+        for name, array in arrays.items():
+            array[start:stop].write(chunk[name] if name else chunk).result()
         start = stop
 
 
-def _write_parquet(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _rows: int, _: int) -> None:
+def _write_parquet(path: Path, row: np.dtype[Any], chunks: Chunks, _rows: int, _: int) -> None:
     pyarrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     leaves = _flat(row)
     # Parquet stores narrow integers as 32 bits each; with a dictionary they take 8 or 16, and are read faster
@@ -201,9 +188,9 @@ def _write_parquet(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _r
         for name, leaf in leaves.items()
         if leaf.base.kind in "iu" and leaf.base.itemsize < 4
     ]
-    names = [name or "record" for name in leaves]  # a table of one column of bytes is read as its bytes
 
     def arrow(column: npt.NDArray[Any]) -> Any:
+        column = np.ascontiguousarray(column)
         if column.dtype.hasobject:
             return pyarrow.array(column, pyarrow.large_binary())
         if column.ndim == 1:
@@ -213,7 +200,11 @@ def _write_parquet(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _r
             return pyarrow.Array.from_buffers(form, len(column), [None, pyarrow.py_buffer(column)])
         return pyarrow.FixedShapeTensorArray.from_numpy_ndarray(column)
 
-    tables = (pyarrow.table(list(map(arrow, columns.values())), names) for columns in chunks)
+    # a table of one column of bytes is read as its bytes
+    tables = (
+        pyarrow.table({name or "record": arrow(chunk[name] if name else chunk) for name in leaves})
+        for chunk in chunks
+    )
     first = next(tables)
     settings = {"compression": "NONE", "use_dictionary": narrow, "write_statistics": False}
     with parquet.ParquetWriter(path, first.schema, **settings) as writer:
@@ -231,11 +222,10 @@ def _flat(row: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
     return {name: row[name] for name in row.names}
 
 
-_Writer = Callable[[Path, np.dtype[Any], Iterable[Columns], int, int], None]
-"""(path, dtype of a row, chunks of rows, rows of the file, rows of a chunk): writes a file."""
-_WRITERS: dict[FormatName, _Writer] = {
+_WRITERS: dict[FormatName, Callable[[Path, np.dtype[Any], Chunks, int, int], None]] = {
     "array_record": _write_array_record,
     "npy": _write_npy,
     "parquet": _write_parquet,
     "zarr": _write_zarr,
 }
+"""Each is given the path, dtype of a row, chunks of rows, rows of the file, and rows of a chunk."""

@@ -1,4 +1,4 @@
-"""A `map` over processes of this machine, which never outlive its `with` block nor this process."""
+"""A `map` over processes of this machine, which never outlive it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,16 @@ from feedline._src.errors import WorkerError
 from feedline._src.tools.cli.interrupt import interrupts_wait
 
 
-@contextlib.contextmanager
-def mapped_in_processes(workers: int) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]]:
-    """Within the `with` block, a `map` over spawned processes. Results come as soon as they are ready.
+def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Iterator[Any]:
+    """Results of spawned processes, each as soon as it is ready.
 
-    The processes end with the block, also in the middle of an item, and with this process, even if it is killed.
+    The processes end with the iterator, also in the middle of an item, and with this process, even by SIGKILL.
 
-    Raises, from the `map`:
+    Raises:
       TypeError: the function cannot be pickled.
       WorkerError: a process was killed, or did not start.
       Exception: what the function raised.
     """
-    spawn = multiprocessing.get_context("spawn")
-    theirs, ours = spawn.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_end_with, initargs=(theirs,))
-    try:
-        yield functools.partial(_map, pool)
-    finally:
-        ours.close()
-        pool.shutdown(cancel_futures=True)
-        theirs.close()
-
-
-def _map(pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
     try:
         pickled = pickle.dumps(function)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -48,6 +35,9 @@ def _map(pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Seque
             f"each process gets a copy of the source, and this source cannot be pickled: {error}; give it "
             "`__reduce__`, define its functions in a module, or convert with workers=0"
         ) from error
+    spawn = multiprocessing.get_context("spawn")
+    theirs, ours = spawn.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, spawn, initializer=_end_with, initargs=(theirs,))
     try:
         with interrupts_wait():  # the processes inherit the blocked SIGINT: this process ends them after a Ctrl-C
             futures = [pool.submit(_call, pickled, item) for item in items]
@@ -59,6 +49,10 @@ def _map(pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Seque
             "fewer workers), or a script has no `if __name__ == '__main__':` around its call of convert; "
             "finished files are kept, so run the conversion again"
         ) from error
+    finally:
+        ours.close()
+        pool.shutdown(cancel_futures=True)
+        theirs.close()
 
 
 def _end_with(parent: Connection) -> None:

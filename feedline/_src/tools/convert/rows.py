@@ -1,12 +1,10 @@
-"""Rows of a source as columns: for each leaf an array, of numbers or of `bytes`."""
+"""Rows of a source as one NumPy array, with a field for each leaf: of numbers, or of `bytes`."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,10 +14,6 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, RowError
 from feedline._src.rows.encoded_source import is_encoded_source
 
-Leaf = tuple[str, ...]
-"""Where a leaf lies in a row: () if the row is one array, ("train", "image") in a dict in a dict."""
-Columns = dict[Leaf, npt.NDArray[Any]]
-"""Some adjacent rows; leaves of `bytes` have the dtype object."""
 _SAMPLED_RECORDS = 64
 
 
@@ -28,7 +22,6 @@ class Rows:
     """The rows of a `RowSource` or an `EncodedSource`. They pickle if the source does.
 
     Attributes:
-      source: what they are read from.
       dtype: of a row, in the byte order of this machine: structured if its leaves have names; object for `bytes`.
       row_bytes: the size of a row; for `bytes`, the mean of some rows.
     """
@@ -51,49 +44,68 @@ class Rows:
         sampled = np.unique(np.linspace(0, len(source) - 1, _SAMPLED_RECORDS).astype(np.int64))
         with _naming_rows(0, len(source)):
             records: Any = source.records(sampled)
-        first = records[0]
         names = () if source.fields is None else sorted(source.fields)
-        dtype = np.dtype([(name, _dtype_of(first[name])) for name in names]) if names else _dtype_of(first)
         values = [record[name] for record in records for name in names] if names else records
         sizes = [len(value) if isinstance(value, bytes) else np.asarray(value).nbytes for value in values]
-        return cls(source, dtype, sum(sizes) // len(records))
+        first = np.dtype([(name, _dtype_of(records[0][name])) for name in names]) if names else np.dtype(object)
+        return cls(source, first, sum(sizes) // len(records))
 
     def in_bytes(self, size: int) -> int:
         """How many rows have about this size, at least one."""
         return max(1, size // max(1, self.row_bytes))
 
-    @property
-    def leaves(self) -> list[tuple[Leaf, np.dtype[Any]]]:
-        """Path and dtype of each leaf; the dtype includes the leaf's shape."""
-        return list(_leaves(self.dtype))
-
-    def read(self, start: int, stop: int) -> Columns:
-        """Rows start to stop − 1. Raises FeedError if one cannot be read."""
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows start to stop − 1. FeedError: one cannot be read."""
         rows = np.arange(start, stop, dtype=np.int64)
-        if is_encoded_source(self.source):
+        out = np.empty(len(rows), self.dtype)
+        if not is_encoded_source(self.source):
+            leaves = jax.tree.map(lambda leaf: np.empty((len(rows), *leaf.shape), leaf.dtype), self.source.spec)
             with _naming_rows(start, stop):
-                records = self.source.records(rows)
-            return {leaf: _column(records, leaf, dtype, start) for leaf, dtype in self.leaves}
-        out = jax.tree.map(lambda leaf: np.empty((len(rows), *leaf.shape), leaf.dtype), self.source.spec)
+                self.source.read(rows, leaves)
+            _fill(out, leaves)
+            return out
         with _naming_rows(start, stop):
-            self.source.read(rows, out)
-        return {
-            leaf: np.ascontiguousarray(functools.reduce(operator.getitem, leaf, out), dtype.base)
-            for leaf, dtype in self.leaves
-        }
+            records: Any = self.source.records(rows)
+        for i, record in enumerate(records):
+            for name in self.dtype.names or ():
+                self._check_field(record[name], name, start + i)
+                out[name][i] = record[name]
+            if self.dtype.names is None:
+                out[i] = record
+        return out
 
-    def chunks(self, rows: range, chunk_rows: int, hashed: Any) -> Iterator[Columns]:
+    def chunks(self, rows: range, chunk_rows: int, hashed: Any) -> Iterator[npt.NDArray[Any]]:
         """Adjacent rows, some at a time, which are added to a hash of `hashlib`: it depends on `chunk_rows`."""
         for start in range(rows.start, rows.stop, chunk_rows):
-            columns = self.read(start, min(rows.stop, start + chunk_rows))
-            for column in columns.values():
-                if column.dtype.hasobject:
+            chunk = self.read(start, min(rows.stop, start + chunk_rows))
+            for column in [chunk[name] for name in self.dtype.names] if self.dtype.names else [chunk]:
+                if column.dtype == object:
                     hashed.update(np.array([len(value) for value in column], np.int64))
                     for value in column:
                         hashed.update(value)
                 else:
-                    hashed.update(column.reshape(-1).view(np.uint8))
-            yield columns
+                    hashed.update(column.tobytes())
+            yield chunk
+
+    def _check_field(self, value: Any, name: str, row: int) -> None:
+        """Refuse a field of another dtype or shape than in the first record."""
+        found, first = _dtype_of(value), self.dtype[name]
+        if found != first:
+            raise RowError(
+                f"all records must have the same fields, and {name!r} is {found} in this one, {first} in the "
+                "first; write it again, or leave the field out",
+                stage="read",
+                row=row,
+            )
+
+
+def _fill(out: npt.NDArray[Any], leaves: Any) -> None:
+    """Write the leaves of rows, a tree of dicts, into the fields of an array."""
+    if not isinstance(leaves, Mapping):
+        out[...] = leaves
+        return
+    for name, leaf in leaves.items():
+        _fill(out[name], leaf)
 
 
 def _row_dtype(spec: Any, place: str = "row") -> np.dtype[Any]:
@@ -112,31 +124,6 @@ def _dtype_of(value: Any) -> np.dtype[Any]:
         return np.dtype(object)
     array = np.asarray(value)
     return np.dtype((array.dtype.newbyteorder("="), array.shape))
-
-
-def _leaves(row: np.dtype[Any], leaf: Leaf = ()) -> Iterator[tuple[Leaf, np.dtype[Any]]]:
-    if row.names is None:
-        yield leaf, row
-    for name in row.names or ():
-        yield from _leaves(row[name], (*leaf, name))
-
-
-def _column(records: Sequence[Any], leaf: Leaf, dtype: np.dtype[Any], start: int) -> npt.NDArray[Any]:
-    """A field of some records. RowError if one has another dtype or shape than the first record."""
-    values = [record[leaf[0]] if leaf else record for record in records]
-    for row, value in enumerate(values, start):
-        if (found := _dtype_of(value)) != dtype:
-            raise RowError(
-                f"all records must have the same fields, and {leaf[0] if leaf else 'record'!r} is {_shown(found)} "
-                f"in this one, {_shown(dtype)} in the first; write it again, or leave the field out",
-                stage="read",
-                row=row,
-            )
-    return np.fromiter(values, dtype, len(values))
-
-
-def _shown(dtype: np.dtype[Any]) -> str:
-    return "bytes" if dtype.hasobject else f"{dtype.base}{list(dtype.shape)}"
 
 
 @contextlib.contextmanager
