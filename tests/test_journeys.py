@@ -33,8 +33,8 @@ from feedline._src.prefetch.watch import Watch
 from feedline._src.rows.spec import RowSpec
 from feedline._src.run import Run
 from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import FirstItem, Lanes
-from feedline._src.sources.open_source import as_source
 from feedline._src.sources.records import RecordSource
 
 WIDE, STRIDE, PATIENCE_S = 8, 1000, 30

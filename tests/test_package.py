@@ -229,7 +229,7 @@ OF_FEEDLINE = {
     "errors": [],
     "options": [],
     # what it asks for, and what follows from that; for the plan it opens the source, and calls the transform
-    "feed_options": ["plan", "sources.open_source", "loader.form"],
+    "feed_options": ["plan", "sources.as_source", "loader.form"],
     "plan": ["plan", "placement", "order.schedule", "rows", "options"],
     "building": ["feed_options"],  # its type
     "notebook": [],

@@ -30,8 +30,8 @@ from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
 from feedline._src.rows.spec import RowSpec
 from feedline._src.run import Access, Sizes, Stages
+from feedline._src.sources.as_source import as_source, read_first
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
-from feedline._src.sources.open_source import as_source, read_first
 from feedline._src.version import __version__
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")

@@ -61,7 +61,7 @@ class FeedOptions(Asked):
           ((32, 3), 4, 28, ())
         """
         from feedline._src.plan.plan import devices_by_process, plan_of
-        from feedline._src.sources.open_source import opened_metadata
+        from feedline._src.sources.as_source import opened_metadata
 
         metadata = opened_metadata(self.source)
         out = metadata.spec

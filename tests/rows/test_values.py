@@ -9,7 +9,7 @@ import pytest
 
 from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array
-from feedline._src.sources.open_source import as_source
+from feedline._src.sources.as_source import as_source
 
 pytestmark = pytest.mark.slow
 

@@ -188,7 +188,7 @@ def test_trees_that_cannot_be_rows_are_refused(source, error, match):
 def test_shards_that_do_not_fit_together_are_refused():
     with pytest.raises(ValueError, match=r"shard 1 has float64\[3\], shard 0 float32\[3\]"):
         ArraySource([np.zeros((2, 3), np.float32), np.zeros((2, 3))])
-    with pytest.raises(ValueError, match="shard 1 has other ones than shard 0"):
+    with pytest.raises(ValueError, match="shard 1 has no such leaf, shard 0"):
         ArraySource([{"x": np.zeros(2)}, {"y": np.zeros(2)}])
 
 

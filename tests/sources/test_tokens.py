@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feedline
-from feedline._src.sources.array_trees import windows
+from feedline._src.sources.arrays import windows
 
 RECORD = np.dtype([("image", np.uint8, (4, 3)), ("label", "<i4")])
 
@@ -91,7 +91,7 @@ def test_identity_follows_windows_and_data(tmp_path):
         ({"dtype": "V"}, TypeError, "numbers of a fixed size, got dtype"),
         ({"dtype": "U4"}, ValueError, "100 bytes"),
         ({"dtype": "U5"}, TypeError, "holds numbers and booleans"),
-        ({"dtype": np.uint8, "window": 101}, ValueError, "no shard with 101 elements, the length of a window"),
+        ({"dtype": np.uint8, "window": 101}, ValueError, "whose windows have 101 elements"),
         ({"dtype": np.uint8, "window": 0}, ValueError, "window must be at least 1"),
         ({"dtype": np.uint8, "stride": 4}, ValueError, "stride=4 with window=None"),
         ({"dtype": np.uint8, "window": 4, "stride": 5}, ValueError, "1 to window, got stride=5"),

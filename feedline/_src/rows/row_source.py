@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.rows.values import is_table
+
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
@@ -91,6 +93,11 @@ def is_row_source(value: Any) -> TypeGuard[RowSource]:
 def why_not_a_source(source: Any) -> str:
     """The error message for an object that is not a source of any kind."""
     kind, has = type(source).__name__, set(dir(source))
+    if is_table(source):
+        return (
+            f"a table is no source, but its numeric columns are, got a {kind}; pass "
+            "{name: table[name] for name in names}"
+        )
     if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has read, too
         lacks = ", ".join(name for name in _MEMBERS if name not in has)
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -24,23 +25,18 @@ from feedline._src.rows import digests
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices
 from feedline._src.rows.source import Columns, Cut, Source, WillRead
-from feedline._src.rows.values import is_list
-from feedline._src.sources.array_trees import (
-    Read,
-    checked_leaves,
-    mapped_format,
-    read_by_suffix,
-    trees_of,
-    why_empty,
-    windows,
-)
+from feedline._src.rows.spec import is_numeric
+from feedline._src.rows.values import as_array, is_in_memory, is_list
 from feedline._src.sources.row_gather import FileRows, RowGather, file_at, fill
 
 if TYPE_CHECKING:
     from feedline._src.files.file import File
     from feedline._src.files.files import Files
+    from feedline._src.formats.registry import Format
 
 Array = npt.NDArray[Any]
+Read = Callable[["File", OpenOptions], list[Any]]
+"""The trees of arrays of a file: what `Format.open` is for formats that are mapped."""
 Readers = Sequence[RowGather | FileRows]
 """For each leaf what reads its rows."""
 T = TypeVar("T")
@@ -50,7 +46,7 @@ _CHECKS_A_READ = 4  # files, at some 5 µs each: checks must cost less than the 
 
 
 class ArraySource(Source):
-    """A `RowSource` over a tree of arrays whose first axes agree; each leaf may come in shards.
+    """A `Source` over a tree of arrays whose first axes agree; each leaf may come in shards.
 
     Reads are thread-safe. A pickled source holds paths, and opens the files again in the other process.
 
@@ -61,7 +57,7 @@ class ArraySource(Source):
       shards: each a path to a file of arrays, or a tree of arrays and of paths to files of one array, all of one
         structure. The source has the rows of the first shard, then of the second, and so on.
       options: dtype, columns and windows (see `feedline.open_source`).
-      read: (file, options) → the arrays of a file, as a list of trees whose rows follow each other.
+      read: None: by the suffix of each file.
       files: those of the shards, if they are open; or, of arrays in memory, those that must not change.
 
     Raises:
@@ -83,7 +79,7 @@ class ArraySource(Source):
         self,
         shards: Sequence[Any],
         options: OpenOptions | None = None,
-        read: Read = read_by_suffix,
+        read: Read | None = None,
         files: Files | None = None,
     ) -> None:
         self._given, self._options, self._read_file = list(shards), options or OpenOptions(), read
@@ -95,25 +91,64 @@ class ArraySource(Source):
 
             files = Files(list(dict.fromkeys(self._paths)), self._options.store)
         self._opened, self._files = files, cast("Sequence[File]", files or ())
-        if files is not None and files.in_store and read is read_by_suffix:
-            heads = [mapped_format(path).head_bytes for path in files.paths]
-            files.samples([[(0, length)] if length else [] for length in heads])  # into the cache, all at once
-        numbers = {} if files is None else {path: number for number, path in enumerate(files.paths)}
-
-        def opened(path: str, some: OpenOptions) -> list[Any]:
-            assert files is not None
-            return files.opened(numbers[path], lambda file: read(file, some))
-
-        trees, names = [], []
-        for number, shard in enumerate(self._given):
-            path = os.fspath(shard) if isinstance(shard, str | os.PathLike) else None
-            for tree in trees_of(shard, self._options, opened):
-                trees.append((tree, path or f"shard {number}"))
-                names.append(path)
-        parts = [checked_leaves(tree, name, *trees[0]) for tree, name in trees]
+        if files is not None and files.in_store and read is None:  # headers into the cache, all at once
+            heads = [_mapped_format(path).head_bytes for path in files.paths]
+            files.samples([[(0, length)] if length else [] for length in heads])
+        trees = [(tree, shard) for shard in self._given for tree in self._trees_of(shard)]
+        names = [os.fspath(shard) if isinstance(shard, str | os.PathLike) else None for _, shard in trees]
+        shown = [name or f"shard {number}" for number, name in enumerate(names)]
+        parts = [
+            _checked_leaves(tree, name, trees[0][0], shown[0])
+            for (tree, _), name in zip(trees, shown, strict=True)
+        ]
         self._hold(list(zip(*parts, strict=True)), jax.tree.structure(trees[0][0]), names)
         if len(self) == 0:
-            raise ValueError(f"a source must have at least one row, got {why_empty(self._options, trees[0][1])}")
+            window = f", whose windows have {self._options.window} elements" if self._options.window else ""
+            raise ValueError(f"a source must have at least one row, got none in {shown[0]}{window}; check it")
+
+    def _trees_of(self, shard: Any) -> list[Any]:
+        """A shard as trees of arrays, whose rows follow each other."""
+        if isinstance(shard, str | os.PathLike):
+            name = os.fspath(shard)
+            trees = self._arrays_in(name, self._options)
+            trees = [jax.tree_util.tree_map_with_path(functools.partial(_checked, name), tree) for tree in trees]
+        else:
+            trees = [jax.tree_util.tree_map_with_path(self._leaf, shard, is_leaf=is_list)]
+        if (length := self._options.window) is not None:
+            stride = self._options.stride or length
+            trees = jax.tree.map(lambda array: windows(array, length, stride), trees)
+        return trees
+
+    def _arrays_in(self, path: str, options: OpenOptions) -> list[Any]:
+        assert self._opened is not None
+        read: Any = self._read_file or _mapped_format(path).open
+        return self._opened.opened(
+            self._opened.paths.index(path), lambda file: cast("list[Any]", read(file, options))
+        )
+
+    def _leaf(self, path: Any, leaf: Any) -> Array | FileArray:
+        name = f"source{jax.tree_util.keystr(path)}"
+        if isinstance(leaf, str | os.PathLike):
+            array, *more = self._arrays_in(os.fspath(leaf), OpenOptions())
+            if more or not isinstance(array, np.ndarray | FileArray):
+                raise ValueError(
+                    f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
+                )
+            return _checked(os.fspath(leaf), path, array)
+        if is_in_memory(leaf):
+            return _checked(None, path, as_array(name, leaf))
+        if is_list(leaf):
+            raise TypeError(
+                f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For "
+                "columns pass a tuple or a dict of arrays. For rows pass numpy.stack(rows); or an object with "
+                "__len__ and __getitem__, as grain.MapDataset.source(rows) is; or, of files, a glob"
+            )
+        raise TypeError(
+            f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
+            "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) a sequence of "
+            "numbers. For rows that are read when they are asked for, pass the path of the .h5 or .zarr, or an "
+            "object with __len__ and __getitem__"
+        )
 
     def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
         """Read from these parts of each leaf of a tree of this form. `names`: the file of each part, if known."""
@@ -125,30 +160,29 @@ class ArraySource(Source):
         self._checks = min(_CHECKS_A_READ, len(self._files))
         in_files = [part for parts in leaves for part in parts if isinstance(part, FileArray)]
         self.is_remote = self._opened is not None and self._opened.in_store and bool(in_files)
-        """Whether any leaf lies in a store, so that rows must be fetched before they are read."""
+        self._from_files: list[FileRows] = []
+        self._missing: int | None = None
+        """In a store: the number of a file that was not complete in the cache when that was last asked."""
+        self._readers: Readers
         if not self.is_remote:
-            self._readers = self._gathers(_memory)
-            self._survives = all(reader.survives_lost_files for reader in self._readers)
+            self._readers = self._gathers(lambda file: file.memory())
             return
-        for part in in_files:
-            if part.rows_have_gaps:
-                raise ValueError(
-                    f"each row of an array in a store must be one range of bytes, and {part.file.name} is in "
-                    "Fortran order; write it again: np.save(path, np.ascontiguousarray(array))"
-                )
+        if gaps := next((part for part in in_files if part.rows_have_gaps), None):
+            raise ValueError(
+                f"each row of an array in a store must be one range of bytes, and {gaps.file.name} is in "
+                "Fortran order; write it again: np.save(path, np.ascontiguousarray(array))"
+            )
         self._from_files = [FileRows(parts, self._files) for parts in leaves]
-        self._followed: tuple[Readers, int | None] = self._from_files, 0
-        """In a store: the readers, and the number of a file that was not complete in the cache when that was last
-        asked. None: all were, and the readers are gathers."""
-        self._survives = True
+        self._readers = self._from_files
+        self._missing = 0
+
+    def _gathers(self, memory_of: Callable[[File], Any]) -> Readers:
+        return [RowGather([_view(part, memory_of) for part in parts]) for parts in self._leaves]
 
     @property
     def arrays(self) -> ArraySource | None:
         """See `Source`."""
         return None if self.is_remote else self
-
-    def _gathers(self, memory_of: Callable[[File], Any]) -> Readers:
-        return [RowGather([_view(part, memory_of) for part in parts]) for parts in self._leaves]
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
@@ -182,25 +216,24 @@ class ArraySource(Source):
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
-        self._check(self._files[:_CHECKS_A_READ])
-        if (
-            self._opened is not None and self._read_file is not read_by_suffix
-        ):  # elsewhere it may be read in groups
+        _check(self._files[:_CHECKS_A_READ])
+        if self._opened is not None and self._read_file is not None:  # elsewhere it may be read in groups
             return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
-        fetched = self._sampled(samples) if self.is_remote else {}
+        fetched = self._fetched(samples) if self.is_remote else {}
 
         def digest(leaf: int, shard: int) -> list[Any]:
             part, rows = self._leaves[leaf][shard], fetched.get((leaf, shard))
             if rows is not None:
                 return digests.of_rows(part.dtype, part.shape, rows.__getitem__, samples)
-            return digests.of_array(_view(part, _memory), samples)
+            return digests.of_array(_view(part, lambda file: file.memory()), samples)
 
         leaves, shards = range(len(self._leaves)), range(len(self._leaves[0]))
         return {"kind": "arrays", "shards": [[digest(leaf, shard) for leaf in leaves] for shard in shards]}
 
-    def _sampled(self, samples: int) -> dict[tuple[int, int], dict[int, Array]]:
-        """For each leaf and part in a file: some bytes of the sampled rows, of all files at once."""
+    def _fetched(self, samples: int) -> dict[tuple[int, int], dict[int, Array]]:
+        """For each leaf and part in a file: the begin of each sampled row, of all files at once."""
+        assert self._opened is not None
         numbers = {id(file): number for number, file in enumerate(self._files)}
         ranges: list[list[tuple[int, int]]] = [[] for _ in self._files]
         places = []
@@ -208,17 +241,17 @@ class ArraySource(Source):
             for shard, part in enumerate(parts):
                 if not isinstance(part, FileArray):
                     continue
-                number, length = numbers[id(part.file)], min(part.row_bytes, digests.SAMPLED_BYTES)
                 for row in digests.sampled(len(part), samples):
-                    places.append(((leaf, shard), row, part, number, len(ranges[number])))
-                    ranges[number].append((part.offset + row * part.strides[0], length))
-        assert self._opened is not None
-        data = self._opened.samples(ranges)
+                    into = ranges[numbers[id(part.file)]]
+                    places.append((leaf, shard, row, into, len(into)))
+                    into.append((part.offset + row * part.strides[0], min(part.row_bytes, digests.SAMPLED_BYTES)))
+        data = {id(into): some for into, some in zip(ranges, self._opened.samples(ranges), strict=True)}
         found: dict[tuple[int, int], dict[int, Array]] = {}
-        for key, row, part, number, at in places:
+        for leaf, shard, row, into, at in places:
+            part = self._leaves[leaf][shard]
             # of a 1-D array the scalar, which NumPy makes in native byte order
-            first = np.frombuffer(data[number][at], part.dtype if part.ndim == 1 else np.uint8)
-            found.setdefault(key, {})[row] = first[0] if part.ndim == 1 else first
+            first = np.frombuffer(data[id(into)][at], part.dtype if part.ndim == 1 else np.uint8)
+            found.setdefault((leaf, shard), {})[row] = first[0] if part.ndim == 1 else first
         return found
 
     def __len__(self) -> int:
@@ -232,12 +265,15 @@ class ArraySource(Source):
           FeedError: a file was written to or truncated, or its store cannot be read.
         """
         targets = jax.tree_util.tree_leaves(out)
-        cuts = [(leaf, (slice(None),) * (target.ndim - 1), target) for leaf, target in enumerate(targets)]
-        self._guarded(_read, rows, cuts)
+        self.read_cuts(rows, [(leaf, (slice(None),) * (each.ndim - 1), each) for leaf, each in enumerate(targets)])
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
-        """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
-        self._guarded(_read, rows, [(leaf, columns, out)])
+        """See `Source`; errors as `read`."""
+        self.read_cuts(rows, [(leaf, columns, out)])
+
+    def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
+        """See `Source`; errors as `read`."""
+        self._guarded(_read, rows.index if isinstance(rows, Rows) else rows, cuts)
 
     def read_spans(self, spans: Spans, out: Array) -> None:
         """Write values that stand side by side in rows, of a source of one array with one axis; errors as `read`.
@@ -259,10 +295,6 @@ class ArraySource(Source):
         """See `Source`. The C library does this in a single call, including the computation of the rows."""
         return self._guarded(_read_ordered, order, epoch, positions, cuts)
 
-    def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """See `Source`."""
-        self._guarded(_read, rows.index if isinstance(rows, Rows) else rows, cuts)
-
     def _guarded(self, read: Callable[..., T], *arguments: Any) -> T:
         """What `read` returns for the present readers and these arguments.
 
@@ -271,45 +303,41 @@ class ArraySource(Source):
         files are checked each time, to stay cheap.
         """
         few = list(itertools.islice(self._files_to_check, self._checks))
-        readers = self._follow() if self.is_remote else self._readers
-        if not self._survives:
-            self._check(few)
+        readers = self._followed() if self.is_remote else self._readers
+        if not all(reader.survives_lost_files for reader in readers):
+            _check(few)
         try:
             found = read(readers, *arguments)
-            self._check(few)
+            _check(few)
             if not self.is_remote or readers is self._from_files or all(file.memory() is not None for file in few):
                 return found
         except FeedError:
             if not self.is_remote or readers is self._from_files:
-                self._check(self._files)  # a change explains it better
+                _check(self._files)  # a change explains it better
                 raise
-        self._followed = self._from_files, 0
+        self._readers, self._missing = self._from_files, 0
         for file in self._files:
             if file.in_store:
                 file.check()  # so that it is not mapped again as it is
         return read(self._from_files, *arguments)
 
-    def _follow(self) -> Readers:
+    def _followed(self) -> Readers:
         """The readers for what the cache has now: gathers, once all files were complete in it.
 
         Each call asks about one file that was missing.
         """
-        readers, missing = self._followed
+        missing = self._missing
         if missing is None or library() is None or self._files[missing].memory() is None:
-            return readers
+            return self._readers
         others = itertools.chain(range(missing + 1, len(self._files)), range(missing))
         missing = next((number for number in others if self._files[number].memory() is None), None)
-        found: tuple[Readers, int | None] = self._from_files, missing or 0
         if missing is None:
             memories = {id(file): file.memory() for file in self._files}
             if all(memory is not None for memory in memories.values()):
-                found = self._gathers(lambda file: memories[id(file)]), None
-        self._followed = found
-        return found[0]
-
-    def _check(self, files: Iterable[File]) -> None:
-        for file in files:
-            file.check_open()
+                self._readers, self._missing = self._gathers(lambda file: memories[id(file)]), None
+                return self._readers
+        self._missing = missing or 0
+        return self._from_files
 
     @property
     def files(self) -> Iterable[str] | None:
@@ -334,11 +362,11 @@ class ArraySource(Source):
     @property
     def will_read(self) -> WillRead | None:
         """For arrays in a store until all are mapped; None for others."""
-        return self._fetch_ahead if self.is_remote and self._followed[1] is not None else None
+        return self._fetch_ahead if self.is_remote and self._missing is not None else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
         assert self._opened is not None
-        return self._opened.will_read((place for each in self._from_files for place in each.places(rows)), ahead)
+        return self._opened.will_read((place for leaf in self._from_files for place in leaf.places(rows)), ahead)
 
     def close(self) -> None:
         """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
@@ -349,12 +377,13 @@ class ArraySource(Source):
         return ArraySource, (self._given, self._options, self._read_file, self._opened)
 
 
-def _memory(file: File) -> Any:
-    return file.memory()
-
-
 def _view(part: Array | FileArray, memory_of: Callable[[File], Any]) -> Array:
     return part.view(memory_of(part.file)) if isinstance(part, FileArray) else part
+
+
+def _check(files: Iterable[File]) -> None:
+    for file in files:
+        file.check_open()
 
 
 def _read(readers: Readers, rows: Indices, cuts: Sequence[Cut]) -> None:
@@ -374,3 +403,69 @@ def _read_ordered(
     rows = order.rows_at(epoch, positions)
     _read(readers, rows, cuts)
     return rows
+
+
+def _mapped_format(path: str) -> Format:
+    """The format of a file of arrays."""
+    from feedline._src.formats.registry import MODULES, format_of, suffix_of
+
+    suffix = suffix_of(path)
+    form = format_of(suffix) if suffix in MODULES else None
+    if form is None or form.way != "mapped" or form.open is None:
+        raise ValueError(f"a file of arrays ends in .npy, .npz, .bin, got {path}; convert it with numpy.save")
+    return form
+
+
+def _checked(file: str | None, path: Any, array: Array | FileArray) -> Array | FileArray:
+    """The array of a leaf, after a check that it holds rows of numbers; `file` is None if it lies in memory."""
+    name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
+    if array.ndim == 0:
+        raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")
+    if not is_numeric(array.dtype):
+        raise TypeError(
+            f"{name}: an accelerator holds numbers and booleans, got dtype {array.dtype}; encode it as "
+            "numbers first (rows of different lengths make dtype object: pad them)"
+        )
+    return array if isinstance(array, FileArray) else np.asarray(array)
+
+
+def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array | FileArray]:
+    """The leaves of a shard, after checks of their lengths and that they have the form of the first shard."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    if not leaves:
+        raise ValueError("a source must have at least one array, got an empty tree")
+    lengths = {f"source{jax.tree_util.keystr(path)}": len(leaf) for path, leaf in leaves}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{leaf} has {length}" for leaf, length in lengths.items())
+        raise ValueError(
+            f"all leaves must have the same number of rows, but {listed} in {name}; cut them to one length"
+        )
+    found, wanted = (
+        {f"source{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in each}
+        for each in (leaves, jax.tree_util.tree_leaves_with_path(first))
+    )
+    for leaf in sorted({*found, *wanted}):
+        if found.get(leaf) != wanted.get(leaf):
+            raise ValueError(
+                f"{leaf}: shards must agree in leaves, dtypes and row shapes; {name} has "
+                f"{found.get(leaf, 'no such leaf')}, {first_name} {wanted.get(leaf, 'no such leaf')}"
+            )
+    return [leaf for _, leaf in leaves]
+
+
+def windows(array: Array | FileArray, length: int, stride: int) -> Array | FileArray:
+    """The view [n, length, …] of an array [m, …]: n = (m − length) // stride + 1, and 0 if m < length.
+
+    Window i holds elements i·stride … i·stride + length − 1. Elements after the last whole window are left out.
+
+    Example:
+      >>> windows(np.arange(7), length=3, stride=2).tolist()
+      [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
+    """
+    if len(array) < length:
+        return np.empty((0, length, *array.shape[1:]), array.dtype)
+    shape = ((len(array) - length) // stride + 1, length, *array.shape[1:])
+    strides = (stride * array.strides[0], *array.strides)
+    if isinstance(array, FileArray):
+        return dataclasses.replace(array, shape=shape, strides=strides)
+    return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
+import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,16 +15,23 @@ import numpy.typing as npt
 
 from feedline._src.errors import RowError
 from feedline._src.options import Order, checked_integer
+from feedline._src.order.apportionment import counts_of
 from feedline._src.order.compiled import Positions
 from feedline._src.order.epoch import RowOrder
-from feedline._src.order.mixture import End, MixtureOrder
+from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
+from feedline._src.order.phases import Phase
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.source import Columns, Cut, OwnOrder, Source, WillRead
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, phases_of
+from feedline._src.sources.as_source import as_source
+from feedline._src.sources.lanes import is_stream
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
+Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
+"""By name; or phases of them, each with the position from which on it holds."""
+_SOURCE = "source"
+"""The key of the leaf that says which source a row is from."""
 
 
 class Mixture(Source):
@@ -74,33 +83,48 @@ class Mixture(Source):
         seed: int = 0,
         end: End = "endless",
     ) -> None:
-        self._given = dict(sources) if isinstance(sources, Mapping) else {}
-        self._arguments: dict[str, Any] = {"weights": weights, "seed": seed, "end": end}
-        self._sources = opened(sources)
-        check_specs(self._sources)
+        self._arguments: dict[str, Any] = {"weights": weights, "orders": orders, "seed": seed, "end": end}
+        self._sources = _opened(sources)
+        self._owned = [source for name, source in self._sources.items() if source is not sources[name]]
+        _check_specs(self._sources)
         seed = checked_integer("seed", seed, at_least=0, at_most=(1 << 64) - 1)
         self.order = MixtureOrder(
             names=tuple(self._sources),
             lengths=tuple(map(len, self._sources.values())),
-            orders=orders_of(self._sources, orders, seed),
-            phases=phases_of(weights, self._sources),
+            orders=_orders_of(self._sources, orders, seed),
+            phases=_phases_of(weights, self._sources),
             end=end,
             seed=seed,
         )
-        own = next(iter(self._sources.values())).spec
-        self._at = len(jax.tree.leaves([own[key] for key in sorted(own) if key < SOURCE]))
+        each = list(self._sources.values())
+        own = each[0].spec
+        self._at = len(jax.tree.leaves([own[key] for key in sorted(own) if key < _SOURCE]))
         """The number of the leaf "source"."""
-        self.spec = {**own, SOURCE: jax.ShapeDtypeStruct((), np.int32)}
-        self._ends = np.array(self.order.firsts[1:])
-        given = list(self._sources.values())
+        self.spec = {**own, _SOURCE: jax.ShapeDtypeStruct((), np.int32)}
         self.own_order: OwnOrder = "endless mixture" if end == "endless" else "mixture"
-        self.picklable = all(source.picklable for source in given)
-        self.positioned = any(source.positioned for source in given)
-        self.reads_columns = all(source.reads_columns for source in given)
-        if all(source.ragged_leaves for source in given):  # the others have the largest length
-            self.ragged_leaves = tuple(leaf + (leaf >= self._at) for leaf in given[0].ragged_leaves)
-        arrays = [source.arrays for source in given]
-        self._arrays = None if None in arrays else ArraySource.joined(arrays, SOURCE)
+        self.picklable = all(source.picklable for source in each)
+        self.positioned = any(source.positioned for source in each)
+        self.reads_columns = all(source.reads_columns for source in each)
+        if all(source.ragged_leaves for source in each):  # else they have the largest length
+            self.ragged_leaves = tuple(leaf + (leaf >= self._at) for leaf in each[0].ragged_leaves)
+        arrays = [source.arrays for source in each]
+        self._arrays = None if None in arrays else ArraySource.joined(arrays, _SOURCE)
+
+    @property
+    def arrays(self) -> ArraySource | None:
+        """All rows as one source, if all are arrays outside of stores."""
+        return self._arrays
+
+    @property
+    def parts(self) -> Mapping[str, range]:
+        """The row indices of each source."""
+        return dict(
+            zip(self._sources, itertools.starmap(range, itertools.pairwise(self.order.firsts)), strict=True)
+        )
+
+    def order_for(self, asked: Order | None) -> MixtureOrder:
+        """Its own: a feed refuses another."""
+        return self.order
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -116,24 +140,9 @@ class Mixture(Source):
         return {"kind": "mixture", "sources": sources}
 
     def check_rows(self) -> None:
-        """See `Indexed.check_rows`: of all sources."""
+        """Of all sources."""
         for source in self._sources.values():
             source.check_rows()
-
-    @property
-    def arrays(self) -> ArraySource | None:
-        """See `Source`: all rows as one, if all are arrays outside of stores."""
-        return self._arrays
-
-    @property
-    def parts(self) -> Mapping[str, range]:
-        """The row indices of each source."""
-        firsts = self.order.firsts
-        return {name: range(firsts[i], firsts[i + 1]) for i, name in enumerate(self._sources)}
-
-    def order_for(self, asked: Order | None) -> MixtureOrder:
-        """Its own: a feed refuses another."""
-        return self.order
 
     def __len__(self) -> int:
         """The rows of all sources."""
@@ -144,27 +153,18 @@ class Mixture(Source):
         """Positions of an epoch of the mixture."""
         return self.order.rows
 
-    def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`. Row indices count one source after the other."""
-        if self._arrays is not None:
-            self._arrays.read(rows, out)
-            return
-        for part in self._parts(rows):
-            with part.filled(self._own(rows, out)) as target:
-                part.source.read(part.rows, target)
-
     @property
     def will_read(self) -> WillRead | None:
         """Of a mixture with a source in a store; None for others."""
         return None if all(source.will_read is None for source in self._sources.values()) else self._will_read
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
-        parts = [(part.source.will_read, part.rows) for part in self._parts(rows)]
+        parts = [(part.source.will_read, part.rows) for part in self._split(rows)]
         return all(will_read(some, ahead) for will_read, some in parts if will_read is not None)
 
     def padded_length(self, rows: Indices) -> int:
         """That of the longest row of any source."""
-        return max(part.source.padded_length(part.rows) for part in self._parts(rows))
+        return max(part.source.padded_length(part.rows) for part in self._split(rows))
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
         """See `Source`. Of arrays outside of stores in one C call."""
@@ -172,43 +172,64 @@ class Mixture(Source):
             return super().read_ordered(order, epoch, positions, cuts)
         return self._arrays.read_ordered(order, epoch, positions, cuts)
 
+    def read(self, rows: Indices, out: Any) -> None:
+        """Write row rows[i] to index i of each leaf of `out`. Row indices count one source after the other."""
+        if self._arrays is not None:
+            self._arrays.read(rows, out)
+        else:
+            self._fill(rows, self._own(rows, out), lambda part, target: part.source.read(part.rows, target))
+
     def read_positioned(self, rows: Rows, out: Any) -> None:
         """As `read`. A source is given epochs and positions in its own order, and the keys of the mixture."""
         epochs, positions = self.order.own_positions(rows.epoch, rows.position)
-        for part in self._parts(rows.index):
-            here = part.here
-            with part.filled(self._own(rows.index, out)) as target:
-                own = Rows(epochs[here], positions[here], part.rows, rows.key[here])
-                part.source.read_positioned(own, target)
 
-    def _own(self, rows: Indices, out: Any) -> Any:
-        """The leaves of the sources, after the leaf "source" was written."""
-        out[SOURCE][...] = self._numbers(rows)
-        return {key: leaf for key, leaf in out.items() if key != SOURCE}
+        def read(part: _Part, target: Any) -> None:
+            at = Rows(epochs[part.here], positions[part.here], part.rows, rows.key[part.here])
+            part.source.read_positioned(at, target)
+
+        self._fill(rows.index, self._own(rows.index, out), read)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of row rows[i] of one leaf to out[i]."""
         if self._arrays is not None:
             self._arrays.read_leaf(leaf, rows, columns, out)
-            return
-        if leaf == self._at:
+        elif leaf == self._at:
             out[...] = self._numbers(rows)
-            return
-        for part in self._parts(rows):
-            with part.filled(out) as target:
-                part.source.read_leaf(leaf - (leaf > self._at), part.rows, columns, target)
+        else:
+            own = leaf - (leaf > self._at)
+            self._fill(rows, out, lambda part, target: part.source.read_leaf(own, part.rows, columns, target))
+
+    def _own(self, rows: Indices, out: Any) -> Any:
+        """The leaves of the sources, after the leaf "source" was written."""
+        out[_SOURCE][...] = self._numbers(rows)
+        return {key: leaf for key, leaf in out.items() if key != _SOURCE}
+
+    def _fill(self, rows: Indices, out: Any, read: Callable[[_Part, Any], None]) -> None:
+        """Call `read` for the rows of each source. They are copied once more, since in a batch they alternate with
+        those of others, unless all rows are of one source."""
+        for part in self._split(rows):
+            count, whole = len(part.here), len(part.here) == len(rows)
+            target = out if whole else jax.tree.map(lambda a, k=count: np.empty((k, *a.shape[1:]), a.dtype), out)
+            try:
+                read(part, target)
+            except RowError as error:
+                row = None if error.row is None else error.row + part.first
+                message = f"{error.message} (in {part.name!r} of the mixture)"
+                raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
+            if not whole:
+                for leaf, values in zip(jax.tree.leaves(out), jax.tree.leaves(target), strict=True):
+                    leaf[part.here] = values
 
     def close(self) -> None:
         """Close the sources that were opened here. A feed does not close a mixture, which it was given."""
-        for name, source in self._sources.items():
-            if source is not self._given[name]:
-                source.close()
+        for source in self._owned:
+            source.close()
 
     def _numbers(self, rows: Indices) -> Indices:
         """The number of the source of each row."""
-        return self._ends.searchsorted(rows, side="right")
+        return np.array(self.order.firsts[1:]).searchsorted(rows, side="right")
 
-    def _parts(self, rows: Indices) -> Iterator[_Part]:
+    def _split(self, rows: Indices) -> Iterator[_Part]:
         """The rows of each source that has some of these."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
@@ -226,8 +247,7 @@ class Mixture(Source):
         return [*super()._facts(), *of_sources]
 
     def __reduce__(self) -> Any:
-        orders = dict(zip(self.order.names, self.order.orders, strict=True))
-        return functools.partial(Mixture, orders=orders, **self._arguments), (self._sources,)
+        return functools.partial(Mixture, **self._arguments), (self._sources,)
 
 
 class _Part(NamedTuple):
@@ -239,22 +259,119 @@ class _Part(NamedTuple):
     rows: Indices
     here: Indices
 
-    @contextlib.contextmanager
-    def filled(self, out: Any) -> Iterator[Any]:
-        """A tree of arrays for these rows, which are at index here[i] of the leaves of `out` afterwards.
 
-        A source writes its rows to one array, and in the batch they alternate with those of others. So they are
-        copied once more, unless all rows are of this source.
-        """
-        count = len(self.here)
-        whole = count == len(jax.tree.leaves(out)[0])
-        target = out if whole else jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), out)
+def _opened(sources: Any) -> dict[str, Source]:
+    if not isinstance(sources, Mapping) or not all(isinstance(name, str) for name in sources):
+        raise TypeError(f'sources must be a dict by name, as in {{"web": source}}, got {repr(sources)[:100]}')
+    if not sources:
+        raise ValueError("a mixture must have at least one source, got none")
+    found = {}
+    for name, given in sources.items():
+        if is_stream(given):
+            raise TypeError(
+                f"a mixture needs sources with random access, and {name!r} is a stream; mix streams with "
+                "grain.IterDataset.mix, as in docs/streams.md"
+            )
         try:
-            yield target
-        except RowError as error:
-            row = None if error.row is None else error.row + self.first
-            message = f"{error.message} (in {self.name!r} of the mixture)"
-            raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
-        if not whole:
-            for leaf, values in zip(jax.tree.leaves(out), jax.tree.leaves(target), strict=True):
-                leaf[self.here] = values
+            source = as_source(given)
+        except (ValueError, TypeError, OSError) as error:
+            error.add_note(f"feedline: in the source {name!r} of a mixture")
+            raise
+        if not 0 < len(source) < 1 << 62:
+            raise ValueError(
+                f"each source of a mixture must have 1 to 2^62 rows, and {name!r} has {len(source)}; leave it "
+                "out, or leave repeat() out, since a mixture repeats its sources itself"
+            )
+        found[name] = source
+    return found
+
+
+def _check_specs(sources: Mapping[str, Source]) -> None:
+    """All sources have the same leaves, as a dict that has room for the leaf "source"."""
+    (first, reference), *others = ((name, _leaves(source.spec)) for name, source in sources.items())
+    for name, leaves in others:
+        for leaf in sorted({*reference, *leaves}):
+            if reference.get(leaf) != leaves.get(leaf):
+                raise ValueError(
+                    f"all sources of a mixture must have the same leaves, and {leaf} is "
+                    f"{reference.get(leaf, 'missing')} in {first!r}, {leaves.get(leaf, 'missing')} in {name!r}; "
+                    "store one like the other, or read only what all have: open_source(path, columns=[...])"
+                )
+    for name, source in sources.items():
+        spec = source.spec
+        if type(spec) is not dict or not all(isinstance(key, str) for key in spec) or _SOURCE in spec:
+            found = f"have the keys {list(spec)}" if type(spec) is dict else "are no dict"
+            raise ValueError(
+                f"a mixture adds a leaf {_SOURCE!r}, so rows must be a plain dict of strings without that key, "
+                f'and those of {name!r} {found}; name the arrays, as in {{"x": array}}, and of another mixture '
+                "pass the sources"
+            )
+
+
+def _leaves(spec: Any) -> dict[str, str]:
+    """The dtype and shape of each leaf; of a foreign byte order, that too."""
+    return {
+        f"batch{jax.tree_util.keystr(path)}": (
+            f"{leaf.dtype if leaf.dtype.isnative else leaf.dtype.str}{list(leaf.shape)}"
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
+    }
+
+
+def _orders_of(sources: Mapping[str, Source], orders: Mapping[str, Order] | None, seed: int) -> tuple[Order, ...]:
+    """The order of each source: that of `orders`; else its default, with a seed of its own."""
+    orders = {} if orders is None else orders
+    if not isinstance(orders, Mapping) or not all(isinstance(order, Order) for order in orders.values()):
+        raise TypeError(f'orders must be a dict as in {{"web": feedline.Order(shuffle=False)}}, got {orders!r}')
+    _check_names("orders", orders, sources, all_of_them=False)
+    return tuple(
+        orders.get(name) or Order(seed_of_source(seed, i), shuffle=source.shuffled)
+        for i, (name, source) in enumerate(sources.items())
+    )
+
+
+def _phases_of(weights: Weights, sources: Mapping[str, Source]) -> tuple[Phase, ...]:
+    """The phases that `weights` describes."""
+    phases: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
+    if not isinstance(phases, list | tuple) or not phases or not all(map(_is_phase, phases)):
+        raise TypeError(
+            'weights must be a dict as in {"web": 0.7, "code": 0.3}, or phases of them as in '
+            f"[(0, {{...}}), (1_000_000, {{...}})], got {repr(weights)[:100]}"
+        )
+    starts = [checked_integer("weights: the position of a phase", start, at_least=0) for start, _ in phases]
+    if starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
+        raise ValueError(
+            f"weights: phases must begin at ascending positions, the first at 0, got {starts}; sort them"
+        )
+    for start, each in phases:
+        where = f"weights from position {start} on" if len(phases) > 1 else "weights"
+        _check_names(where, each, sources, all_of_them=True)
+        for name, weight in each.items():
+            if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+                raise TypeError(f"{where}: that of {name!r} must be a number, got {weight!r}")
+            if not (math.isfinite(weight) and float(weight) >= 0):
+                raise ValueError(
+                    f"{where}: that of {name!r} must be finite and not negative, got {weight}; give a share, such "
+                    "as 0.3"
+                )
+        if not any(each.values()):
+            raise ValueError(f"{where}: one of them must be above 0, and all are 0; give a source a weight")
+    for name in sources:
+        if not any(each[name] for _, each in phases):
+            raise ValueError(f"weights: that of {name!r} is 0, so it would never be read; leave the source out")
+    return tuple(Phase(start, counts_of({name: each[name] for name in sources})) for start, each in phases)
+
+
+def _is_phase(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+
+
+def _check_names(what: str, given: Mapping[str, Any], names: Mapping[str, Any], *, all_of_them: bool) -> None:
+    unknown = [name for name in given if name not in names]
+    missing = [name for name in names if name not in given] if all_of_them else []
+    kinds = (("unknown are", unknown), ("missing are", missing))
+    found = [f"{kind} {', '.join(map(repr, some))}" for kind, some in kinds if some]
+    if found:
+        raise ValueError(
+            f"{what}: the names must be those of the sources, {', '.join(map(repr, names))}; {'; '.join(found)}"
+        )

@@ -1,39 +1,45 @@
-"""What a feed reads: a path, a glob or an object, as a source. Formats and stores are imported on first use."""
+"""`open_source`: the rows of files, by a path, a glob or an address. The suffix names the format."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-import grain
-import jax
-import numpy as np
 import numpy.typing as npt
 
-from feedline._src.errors import FeedError, RowError, warn
+from feedline._src.files.folder import matches
+from feedline._src.files.store import SCHEMES, Store, Url, is_url
+from feedline._src.formats import zarr
+from feedline._src.formats.hugging_face import STATE, HuggingFaceDataset, check_no_cache, is_dataset, is_saved
 from feedline._src.formats.open_options import CACHE_BYTES, Decode, OpenOptions
-from feedline._src.plan.asked import SourceMetadata
-from feedline._src.rows.row_source import is_row_source, why_not_a_source
-from feedline._src.rows.source import Source, UserSource
-from feedline._src.rows.values import is_in_memory, is_list, is_table
+from feedline._src.formats.registry import MODULES, Format, all_formats, format_of, suffix_of
+from feedline._src.rows.encoded_source import EncodedRows
+from feedline._src.rows.row_source import why_not_a_source
+from feedline._src.rows.source import Source
+from feedline._src.rows.values import is_table
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
+from feedline._src.sources.datasets import open_dataset
+from feedline._src.sources.folder import open_files, open_folder
+from feedline._src.sources.groups import open_groups
+from feedline._src.sources.ragged import open_tokens
+from feedline._src.sources.record_files import open_records
 
-if TYPE_CHECKING:
-    from feedline._src.files.store import Store
-    from feedline._src.formats.hugging_face import HuggingFaceDataset
-    from feedline._src.rows.encoded_source import EncodedRows, EncodedSource
-
-_READ_ROW_BY_ROW = (
-    "a datasets.Dataset is read row by row, in Python; feedline.open_source(dataset) reads the memory of its "
-    "Arrow files, many times as fast, in the dtypes that are stored there. To read row by row without this "
-    "warning, pass grain.MapDataset.source(dataset) and order=feedline.Order()"
-)
+_FILES = Format("files", ())
+"""Files whose suffix is that of no format: each is a row."""
+_FOLDER = Format("folder", ())
+_SAVED = Format("saved", (), takes=frozenset({"columns"}))
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+_TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/tables.md)"
+_TOKENS = "write text as .bin files of tokens once (docs/text.md#files-of-tokens)"
+_TEXT = {
+    ".json": f"{_TOKENS}, and {_TABLE.format('json')}, or write an object a line (.jsonl)",
+    ".txt": f"{_TOKENS}, or give a folder or a glob of files that are a row each",
+}
+"""What to do with files of text, which have no rows that can be read in any order."""
 
 
 def open_source(
@@ -91,7 +97,7 @@ def open_source(
       ImportError: the format needs a library that is not installed; the error says how to install it.
 
     Example:
-      >>> import tempfile
+      >>> import tempfile, numpy as np
       >>> folder = Path(tempfile.mkdtemp())
       >>> for shard in range(2):
       ...     np.arange(10, dtype=np.uint16).tofile(folder / f"tokens-{shard}.bin")
@@ -101,21 +107,15 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
-    from feedline._src.files.folder import matches
-    from feedline._src.files.store import Store, Url, is_url
-    from feedline._src.formats.hugging_face import is_dataset
-    from feedline._src.formats.registry import all_formats
-    from feedline._src.sources.datasets import open_dataset
-    from feedline._src.sources.file_formats import FILES, format_of_paths, open_files
-
     options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks, store)
     if is_dataset(path_or_glob):
         return open_dataset(path_or_glob, options)
     if not isinstance(path_or_glob, str | bytes | os.PathLike):
-        as_source(path_or_glob)  # the error of a feed, if it takes no such object either
         raise TypeError(
-            f"open_source takes a path, a glob or a datasets.Dataset, got a {type(path_or_glob).__name__}, which "
-            "need not be opened; pass it to the feed as it is: feedline.Feed(source, ...)"
+            why_not_a_source(path_or_glob)
+            if is_table(path_or_glob)
+            else f"open_source takes a path, a glob or a datasets.Dataset, got a {type(path_or_glob).__name__}; "
+            "other sources need not be opened: feedline.Feed(source, ...)"
         )
     name: str = os.fsdecode(path_or_glob)
     listed = matches(name, store or Store()) if is_url(name) else None
@@ -123,20 +123,21 @@ def open_source(
         paths = [str(each.url) for each in listed]
     else:
         paths = [str(Url.parse(name))] if is_url(name) else _matches(name)
-    form = format_of_paths(paths, listed is not None or paths != [name], store)
+    form = _format_of(paths, listed is not None or paths != [name], store)
     for option in sorted(options.given() - form.takes - {"store"}):
         takers = [suffix for other in all_formats() if option in other.takes for suffix in other.suffixes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
-    if listed is not None and form is FILES:
-        from feedline._src.sources.folder import open_files as open_each
-
-        return open_each(listed, store)
-    return open_files(form, paths, options)
+    if form is _FILES:
+        return open_files(listed or paths, store)
+    if form is _FOLDER:
+        return _open_folder(paths[0], options)
+    if form is _SAVED:
+        return open_dataset(paths[0], options)
+    return _open(form, paths, options)
 
 
 def _matches(name: str) -> list[str]:
-    from feedline._src.files.store import SCHEMES
-
+    """The local files that a name or a glob stands for."""
     if not name:
         raise ValueError("a path must name a file or a folder, and is empty; the working directory is '.'")
     scheme, separator, _ = name.partition("://")
@@ -145,140 +146,81 @@ def _matches(name: str) -> list[str]:
         raise ValueError(f"stores are read by addresses with {stores}, got {name}; give a local file by its path")
     if not glob.has_magic(name) or Path(name).exists():
         return [name]
-    matches = sorted(glob.glob(name, recursive=True))
-    if not matches:
+    found = sorted(glob.glob(name, recursive=True))
+    if not found:
         raise FileNotFoundError(f"no file matches {name}; check the folder and the pattern")
-    return matches
+    return found
 
 
-def as_source(source: Any) -> Source:
-    """The `Source` for what a user gives. It is the object itself if that is a `Source`.
-
-    Raises:
-      TypeError: rows cannot be read from it; or it is a stream, which has no random access.
-    """
-    if isinstance(source, Source):
-        return source
-    if is_stream(source):
-        raise TypeError(f"a stream has no rows with random access, got {type(source).__name__}; feed it as it is")
-    if isinstance(source, type):
-        raise TypeError(f"a source is an object, got the class {source.__name__}; pass {source.__name__}(...)")
-    if isinstance(source, grain.MapDataset):
-        from feedline._src.sources.records import RecordSource
-
-        return RecordSource(source)
-    if isinstance(source, str | bytes | os.PathLike):
-        return open_arrays(source)
-    if hasattr(source, "fields") and hasattr(source, "records"):
-        from feedline._src.rows.encoded_source import is_encoded_source
-
-        if is_encoded_source(source):
-            raise TypeError(_why_not_arrays(source))
-    if is_row_source(source):
-        return UserSource(source)
-    if is_table(source):
-        raise TypeError(
-            f"a table is no source, but its numeric columns are, got a {type(source).__name__}; pass "
-            "{name: table[name] for name in names}"
-        )
-    # some subclasses of dict and tuple are no trees for JAX, and may be data sets
-    is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
-    if is_tree or is_list(source) or is_in_memory(source):
-        return ArraySource([source])
-    if _is_plain_dataset(source):
-        warn(_READ_ROW_BY_ROW)
-    if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
-        return _of_records(source)
-    if jax.tree_util.all_leaves([source]):
-        raise TypeError(why_not_a_source(source))
-    return ArraySource([source])
-
-
-def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> Source:
-    """Open files whose rows are arrays.
-
-    Raises:
-      TypeError: they are bytes, which must be decoded.
-    """
-    source = open_source(path_or_glob)
-    if isinstance(source, Source):
-        return source
-    source.close()
-    raise TypeError(_why_not_arrays(source))
-
-
-def _why_not_arrays(source: EncodedSource) -> str:
-    return (
-        f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
-        "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
-        f"{getattr(source, 'instead', '')}"
-    )
-
-
-def _is_plain_dataset(source: Any) -> bool:
-    """Whether this is a `datasets.Dataset` without a function of the user's that makes its rows."""
-    if "datasets" not in sys.modules:
-        return False
-    from feedline._src.formats.hugging_face import is_dataset
-
-    return is_dataset(source) and source.format["type"] != "custom"
-
-
-def _of_records(source: Any) -> Source:
-    """The source for an object with `__len__` and `__getitem__`.
-
-    Raises:
-      TypeError: it is indexed by names.
-    """
-    from feedline._src.sources.records import RecordSource
-
-    try:
-        return RecordSource(grain.MapDataset.source(source), shuffled=True)
-    except RowError as error:
-        if not callable(getattr(source, "keys", None)):
-            raise
-        raise TypeError(
-            f"rows are read by row index, but {type(source).__name__} has names: {error.message}; pass one array, "
-            "source[name], or all arrays, {name: source[name][...] for name in source}, or the path of a .npz or "
-            ".zarr"
-        ) from error
-
-
-def read_first(source: Source, out: Any) -> None:
-    """Read the first row, which a transform is given when a feed is built.
+def _format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
+    """The format of files whose rows follow each other, or of one folder.
 
     Args:
-      out: as in `RowSource.read`.
-
-    Raises:
-      RowError: it cannot be read.
+      is_glob: whether they were found by a glob: then files with another suffix are a row each.
     """
-    try:
-        source.read(np.zeros(1, np.int64), out)
-    except FeedError:
-        raise
-    except Exception as error:
-        raise RowError(
-            "a transform is given the first row when the feed is built, to learn its spec, and "
-            f"{source.kind} failed to read it with {type(error).__name__}: {error}",
-            stage="read",
-            row=0,
-        ) from error
+    first, suffixes = Path(paths[0]), sorted({_suffix(path) for path in paths})
+    known = [suffix for suffix in suffixes if suffix in MODULES]
+    for path in map(Path, paths):
+        if path.suffix == ".tgz" or (path.suffix in _COMPRESSED and _suffix(path.stem) in MODULES):
+            raise ValueError(
+                f"rows are read in any order, so a file of many must not be compressed as a whole, got {path}; "
+                "decompress it: gunzip, unzstd, bunzip2 or unxz"
+            )
+    if len(suffixes) > 1 and known:
+        raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
+    if known:
+        return format_of(known[0])
+    if is_glob:
+        return _FILES
+    if first.is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
+        if not is_url(paths[0]):
+            return _SAVED if is_saved(paths[0]) else _FOLDER
+        return format_of(".zarr") if zarr.is_zarr(paths[0], store) else _FOLDER
+    if not (first.suffix or first.exists()):
+        raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
+    change = _TEXT.get(Path(first.stem).suffix if first.suffix in _COMPRESSED else first.suffix) or (
+        "rename or convert it, give a folder or a glob of files that are a row each, or write a RowSource (the "
+        "address of a folder in a store ends in /)"
+    )
+    raise ValueError(f"files of rows end in {', '.join(MODULES)}, got {paths[0]}; {change}")
 
 
-def opened_metadata(source: Any) -> SourceMetadata:
-    """The metadata of a user's source, which is closed if it was opened here.
+def _suffix(path: str) -> str:
+    """What names the format of a file or a folder."""
+    return ".zarr" if os.path.isdir(path) and zarr.is_zarr(path) else suffix_of(path)
 
-    Raises:
-      ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
-      FeedError: only a row tells its spec, and that row cannot be read.
-    """
-    if is_stream(source):
-        lanes = Lanes.of(source)
-        return SourceMetadata(FirstItem(lanes).spec, None, lanes.count)
-    opened = as_source(source)
-    try:
-        return SourceMetadata.of(opened)
-    finally:
-        if opened is not source:
-            opened.close()
+
+def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | EncodedRows:
+    if form.name == "megatron":
+        if options.window is None:
+            raise ValueError(
+                f"documents differ in length: pass window=..., for windows over all tokens of {paths[0]}, or use "
+                "feedline.Ragged({'tokens': path}, pad_to=...), whose rows are documents"
+            )
+        return open_tokens(paths, options)[0]
+    if form.name == "arrow":
+        check_no_cache(paths)
+    files = form.files(paths, options.store)
+    if form.way == "mapped":
+        return ArraySource(paths, options, files=files)
+    if form.way == "records":
+        return open_records(form, files, options)
+    assert form.open is not None
+    if form.tail_bytes and files.in_store:
+        files.samples([[(max(0, file.size - form.tail_bytes), form.tail_bytes)] for file in files])
+    return open_groups(form.open, files, options)
+
+
+def _open_folder(path: str, options: OpenOptions) -> EncodedRows:
+    source = open_folder(path, options.store)
+    last = os.path.basename(source.file_of(len(source) - 1))
+    for name in {source.file_of(0), source.file_of(len(source) - 1)}:
+        if _suffix(name) in MODULES.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
+            form = f"*{Path(name).suffix}"
+            known = {STATE: f"data-{form}", "lock.mdb": "data.mdb"}  # Hugging Face, in a store; LMDB
+            pattern = f"{path.rstrip('/')}/{known.get(last, form)}"
+            raise ValueError(
+                f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
+                f"by a path or a glob: open_source({pattern!r})"
+            )
+    return source

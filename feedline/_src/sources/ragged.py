@@ -56,22 +56,39 @@ class Ragged(Source):
         self, columns: Mapping[str, Any], pad_to: Sequence[int] = (128, 256, 512), pad: float = 0
     ) -> None:
         self.pad_to = _checked_buckets(pad_to)
-        given = _ragged_ones(columns)
+        if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
+            raise TypeError(f"columns must be a dict with string keys, got {columns!r}")
+        given = {name: value for name, value in columns.items() if isinstance(value, tuple) or _is_index(value)}
         plain = {name: value for name, value in columns.items() if name not in given}
+        if not given:
+            raise ValueError(
+                "one of the columns must be a tuple (values, offsets), got none; pass plain columns to Feed itself"
+            )
+        if taken := next((name for name in given if f"{name}_length" in columns), None):
+            raise ValueError(
+                f"the lengths of {taken!r} become the leaf '{taken}_length', and columns have that key, too; "
+                "rename one of the two"
+            )
         self._ragged = {name: _Leaf(name, value, self.pad_to, pad) for name, value in given.items()}
         self._plain = ArraySource([plain]) if plain else None
-        self._check_rows()
-        self.picklable = all(source.picklable for source in self._sources)  # every array is a path
+        counts = {name: len(leaf) for name, leaf in self._ragged.items()}
+        if self._plain is not None:
+            counts["the plain columns"] = len(self._plain)
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
+            raise ValueError(
+                f"all columns must have the same number of rows, got {listed}; offsets have one more element than "
+                "there are rows"
+            )
+        self._sources: list[_Leaf | ArraySource] = [*self._ragged.values()]
+        self._sources += [] if self._plain is None else [self._plain]
+        self.picklable = all(source.picklable for source in self._sources)
         self.spec: dict[str, Any] = dict(self._plain.spec) if self._plain is not None else {}
         for name, leaf in self._ragged.items():
             self.spec[name] = jax.ShapeDtypeStruct((self.pad_to[-1], *leaf.shape), leaf.dtype)
             self.spec[f"{name}_length"] = jax.ShapeDtypeStruct((), np.int32)
         paths = jax.tree_util.tree_leaves_with_path(self.spec)
         self.ragged_leaves = tuple(i for i, (path, _) in enumerate(paths) if path[0].key in self._ragged)
-
-    @property
-    def _sources(self) -> list[Any]:
-        return [*self._ragged.values(), *([] if self._plain is None else [self._plain])]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -84,11 +101,11 @@ class Ragged(Source):
         }
 
     def __len__(self) -> int:
-        return len(next(iter(self._ragged.values())))
+        return len(self._sources[0])
 
     def padded_length(self, rows: Indices) -> int:
         """The bucket of a batch of these rows."""
-        longest = max(int(leaf.lengths(rows).max(initial=0)) for leaf in self._ragged.values())
+        longest = max(int(leaf.bounds(rows)[1].max(initial=0)) for leaf in self._ragged.values())
         return self.pad_to[int(np.searchsorted(self.pad_to, longest))]
 
     def read(self, rows: Indices, out: Any) -> None:
@@ -117,32 +134,11 @@ class Ragged(Source):
     def _facts(self) -> list[tuple[str, str]]:
         return [*super()._facts(), ("pad_to", ", ".join(map(str, self.pad_to)))]
 
-    def _check_rows(self) -> None:
-        """Refuse columns of different numbers of rows, and a row that no bucket holds."""
-        counts = {name: len(leaf) for name, leaf in self._ragged.items()}
-        if self._plain is not None:
-            counts["the plain columns"] = len(self._plain)
-        if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
-            raise ValueError(
-                f"all columns must have the same number of rows, got {listed}; offsets have one more element than "
-                "there are rows"
-            )
-        for name, leaf in self._ragged.items():
-            if leaf.longest > self.pad_to[-1]:
-                raise ValueError(
-                    f"the largest bucket must hold every row, and row {leaf.longest_row} of {name!r} has length "
-                    f"{leaf.longest}, with pad_to={self.pad_to}; add a bucket of {leaf.longest} or more, or cut "
-                    "the rows"
-                )
-
 
 def _checked_buckets(pad_to: Sequence[int]) -> tuple[int, ...]:
-    try:
-        buckets = tuple(pad_to)
-    except TypeError:
-        raise TypeError(f"pad_to must be a sequence of integers, got {pad_to!r}; use (128, 256, 512)") from None
-    buckets = tuple(checked_integer("each of pad_to", bucket, at_least=1) for bucket in buckets)
+    if not isinstance(pad_to, Sequence | np.ndarray):
+        raise TypeError(f"pad_to must be a sequence of integers, got {pad_to!r}; use (128, 256, 512)")
+    buckets = tuple(checked_integer("each of pad_to", bucket, at_least=1) for bucket in pad_to)
     if not buckets or any(a >= b for a, b in itertools.pairwise(buckets)):
         raise ValueError(
             f"pad_to must be one or more ascending integers, got {buckets}; use "
@@ -153,38 +149,6 @@ def _checked_buckets(pad_to: Sequence[int]) -> tuple[int, ...]:
 
 def _is_index(value: Any) -> bool:
     return isinstance(value, str | os.PathLike) and os.fspath(value).endswith(".idx")
-
-
-def _ragged_ones(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that are ragged leaves."""
-    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
-        raise TypeError(f"columns must be a dict with string keys, got {columns!r}")
-    ragged = {name: value for name, value in columns.items() if isinstance(value, tuple) or _is_index(value)}
-    if not ragged:
-        raise ValueError(
-            "one of the columns must be a tuple (values, offsets), got none; pass plain columns to Feed itself"
-        )
-    for name in ragged:
-        if f"{name}_length" in columns:
-            raise ValueError(
-                f"the lengths of {name!r} become the leaf '{name}_length', and columns have that key, too; "
-                "rename one of the two"
-            )
-    return ragged
-
-
-def open_windows(paths: Sequence[str], options: OpenOptions) -> ArraySource:
-    """Windows of all tokens of the `.bin` of each `.idx` of Megatron-LM. Errors as of `open_tokens`.
-
-    Raises:
-      ValueError: there is no `window`.
-    """
-    if options.window is None:
-        raise ValueError(
-            f"documents differ in length: pass window=..., for windows over all tokens of {paths[0]}, or use "
-            "feedline.Ragged({'tokens': path}, pad_to=...), whose rows are documents"
-        )
-    return open_tokens(paths, options)[0]
 
 
 def open_tokens(paths: Sequence[str], options: OpenOptions) -> tuple[ArraySource, list[Indices]]:
@@ -211,39 +175,37 @@ def open_tokens(paths: Sequence[str], options: OpenOptions) -> tuple[ArraySource
 class _Leaf:
     """A ragged leaf: values one after the other, and the offsets at which rows begin.
 
-    Attributes:
-      shape, dtype: of one value.
-      longest: the length of the longest row, whose row index is `longest_row`.
-
     Args:
-      name: for messages.
       given: `(values, offsets)`, which are arrays or paths, or the path of an `.idx`.
-      pad_to: the buckets.
-      pad: the value after the end of a row.
     """
 
     def __init__(self, name: str, given: Any, pad_to: Sequence[int], pad: float) -> None:
         self._name, self._pad_to = name, pad_to
-        is_index = _is_index(given)
-        if is_index:
-            tokens, (starts,) = open_tokens([os.fspath(given)], OpenOptions())
-            given = tokens, starts
-        if len(given) != 2:
+        if is_index := _is_index(given):
+            self._values, (offsets,) = open_tokens([os.fspath(given)], OpenOptions())
+        elif len(given) == 2:
+            values, offsets = given
+            self._values = ArraySource([{name: {"values": values}}])
+        else:
             raise ValueError(
                 f"a ragged leaf is a tuple (values, offsets), got {len(given)} elements for {name!r}; a plain "
                 "column is an array or a path"
             )
-        values, offsets = given
-        ends = ArraySource([{name: {"offsets": offsets}}])
-        _check_offsets(name, ends)
-        self._values = values if is_index else ArraySource([{name: {"values": values}}])
-        self._bounds = ends.windows(2, 1)  # row i of it is (offsets[i], offsets[i + 1])
-        self.picklable = self._values.picklable and (is_index or ends.picklable)
+        at = ArraySource([{name: {"offsets": offsets}}])
+        (spec,) = jax.tree.leaves(at.spec)
+        if spec.dtype.kind not in "iu" or spec.shape or len(at) < 2:
+            raise TypeError(
+                "offsets must be integers in one axis, one more than there are rows, at least 2, got "
+                f"{spec.dtype}{[len(at), *spec.shape]} for {name!r}; np.concatenate([[0], np.cumsum(lengths)]) "
+                "makes them"
+            )
+        self._bounds = at.windows(2, 1)  # row i of it is (offsets[i], offsets[i + 1])
+        self.picklable = self._values.picklable and (is_index or at.picklable)
         (value,) = jax.tree.leaves(self._values.spec)
         self.shape, self.dtype = value.shape, value.dtype
         self._pad, self._given_pad = _checked_pad(name, pad, self.dtype), np.asarray(pad).item()
         self._windows: dict[int, ArraySource] = {}
-        self.longest, self.longest_row = self._validated_lengths(ends)
+        self._check_offsets()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_windows": {}}
@@ -253,35 +215,37 @@ class _Leaf:
 
     @property
     def identity(self) -> list[Any]:
-        """Sizes and sampled values, and the padding."""
         smallest = self._pad_to[0]
         sampled = self._windows_of(smallest) if smallest <= len(self._values) else self._values
         return [sampled.identity, self._bounds.identity, self._given_pad]
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches rows of a store ahead: values once all offsets are mapped. None: nothing lies in a store."""
+        """Fetches offsets ahead until all are mapped, and from then on values."""
         if self._bounds.will_read is not None:
             return self._bounds.will_read
         return None if self._values.will_read is None else self._fetch_ahead
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
-        starts, lengths = self._read_bounds(rows)
+        starts, lengths = self.bounds(rows)
         windows = self._windows_of(next(n for n in self._pad_to if n >= lengths.max(initial=0)))
         return windows.will_read is None or windows.will_read(np.minimum(starts, len(windows) - 1), ahead)
 
     def close(self) -> None:
-        """Give up what is being fetched."""
         self._values.close()
         self._bounds.close()
 
-    def lengths(self, rows: Indices) -> Indices:
-        """int64[k]: the length of each row."""
-        return self._read_bounds(rows)[1]
+    def bounds(self, rows: Indices) -> tuple[Indices, Indices]:
+        """The start and the length of each row."""
+        (spec,) = jax.tree.leaves(self._bounds.spec)
+        found = np.empty((len(rows), 2), spec.dtype)
+        self._bounds.read(rows, found)
+        starts, ends = found.astype(np.int64).T
+        return starts, ends - starts
 
     def read(self, rows: Indices, out: Array) -> Indices:
         """Write row rows[i] to out[i], padded. Returns the lengths."""
-        starts, lengths = self._read_bounds(rows)
+        starts, lengths = self.bounds(rows)
         width = out.shape[1]
         if len(long := np.flatnonzero(lengths > width)):
             row = int(rows[long[0]])
@@ -307,45 +271,34 @@ class _Leaf:
         length = min(width, len(self._values))
         return self._windows.get(length) or self._windows.setdefault(length, self._values.windows(length, 1))
 
-    def _read_bounds(self, rows: Indices) -> tuple[Indices, Indices]:
-        """The start and the length of each row."""
-        bounds = _integers(self._bounds, rows)
-        return bounds[:, 0], bounds[:, 1] - bounds[:, 0]
-
-    def _validated_lengths(self, offsets: ArraySource) -> tuple[int, int]:
-        """The length of the longest row, and its row index, after a check that the offsets ascend to the end."""
-        longest, longest_row, end = -1, 0, 0
+    def _check_offsets(self) -> None:
+        """Offsets ascend from 0 to the number of values, and no row is longer than the largest bucket."""
+        most, end = self._pad_to[-1], 0
         for first in range(0, len(self), _AT_ONCE):
-            at = _integers(offsets, np.arange(first, min(first + _AT_ONCE, len(self)) + 1))
-            if first == 0 and at[0] != 0:
+            starts, lengths = self.bounds(np.arange(first, min(first + _AT_ONCE, len(self))))
+            if first == 0 and starts[0] != 0:
                 raise ValueError(
-                    f"offsets must begin with 0, got {at[0]} for {self._name!r}; subtract it, and leave out the "
-                    "values before it"
+                    f"offsets must begin with 0, got {starts[0]} for {self._name!r}; subtract it, and leave out "
+                    "the values before it"
                 )
-            lengths = np.diff(at)
-            if len(bad := np.flatnonzero(lengths < 0)):
+            if len(bad := np.flatnonzero((lengths < 0) | (lengths > most))):
+                row, length = first + bad[0], lengths[bad[0]]
+                if length < 0:
+                    raise ValueError(
+                        f"offsets must not decrease, and those of {self._name!r} do at row {row}, from "
+                        f"{starts[bad[0]]} to {starts[bad[0]] + length}; "
+                        "np.concatenate([[0], np.cumsum(lengths)]) makes them"
+                    )
                 raise ValueError(
-                    f"offsets must not decrease, and those of {self._name!r} do at row {first + bad[0]}, from "
-                    f"{at[bad[0]]} to {at[bad[0] + 1]}; np.concatenate([[0], np.cumsum(lengths)]) makes them"
+                    f"the largest bucket must hold every row, and row {row} of {self._name!r} has length "
+                    f"{length}, with pad_to={tuple(self._pad_to)}; add a larger bucket, or cut the rows"
                 )
-            row = int(lengths.argmax())
-            if lengths[row] > longest:
-                longest, longest_row = int(lengths[row]), first + row
-            end = int(at[-1])
+            end = int(starts[-1] + lengths[-1])
         if end != len(self._values):
             raise ValueError(
                 f"offsets must end with the number of values, {len(self._values)}, got {end} for {self._name!r}; "
                 "values or offsets may be truncated, or belong to another file"
             )
-        return longest, longest_row
-
-
-def _integers(source: ArraySource, rows: Indices) -> Indices:
-    """Rows of a source of one array of integers, as int64."""
-    (spec,) = jax.tree.leaves(source.spec)
-    found = np.empty((len(rows), *spec.shape), spec.dtype)
-    source.read(rows, found)
-    return found.astype(np.int64)
 
 
 def _checked_pad(name: str, pad: float, dtype: np.dtype[Any]) -> Array:
@@ -357,22 +310,3 @@ def _checked_pad(name: str, pad: float, dtype: np.dtype[Any]) -> Array:
     if dtype.kind in "biu" and value != pad:
         raise ValueError(f"pad must be a value of {dtype}, the dtype of {name!r}, got {pad!r}; use 0")
     return value
-
-
-def _check_offsets(name: str, offsets: ArraySource) -> None:
-    (spec,) = jax.tree.leaves(offsets.spec)
-    if spec.dtype.kind not in "iu" or spec.shape:
-        raise TypeError(
-            f"offsets must be integers in one axis, got {spec.dtype}{[len(offsets), *spec.shape]} for {name!r}; "
-            "np.concatenate([[0], np.cumsum(lengths)]) makes them"
-        )
-    if len(offsets) < 2:
-        raise ValueError(
-            f"offsets have one more element than there are rows, at least 2, got {len(offsets)} for {name!r}; "
-            "they begin with 0 and end with the number of values"
-        )
-    if _integers(offsets, np.array([len(offsets) - 1])) == 0:
-        raise ValueError(
-            f"at least one row must have values, and by the offsets all {len(offsets) - 1} rows of {name!r} are "
-            "empty; check what wrote them, or leave the column out"
-        )

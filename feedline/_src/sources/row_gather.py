@@ -70,11 +70,11 @@ class RowGather:
                 segments.gather(compiled, np.ascontiguousarray(rows, np.int64), columns, out)
             return
         for part, local, at in self._shards.split(rows):
-            array, target = self._parts[part], out[at] if isinstance(at, slice) else None
-            if target is not None and _can_take(array, columns, target):
-                np.take(array, local, axis=0, out=target, mode="clip")  # a single copy
+            array = self._parts[part]
+            if all(isinstance(column, slice) for column in columns):  # so that no other columns are copied
+                out[at] = array[(slice(None), *columns)][local]
             else:
-                out[at] = _picked(array, local, columns)
+                out[at] = _cut(array[local], columns)
 
     def read_spans(self, spans: Spans, out: Array) -> None:
         """Write values side by side: see `ArraySource.read_spans`. Errors as of `read`."""
@@ -93,21 +93,8 @@ class RowGather:
         return None if self._by_c is None else self._by_c[1].copy(count, columns, out)
 
 
-def _can_take(array: Array, columns: Columns, out: Array) -> bool:
-    """Whether `np.take` writes rows directly to `out`. Of an array with gaps it would make a copy first."""
-    direct = all(each.flags.c_contiguous and each.flags.aligned for each in (array, out))
-    return direct and array.dtype == out.dtype and _are_whole(columns)
-
-
 def _are_whole(columns: Columns) -> bool:
     return all(isinstance(column, slice) and column == slice(None) for column in columns)
-
-
-def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
-    """array[rows], cut to columns. Slices come first, so that no other columns are copied."""
-    if all(isinstance(column, slice) for column in columns):
-        return array[(slice(None), *columns)][rows]
-    return _cut(array[rows], columns)
 
 
 def _cut(values: Array, columns: Columns) -> Array:

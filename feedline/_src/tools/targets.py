@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from feedline._src.building import building
 from feedline._src.feed import Feed
 from feedline._src.feed_options import FeedOptions
-from feedline._src.sources.open_source import open_arrays
+from feedline._src.sources.as_source import open_arrays
 from feedline._src.tools.cli.options import is_name, load_name
 
 MakeFeed = Callable[[Mesh], Any]

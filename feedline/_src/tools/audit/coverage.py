@@ -13,7 +13,7 @@ from feedline._src.feed import Feed
 from feedline._src.listen.words import counted
 from feedline._src.order.epoch import keys_at
 from feedline._src.rows.row_source import Rows
-from feedline._src.sources.open_source import as_source
+from feedline._src.sources.as_source import as_source
 from feedline._src.tools.audit.digest import whole_row_digests
 from feedline._src.tools.audit.verdict import (
     PLACES_PER_EPOCH,

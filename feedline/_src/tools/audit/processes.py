@@ -29,7 +29,7 @@ from feedline._src.errors import FeedError
 from feedline._src.feed import Feed
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.lane_files import load_lanes, save_lanes
-from feedline._src.sources.open_source import as_source
+from feedline._src.sources.as_source import as_source
 from feedline._src.tools.audit.coverage import measure_coverage
 from feedline._src.tools.audit.digest import shard_digests
 from feedline._src.tools.audit.layouts import AXES, Layout, launches

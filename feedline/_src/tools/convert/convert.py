@@ -23,8 +23,9 @@ from feedline._src.files.store import is_url
 from feedline._src.options import checked_integer
 from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
 from feedline._src.rows.source import Indexed, Source
+from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
-from feedline._src.sources.open_source import as_source, open_source
+from feedline._src.sources.open_source import open_source
 from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, same_rows, sync, write_file
 from feedline._src.tools.convert.processes import map_in_processes
 from feedline._src.tools.convert.rows import Rows

@@ -16,8 +16,8 @@ from feedline._src.loader.form import transformed_spec
 from feedline._src.plan.asked import SourceMetadata
 from feedline._src.plan.plan import Plan, devices_by_process, multiple_of, placed_rows, plan_of
 from feedline._src.rows.spec import Array, RowSpec
+from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
-from feedline._src.sources.open_source import as_source
 from feedline._src.tools.targets import Change, MakeFeed, build_feed
 
 _ROWS_SHOWN = 3

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from feedline._src.options import checked_integer
 from feedline._src.rows.source import Source
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.open_source import as_source, open_source
+from feedline._src.sources.as_source import as_source
+from feedline._src.sources.open_source import open_source
 
 DIGITS = Path(__file__).parent / "digits"
 TEST_EVERY = 5

@@ -1,0 +1,140 @@
+"""What a user gives a feed, as a `Source`. Files, stores and Grain datasets are imported on first use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+
+from feedline._src.errors import FeedError, RowError, warn
+from feedline._src.plan.asked import SourceMetadata
+from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
+from feedline._src.rows.row_source import is_row_source, why_not_a_source
+from feedline._src.rows.source import Source, UserSource
+from feedline._src.rows.values import is_in_memory, is_list, is_table
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
+
+_READ_ROW_BY_ROW = (
+    "a datasets.Dataset is read row by row, in Python; feedline.open_source(dataset) reads the memory of its "
+    "Arrow files, many times as fast, in the dtypes that are stored there. To read row by row without this "
+    "warning, pass grain.MapDataset.source(dataset) and order=feedline.Order()"
+)
+
+
+def as_source(source: Any) -> Source:
+    """The `Source` for what a user gives. It is the object itself if that is a `Source`.
+
+    Raises:
+      TypeError: rows cannot be read from it; or it is a stream, which has no random access.
+    """
+    if isinstance(source, Source):
+        return source
+    if is_stream(source):
+        raise TypeError(f"a stream has no rows with random access, got {type(source).__name__}; feed it as it is")
+    if isinstance(source, type):
+        raise TypeError(f"a source is an object, got the class {source.__name__}; pass {source.__name__}(...)")
+    if isinstance(source, str | bytes | os.PathLike):
+        return open_arrays(source)
+    if isinstance(source, grain.MapDataset):
+        from feedline._src.sources.records import RecordSource
+
+        return RecordSource(source)
+    if is_encoded_source(source):
+        raise TypeError(_why_not_arrays(source))
+    if is_row_source(source):
+        return UserSource(source)
+    # some subclasses of dict and tuple are no trees for JAX, and may be data sets
+    is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
+    if not is_table(source):
+        if is_tree or is_list(source) or is_in_memory(source):
+            return ArraySource([source])
+        if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
+            return _of_records(source)
+        if not jax.tree_util.all_leaves([source]):
+            return ArraySource([source])
+    raise TypeError(why_not_a_source(source))
+
+
+def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> Source:
+    """Open files whose rows are arrays. TypeError: they are bytes, which must be decoded."""
+    from feedline._src.sources.open_source import open_source
+
+    source = open_source(path_or_glob)
+    if isinstance(source, EncodedRows):
+        source.close()
+        raise TypeError(_why_not_arrays(source))
+    return source
+
+
+def _why_not_arrays(source: Any) -> str:
+    return (
+        f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
+        "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
+        f"{getattr(source, 'instead', '')}"
+    )
+
+
+def _of_records(source: Any) -> Source:
+    """The source for an object with `__len__` and `__getitem__`. TypeError: it is indexed by names."""
+    from feedline._src.sources.records import RecordSource
+
+    if "datasets" in sys.modules:
+        from feedline._src.formats.hugging_face import is_dataset
+
+        if is_dataset(source) and source.format["type"] != "custom":  # else a function of the user makes the rows
+            warn(_READ_ROW_BY_ROW)
+    try:
+        return RecordSource(grain.MapDataset.source(source), shuffled=True)
+    except RowError as error:
+        if not callable(getattr(source, "keys", None)):
+            raise
+        raise TypeError(
+            f"rows are read by row index, but {type(source).__name__} has names: {error.message}; pass one array, "
+            "source[name], or all arrays, {name: source[name][...] for name in source}, or the path of a .npz or "
+            ".zarr"
+        ) from error
+
+
+def read_first(source: Source, out: Any) -> None:
+    """Read the first row, which a transform is given when a feed is built.
+
+    Args:
+      out: as in `RowSource.read`.
+
+    Raises:
+      RowError: it cannot be read.
+    """
+    try:
+        source.read(np.zeros(1, np.int64), out)
+    except FeedError:
+        raise
+    except Exception as error:
+        raise RowError(
+            "a transform is given the first row when the feed is built, to learn its spec, and "
+            f"{source.kind} failed to read it with {type(error).__name__}: {error}",
+            stage="read",
+            row=0,
+        ) from error
+
+
+def opened_metadata(source: Any) -> SourceMetadata:
+    """The metadata of a user's source, which is closed if it was opened here.
+
+    Raises:
+      ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
+      FeedError: only a row tells its spec, and that row cannot be read.
+    """
+    if is_stream(source):
+        lanes = Lanes.of(source)
+        return SourceMetadata(FirstItem(lanes).spec, None, lanes.count)
+    opened = as_source(source)
+    try:
+        return SourceMetadata.of(opened)
+    finally:
+        if opened is not source:
+            opened.close()
