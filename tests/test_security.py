@@ -93,10 +93,6 @@ def test_the_audit_sees_what_is_unpickled(audited, payload, tmp_path):
     assert audited[0][0] == "pickle.find_class"
 
 
-def npy(path, payload):
-    np.save(path, np.array([Bytes(payload)] * 8, object), allow_pickle=True)
-
-
 class Bytes:
     """An object whose pickle is the payload's."""
 
@@ -107,12 +103,8 @@ class Bytes:
         return pickle.loads, (self.payload,)
 
 
-def npz(path, payload):
-    np.savez(path, x=ROWS, y=np.array([Bytes(payload)] * 8, object))
-
-
-def npz_compressed(path, payload):
-    np.savez_compressed(path, x=ROWS, y=np.array([Bytes(payload)] * 8, object))
+def objects(payload):
+    return np.array([Bytes(payload)] * 8, object)
 
 
 def extended(payload):
@@ -153,9 +145,8 @@ def zarr_3(path, payload):
 @pytest.mark.parametrize(
     ("name", "write", "refused"),
     [
-        ("x.npy", npy, True),
-        ("x.npz", npz, True),
-        ("y.npz", npz_compressed, True),
+        ("x.npy", lambda path, data: np.save(path, objects(data), allow_pickle=True), True),
+        ("x.npz", lambda path, data: np.savez(path, x=ROWS, y=objects(data)), True),
         ("x.arrow", lambda path, data: pyarrow.feather.write_feather(extended(data), path), False),
         ("x.parquet", lambda path, data: pyarrow.parquet.write_table(extended(data), path), False),
         ("x.h5", hdf5, False),
@@ -309,20 +300,6 @@ def test_an_hdf5_file_names_no_other_file(tmp_path, secret, link, columns):
             open_and_read(path, columns=chosen)
 
 
-def test_links_within_an_hdf5_file_are_followed(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["data/x"] = ROWS
-        file["y"] = h5py.SoftLink("/data/x")
-        file["z"] = h5py.SoftLink("y")
-    assert open_and_read(tmp_path / "x.h5", columns=["z"])["z"].tolist() == ROWS.tolist()
-    with h5py.File(tmp_path / "circle.h5", "w") as file:
-        file["x"] = ROWS
-        file["y"] = h5py.SoftLink("/z")
-        file["z"] = h5py.SoftLink("/y")
-    with pytest.raises(ValueError, match="too many links"):
-        open_and_read(tmp_path / "circle.h5")
-
-
 def files_below(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
@@ -353,22 +330,6 @@ def test_an_index_is_not_written_through_a_link(tmp_path):
     open_and_read(tmp_path / "x.tar")
     assert victim.read_text() == "mine"
     assert not (tmp_path / ".x.tar.feedline-index").is_symlink()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"fields": ["x", "x"]}, {"fields": "x"}, {"count": 1 << 60}, {"count": -1}, {"count": 2.0}],
-)
-def test_an_index_with_right_checksums_but_impossible_values_is_made_again(tmp_path, change):
-    tar_of(tmp_path / "x.tar", {"0.x": b"a", "1.x": b"b"})
-    expected = open_and_read(tmp_path / "x.tar")
-    index = tmp_path / ".x.tar.feedline-index"
-    whole = index.read_bytes()
-    line, _, payload = whole.partition(b"\n")
-    text = json.dumps({**json.loads(line.partition(b" ")[2]), **change}).encode() + b"\n"
-    index.write_bytes(b"%08x " % zlib.crc32(text) + text + payload)
-    assert open_and_read(tmp_path / "x.tar") == expected
-    assert index.read_bytes() == whole
 
 
 def test_an_index_with_right_checksums_cannot_name_bytes_outside_of_its_file(tmp_path):
@@ -416,24 +377,6 @@ def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
         feedline.load_lanes(tmp_path)
     (tmp_path / "index").write_bytes(b"%08x " % zlib.crc32(deep + b"\n") + deep + b"\n")
     assert record_index._found(str(tmp_path / "index"), {}, named=False) is None
-
-
-def test_lanes_of_which_one_has_a_field_more_are_not_of_one_step(tmp_path):
-    state = {"step": 1, "position": 1, "lanes": {"0": {"a": 1}, "1": {"a": 1}}, "writers": [0, 0]}
-    feedline.save_lanes(state, tmp_path)
-    path = tmp_path / "lane-00001-of-00002.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "x": None}))
-    with pytest.raises(ValueError, match=r"lane-00001-of-00002\.json has x None"):
-        feedline.load_lanes(tmp_path)
-
-
-def test_an_error_about_a_tar_is_short_whatever_its_names(tmp_path):
-    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(tarfile.TarInfo("k" * 5000 + ".a"))
-        archive.addfile(tarfile.TarInfo("l" * 5000 + ".b"))
-    with pytest.raises(ValueError, match="all records must have the same fields") as caught:
-        open_and_read(tmp_path / "x.tar")
-    assert len(str(caught.value)) < 3000
 
 
 # --- no promise is believed ---
@@ -576,37 +519,20 @@ def test_an_image_of_a_dataset_that_lies_at_a_pipe_is_not_waited_for(tmp_path):
 # --- ports ---
 
 LISTENING = """
-import contextlib, os, sys, urllib.request
-from pathlib import Path
+import socket, sys, urllib.request
 import numpy as np
+import psutil
 import feedline
 import jax
 from feedline._src.listen.prometheus import serve
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-def inodes(process):
-    for name in Path(f"/proc/{process}/fd").glob("*"):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
-            target = os.readlink(name)
-            if target.startswith("socket:"):
-                yield target[8:-1]
-
-def tree(process):
-    yield process
-    for children in Path(f"/proc/{process}/task").glob("*/children"):
-        numbers = ""
-        with contextlib.suppress(OSError):  # the thread ended meanwhile
-            numbers = children.read_text()
-        for child in numbers.split():
-            yield from tree(int(child))
-
 def listening():
-    own = {inode for process in tree(os.getpid()) for inode in inodes(process)}
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            cells = line.split()
-            if cells[9] in own and cells[3] in ("0A", "07"):  # listens; of UDP: is not connected
-                yield f"{table} {cells[1]}"
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        for each in process.net_connections():
+            if each.status == psutil.CONN_LISTEN or (each.type == socket.SOCK_DGRAM and not each.raddr):
+                yield each.laddr.ip
 
 if __name__ == "__main__":
     feedline.cluster.initialize()
@@ -622,7 +548,6 @@ if __name__ == "__main__":
             told = ["listens", str(jax.process_index()), *sorted(set(listening()))]
             print("\\n" + "|".join(told) + "\\n", end="", flush=True)  # in one write
 """
-LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
 @pytest.mark.slow
@@ -631,7 +556,7 @@ def test_a_run_on_one_machine_listens_on_the_loopback_address_only(tmp_path):
     done = launched(sys.executable, tmp_path / "run.py", tmp_path)
     told = [line.partition("listens|")[2].split("|") for line in done.stdout.splitlines() if "listens|" in line]
     assert sorted(process for process, *_ in told) == ["0", "1"], done
-    found = {process: [address.split()[1].partition(":")[0] for address in rest] for process, *rest in told}
-    assert len(found["0"]) >= 2, told  # the coordinator's and the metrics'
+    found = {process: addresses for process, *addresses in told}
+    assert found["0"], told  # the coordinator's and the metrics'
     assert found["1"], told
-    assert all(address in LOOPBACK for rest in found.values() for address in rest), told
+    assert {address for each in found.values() for address in each} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
