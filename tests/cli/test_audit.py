@@ -96,8 +96,7 @@ def test_a_transform_that_looks_at_other_rows_is_found():
 def test_a_mixture_of_rows_of_different_lengths_passes():
     code, told, _ = audit("feeds_to_audit:mixed", "--processes", "2", "--batches", "8")
     assert (code, told["ok"], told["difference"]) == (0, True, None)
-    # the indices of twice 70 rows are counted: 70 of each source
-    assert told["epochs_counted"] == 1 + 3
+    assert any("in a mixture each source has epochs of its own" in what for what in told["not_covered"])
 
 
 @pytest.mark.slow
@@ -134,12 +133,6 @@ def test_a_process_that_raises_is_named():
     ("rows", "options", "text"),
     [
         (7, (), "needs at least 8 rows, rows.npy has 7; give more rows, or fewer devices"),
-        pytest.param(
-            100,
-            ("--batch-size", "6"),
-            "must be a multiple of the 4 shards that its mesh axes make, got 6",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_data_that_does_not_fit(rows, options, text, tmp_path, monkeypatch, capfd):
@@ -202,7 +195,6 @@ def test_a_layout_that_hangs_is_ended(hanging):
     [
         (signal.SIGINT, 130, "feedline: interrupted\n"),
         (signal.SIGTERM, 143, "feedline: terminated\n"),
-        (signal.SIGHUP, 129, "feedline: terminated\n"),
         (signal.SIGKILL, -9, ""),
     ],
 )

@@ -85,6 +85,8 @@ def test_the_summary_is_for_people(capsys):
     assert second.startswith("trained 4 steps, 1.333 epochs of 400 rows, last loss ")
     assert third.endswith("waiting for input (jit_multi, 8 devices, 1 process)")
     assert "step 1 of 4 | loss " in told.err
+    assert main(["train", "--data", "synthetic", "--rows", "400", "--steps", "4", "--quiet"]) == 0
+    assert "step 1 of 4" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -43,12 +43,7 @@ class Audit:
     json: bool = False
 
     def run(self) -> int:
-        """Run all layouts, compare them and print the result. Returns the exit code.
-
-        Raises:
-          ValueError: an option is wrong.
-          FeedError: a process failed or took too long.
-        """
+        """Run all layouts, compare them and print the result. Returns the exit code."""
         checked_integer("--batches", self.batches, at_least=4)
         if self.batch_size is not None:
             checked_integer("--batch-size", self.batch_size, at_least=1)
@@ -70,7 +65,6 @@ class Audit:
         return 0 if result["ok"] else 1
 
     def _result(self, counts: list[int]) -> dict[str, Any]:
-        """Run all layouts. Returns what --json prints."""
         from feedline._src.tools.audit.layouts import launches
         from feedline._src.tools.audit.processes import Job, results
         from feedline._src.tools.audit.verdict import Observed, Reference, judge, summary
@@ -79,8 +73,7 @@ class Audit:
         began = time.monotonic()
         planned = sum(map(len, launches(counts)))
         layouts: list[dict[str, Any]] = []
-        job = Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s)
-        found = results(job, os.environ)
+        found = results(Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s), os.environ)
         with progress("audit", "starting 1 process") as show, contextlib.closing(found):
             for layout, observed in found:
                 if layout.is_reference:

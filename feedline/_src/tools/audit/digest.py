@@ -1,4 +1,11 @@
-"""A digest for each row of an array; the digests of parts of a row add up to that of the row. Pure."""
+"""A digest for each row of an array; the digests of parts of a row add up to that of the row. Pure.
+
+Σ (word + 1)·key mod 2^64 over the words of a row, the multilinear hash of Carter and Wegman (1979). A word is the
+bits of an element, or 32 of them. Its key is 64 pseudo-random bits that depend on its leaf and column. A wrong
+value changes a word; a shift or a swap within a row multiplies words by other keys; a missing part changes the
+digest because of the 1. Two words differ by less than 2^32, so two given rows that differ have the same digest
+with a probability of at most 2^-33. The keys are fixed, so this finds mistakes but not malice.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +24,7 @@ _WORDS_AT_ONCE = 1 << 20  # 8 MiB as uint64, in one multiplication
 
 
 def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], columns: Ranges) -> Digests:
-    """Σ (word + 1)·key mod 2^64 over the words of each row, the multilinear hash of Carter and Wegman (1979).
-
-    A word is the bits of an element, or 32 of them. Its key is 64 pseudo-random bits that depend on its leaf and
-    column. A wrong value changes a word. A shift or a swap within a row multiplies words by other keys. A swap of
-    two rows is found because digests are compared position by position. A missing part, or padding with zeros,
-    changes the digest because of the 1. Two words differ by less than 2^32, so at most 2^31 of the 2^64 keys hide
-    a difference: two given rows that differ have the same digest with a probability of at most 2^-33. The keys are
-    fixed, so this finds mistakes but does not protect against malice.
-
-    Args:
-      values: [k, …], the columns `columns` of k rows.
-      leaf: number of the leaf.
-      shape: shape of a whole row.
-      columns: the range of `values` along each axis of a row.
-
-    Returns:
-      uint64[k].
-
-    Example:
-      >>> rows = np.arange(6, dtype=np.int16).reshape(2, 3)
-      >>> left, right = (row_digests(rows[:, a:b], 0, (3,), ((a, b),)) for a, b in ((0, 1), (1, 3)))
-      >>> (left + right == row_digests(rows, 0, (3,), ((0, 3),))).all()
-      np.True_
-    """
+    """uint64[k] of the columns `columns` of k rows, whose whole shape is `shape`."""
     word = np.dtype(f"u{min(values.dtype.itemsize, 4)}")
     keys = _keys(leaf, shape, columns, values.dtype.itemsize // word.itemsize)
     words = np.ascontiguousarray(values).reshape(-1).view(word).reshape(len(values), len(keys))
@@ -53,17 +37,13 @@ def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], col
 
 
 def whole_row_digests(rows: npt.NDArray[Any], leaf: int) -> Digests:
-    """uint64[k], the digests of k whole rows."""
-    shape = rows.shape[1:]
-    return row_digests(rows, leaf, shape, tuple((0, size) for size in shape))
+    return row_digests(rows, leaf, rows.shape[1:], tuple((0, size) for size in rows.shape[1:]))
 
 
 def shard_digests(array: Any, leaf: int) -> dict[int, Digests]:
-    """The digests of what this process's devices hold of a `jax.Array`, from the shards' own indices.
+    """uint64[rows of the array] by the number of each replica of which this process holds a part.
 
-    Returns:
-      uint64[rows of the array] for each replica of which this process holds a part, by the replica's number. Added
-      over all processes, each replica gives the digests of all rows.
+    Only the shards' own indices are used. Added over all processes, each replica gives the digests of all rows.
     """
     found: dict[int, Digests] = {}
     for shard in array.addressable_shards:

@@ -16,15 +16,12 @@ from feedline._src.listen.words import counted
 AXES = ("data", "model")
 _FEWEST_DEVICES = 4  # for a mesh with both axes, on one process too
 
-Arrangement = Literal["in order", "permuted", "across"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """One way to run the feed: processes, mesh, options, and which saved state it resumes.
 
     Attributes:
-      name: shown in the table.
       devices: of all processes together.
       mesh: sizes of the axes data and model. On a single process the mesh may leave out devices.
       arrangement: the order of the devices in the mesh. "permuted": later processes first, and no two adjacent
@@ -40,7 +37,7 @@ class Layout:
     processes: int
     devices: int
     mesh: tuple[int, int]
-    arrangement: Arrangement = "in order"
+    arrangement: Literal["in order", "permuted", "across"] = "in order"
     threads: int | None = None
     workers: int | None = None
     times: int = 1
@@ -55,16 +52,11 @@ class Layout:
 
     @property
     def title(self) -> str:
-        """The name with the number of processes: unique among the layouts of all launches."""
+        """Unique among the layouts of all launches."""
         return f"{self.name!r} on {counted(self.processes, 'process')}"
 
     def arranged(self, devices: Sequence[Any]) -> Any:
-        """The array of devices for `jax.sharding.Mesh(…, AXES)`.
-
-        Example:
-          >>> Layout("", 2, 4, (4, 1), "permuted").arranged([0, 1, 2, 3])[:, 0].tolist()
-          [3, 1, 2, 0]
-        """
+        """The array of devices for `jax.sharding.Mesh(…, AXES)`."""
         data, model = self.mesh
         chosen = np.array(devices)[: data * model]
         if self.arrangement == "permuted":
@@ -81,24 +73,32 @@ def devices_for(counts: Sequence[int]) -> int:
 
 
 def launches(counts: Sequence[int]) -> list[list[Layout]]:
-    """The layouts of each launch of processes, in the order in which they run.
+    """The layouts of each launch of processes, in the order in which they run, for ascending counts from 1 on.
 
-    Each launch resumes what the launch before it saved. If `counts` has one number only, it is launched twice, so
-    that there is something to resume.
-
-    Args:
-      counts: numbers of processes, ascending, from 1 on.
-
-    Example:
-      >>> [layout.name for layout in launches([1])[1]]
-      ['resumed after a stop', 'resumed after kill -9', 'resumed, batch size × 2']
+    Each launch resumes what the launch before it saved. A single count is launched twice, so that there is
+    something to resume.
     """
     devices = devices_for(counts)
     data, both = (devices, 1), (devices // 2, 2)
+
+    def resumed(before: int, layout: Any) -> list[Layout]:
+        return [
+            layout("resumed after a stop", mesh=both, resumes=f"stopped-{before}"),
+            layout("resumed after kill -9", mesh=data, arrangement="permuted", resumes=f"killed-{before}"),
+        ]
+
     found = []
     for before, count in itertools.pairwise([0, *counts]):
         layout = functools.partial(Layout, processes=count, devices=devices)
-        planned = _resumed(before, count, devices) if before else _on_one_device(devices)
+        one = functools.partial(layout, mesh=(1, 1))
+        planned = [
+            one("one device"),
+            one("one thread", threads=1),
+            one("four threads a batch", threads=4),
+            one("two workers", workers=2),
+            one("batch size × 2", times=2),
+        ]
+        planned = resumed(before, layout) if before else planned
         planned += [
             layout("data", mesh=data),
             layout("permuted devices", mesh=data, arrangement="permuted", threads=2),
@@ -113,25 +113,7 @@ def launches(counts: Sequence[int]) -> list[list[Layout]]:
             ]
         found.append(planned)
     if len(counts) == 1:
-        found.append(_resumed(1, 1, devices))
+        found.append(resumed(1, layout))
     twice = dataclasses.replace(found[-1][0], name="resumed, batch size × 2", times=2)
     found[-1].insert(2, twice)
     return found
-
-
-def _on_one_device(devices: int) -> list[Layout]:
-    one = Layout("one device", 1, devices, (1, 1))
-    return [
-        one,
-        dataclasses.replace(one, name="one thread", threads=1),
-        dataclasses.replace(one, name="four threads a batch", threads=4),
-        dataclasses.replace(one, name="two workers", workers=2),
-        dataclasses.replace(one, name="batch size × 2", times=2),
-    ]
-
-
-def _resumed(before: int, processes: int, devices: int) -> list[Layout]:
-    return [
-        Layout("resumed after a stop", processes, devices, (devices // 2, 2), resumes=f"stopped-{before}"),
-        Layout("resumed after kill -9", processes, devices, (devices, 1), "permuted", resumes=f"killed-{before}"),
-    ]

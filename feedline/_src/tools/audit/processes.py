@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import faulthandler
-import functools
 import io
 import itertools
 import json
@@ -33,7 +32,7 @@ from feedline._src.sources.as_source import as_source
 from feedline._src.tools.audit.coverage import measure_coverage
 from feedline._src.tools.audit.digest import shard_digests
 from feedline._src.tools.audit.layouts import AXES, Layout, launches
-from feedline._src.tools.audit.verdict import NotRun, Observed, Settings, State
+from feedline._src.tools.audit.verdict import Coverage, Difference, NotRun, Observed, Settings, State
 from feedline._src.tools.launch.process_group import ProcessGroup
 from feedline._src.tools.targets import build_feed, load_make_feed, one_size
 
@@ -60,10 +59,7 @@ class Job(NamedTuple):
 def results(job: Job, environ: Mapping[str, str]) -> Generator[tuple[Layout, list[Result]], None, None]:
     """Yield each layout with what its processes observed, once all of them are done with it.
 
-    No process outlives the generator.
-
-    Raises:
-      FeedError: a process failed, or a layout took longer than `job.limit_s`.
+    No process outlives the generator. FeedError if one failed, or a layout took longer than `job.limit_s`.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-audit-", ignore_cleanup_errors=True) as folder:
         for launch, layouts in enumerate(launches(job.counts)):
@@ -124,12 +120,7 @@ def _result_file(folder: Path, layout: int, process: int) -> Path:
 
 
 def run_launch(folder: str, launch: int, options: tuple[Any, ...]) -> None:
-    """Run each layout of a launch, write and announce each result, and wait to be killed.
-
-    Args:
-      folder: that of the launch; states are saved beside it.
-      options: the fields of the `Job`.
-    """
+    """Run each layout of a launch, write and announce each result, and wait to be killed."""
     job, files = Job(*options), Path(folder)
     _end_after(_START_S)
     cluster.initialize()
@@ -160,9 +151,19 @@ def _end_after(seconds: float) -> None:
 
 def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStack) -> Result:
     began = time.perf_counter()
+
+    def changed(options: FeedOptions) -> FeedOptions:
+        options = one_size(options)
+        reading, size = options.reading, (job.batch_size or options.sizes[0][1]) * layout.times
+        if layout.workers is not None:
+            reading = dataclasses.replace(reading, workers=layout.workers)
+        if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
+            reading = dataclasses.replace(reading, threads=layout.threads, buffer=1)
+        return dataclasses.replace(options, batch_size=size, reading=reading)
+
     make_feed, mesh = load_make_feed(job.target, layout.devices), Mesh(layout.arranged(jax.devices()), AXES)
     try:
-        feed = build_feed(job.target, make_feed, mesh, lambda asked: _changed(asked, layout, job.batch_size))
+        feed = build_feed(job.target, make_feed, mesh, changed)
     except ValueError as error:
         if layout.workers or layout.times > 1:  # these options are the audit's, not the user's
             return NotRun(str(error), failed=False)
@@ -174,13 +175,29 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
         return NotRun("in a larger batch, ragged leaves may be padded to another length", failed=False)
     taken = 0
     if layout.resumes:
-        taken, state = _loaded(folder / layout.resumes)
-        feed.set_state(state)
-    half = (job.batches + 1) // 2
-    count = half if layout.saves else (job.batches - taken) // layout.times
-    save = functools.partial(_save, folder / layout.saves) if layout.saves else None
+        # all lanes are complete, because a launch ends only when every process is done
+        path = folder / layout.resumes
+        taken, state = json.loads(path.read_text())
+        feed.set_state(load_lanes(_lanes(path, taken)) if "lanes" in state else state)
+    count = (job.batches + 1) // 2 if layout.saves else (job.batches - taken) // layout.times
+    save = None
+    if layout.saves:
+
+        def save(taken: int, state: State) -> None:
+            """As training does: process 0 writes the state atomically, every process its lanes."""
+            path = folder / layout.saves
+            if "lanes" in state:
+                save_lanes(state, _lanes(path, taken))
+            if jax.process_index() == 0:
+                _replace(path, json.dumps([taken, state]).encode())
+
     observed = observe(feed, count, taken, save)
-    coverage = measure_coverage(feed, observed) if layout.is_reference else None
+    coverage: Coverage | Difference | None = None
+    if layout.is_reference:
+        try:
+            coverage = measure_coverage(feed, observed)
+        except Difference as difference:
+            coverage = difference
     return dataclasses.replace(observed, coverage=coverage, seconds=time.perf_counter() - began)
 
 
@@ -189,12 +206,7 @@ def observe(
 ) -> Observed:
     """Take batches of a feed, over as many passes as that needs, and digest what this process's devices hold.
 
-    Args:
-      first_batch: batches that were taken before the feed's state was saved.
-      save: called after each batch with the number of batches and the feed's state.
-
-    Raises:
-      ValueError: a pass has no batch.
+    `first_batch` batches were taken before the feed's state was saved. `save` is called after each batch.
     """
     settings = Settings(
         rows=feed.get_state()["fingerprint"]["rows"],
@@ -206,7 +218,9 @@ def observe(
         for path, leaf in jax.tree_util.tree_leaves_with_path(feed.spec)
     }
     observed = Observed(settings, leaves, first_batch=first_batch)
-    for number, batch in enumerate(itertools.islice(_endless(feed), batches), 1):
+    # a feed that was restored at the end of a pass begins with an empty pass
+    passes = itertools.chain.from_iterable(feed for _ in range(batches + 1))
+    for number, batch in enumerate(itertools.islice(passes, batches), 1):
         arrays = jax.tree.leaves(batch)
         observed.digests.append([shard_digests(array, leaf) for leaf, array in enumerate(arrays)])
         observed.shapes.append([array.shape[1:] for array in arrays])
@@ -214,48 +228,11 @@ def observe(
         observed.states.append({name: state[name] for name in ("step", "epoch", "position")})
         if save is not None:
             save(number, state)
+    if len(observed.states) < batches:
+        raise ValueError(
+            "a pass of a feed must hold at least one batch, and this feed's hold none; use a smaller one"
+        )
     return observed
-
-
-def _endless(feed: Feed) -> Iterator[Any]:
-    """The batches of all passes."""
-    empty_passes = 0
-    while empty_passes < 2:  # a feed that was restored at the end of a pass begins with an empty pass
-        empty_passes += 1
-        for batch in feed:
-            empty_passes = 0
-            yield batch
-    raise ValueError(
-        "a pass of the feed must hold at least one batch, and this feed's hold none; use a smaller batch size"
-    )
-
-
-def _changed(options: FeedOptions, layout: Layout, batch_size: int | None) -> FeedOptions:
-    """The user's options with those of a layout."""
-    options = one_size(options)
-    reading, size = options.reading, (batch_size or options.sizes[0][1]) * layout.times
-    if layout.workers is not None:
-        reading = dataclasses.replace(reading, workers=layout.workers)
-    if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
-        reading = dataclasses.replace(reading, threads=layout.threads, buffer=1)
-    return dataclasses.replace(options, batch_size=size, reading=reading)
-
-
-def _save(path: Path, taken: int, state: State) -> None:
-    """Save a state as training does: process 0 writes it atomically, every process its lanes."""
-    if "lanes" in state:
-        save_lanes(state, _lanes(path, taken))
-    if jax.process_index() == 0:
-        _replace(path, json.dumps([taken, state]).encode())
-
-
-def _loaded(path: Path) -> tuple[int, State]:
-    """What was saved last: how many batches were taken, and the state.
-
-    All lanes are complete, because a launch ends only when every process is done.
-    """
-    taken, state = json.loads(path.read_text())
-    return taken, load_lanes(_lanes(path, taken)) if "lanes" in state else state
 
 
 def _lanes(path: Path, taken: int) -> Path:

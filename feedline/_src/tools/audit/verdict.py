@@ -20,15 +20,10 @@ EpochPosition = tuple[int, int]
 Places = npt.NDArray[np.int64]
 """epoch × `PLACES_PER_EPOCH` + position of rows."""
 PLACES_PER_EPOCH = 1 << 40
-_TRANSFORM_RULE = "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
 
 
 class Difference(Exception):
-    """The first difference between a layout and what it must be.
-
-    Attributes:
-      where: numbers of the "batch" and of the "row" in it, and the name of the "leaf", as far as they are known.
-    """
+    """The first difference between a layout and what it must be, and where it is, as far as that is known."""
 
     def __init__(
         self, found: str, batch: int | None = None, row: int | None = None, leaf: str | None = None
@@ -47,6 +42,16 @@ class Settings(NamedTuple):
     transformed: bool
 
 
+class Coverage(NamedTuple):
+    """What was checked on one device, as JSON values; `covered` and `not_covered` are sentences for the report."""
+
+    epochs_counted: int
+    left_out_of_each_epoch: int | None
+    rows_compared_with_source: int
+    covered: list[str]
+    not_covered: list[str]
+
+
 @dataclasses.dataclass(frozen=True)
 class Observed:
     """What one process observed in one layout.
@@ -57,7 +62,7 @@ class Observed:
       shapes: [batch][leaf], of a row; that of a ragged leaf differs between batches.
       states: step, epoch and position of the feed's state after each batch.
       first_batch: number of the first batch, counted in batches of the feed's own size; 0 unless it was resumed.
-      coverage: of the reference layout: what `measure_coverage` returns.
+      coverage: of the reference layout.
     """
 
     settings: Settings
@@ -67,7 +72,7 @@ class Observed:
     states: list[State] = dataclasses.field(default_factory=list)
     first_batch: int = 0
     seconds: float = 0.0
-    coverage: dict[str, Any] | Difference | None = None
+    coverage: Coverage | Difference | None = None
 
 
 class NotRun(NamedTuple):
@@ -94,11 +99,7 @@ class Reference:
         return len(np.unique(self.digests.reshape(-1, self.digests.shape[2]), axis=0))
 
     def find(self, places: Places) -> tuple[npt.NDArray[np.int64], Digests]:
-        """Look up the rows at k places.
-
-        Returns:
-          Which of them one device delivered, int64[delivered]; and their digests, uint64[delivered, leaf].
-        """
+        """Which of the rows at k places one device delivered, int64[n]; and their digests, uint64[n, leaf]."""
         own = row_places(self.observed.settings, (0, 0), len(self.digests))
         _, at, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
         return known, self.digests.reshape(own.size, -1)[at]
@@ -108,18 +109,15 @@ class Reference:
         found = np.argwhere((self.digests == row).all(axis=2))
         if len(found):
             return f"; one device holds that row at batch {found[0][0]}, row {found[0][1]}"
-        return _TRANSFORM_RULE if self.observed.settings.transformed else ""
+        if not self.observed.settings.transformed:
+            return ""
+        return "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
 
 
 def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[EpochPosition]:
     """(epoch, position) of the first row of each batch, where the first batch starts at `after` or later.
 
     Computed without feedline's schedule, which the audit checks.
-
-    Example:
-      >>> ten = Settings(rows=10, batch_size=4, remainder="drop", epochs=None, transformed=False)
-      >>> list(itertools.islice(batch_starts(ten), 3))
-      [(0, 0), (0, 4), (1, 0)]
     """
     rows, size, (epoch, position) = settings.rows, settings.batch_size, after
     while rows is None:  # a stream: the length of its epochs is unknown
@@ -147,12 +145,7 @@ def row_places(settings: Settings, first: EpochPosition, batches: int) -> Places
 
 
 def global_digests(processes: Sequence[Observed]) -> Digests:
-    """uint64[batch, row, leaf]: the digest of each row of each global batch.
-
-    Raises:
-      Difference: two devices hold different values of a row, or the processes disagree on the feed's options or
-        states.
-    """
+    """uint64[batch, row, leaf] of each global batch. A `Difference` if processes or replicas disagree."""
     one = processes[0]
     for process, other in enumerate(processes):
         if (other.settings, other.leaves, other.states) != (one.settings, one.leaves, one.states):
@@ -192,16 +185,15 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
         "batches": 0,
         "rows": 0,
         "digest": "",
-        "on_one_device": "",
+        "seconds": 0.0,
         "same": None,
         "not_run": "",
         "difference": None,
-        "seconds": 0.0,
     }
+    observed = [process for process in processes if isinstance(process, Observed)]
     for process in processes:
         if isinstance(process, NotRun):
             return found | {"not_run": process.reason}
-    observed = [process for process in processes if isinstance(process, Observed)]
     one, size = observed[0], observed[0].settings.batch_size
     found |= {"batch_size": size, "batches": len(one.digests), "seconds": round(one.seconds, 3)}
     try:
@@ -213,7 +205,8 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
         if not len(known):
             return found | {"not_run": "it met no row that one device met; --batches compares more"}
         rows = digests.reshape(len(places), -1)[known]
-        found |= {"rows": len(known), "digest": _short(rows), "on_one_device": _short(expected)}
+        digest = hashlib.sha256(np.ascontiguousarray(rows).astype("<u8").tobytes()).hexdigest()[:12]
+        found |= {"rows": len(known), "digest": digest}
         for wrong, leaf in np.argwhere(rows != expected)[:1]:
             at = int(known[wrong])
             epoch, position = divmod(int(places[at]), PLACES_PER_EPOCH)
@@ -247,14 +240,10 @@ def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) 
 
 
 def summary(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str, Any]:
-    """What --json prints, without the time.
-
-    Args:
-      layouts: what `judge` returned for each.
-    """
+    """What --json prints, without the time, of what `judge` returned for each layout."""
     settings, coverage = reference.observed.settings, reference.observed.coverage
-    if not isinstance(coverage, dict):
-        coverage = row_counts()
+    if not isinstance(coverage, Coverage):
+        coverage = Coverage(0, None, 0, [], [])
     differences = [
         {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
     ]
@@ -284,30 +273,7 @@ def summary(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str
         "batches_compared": batches,
         "rows_compared": rows,
         "different_rows": reference.different_rows,
-        **coverage,
-        "covered": [compared, *coverage["covered"]],
-        "not_covered": [*not_covered, *coverage["not_covered"], others],
+        **coverage._asdict(),
+        "covered": [compared, *coverage.covered],
+        "not_covered": [*not_covered, *coverage.not_covered, others],
     }
-
-
-def row_counts(
-    epochs: int = 0, left_out: int | None = None, covered: str = "", not_covered: str = ""
-) -> dict[str, Any]:
-    """What was counted on one device, as JSON values: the part of `summary` that says what of the rows is right.
-
-    Args:
-      epochs: how many were counted; of a mixture, those of its sources.
-      left_out: rows that each epoch leaves out.
-      covered, not_covered: sentences for the report.
-    """
-    return {
-        "epochs_counted": epochs,
-        "left_out_of_each_epoch": left_out,
-        "rows_compared_with_source": 0,
-        "covered": [covered] if covered else [],
-        "not_covered": [not_covered] if not_covered else [],
-    }
-
-
-def _short(digests: Any) -> str:
-    return hashlib.sha256(np.ascontiguousarray(digests).astype("<u8").tobytes()).hexdigest()[:12]

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.options import checked_integer
 from feedline._src.rows.source import Source
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.as_source import as_source
@@ -21,13 +20,7 @@ _CLASSES = 10
 
 
 class Labelled(NamedTuple):
-    """A data set for classification. A row is {"image": [...] of any numeric dtype, "label": an integer}.
-
-    Attributes:
-      train: a source for `feedline.Feed`.
-      test: a source of other rows, in the same format.
-      classes: labels are 0 … classes − 1.
-    """
+    """Two sources for `feedline.Feed`, of rows {"image": [...] of any numeric dtype, "label": 0 … classes − 1}."""
 
     train: Source
     test: Source
@@ -45,15 +38,9 @@ def digits() -> Labelled:
 
 
 def from_files(path: Path, test_path: Path | None = None) -> Labelled:
-    """A user's own labelled rows.
+    """A user's own labelled rows: what `feedline.open_source` opens, or a directory with image.npy and label.npy.
 
-    Args:
-      path: what `feedline.open_source` opens, with the leaves image [...] and label, an integer; or a directory
-        with `image.npy` [n, ...] and `label.npy` [n].
-      test_path: the test part. None: every fifth row of `path` (0, 5, 10, …) is held out.
-
-    Raises:
-      FileNotFoundError, ValueError, TypeError: the files do not exist, or have another format.
+    Without a test part, every fifth row of `path` (0, 5, 10, …) is held out.
     """
     rows, classes = _opened(path)
     if test_path is None:
@@ -70,12 +57,9 @@ def from_files(path: Path, test_path: Path | None = None) -> Labelled:
 
 
 def synthetic(rows: int) -> Labelled:
-    """Synthetic rows that can be learnt, the same in every process: noise around one centre for each class.
+    """Rows that can be learnt, the same in every process: noise around one centre for each class.
 
-    Host bytes: 1.2 × rows × 260, and while they are generated twice as many.
-
-    Args:
-      rows: training rows, of images of 256 bytes and 10 classes; the test part has a fifth of that number.
+    The test part has a fifth of that number. Host bytes: 1.2 × rows × 260, while they are generated twice as many.
     """
     random = np.random.default_rng(0)
     centres = random.integers(128, size=(_CLASSES, _FEATURES), dtype=np.uint8)
@@ -86,7 +70,6 @@ def synthetic(rows: int) -> Labelled:
         image += centres[label]
         return ArraySource([{"image": image, "label": label}])
 
-    checked_integer("rows", rows, at_least=1)
     return Labelled(made(rows), made(-(-rows // TEST_EVERY)), _CLASSES)
 
 
@@ -94,11 +77,6 @@ class Holdout(Source):
     """A `Source` of one part of another source: rows r with r % 5 == 0 ("test"), or all other rows ("train").
 
     The row indices are computed, so the split needs no memory and no time at the start.
-
-    Example:
-      >>> rows = ArraySource([{"x": np.arange(12)}])
-      >>> [Holdout(rows, part).rows_of(np.arange(len(Holdout(rows, part)))).tolist() for part in ("train", "test")]
-      [[1, 2, 3, 4, 6, 7, 8, 9, 11], [0, 5, 10]]
     """
 
     def __init__(self, base: Source, part: Literal["train", "test"]) -> None:
@@ -114,14 +92,9 @@ class Holdout(Source):
         test_rows = -(-len(self.base) // TEST_EVERY)
         return test_rows if self.part == "test" else len(self.base) - test_rows
 
-    def rows_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The row indices in the base source, of row indices in this part."""
-        if self.part == "test":
-            return rows * TEST_EVERY
-        return rows + rows // (TEST_EVERY - 1) + 1
-
     def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
-        self.base.read(self.rows_of(rows), out)
+        in_base = rows * TEST_EVERY if self.part == "test" else rows + rows // (TEST_EVERY - 1) + 1
+        self.base.read(in_base, out)
 
     def close(self) -> None:
         self.base.close()

@@ -9,8 +9,6 @@ from typing import Literal
 
 from feedline._src.options import checked_integer
 
-_DEFAULT_EPOCHS = 40
-DEFAULT_SAVE_EVERY = 100
 _COUNTS = (
     "rows", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices", "steps_per_call",
 )  # fmt: skip
@@ -18,7 +16,7 @@ _COUNTS = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """The options of `feedline train`, checked.
+    """The options of `feedline train`.
 
     Attributes:
       mode: jit_single: one device. jit_multi: all devices, one program over a mesh. pmap: all devices,
@@ -38,7 +36,7 @@ class TrainOptions:
       seed: seed of the initial weights and of the order of rows, below 2^32.
       checkpoint_dir: save checkpoints in this directory, and continue from the newest one in it, with any
         mode and number of devices and processes. The newest 3 are kept.
-      save_every: steps from one checkpoint to the next; the last step is saved too. None: 100.
+      save_every: steps from one checkpoint to the next; the last step is saved too.
       cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
       threads: threads that read rows. None: the cores that this process may use, at least 2 and at most 16.
       prefetch: how many placed batches may wait on the devices. 0: read each batch when it is asked for, to debug.
@@ -67,7 +65,7 @@ class TrainOptions:
     learning_rate: float = 3e-3
     seed: int = 0
     checkpoint_dir: Path | None = None
-    save_every: int | None = None
+    save_every: int = 100
     cpu_devices: int | None = None
     threads: int | None = None
     prefetch: int = 2
@@ -82,14 +80,10 @@ class TrainOptions:
     @property
     def passes(self) -> int | None:
         """Epochs to train; None if the steps are given instead."""
-        return None if self.steps is not None else self.epochs or _DEFAULT_EPOCHS
+        return None if self.steps is not None else self.epochs or 40
 
     def check(self) -> None:
-        """Check that the options fit together. Not on construction: the parser would put the message in a box.
-
-        Raises:
-          ValueError: an option is wrong, or two contradict each other.
-        """
+        """Not on construction: the parser would put the message in a box."""
         for name in _COUNTS:
             if (value := getattr(self, name)) is not None:
                 checked_integer(f"--{name.replace('_', '-')}", value, at_least=1)
@@ -98,8 +92,6 @@ class TrainOptions:
                 f"training ends after --steps or after --epochs, got --steps {self.steps} and "
                 f"--epochs {self.epochs}; leave one out"
             )
-        if self.save_every is not None and self.checkpoint_dir is None:
-            raise ValueError("--save-every needs a place to save in; add --checkpoint-dir, or leave it out")
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
         if not 0 < self.learning_rate < math.inf:

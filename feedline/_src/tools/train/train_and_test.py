@@ -18,12 +18,13 @@ from jax.sharding import PartitionSpec as P
 
 from feedline._src.agreement.stop import should_stop, stopping
 from feedline._src.feed import Feed
+from feedline._src.listen.words import counted
 from feedline._src.options import Order, Reading
-from feedline._src.rows.row_source import RowSource
+from feedline._src.rows.source import Source
 from feedline._src.tools.cli.interrupt import EndedBySignal, interrupts_wait
 from feedline._src.tools.train import labelled
 from feedline._src.tools.train.labelled import Labelled
-from feedline._src.tools.train.options import DEFAULT_SAVE_EVERY, TrainOptions
+from feedline._src.tools.train.options import TrainOptions
 from feedline._src.trainer.fitting import Fitted, fit
 from feedline._src.trainer.live import LiveLine
 from feedline._src.trainer.loop import Evaluation, Progress
@@ -37,11 +38,8 @@ _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a
 def train_and_test(options: TrainOptions) -> int:
     """Train, test, and print on process 0. All processes call it. Returns the exit code.
 
-    Raises:
-      KeyboardInterrupt: Ctrl-C.
-      FeedError: the loss is not finite, or a checkpoint could not be read or written.
-      EndedBySignal: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step. After a signal
-        that came after the last step, also the result is printed.
+    With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. Perhaps
+    only this process knows of a signal that came after the last step, so all of them test before it is raised.
     """
     data = _data(options)
     order, per_call = Order(seed=options.seed), options.steps_per_call
@@ -50,42 +48,34 @@ def train_and_test(options: TrainOptions) -> int:
         _feed(options, data.test, order=Order(shuffle=False), epochs=1, remainder="pad") as test_feed,
     ):
         with _reporting_memory(options, feed) as watch:
-            fitted, ended_by = _fitted(options, data, feed, watch)
+            fitted, signalled = _fitted(options, data, feed, watch)
+        how = "interrupted" if signalled == signal.SIGINT else "terminated"
+        ended = f"{how} after step {fitted.progress.step:,}, which is saved" if _is_first_process() else ""
+        if signalled is not None and fitted.stopped:
+            raise EndedBySignal(ended, signalled)
         tested = fitted.evaluate(test_feed)
         result = _result(options, feed, fitted, tested)
     if _is_first_process():
         print(json.dumps(result) if options.json else _summary(result, tested, len(data.train)), flush=True)
-    if ended_by is not None:
-        raise ended_by
+    if signalled is not None:
+        raise EndedBySignal(ended, signalled)
     return 0
 
 
 def _fitted(
     options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatch | None
-) -> tuple[Fitted, EndedBySignal | None]:
-    """Train. Returns also the end by a signal that came after the last step.
-
-    Perhaps only this process knows of such a signal, so that it is raised only once all have tested.
-
-    Raises:
-      EndedBySignal: a signal ended the training of all processes.
-    """
-    init, loss = classifier(
-        Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width),
-        options.remat,
-    )
+) -> tuple[Fitted, int | None]:
+    """Train. Returns also the number of the signal that came, with checkpoints."""
+    sizes = Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
+    init, loss = classifier(sizes, options.remat)
     saved = options.checkpoint_dir is not None
     if saved:
         with interrupts_wait():  # `fit` imports it, and an interrupt would leave it half imported
             import feedline._src.trainer.checkpoints  # noqa: F401
-
-    def total_steps() -> int:
-        delivered: int = feed.get_state()["step"]
-        return delivered + steps_left(options, feed, len(data.train))
-
+    steps = options.steps or (options.passes or 0) * feed.steps_per_epoch
     with contextlib.ExitStack() as context:
         shown = _is_first_process() and not options.quiet
-        live = context.enter_context(LiveLine(total_steps, feed=feed)) if shown else None
+        live = context.enter_context(LiveLine(steps, feed=feed)) if shown else None
         stop = context.enter_context(stopping()) if saved else None
 
         def report(progress: Progress) -> None:
@@ -109,28 +99,17 @@ def _fitted(
             seed=options.seed,
             callbacks=[report],
             checkpoint_dir=options.checkpoint_dir,
-            save_every=options.save_every or DEFAULT_SAVE_EVERY,
+            save_every=options.save_every,
             after_step=after_step,
             practices=Practices(compute=options.compute, shard_state=options.shard_state),
         )
     if saved and fitted.progress.step == fitted.progress.resumed and _is_first_process():
         _print_start(options, fitted.progress)
-    ended_by = None if stop is None else _end_by(stop.signal, fitted.progress.step)
-    if ended_by is not None and fitted.stopped:
-        raise ended_by
-    return fitted, ended_by
-
-
-def _end_by(number: int | None, step: int) -> EndedBySignal | None:
-    if number is None:
-        return None
-    how = "interrupted" if number == signal.SIGINT else "terminated"
-    return EndedBySignal(f"{how} after step {step:,}, which is saved" if _is_first_process() else "", number)
+    return fitted, None if stop is None else stop.signal
 
 
 @contextlib.contextmanager
 def _reporting_memory(options: TrainOptions, feed: Feed) -> Iterator[MemoryWatch | None]:
-    """Watch the memory if the options ask for it, and print what it saw at the end."""
     watch = MemoryWatch(feed) if options.memory else None
     try:
         yield watch
@@ -140,18 +119,7 @@ def _reporting_memory(options: TrainOptions, feed: Feed) -> Iterator[MemoryWatch
                 print(watch.report(), file=sys.stderr, flush=True)
 
 
-def steps_left(options: TrainOptions, feed: Feed, rows: int) -> int:
-    """Steps from the feed's position to the end that the options ask for. Batch sizes may have changed before."""
-    if options.passes is None:
-        delivered: int = feed.get_state()["step"]
-        return max(0, (options.steps or 0) - delivered)
-    whole_epochs = options.passes - 1 - feed.epoch
-    this_epoch = max(0, rows - feed.position) // options.batch_size
-    return max(0, whole_epochs * feed.steps_per_epoch + this_epoch)
-
-
 def _print_start(options: TrainOptions, progress: Progress) -> None:
-    """Print from which step this run continues."""
     start = "none yet, training begins"
     if progress.resumed:
         end = "training goes on from there" if progress.step > progress.resumed else "and no step is left to do"
@@ -179,15 +147,9 @@ def _data(options: TrainOptions) -> Labelled:
 
 
 @contextlib.contextmanager
-def _feed(options: TrainOptions, rows: RowSource, **more: Any) -> Iterator[Feed]:
-    feed = Feed(
-        rows,
-        options.batch_size,
-        NamedSharding(mesh_for(options.mode), P(AXIS)),
-        reading=Reading(threads=options.threads),
-        prefetch=options.prefetch,
-        **more,
-    )
+def _feed(options: TrainOptions, rows: Source, **more: Any) -> Iterator[Feed]:
+    sharding, reading = NamedSharding(mesh_for(options.mode), P(AXIS)), Reading(threads=options.threads)
+    feed = Feed(rows, options.batch_size, sharding, reading=reading, prefetch=options.prefetch, **more)
     try:
         yield feed
     finally:
@@ -214,24 +176,18 @@ def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluatio
 
 
 def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
-    """The printed summary: three lines, or one if no step was left."""
-    where = ", ".join(_counted(result[name], name) for name in ("devices", "processes"))
+    """Three lines, or one if no step was left."""
     correct = round(tested.metrics["accuracy"] * tested.rows)
     quality = (
-        f"test accuracy {correct / tested.rows:.2%} ({correct:,} of {_counted(tested.rows, 'rows')}), "
+        f"test accuracy {correct / tested.rows:.2%} ({correct:,} of {tested.rows:,} rows), "
         f"mean loss {tested.metrics['loss']:.4f}"
     )
     if not result["steps"]:
         return quality
     return (
         f"{quality}\n"
-        f"trained {_counted(result['steps'], 'steps')}, {result['epochs']:.4g} epochs of {rows:,} rows, "
+        f"trained {result['steps']:,} steps, {result['epochs']:.4g} epochs of {rows:,} rows, "
         f"last loss {result['final_loss']:.4f}\n"
         f"{result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input "
-        f"({result['mode']}, {where})"
+        f"({result['mode']}, {counted(result['devices'], 'device')}, {counted(result['processes'], 'process')})"
     )
-
-
-def _counted(count: int, things: str) -> str:
-    """Example: "1 process" for 1 and "processes"."""
-    return f"{count:,} {things if count != 1 else things.removesuffix('es' if things == 'processes' else 's')}"
