@@ -168,7 +168,7 @@ def test_a_feed_continues_from_its_state_after_a_store_was_gone_for_too_long(sto
         (401, "401 Unauthorized"),
         (400, "must answer requests, and .* 400 Bad Request"),
         (404, "it is not there any more"),
-        ("html", "ranges of bytes, and .* answered with something else, such as a page to sign in"),
+        ("html", "ranges of bytes, and .* failed with an answer that is no range, such as a page to sign in"),
     ],
 )
 def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault, message):
@@ -184,7 +184,7 @@ def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault,
 def test_a_server_without_head_is_no_missing_object(store, options):
     store.objects["/x.npy"] = npy(ROWS)
     store.fault = lambda method, *request: 405 if method == "HEAD" else None
-    with pytest.raises(feedline.FeedError, match=r"must answer HEAD requests, .*/x.npy answered with 405 Method"):
+    with pytest.raises(feedline.FeedError, match=r"must answer HEAD requests, .*/x.npy failed with 405 Method"):
         feedline.open_source(f"{store.url}/x.npy", store=options)
 
 
@@ -197,7 +197,9 @@ def test_a_name_with_credentials_and_their_trouble_later_are_no_lasting_faults(s
     assert failed
 
 
-UNREACHABLE = r"a store must be reachable when it is opened, and {} was not for \d+ s: {}; check the address"
+UNREACHABLE = (
+    r"a store must be reachable when it is opened, and {} failed for \d+ s, at last with: {}; check the address"
+)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_what_is_no_array(store, options):
     with pytest.raises(FileNotFoundError, match=r"there is no object .*/no.npy; check the address"):
         feedline.open_source(f"{store.url}/no.npy", store=options)
     store.fault = lambda *request: "html"
-    with pytest.raises(feedline.FeedError, match=r"must answer with data, and .*x.npy is a page"):
+    with pytest.raises(feedline.FeedError, match=r"must answer with data, and .*x.npy failed with a page"):
         feedline.open_source(f"{store.url}/x.npy", store=options)
 
 

@@ -34,7 +34,8 @@ _CLIENT: dict[str, Any] = {
     "timeout": datetime.timedelta(minutes=30),
     "pool_idle_timeout": datetime.timedelta(seconds=60),
 }
-_MEANS_LATER = (408, 425, 429)
+_PASSING = (408, 416, 425, 429)
+"""Statuses of requests that may succeed later; 416 (no such range) if the object has the same version."""
 _STATUS = re.compile(r"\b([45]\d\d) ([A-Z][a-z]+(?: [A-Z][a-z]+)*)")
 _CAUSES = {
     "dns error": "the name of the host does not resolve",
@@ -58,8 +59,8 @@ class Version(NamedTuple):
     Attributes:
       size_bytes: of the object.
       tag: its ETag, or the time of its last modification if the store gives no ETag.
-      nonce: "" of a strong version, which is another one for each replaced object. Else a random number, so that
-        nobody else finds what was cached of the object.
+      nonce: "" of a strong version, with which an object has the same bytes. Else a random number, so that nobody
+        else finds what was cached of the object.
       sampled: a digest of sampled bytes; "" if none were fetched, as of a strong version.
     """
 
@@ -69,17 +70,12 @@ class Version(NamedTuple):
     sampled: str = ""
 
     @property
-    def is_strong(self) -> bool:
-        """Whether an object with the same size and tag has the same bytes."""
-        return not self.nonce
-
-    @property
     def cache_tag(self) -> str:
         """What names of the cache contain."""
         return f"{self.tag} {self.nonce}" if self.nonce else self.tag
 
     def check(self, now: Version, name: str) -> None:
-        """Refuse an object whose version is `now` another one. FeedError says what differs."""
+        """Raise a FeedError that says what differs, if anything does."""
         if now.size_bytes != self.size_bytes:
             raise replaced(name, f"it has {now.size_bytes} bytes and had {self.size_bytes}")
         if now.tag != self.tag:
@@ -103,12 +99,13 @@ class UnreachableError(TransientError):
     """No connection can be made to a store that this process has not reached yet: its address may be wrong."""
 
 
-class _RangeError(TransientError):
-    """The object has no such bytes."""
-
-
 class Client:
     """Requests to one bucket or host. Credentials are those that obstore finds: environment, files, instance.
+
+    Of each request, errors are:
+      FileNotFoundError: there is no such object or bucket.
+      TransientError: try again. It failed, or made no progress for `patience_s`.
+      FeedError: something is wrong for good.
 
     Args:
       base: as of a `Url`.
@@ -127,51 +124,35 @@ class Client:
                 f"obstore reads {base} and is not installed; from the clone: pip install '.[stores]'"
             ) from error
         self._base = base
-        self._told_of_weak = False
+        self._warned_of_weak = False
         self._reached = False
         self._answered = False  # then a later trouble of what gives credentials passes
         try:
             # retries are ours: they are counted, and stop when the interpreter ends
             self._store = from_url(base, client_options=_CLIENT, retry_config={"max_retries": 0})
         except Exception as error:  # noqa: BLE001  of many types, from the library
-            raise self._for_good("must be described by the environment of this process", error) from None
+            rule = "must be described by the environment of this process"
+            raise self._refused(rule, _reason(error), "") from None
 
     def __repr__(self) -> str:
         return f"Client({self._base!r})"
 
     async def version(self, key: str, patience_s: float) -> Version:
-        """The present version of an object.
-
-        Raises:
-          FileNotFoundError: there is none.
-          TransientError: try again. It failed, or made no progress for `patience_s`.
-          FeedError: it cannot be read.
-        """
-        found = await self._asked(
-            key, self._obstore.get_async(self._store, key, options={"head": True}), patience_s
-        )
-        kind = str(found.attributes.get("Content-Type", ""))
-        if kind.startswith("text/html"):
-            raise self._refused(
-                "must answer with data, and {} is a page (text/html), such as one to sign in; open the address in "
-                "a browser, and check it",
-                key,
-            )
+        """The present version of an object."""
+        request = self._obstore.get_async(self._store, key, options={"head": True})
+        found = await self._asked(key, request, patience_s)
+        if str(found.attributes.get("Content-Type", "")).startswith("text/html"):
+            raise self._refused("must answer with data", "a page (text/html), such as one to sign in", key)
         return self._version(found.meta)
 
     async def get(self, key: str, start: int, stop: int, version: Version, patience_s: float) -> Any:
-        """Bytes `start` to `stop` of an object, as a buffer.
-
-        Raises:
-          FileNotFoundError: there is no such object any more.
-          TransientError: try again. It failed, or made no progress for `patience_s`.
-          FeedError: it has another version, or cannot be read.
-        """
+        """Bytes `start` to `stop` of an object of this version, as a buffer."""
         request = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
         try:
             found = await self._asked(key, request, patience_s)
-        except _RangeError:
-            version.check(await self.version(key, patience_s), f"{self._base}/{key}")
+        except TransientError as error:
+            if "416" in str(error):
+                version.check(await self.version(key, patience_s), f"{self._base}/{key}")
             raise
         version.check(self._version(found.meta), f"{self._base}/{key}")
         stream = found.stream(min_chunk_size=_PROGRESS_BYTES)
@@ -181,13 +162,13 @@ class Client:
         return data
 
     async def check_bucket(self, patience_s: float) -> None:
-        """Refuse a bucket that does not exist, with a FileNotFoundError. A web server has none."""
+        """Raise a FileNotFoundError if the bucket does not exist. A web server has none."""
         if Url(self._base, "").can_list:
             with contextlib.suppress(StopAsyncIteration, TransientError, FeedError):  # others may list no bucket
                 await self._asked("", anext(self._obstore.list(self._store)), patience_s)
 
     async def listed(self, prefix: str, patience_s: float) -> list[Listed]:
-        """All objects whose keys begin with `prefix`, in sorted order. Errors as of `version`."""
+        """All objects whose keys begin with `prefix`, in sorted order."""
         folder = prefix.rpartition("/")[0]
         found: list[Listed] = []
         stream = self._obstore.list(self._store, folder or None, chunk_size=1000)
@@ -196,70 +177,59 @@ class Client:
         return sorted(each for each in found if each.url.key.startswith(prefix))
 
     async def folders(self, prefix: str, patience_s: float) -> list[str]:
-        """The names of the folders in a folder. Errors as of `version`."""
+        """The names of the folders in a folder, sorted."""
         request = self._obstore.list_with_delimiter_async(self._store, prefix or None)
         found = await self._asked(prefix, request, patience_s)
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     async def _each(self, key: str, stream: AsyncIterator[T], patience_s: float) -> AsyncIterator[T]:
         """The parts of a stream, each of which must come within the patience."""
-        while True:
-            try:
-                part = await self._asked(key, anext(stream), patience_s)
-            except StopAsyncIteration:
-                return
-            yield part
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                yield await self._asked(key, anext(stream), patience_s)
 
     async def _asked(self, key: str, request: Awaitable[T], patience_s: float) -> T:
         limit_s = max(patience_s, _SHORTEST_S)
         try:
             async with asyncio.timeout(limit_s):
                 found = await request
-            self._answered = self._reached = True
-            return found
         except TimeoutError:
             raise TransientError(f"no progress in {limit_s:g} s") from None
         except StopAsyncIteration:
             raise
         except Exception as error:  # noqa: BLE001  of many types, from the library
-            kind, text = type(error).__name__, str(error)
-            unreachable = "ConnectError(" in text or "kind: Connect" in text
-            self._reached |= not unreachable
-            status = _STATUS.search(text)
-            if "NoSuchBucket" in text or (kind == "GenericError" and status and status[1] == "404"):
-                raise FileNotFoundError(
-                    f"there is no bucket {self._base}; check its name, and that of the server (AWS_ENDPOINT_URL)"
-                ) from None
-            if isinstance(error, FileNotFoundError) and status and status[1] == "405":  # obstore takes it for 404
-                raise self._refused(
-                    "must answer HEAD requests, which ask for size and version, and {} answered with 405 Method "
-                    "Not Allowed; let the server allow them, or serve it by another one",
-                    key,
-                ) from None
-            if isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(f"there is no object {self._base}/{key}; check the address") from None
-            said = text.replace(f"/{key}", "").replace(f"/{self._base.rpartition('/')[2]}", "").lower()
-            no_credentials = "credential" in said and not self._answered
-            if no_credentials or kind in ("PermissionDeniedError", "UnauthenticatedError"):
-                raise self._for_good("must let this process read it", error, key) from None
-            if "redirect" in said:
-                raise self._for_good("must be asked in its own region (AWS_REGION)", error, key) from None
-            if "certificate" in said:
-                raise self._for_good("must have a certificate that this machine trusts", error, key) from None
-            if kind == "NotSupportedError":
-                raise self._refused(
-                    "must answer requests for ranges of bytes, and {} answered with something else, such as a "
-                    "page to sign in; open the address in a browser, or serve it by a server that knows ranges",
-                    key,
-                ) from None
-            if "builder error" in text:
-                raise self._for_good("must have an address", error, key) from None
-            if status and status[1] == "416":
-                raise _RangeError(_reason(error)) from None
-            if status and status[1].startswith("4") and int(status[1]) not in _MEANS_LATER:
-                raise self._for_good("must answer requests", error, key) from None
-            kind_of_error = UnreachableError if unreachable and not self._reached else TransientError
-            raise kind_of_error(_reason(error)) from None
+            raise self._meaning(error, key) from None
+        self._answered = self._reached = True
+        return found
+
+    def _meaning(self, error: Exception, key: str) -> Exception:
+        """What an error of obstore says of the request for a key."""
+        kind, text, reason = type(error).__name__, str(error), _reason(error)
+        is_unreachable = "ConnectError(" in text or "kind: Connect" in text
+        self._reached |= not is_unreachable
+        status = int(found[1]) if (found := _STATUS.search(text)) else 0
+        if "NoSuchBucket" in text or (kind == "GenericError" and status == 404):
+            return FileNotFoundError(
+                f"there is no bucket {self._base}; check its name, and that of the server (AWS_ENDPOINT_URL)"
+            )
+        if isinstance(error, FileNotFoundError) and status != 405:
+            return FileNotFoundError(f"there is no object {self._base}/{key}; check the address")
+        said = text.replace(f"/{key}", "").replace(f"/{self._base.rpartition('/')[2]}", "").lower()
+        may_not = kind in ("PermissionDeniedError", "UnauthenticatedError")
+        if kind == "NotSupportedError":
+            reason = "an answer that is no range, such as a page to sign in"
+        for is_broken, rule in (
+            (status == 405, "must answer HEAD requests, which ask for size and version"),
+            (may_not or ("credential" in said and not self._answered), "must let this process read it"),
+            ("redirect" in said, "must be asked in its own region (AWS_REGION)"),
+            ("certificate" in said, "must have a certificate that this machine trusts"),
+            (kind == "NotSupportedError", "must answer requests for ranges of bytes"),
+            ("builder error" in text, "must have an address"),
+            (400 <= status < 500 and status not in _PASSING, "must answer requests"),
+        ):
+            if is_broken:
+                return self._refused(rule, reason, key)
+        return UnreachableError(reason) if is_unreachable and not self._reached else TransientError(reason)
 
     def _version(self, meta: Any) -> Version:
         """The version that a listing or an answer names. Some stores leave quotes out of one of them."""
@@ -269,8 +239,8 @@ class Client:
         is_date = tag == f"{int(date.timestamp()):x}-{size:x}"  # nginx
         if not given.startswith("W/") and (settled or (tag and not is_date)):
             return Version(size, tag or str(date))
-        if not self._told_of_weak:
-            self._told_of_weak = True
+        if not self._warned_of_weak:
+            self._warned_of_weak = True
             _log.warning(
                 "%s gives no strong ETag and no date of an earlier minute, so a replaced object is recognized by "
                 "samples of its bytes, which are compared after each request, and nothing is cached for later "
@@ -279,17 +249,15 @@ class Client:
             )
         return Version(size, tag or str(date), secrets.token_hex(8))
 
-    def _for_good(self, rule: str, error: Exception, key: str = "") -> FeedError:
-        return self._refused(
-            f"{rule}, and {{}} failed with {_reason(error)}; check the address and the credentials, which are "
+    def _refused(self, rule: str, found: str, key: str) -> FeedError:
+        name = f"{self._base}/{key}"
+        return FeedError(
+            f"a store {rule}, and {name} failed with {found}; check the address and the credentials, which are "
             "taken from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, "
             "AWS_SKIP_SIGNATURE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME …)",
-            key,
+            stage="read",
+            file=name,
         )
-
-    def _refused(self, found: str, key: str) -> FeedError:
-        name = f"{self._base}/{key}"
-        return FeedError(f"a store {found.format(name)}", stage="read", file=name)
 
 
 @functools.cache

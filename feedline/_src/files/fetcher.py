@@ -29,13 +29,15 @@ T = TypeVar("T")
 AT_ONCE = 64
 """Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s. Half as
 many of twice the size would hold as much memory, but give half of that."""
+REQUEST_BYTES = 1 << 22
+"""The largest request, and what one in flight takes of memory."""
 MOST = 2 * AT_ONCE
 """Requests that wait or are in flight: more are not fetched ahead."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _UNREACHABLE_S = 10.0
 """The most patience for a store that was never reached, whose address may be wrong."""
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
-_SAMPLES, _FEWEST_SAMPLES = 256, 20
+_DURATIONS, _FEWEST_DURATIONS = 256, 20
 _LATE = 1.5
 """Times the 95th percentile: requests that share a link take almost the same time, and asking for some of them
 twice takes bandwidth from the others."""
@@ -48,7 +50,7 @@ _MOST_SAMPLES, _SAMPLE_BYTES = 16, 1 << 12
 
 @dataclasses.dataclass
 class Counts:
-    """What was asked of stores by this process.
+    """What was asked of stores by this process: `Statistics.stores`.
 
     Attributes:
       requests: of all kinds, the repeated ones among them.
@@ -78,13 +80,13 @@ class Fetcher:
         self.counts = Counts()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # set under _lock
-        self._closed = False
-        self._forked = False
+        self._closed = self._forked = False
         self._thread: threading.Thread | None = None
         self._slots: asyncio.Semaphore
         self._running: set[concurrent.futures.Future[Any]] = set()
+        # of the thread only:
         self._durations: dict[int, collections.deque[float]] = {}
-        """Of the last requests, by the logarithm of their size. Used by the thread only, as is the next:"""
+        """Of the last requests, by the logarithm of their size."""
         self._warned = -math.inf
         self._outage: str | None = None
         """The bucket or host that the last warning is about; None once it has answered again."""
@@ -98,8 +100,10 @@ class Fetcher:
                 request.close()
                 raise
             if self._loop is None:
-                self._start()
-            assert self._loop is not None
+                self._loop, self._slots = asyncio.new_event_loop(), asyncio.Semaphore(AT_ONCE)
+                self._thread = threading.Thread(target=self._run, name="feedline-fetch", daemon=True)
+                self._thread.start()
+                close_at_exit(self)
             future = asyncio.run_coroutine_threadsafe(request, self._loop)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
@@ -140,38 +144,31 @@ class Fetcher:
                 async with self._slots:
                     began = time.monotonic()
                     result = await self._hedged(size, request)
-                if failing_since is not None:
-                    self._note_end(time.monotonic() - failing_since, name)
+                self._note_answer(name, failing_since)
                 return result
             except TransientError as error:
                 failing_since = failing_since or began
                 failing_s, reason = time.monotonic() - failing_since, str(error)
-                unreachable = isinstance(error, UnreachableError)
-                limit_s = min(patience_s, _UNREACHABLE_S) if unreachable else patience_s
-                if unreachable and failing_s >= limit_s:
-                    raise FeedError(
-                        f"a store must be reachable when it is opened, and {name} was not for {failing_s:.0f} s: "
-                        f"{error}; check the address, the network, and where the environment says that the store "
-                        "is (AWS_ENDPOINT_URL)",
-                        stage="read",
-                        file=name,
-                    ) from None
-                if failing_s >= limit_s:
-                    raise FeedError(
-                        f"a store must answer within patience_s={patience_s:g}, and {name} failed for "
-                        f"{failing_s:.0f} s, at last with: {error}; check the network and the store, or wait "
-                        "longer with feedline.Store(patience_s=...). The feed can be built again from its last "
-                        "state",
-                        stage="read",
-                        file=name,
-                    ) from None
+                limit_s, rule, remedy = patience_s, f"answer within patience_s={patience_s:g}", _WAIT
+                if isinstance(error, UnreachableError):
+                    limit_s, rule, remedy = (
+                        min(patience_s, _UNREACHABLE_S),
+                        "be reachable when it is opened",
+                        _FIND,
+                    )
+            if failing_s >= limit_s:
+                raise FeedError(
+                    f"a store must {rule}, and {name} failed for {failing_s:.0f} s, at last with: {reason}; {remedy}",
+                    stage="read",
+                    file=name,
+                )
             self.counts.retries += 1
-            self._warn(failing_s, name, reason, limit_s)
+            self._note_trouble(failing_s, name, reason, limit_s)
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), limit_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _warn(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
-        """Log, now and then, that a store is failing. Called by the thread only."""
+    def _note_trouble(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
+        """Log, now and then, that a store is failing."""
         now = time.monotonic()
         if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
             self._warned, self._outage = now, _host(name)
@@ -183,43 +180,26 @@ class Fetcher:
                 reason,
             )
 
-    def _note_end(self, failed_s: float, name: str) -> None:
-        """Log that a store answers again, if its failing was logged. Called by the thread only."""
-        if self._outage == _host(name):
+    def _note_answer(self, name: str, failing_since: float | None) -> None:
+        """Log that a store answers again, if its failing was logged."""
+        if failing_since is not None and self._outage == _host(name):
             self._outage = None
-            _log.warning("a store answers again after %.0f s: %s", failed_s, name)
-
-    def close(self) -> None:
-        """Cancel all requests. Later ones are refused."""
-        with self._lock:
-            self._closed = True
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._cancel)
-
-    def join(self, timeout_s: float) -> str | None:
-        """Wait for the thread. Returns its name if it is still alive."""
-        if self._thread is None:
-            return None
-        self._thread.join(timeout_s)
-        return self._thread.name if self._thread.is_alive() else None
+            _log.warning("a store answers again after %.0f s: %s", time.monotonic() - failing_since, name)
 
     async def _hedged(self, size: int | None, request: Callable[[], Awaitable[T]]) -> T:
         """What `request` returns first, if it is asked a second time once it takes much longer than the others."""
-        first = self._asked(size, request)
-        tasks = {first}
+        tasks = [self._asked(size, request)]
         try:
-            await asyncio.wait(tasks, timeout=self._late_after_s(size))
-            if size is not None and not first.done() and self.counts.hedged < _HEDGED * self.counts.requests:
+            done, _ = await asyncio.wait(tasks, timeout=self._late_after_s(size))
+            if not done and self.counts.hedged < _HEDGED * self.counts.requests:
                 self.counts.hedged += 1
-                tasks.add(self._asked(size, request))
-            waiting = tasks
+                tasks.append(self._asked(size, request))
+            waiting = set(tasks)
             while True:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                good = next((task for task in done if task.exception() is None), None)
-                if good is not None:
-                    return good.result()
-                if not waiting:
-                    return done.pop().result()  # raises
+                good = [task for task in done if task.exception() is None]
+                if good or not waiting:
+                    return (good or list(done))[0].result()  # raises the error of the last one
         finally:
             for task in tasks:
                 task.cancel()
@@ -230,7 +210,7 @@ class Fetcher:
             began = time.monotonic()
             result = await request()
             if size is not None:
-                durations = self._durations.setdefault(size.bit_length(), collections.deque(maxlen=_SAMPLES))
+                durations = self._durations.setdefault(size.bit_length(), collections.deque(maxlen=_DURATIONS))
                 durations.append(time.monotonic() - began)
                 self.counts.fetched_bytes += size
             return result
@@ -240,19 +220,10 @@ class Fetcher:
         return task
 
     def _late_after_s(self, size: int | None) -> float | None:
-        if size is None:
+        durations = sorted(() if size is None else self._durations.get(size.bit_length(), ()))
+        if len(durations) < _FEWEST_DURATIONS:
             return None
-        durations = self._durations.get(size.bit_length(), ())
-        if len(durations) < _FEWEST_SAMPLES:
-            return None
-        return max(_SHORTEST_HEDGE_S, _LATE * sorted(durations)[math.ceil(0.95 * len(durations)) - 1])
-
-    def _start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self._thread = threading.Thread(target=self._run, name="feedline-fetch", daemon=True)
-        self._thread.start()
-        close_at_exit(self)
+        return max(_SHORTEST_HEDGE_S, _LATE * durations[math.ceil(0.95 * len(durations)) - 1])
 
     def _run(self) -> None:
         assert self._loop is not None
@@ -260,150 +231,35 @@ class Fetcher:
         self._loop.run_until_complete(_drain())
         self._loop.close()
 
-    def _cancel(self) -> None:
-        assert self._loop is not None
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.stop()
+    def close(self) -> None:
+        """Cancel all requests. Later ones are refused."""
+
+        def cancel(loop: asyncio.AbstractEventLoop) -> None:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.stop()
+
+        with self._lock:
+            self._closed = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(cancel, self._loop)
+
+    def join(self, timeout_s: float) -> str | None:
+        """Wait for the thread. Returns its name if it is still alive."""
+        if self._thread is None:
+            return None
+        self._thread.join(timeout_s)
+        return self._thread.name if self._thread.is_alive() else None
 
 
-class _Sample(NamedTuple):
-    """Bytes of an object from `start` on."""
-
-    url: Url
-    version: Version
-    start: int
-    data: bytes
-
-
-class Origin:
-    """Requests for objects of one source, which are repeated while the store fails. For the fetching thread.
-
-    Invariant: what `fetch` returns of objects without a strong version came before the samples were found
-    unchanged in the store, so it is of the same data, unless an object was replaced by one with the same samples.
-
-    Args:
-      patience_s: how long the store may fail.
-      samples: those of another process that reads the same source.
-    """
-
-    def __init__(self, patience_s: float, samples: Sequence[_Sample] = ()) -> None:
-        self._patience_s = patience_s
-        self._samples = list(samples)
-        """Of objects without a strong version; at most 16."""
-        self._comparing = asyncio.Lock()
-        self._calls = self._compared = 0
-        """How often a comparison was asked for, and how many of these calls came before the last one began."""
-
-    async def version(self, url: Url) -> Version:
-        """The present version of an object. Raises FileNotFoundError or FeedError."""
-        client = client_of(url.base)
-        return await fetcher().patiently(
-            str(url), self._patience_s, 0, lambda: client.version(url.key, self._patience_s)
-        )
-
-    async def sampled_version(self, url: Url) -> Version:
-        """The present version of an object. If it is not strong, samples of the object are fetched, too."""
-        try:
-            version = await self.version(url)
-        except FileNotFoundError:
-            await client_of(url.base).check_bucket(self._patience_s)
-            raise
-        if version.is_strong:
-            return version
-        step = max(_SAMPLE_BYTES, -(-version.size_bytes // _MOST_SAMPLES))
-        parts = [(at, min(at + _SAMPLE_BYTES, version.size_bytes)) for at in range(0, version.size_bytes, step)]
-        found = await gathered(self._asked(url, version, *part) for part in parts)
-        self._samples += [
-            _Sample(url, version, at, bytes(data)) for (at, _), data in zip(parts, found, strict=True)
-        ]
-        digest = hashlib.sha256(b"".join(sample.data for sample in self._samples))
-        return version._replace(sampled=digest.hexdigest()[:32])
-
-    async def fetch(self, url: Url, version: Version, start: int, stop: int) -> Any:
-        """Bytes `start` to `stop` of an object of this version, as a buffer.
-
-        Raises:
-          FileNotFoundError: there is no such object any more.
-          FeedError: it was replaced, or cannot be read for `patience_s`.
-        """
-        data = await self._asked(url, version, start, stop)
-        if not version.is_strong:
-            if len(self._samples) < _MOST_SAMPLES:  # before: another first request compares this one's sample
-                self._samples.append(_Sample(url, version, start, bytes(memoryview(data)[:_SAMPLE_BYTES])))
-            await self._compare()
-        return data
-
-    async def _compare(self) -> None:
-        """Refuse replaced objects by requests for the samples that begin after this call."""
-        self._calls += 1
-        call = self._calls
-        async with self._comparing:  # one comparison serves all calls that wait for it
-            if self._compared < call:
-                calls = self._calls
-                await gathered(map(self._check, self._samples))
-                self._compared = calls
-
-    async def _check(self, sample: _Sample) -> None:
-        url, version, start, data = sample
-        if bytes(await self._asked(url, version, start, start + len(data))) != data:
-            raise replaced(str(url), RESAMPLED)
-
-    async def _asked(self, url: Url, version: Version, start: int, stop: int) -> Any:
-        client = client_of(url.base)
-        return await fetcher().patiently(
-            str(url),
-            self._patience_s,
-            stop - start,
-            lambda: client.get(url.key, start, stop, version, self._patience_s),
-        )
-
-    def __reduce__(self) -> Any:
-        return Origin, (self._patience_s, tuple(self._samples))
-
-
-async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all. If one fails, the others are cancelled. None goes on afterwards."""
-    tasks = [asyncio.ensure_future(request) for request in requests]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-REQUEST_BYTES = 1 << 22
-"""The largest request, and what one in flight takes of memory."""
-
-
-def result_of(future: concurrent.futures.Future[T], name: object) -> T:
-    """The result of a request. What a store or the local disk does is a FeedError, never a bad row.
-
-    Raises:
-      FeedError: the request failed, or was cancelled.
-      SystemExit: the interpreter exits, and this is a daemon thread.
-    """
-    try:
-        return future.result()
-    except FeedError:
-        raise
-    except FileNotFoundError:
-        found = "it is not there any more; put it back, or build a new feed over what is there"
-    except concurrent.futures.CancelledError:
-        check_may_read()
-        found = "its source was closed during a read"
-    except OSError as error:
-        found = f"reading it failed: {error}"
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            found += "; raise the limit of open files (ulimit -n)"
-    raise FeedError(
-        f"an object must stay readable while a feed reads it, and {found}", stage="read", file=str(name)
-    )
+_WAIT = (
+    "check the network and the store, or wait longer with feedline.Store(patience_s=...). The feed can be built "
+    "again from its last state"
+)
+_FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
 
 
 def _host(name: str) -> str:
-    """The bucket or host of an address."""
     return "/".join(name.split("/", 3)[:3])
 
 
@@ -434,3 +290,128 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def result_of(future: concurrent.futures.Future[T], name: object) -> T:
+    """The result of a request. What a store or the local disk does is a FeedError, never a bad row.
+
+    Raises:
+      FeedError: the request failed, or was cancelled.
+      SystemExit: the interpreter exits, and this is a daemon thread.
+    """
+    try:
+        return future.result()
+    except FeedError:
+        raise
+    except FileNotFoundError:
+        found = "it is not there any more; put it back, or build a new feed over what is there"
+    except concurrent.futures.CancelledError:
+        check_may_read()
+        found = "its source was closed during a read"
+    except OSError as error:
+        found = f"reading it failed: {error}"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            found += "; raise the limit of open files (ulimit -n)"
+    raise FeedError(
+        f"an object must stay readable while a feed reads it, and {found}", stage="read", file=str(name)
+    )
+
+
+async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all. If one fails, the others are cancelled. None goes on afterwards."""
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Sample(NamedTuple):
+    """Bytes of an object from `start` on."""
+
+    url: Url
+    version: Version
+    start: int
+    data: bytes
+
+
+class Origin:
+    """Requests for objects of one source. For the fetching thread.
+
+    Invariant: what `fetch` returns of objects without a strong version came before the samples were found
+    unchanged in the store, so it is of the same data, unless an object was replaced by one with the same samples.
+
+    Args:
+      patience_s: how long the store may fail.
+      samples: those of another process that reads the same source, of objects without a strong version; at most 16.
+    """
+
+    def __init__(self, patience_s: float, samples: Sequence[_Sample] = ()) -> None:
+        self._patience_s = patience_s
+        self._samples = list(samples)
+        self._comparing = asyncio.Lock()
+        self._calls = self._compared = 0
+        """How often a comparison was asked for, and how many of these calls came before the last one began."""
+
+    async def version(self, url: Url) -> Version:
+        """The present version of an object. Raises FileNotFoundError or FeedError."""
+        client, patience_s = client_of(url.base), self._patience_s
+        return await fetcher().patiently(str(url), patience_s, 0, lambda: client.version(url.key, patience_s))
+
+    async def sampled_version(self, url: Url) -> Version:
+        """The present version of an object. If it is not strong, samples of the object are fetched, too."""
+        try:
+            version = await self.version(url)
+        except FileNotFoundError:
+            await client_of(url.base).check_bucket(self._patience_s)
+            raise
+        if not version.nonce:
+            return version
+        step = max(_SAMPLE_BYTES, -(-version.size_bytes // _MOST_SAMPLES))
+        parts = [(at, min(at + _SAMPLE_BYTES, version.size_bytes)) for at in range(0, version.size_bytes, step)]
+        found = await gathered(self._asked(url, version, *part) for part in parts)
+        self._samples += [
+            _Sample(url, version, at, bytes(data)) for (at, _), data in zip(parts, found, strict=True)
+        ]
+        digest = hashlib.sha256(b"".join(sample.data for sample in self._samples))
+        return version._replace(sampled=digest.hexdigest()[:32])
+
+    async def fetch(self, url: Url, version: Version, start: int, stop: int) -> Any:
+        """Bytes `start` to `stop` of an object of this version, as a buffer.
+
+        Raises:
+          FileNotFoundError: there is no such object any more.
+          FeedError: it was replaced, or cannot be read for `patience_s`.
+        """
+        data = await self._asked(url, version, start, stop)
+        if version.nonce:
+            if len(self._samples) < _MOST_SAMPLES:  # before: another first request compares this one's sample
+                self._samples.append(_Sample(url, version, start, bytes(memoryview(data)[:_SAMPLE_BYTES])))
+            await self._compare()
+        return data
+
+    async def _compare(self) -> None:
+        """Refuse replaced objects by requests for the samples that begin after this call."""
+        self._calls += 1
+        call = self._calls
+        async with self._comparing:  # one comparison serves all calls that wait for it
+            if self._compared < call:
+                calls = self._calls
+                await gathered(map(self._check, self._samples))
+                self._compared = calls
+
+    async def _check(self, sample: _Sample) -> None:
+        stop = sample.start + len(sample.data)
+        if bytes(await self._asked(sample.url, sample.version, sample.start, stop)) != sample.data:
+            raise replaced(str(sample.url), RESAMPLED)
+
+    async def _asked(self, url: Url, version: Version, start: int, stop: int) -> Any:
+        client, patience_s = client_of(url.base), self._patience_s
+        return await fetcher().patiently(
+            str(url), patience_s, stop - start, lambda: client.get(url.key, start, stop, version, patience_s)
+        )
+
+    def __reduce__(self) -> Any:
+        return Origin, (self._patience_s, tuple(self._samples))
