@@ -197,18 +197,6 @@ def test_a_block_whose_bytes_differ_is_fetched_again(store, url, options):
     assert store.gets()
 
 
-def test_new_blocks_of_a_file_that_was_deleted_lie_in_a_new_one(store, url, options, monkeypatch):
-    monkeypatch.setattr("feedline._src.files.cache._NAMELESS_S", 0)
-    file = opened(url, options)
-    file.read(np.array([0]), np.array([10]))
-    shutil.rmtree(options.cache)
-    file.read(np.array([len(DATA) - 3, 1]), np.array([3, 1]))
-    store.requests.clear()
-    file.close()  # another process has no files open either
-    file.read(np.array([len(DATA) - 3]), np.array([3]))
-    assert store.gets() == []
-
-
 def test_deleted_files_give_back_their_space(url, options, monkeypatch):
     file = opened(url, options)
     file.read(np.array([0, 2 * BLOCK]), np.array([10, 10]))

@@ -3,11 +3,8 @@
 A file holds a range of one version of an object, and is named by a digest of address, version and range. It is
 sparse, and filled by blocks of 2 MiB in any order, by any process. Behind the bytes lie an entry of 8 bytes for
 each block (a mark and its CRC-32, written after the block) and, at the very end, an id. So whoever truncates a
-file destroys its id, and a process that was killed leaves no mark for half a block.
-
-A file without its id, or with a block whose checksum is wrong, is deleted and begun anew. Eviction deletes the
-least recently used files; the time of modification says when a file was used. Anybody may delete files, or the
-folder, at any time: what is open stays readable.
+file destroys its id, and a process that was killed leaves no mark for half a block. A file without its id, or with
+a block whose checksum is wrong, is deleted and begun anew. Anybody may delete files: what is open stays readable.
 
 A library that opens files by path gets a whole object in a file with nothing behind its bytes. Its time of
 modification is a checksum of them. Whoever uses it holds a lock on it, and a locked file is not evicted."""
@@ -40,27 +37,18 @@ from feedline._src.files.file import Descriptor, FileVersion, LruCache, check_ma
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
-BLOCK_BYTES = 1 << 21
-"""A row of a shuffled batch costs a block the first time: larger ones delay the first batch on a slow link."""
-AHEAD = 0.25
-"""The share of the cache for blocks that were fetched ahead and not read yet."""
+BLOCK_BYTES = 1 << 21  # larger ones delay the first shuffled batch on a slow link: each of its rows costs a block
+AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and not read yet
 OPEN_FILES = 128
 _LARGEST_SEGMENT_BYTES = 1 << 26
-_SEGMENTS = 32
-"""The least number of segments that fit into a cache: each is evicted whole."""
-_TRIES = 100
-"""Who deletes a folder may do so again and again, each time just before a file is made in it."""
-_ENTRY = struct.Struct("<4sI")  # mark, checksum
-_MARK = b"here"
+_SEGMENTS = 32  # the least number of segments that fit into a cache: each is evicted whole
+_TRIES = 100  # who deletes a folder may do so again and again, each time just before a file is made in it
+_ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
 _WHOLE, _UNFINISHED = ".whole", ".tmp"
-_OLD_S = 3600.0
-"""An unfinished file that is older was left by a process that was killed."""
-_KEPT = 0.9
-"""The share of the limit that remains after an eviction, so that not every block that is stored causes one."""
-_STORED = 1 / 32
-"""The share of the limit after which a process counts the files again: others store blocks, too."""
-_NAMELESS_S = 1.0
+_OLD_S = 3600.0  # an unfinished file that is older was left by a process that was killed
+_KEPT = 0.9  # the share of the limit that remains after an eviction, so that not every block causes one
+_STORED = 1 / 32  # the share of the limit after which a process counts the files again: others store blocks, too
 _EVERY_S = 20.0
 
 
@@ -71,12 +59,14 @@ def name_of(address: str, tag: str, start: int, stop: int) -> str:
 
 def in_folder(folder: str, use: Callable[[], T]) -> T:
     """What `use` returns, which needs the folder. It is made, once more if somebody deletes it meanwhile."""
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the latter is of os.makedirs
+    for left in reversed(range(_TRIES)):
+        try:
             os.makedirs(folder, exist_ok=True)
             return use()
-    os.makedirs(folder, exist_ok=True)
-    return use()
+        except (FileNotFoundError, FileExistsError):  # the latter is of os.makedirs
+            if not left:
+                raise
+    raise AssertionError
 
 
 class CacheFile(Descriptor):
@@ -94,7 +84,6 @@ class CacheFile(Descriptor):
         self.path, self.size = path, size
         self.verified = np.zeros(-(-size // BLOCK_BYTES), bool)
         self._id_at = size + _ENTRY.size * len(self.verified)
-        self._opened = time.monotonic()
         self.id = self._read_id()
 
     def _read_id(self) -> bytes:
@@ -105,14 +94,6 @@ class CacheFile(Descriptor):
     def is_intact(self) -> bool:
         """Whether nobody has truncated it: what was read before is right."""
         return self.id != b"" and self._read_id() == self.id
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it was evicted, or somebody deleted it, more than a second after it was opened.
-
-        A folder that is deleted all the time would otherwise keep a read of several blocks from ever ending.
-        """
-        return time.monotonic() > self._opened + _NAMELESS_S and os.fstat(self.descriptor).st_nlink == 0
 
     def begin(self) -> None:
         """Make it as large as it will be, and give it an id."""
@@ -153,8 +134,8 @@ class WholeFile(Descriptor):
     """A file with a whole object and nothing else, which is not evicted while it is open.
 
     Attributes:
-      path: through the descriptor where the system has such paths, so that it leads to this file even if another
-        one takes its place.
+      path: through the descriptor where the system has such paths: it leads to this file even if another one takes
+        its place.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
@@ -186,40 +167,35 @@ class Cache:
       segment_bytes: the most bytes of one file, except for whole objects.
       evictions: how many files this process has deleted.
       turn: changes whenever files may have been found to be gone.
-      used: names of the segments that were read since the last `maintain`.
       opened: the segments that were read last.
       known: of each segment that was open, its id and `CacheFile.verified`, which outlast its descriptor.
+      used: names of the segments that were read since the last `maintain`.
 
     Raises:
-      FeedError: the folder cannot be written.
+      FeedError: here and in all methods: the folder cannot be written, or too many files are open.
     """
 
     def __init__(self, folder: str, limit_bytes: int | None) -> None:
         self._folder = os.path.join(folder, "blocks")
         self._lock = threading.Lock()
-        try:
+        with self._checked():
             free = in_folder(self._folder, functools.partial(shutil.disk_usage, self._folder)).free
-            if limit_bytes is None:
-                limit_bytes = (free + self._size()) // 2
-        except OSError as error:
-            raise self._unusable(error) from error
-        self.limit_bytes = limit_bytes
-        fitting = 1 << (limit_bytes // _SEGMENTS).bit_length() >> 1
+            self.limit_bytes = (free + self._size()) // 2 if limit_bytes is None else limit_bytes
+        fitting = 1 << (self.limit_bytes // _SEGMENTS).bit_length() >> 1
         self.segment_bytes = min(_LARGEST_SEGMENT_BYTES, max(BLOCK_BYTES, fitting))
         self.evictions = self.turn = 0
-        self.used: set[str] = set()
-        self._uncounted: float = limit_bytes
-        """Bytes that this process stored since it counted the files; at first more than allowed. Held by _lock."""
-        self._maintained = time.monotonic()
         self.opened: LruCache[CacheFile] = LruCache(OPEN_FILES)
         self.known: dict[str, tuple[bytes, npt.NDArray[np.bool_]]] = {}
+        self.used: set[str] = set()
+        self._uncounted: float = self.limit_bytes
+        """Bytes that this process stored since it counted the files; at first more than allowed. Held by _lock."""
+        self._maintained = time.monotonic()
 
     def path(self, name: str) -> str:
-        """Where the file lies."""
         return os.path.join(self._folder, name[:2], name)
 
     def segment(self, name: str, size: int) -> CacheFile:
-        """The open file of this name, which is made if need be, and stays open. Errors as of `open`."""
+        """The open file of this name, which is made if need be, and stays open."""
         file = self.opened.get(name, lambda: self.open(name, size))
         id, verified = self.known.get(name, (b"", None))
         if verified is not file.verified:
@@ -229,7 +205,7 @@ class Cache:
         return file
 
     def drop(self, name: str, file: CacheFile | None = None) -> None:
-        """Forget a segment that is gone, or delete the file of one that is damaged or has lost its name."""
+        """Forget a segment that is gone, or delete the file of one that is damaged."""
         if file is not None:
             file.unlink()
         self.opened.clear()
@@ -252,11 +228,7 @@ class Cache:
         self.turn += 1
 
     def find(self, name: str, size: int) -> CacheFile | None:
-        """The file of this name; None: there is none, or it is that of another user.
-
-        Raises:
-          FeedError: too many files are open.
-        """
+        """The file of this name; None: there is none, or it is that of another user."""
         path = self.path(name)
         try:
             found = CacheFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size)
@@ -270,19 +242,11 @@ class Cache:
         return None
 
     def open(self, name: str, size: int) -> CacheFile:
-        """The file of this name, which is made if need be. Where it cannot have its name, it has none.
-
-        Raises:
-          FeedError: it cannot be written.
-        """
-        found = self.find(name, size)
-        if found is not None:
-            return found
+        """The file of this name, which is made if need be. Where it cannot have its name, it has none."""
         path = self.path(name)
-        folder = os.path.dirname(path)
 
         def make() -> CacheFile:
-            descriptor, temporary = in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=_UNFINISHED))
+            descriptor, temporary = self._temporary(path)
             file = CacheFile(path, descriptor, size)
             try:
                 file.begin()
@@ -292,18 +256,19 @@ class Cache:
                 _deleted(temporary)
             return file
 
-        try:
-            made = self._with_space(make)
-        except OSError as error:
-            raise self._unusable(error) from error
-        return self.find(name, size) or made
+        found = self.find(name, size)
+        if found is None:
+            with self._checked():
+                made = self._with_space(make)
+            found = self.find(name, size) or made
+        return found
+
+    def _temporary(self, path: str) -> tuple[int, str]:
+        folder = os.path.dirname(path)
+        return in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=_UNFINISHED))
 
     def write(self, file: CacheFile, block: int, data: Any) -> None:
-        """Write a block of a file, and evict others if need be.
-
-        Raises:
-          FeedError: it cannot be written.
-        """
+        """Write a block of a file, and evict others if need be."""
         view = memoryview(data).cast("B")
         self._store(len(view), lambda: file.write(block, view))
 
@@ -314,7 +279,7 @@ class Cache:
         return None if file is None or None in parts else b"".join(parts)
 
     def put(self, name: str, data: bytes) -> None:
-        """Store all bytes of a file. Errors as of `write`."""
+        """Store all bytes of a file."""
         file = self.open(name, len(data))
         for start in range(0, len(data), BLOCK_BYTES):
             self.write(file, start // BLOCK_BYTES, memoryview(data)[start : start + BLOCK_BYTES])
@@ -336,40 +301,35 @@ class Cache:
 
     def find_whole(self, name: str, size: int) -> WholeFile | None:
         """The file of a whole object, locked; None: there is none."""
-        path = self.path(name) + _WHOLE
-        try:
-            file = WholeFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._unusable(error) from error
-        fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
-        status, checksum = os.fstat(file.descriptor), 0
-        for at in range(0, size, BLOCK_BYTES):
-            checksum = zlib.crc32(pread(file.descriptor, BLOCK_BYTES, at), checksum)
-        if status.st_nlink and (status.st_size, status.st_mtime_ns) == (size, _time_of(checksum)):
+        path, checksum = self.path(name) + _WHOLE, 0
+        with self._checked():
+            try:
+                file = WholeFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            except FileNotFoundError:
+                return None
+            fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
+            status = os.fstat(file.descriptor)
+            for at in range(0, size, BLOCK_BYTES):
+                checksum = zlib.crc32(pread(file.descriptor, BLOCK_BYTES, at), checksum)
+            if not status.st_nlink or (status.st_size, status.st_mtime_ns) != (size, _time_of(checksum)):
+                return None
             os.utime(file.descriptor, ns=(time.time_ns(), status.st_mtime_ns))
-            return file
-        return None
+        return file
 
     def make_whole(self, name: str, size: int, source: BinaryIO) -> WholeFile:
-        """A new file of a whole object, read from `source`.
-
-        Raises:
-          FeedError: it cannot be written, or there is no room beside files that are in use.
-        """
-        path, folder, checksum = self.path(name) + _WHOLE, os.path.dirname(self.path(name)), 0
-        kept = self._evict(max(0, self.limit_bytes - size))
-        if kept + size > self.limit_bytes:
-            raise FeedError(
-                f"a file that a library opens by path is kept whole in the cache, and {size} bytes beside the "
-                f"{kept} in use are more than its cache_bytes={self.limit_bytes}; raise cache_bytes of "
-                "feedline.Store, or use another folder for the cache",
-                stage="read",
-                file=self._folder,
-            )
-        try:
-            descriptor, temporary = in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=_UNFINISHED))
+        """A new file of a whole object, read from `source`. FeedError: also if there is no room beside others."""
+        path, checksum = self.path(name) + _WHOLE, 0
+        with self._checked():
+            kept = self._evict(max(0, self.limit_bytes - size))
+            if kept + size > self.limit_bytes:
+                raise FeedError(
+                    f"a file that a library opens by path is kept whole in the cache, and {size} bytes beside the "
+                    f"{kept} in use are more than its cache_bytes={self.limit_bytes}; raise cache_bytes of "
+                    "feedline.Store, or use another folder for the cache",
+                    stage="read",
+                    file=self._folder,
+                )
+            descriptor, temporary = self._temporary(path)
             file = Descriptor(descriptor)
             try:
                 for at in range(0, size, BLOCK_BYTES):
@@ -383,11 +343,9 @@ class Cache:
                 return WholeFile(path, os.dup(file.descriptor))
             finally:
                 _deleted(temporary)
-        except OSError as error:
-            raise self._unusable(error) from error
 
     def _store(self, size: int, write: Callable[[], None]) -> None:
-        try:
+        with self._checked():
             self._with_space(write)
             with self._lock:
                 self._uncounted += size
@@ -396,8 +354,6 @@ class Cache:
                     self._uncounted = 0
             if count:
                 self._evict(self.limit_bytes)
-        except OSError as error:
-            raise self._unusable(error) from error
 
     def _with_space(self, write: Callable[[], T]) -> T:
         """What `write` returns. While the disk is full, half of the cache is evicted, as long as there is any."""
@@ -416,22 +372,19 @@ class Cache:
         return sum(size for _, size, _ in self._found())
 
     def _found(self) -> Iterator[tuple[float, int, str]]:
-        """When it was used, the space that it takes, and the path of each file."""
-        folders: list[os.DirEntry[str]] = []
-        with contextlib.suppress(FileNotFoundError):  # somebody deletes the cache
-            folders = list(os.scandir(self._folder))
-        for folder in folders:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                for entry in os.scandir(folder):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat()
-                        used = status.st_atime if entry.name.endswith(_WHOLE) else status.st_mtime
-                        yield used, status.st_blocks * 512, entry.path
+        """When it was used, the space that it takes, and the path of each file. Somebody may delete them."""
+        with contextlib.suppress(FileNotFoundError):
+            for folder in list(os.scandir(self._folder)):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    for entry in os.scandir(folder):
+                        with contextlib.suppress(FileNotFoundError):
+                            status = entry.stat()
+                            used = status.st_atime if entry.name.endswith(_WHOLE) else status.st_mtime
+                            yield used, status.st_blocks * 512, entry.path
 
     def _evict(self, limit: int) -> int:
-        """Delete the least recently used files, unless all fit, and close them. Returns the size of the others."""
-        lock_path = os.path.join(self._folder, "lock")
-        before = self.evictions
+        """Delete the least recently used files, unless all fit. Returns the size of whole files that stay."""
+        lock_path, before, kept = os.path.join(self._folder, "lock"), self.evictions, 0
         with in_folder(self._folder, lambda: open(lock_path, "a")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the lock of a killed process is gone
             found = sorted(self._found())
@@ -443,31 +396,33 @@ class Cache:
                     size -= each
                     self.evictions += 1
                     self.known.pop(os.path.basename(path), None)
+                elif path.endswith(_WHOLE):
+                    kept += each
         if self.evictions > before:
             self.opened.clear()
             self.turn += 1
-        return size
+        return kept
 
-    def _unusable(self, error: OSError) -> FeedError:
-        check_may_open(error, self._folder)
-        return FeedError(
-            f"what is read from a store is kept in a cache on local disk, and {self._folder} cannot be written "
-            f"({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder on a disk with "
-            f"space",
-            stage="read",
-            file=self._folder,
-        )
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            check_may_open(error, self._folder)
+            raise FeedError(
+                f"what is read from a store is kept in a cache on local disk, and {self._folder} cannot be "
+                f"written ({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder on a "
+                "disk with space",
+                stage="read",
+                file=self._folder,
+            ) from error
 
 
 _caches: weakref.WeakValueDictionary[tuple[str, int | None], Cache] = weakref.WeakValueDictionary()
 
 
 def cache_of(options: Store) -> Cache:
-    """The cache of a source. Sources with the same folder and limit share one, since each counts the files.
-
-    Raises:
-      FeedError: the folder cannot be written.
-    """
+    """The cache of a source. Sources with the same folder and limit share one, since each counts the files."""
     key = options.folder, options.cache_bytes
     return _caches.get(key) or _caches.setdefault(key, Cache(*key))
 

@@ -158,7 +158,8 @@ class Fetcher:
                     )
             if failing_s >= limit_s:
                 raise FeedError(
-                    f"a store must {rule}, and {name} failed for {failing_s:.0f} s, at last with: {reason}; {remedy}",
+                    f"a store must {rule}, and {name} failed for {failing_s:.0f} s, at last with: {reason}; "
+                    f"{remedy}",
                     stage="read",
                     file=name,
                 )
@@ -345,7 +346,7 @@ class Origin:
 
     Args:
       patience_s: how long the store may fail.
-      samples: those of another process that reads the same source, of objects without a strong version; at most 16.
+      samples: of objects without a strong version, at most 16: those of another process that reads the source.
     """
 
     def __init__(self, patience_s: float, samples: Sequence[_Sample] = ()) -> None:

@@ -1,7 +1,4 @@
-"""`File`: the bytes of one version of a file on local disk. `remote.py` has those of objects in a store.
-
-Also what reading local files takes: versions, open descriptors in an LRU cache, and errors.
-"""
+"""`File`: the bytes of one version of a local file; versions, open descriptors in an LRU cache, and errors."""
 
 from __future__ import annotations
 
@@ -30,11 +27,8 @@ T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 OPEN_FILES = 64
-_MERGED_BYTES = 1 << 22
-_MERGED_GAP_BYTES = 1 << 12
-_MERGED_PART_BYTES = 1 << 15
-"""Reads are merged up to 4 MiB, over gaps of up to 4 KiB, for parts of up to 32 KiB: a merged read saves a system
-call for each part and copies each part once more, which costs more for large parts."""
+_MERGED_BYTES, _MERGED_GAP_BYTES, _MERGED_PART_BYTES = 1 << 22, 1 << 12, 1 << 15
+"""Of a merged read, its gaps and its parts: it saves a system call for each part, and copies each once more."""
 
 
 class FileVersion(NamedTuple):
@@ -46,27 +40,19 @@ class FileVersion(NamedTuple):
     modified_ns: int
 
     @classmethod
-    def of(cls, file: str | os.PathLike[str] | int) -> FileVersion:
+    def of(cls, file: str | int) -> FileVersion:
         """The present version of the file at a path, or of an open descriptor. OSError if there is none."""
         found = os.stat(file)
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
-    def check(self, path: str | os.PathLike[str]) -> None:
+    def check(self, path: str) -> None:
         """Raise a FeedError if the file at `path` was replaced, deleted or written to."""
         try:
-            now = FileVersion.of(path)
+            self.compare(FileVersion.of(path), path)
         except OSError as error:
             raise changed(path, f"it cannot be found any more ({error.strerror})") from error
-        self.compare(now, path)
 
-    def check_open(self, path: str | os.PathLike[str]) -> None:
-        """Raise a FeedError if the file was written to. It is open or mapped, so it may have been replaced."""
-        with contextlib.suppress(OSError):
-            now = FileVersion.of(path)
-            if now[:2] == self[:2]:
-                self.compare(now, path)
-
-    def compare(self, now: FileVersion, path: str | os.PathLike[str]) -> None:
+    def compare(self, now: FileVersion, path: str) -> None:
         """Raise a FeedError that says what differs, if anything does."""
         if now == self:
             return
@@ -80,21 +66,20 @@ class FileVersion(NamedTuple):
 
 
 class File:
-    """Bytes of one version. All methods are thread-safe, and it pickles: the other process opens the same version.
+    """Bytes of one version of a local file, or of an object in a store (`RemoteFile`).
+
+    All methods are thread-safe, and it pickles: the other process opens the same version.
 
     Attributes:
       name: its path or address as the user gave it, for errors.
       size: in bytes.
       version: what changes when it is replaced or written to.
-      in_store: whether it is an object in a store, a `RemoteFile`.
-      place: the absolute path of a local file: a process may change its working directory, and worker processes
-        may have another one.
+      in_store: whether it is a `RemoteFile`.
 
     Args:
-      name: a local path.
       version: the expected one; None: the present one.
       opened: the source's files that were read last, open.
-      place: None: where `name` leads now.
+      place: the absolute path, since a process may change its working directory; None: where `name` leads now.
 
     Raises:
       FileNotFoundError, OSError: it cannot be opened.
@@ -150,18 +135,16 @@ class File:
             row[:] = np.frombuffer(data, np.uint8)
 
     def memory(self) -> Bytes | None:
-        """All bytes as mapped memory, read-only; None if they must be read by `read`.
+        """All bytes as mapped memory, read-only; None of an object while the cache lacks some of it.
 
-        Of an object: None until the cache has all of it, and again once it has not. What was returned stays
-        readable while it is referred to. Another process may truncate what is mapped: a read beyond the end is
-        SIGBUS, so only the gather in C, which survives it, may read this memory, or code that calls `check_open`
-        before and accepts what is left of that danger for the user's own local files.
+        What was returned stays readable while it is referred to. Another process may truncate what is mapped: a
+        read beyond the end is SIGBUS, so only the gather in C, which survives it, may read this memory, or code
+        that calls `check_open` before and accepts what is left of that danger for the user's own local files.
         """
         if self._memory is None:
-            with opening(Path(self.place)) as file:
-                self._version.compare(FileVersion.of(file.fileno()), self.place)
-                mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
-                self._memory = np.frombuffer(mapped, np.uint8)
+            file = OpenFile(self.place, self._version)
+            mapped: Any = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
+            self._memory = np.frombuffer(mapped, np.uint8)
         return self._memory
 
     def path(self) -> str:
@@ -185,25 +168,19 @@ class File:
         Args:
           sequential: most of it is read, from its start to its end: an object is fetched ahead.
         """
-        file = open(self.place, "rb")  # noqa: SIM115  # the caller closes it
-        try:
-            self._version.compare(FileVersion.of(file.fileno()), self.place)
-        except BaseException:
-            file.close()
-            raise
-        return file
+        opened = OpenFile(self.place, self._version)
+        return os.fdopen(os.dup(opened.descriptor), "rb")
 
     def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some (offset, length), for headers and digests. Of an object only these are fetched, at
-        once."""
+        """The bytes of some (offset, length), for headers and digests. Of an object only these are fetched."""
         return self.start_samples(ranges)()
 
     def start_samples(self, ranges: list[tuple[int, int]]) -> Callable[[], list[bytes]]:
         """Begin to fetch `samples`. Returns a function that waits for them, and returns them."""
 
         def read() -> list[bytes]:
-            with self.open() as file:
-                return [pread(file.fileno(), length, offset) for offset, length in ranges]
+            file = OpenFile(self.place, self._version)
+            return [pread(file.descriptor, length, offset) for offset, length in ranges]
 
         return read
 
@@ -231,7 +208,10 @@ class File:
     def check_open(self) -> None:
         """Raise a FeedError if it was written to or truncated. It is open or mapped, and may have been replaced:
         the old one stays open."""
-        self._version.check_open(self.place)
+        with contextlib.suppress(OSError):
+            now = FileVersion.of(self.place)
+            if now[:2] == self._version[:2]:
+                self._version.compare(now, self.place)
 
     @property
     def digest(self) -> list[Any]:
@@ -284,27 +264,18 @@ class Descriptor:
 
 
 class OpenFile(Descriptor):
-    """An open file of one version; None: of the present one.
+    """An open file of a version, or the present one, that begins with some bytes. FeedError if it does not."""
 
-    Args:
-      begins: its first bytes.
-
-    Raises:
-      FeedError: it has another version, or other first bytes.
-      OSError: it cannot be opened.
-    """
-
-    def __init__(self, path: str, version: FileVersion | None, begins: bytes = b"") -> None:
+    def __init__(self, path: str, version: FileVersion | None = None, begins: bytes = b"") -> None:
         super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        self._path = path
-        self._version = version or FileVersion.of(self.descriptor)
+        self.path, self.version = path, version or FileVersion.of(self.descriptor)
         self.check()
         if pread(self.descriptor, len(begins), 0) != begins:
             raise changed(path, "it begins with other bytes")
 
     def check(self) -> None:
         """Raise a FeedError if it was written to or truncated: what was read before may be wrong."""
-        self._version.compare(FileVersion.of(self.descriptor), self._path)
+        self.version.compare(FileVersion.of(self.descriptor), self.path)
 
 
 def _runs(offsets: Indices, lengths: Indices) -> Iterator[list[int]]:
@@ -427,7 +398,7 @@ def opening(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def changed(path: str | os.PathLike[str], found: str) -> FeedError:
+def changed(path: str, found: str) -> FeedError:
     """The error for a file that changed while it was in use; `found` says how."""
     hint = ""
     if multiprocessing.parent_process() is not None:
@@ -439,7 +410,7 @@ def changed(path: str | os.PathLike[str], found: str) -> FeedError:
         f"a file must not change while a feed reads it, and {found} since the source was opened. Write new data "
         f"to a new path, and build a new feed{hint}",
         stage="read",
-        file=os.fspath(path),
+        file=path,
     )
 
 

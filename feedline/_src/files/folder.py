@@ -14,13 +14,12 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of
 from feedline._src.files.client import Listed, Version, client_of
 from feedline._src.files.fetcher import REQUEST_BYTES, Origin, fetcher, result_of
-from feedline._src.files.file import FileVersion, Indices, absolute, changed, pread, unreadable
+from feedline._src.files.file import FileVersion, Indices, OpenFile, absolute, changed, pread, unreadable
 from feedline._src.files.remote import cached, pieces_of
 from feedline._src.files.store import Store, Url, is_url
 from feedline._src.rows import digests
@@ -101,10 +100,7 @@ class Folder:
       versions: of files that were asked for by their names, None of those that are not there.
 
     Args:
-      address: path or address.
-      store: cache and patience.
-      names: of listed files.
-      listed: their versions in the store.
+      listed: size, tag and nonce of each listed file in a store, a line each.
       versions: that files must have which are read by their names: from the `versions` of another process.
       place: the absolute path; None: where the path leads now.
       origin: that of another process that reads the same folder.
@@ -115,7 +111,7 @@ class Folder:
         address: str,
         store: Store | None = None,
         names: Names | None = None,
-        listed: _Versions | None = None,
+        listed: Names | None = None,
         versions: Mapping[str, Any] | None = None,
         place: str | None = None,
         origin: Origin | None = None,
@@ -123,21 +119,20 @@ class Folder:
         self.in_store, self._store, self.names = is_url(address), store or Store(), names or Names()
         self._expected: Mapping[str, Any] = versions or {}
         self.versions: dict[str, Any] = {}
+        self._ahead: dict[Part, concurrent.futures.Future[Any]] = {}
+        """Parts that are being fetched ahead."""
         if self.in_store:
             url = Url.parse(address)
-            self._url = Url(url.base, url.key.removesuffix("/"))
+            self._url, self.can_list = Url(url.base, url.key.removesuffix("/")), url.can_list
             self.name = self.place = str(self._url).removesuffix("/")
-            self.can_list = url.can_list
-            self._listed = listed or _Versions(np.zeros(0, np.int64), Names())
+            self._listed = listed or Names()
             self._cache, self._origin = cache_of(self._store), origin or Origin(self._store.patience_s)
             self._requests = _Shared()
-            self._ahead: dict[Part, concurrent.futures.Future[Any]] = {}
-            """Parts that are being fetched ahead."""
             return
         self.name, self.place, self.can_list = address, place or absolute(address), True
         self.versions |= self._expected
-        self._seen = np.full((len(self.names), 2), -1, np.int64)
-        """Size and time of modification in ns of each listed file when it was first read; -1: not read yet."""
+        self._seen = np.zeros((len(self.names), len(FileVersion._fields)), np.int64)
+        """The version of each listed file when it was first read; zeros: not read yet."""
 
     def __reduce__(self) -> Any:
         if self.in_store:
@@ -151,6 +146,9 @@ class Folder:
     def _name(self, file: int | str) -> str:
         return self.names[file] if isinstance(file, int) else file
 
+    def _place_of(self, file: int | str) -> str:
+        return os.path.join(self.place, self._name(file))
+
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
         """The bytes of each part, all at once: fewer where the file ends; None: there is no such file.
 
@@ -160,7 +158,7 @@ class Folder:
           FeedError: a file was changed or deleted; its store cannot be read; too many files are open.
           RowError: a local file cannot be read.
         """
-        found: list[Any] = [None if self.in_store and part in self._ahead else self.cached(part) for part in parts]
+        found: list[Any] = [None if part in self._ahead else self.cached(part) for part in parts]
         if not self.in_store:
             return found
         began, started = time.monotonic(), {}
@@ -263,13 +261,10 @@ class Folder:
 
     def close(self) -> None:
         """Give up what is being fetched ahead."""
-        for future in list(self._ahead.values()) if self.in_store else ():
+        for future in list(self._ahead.values()):
             future.cancel()
 
     # --- on local disk ---
-
-    def _place_of(self, file: int | str) -> str:
-        return os.path.join(self.place, self._name(file))
 
     def _size_of_local(self, file: int | str) -> int | None:
         if file in self.versions:
@@ -284,14 +279,10 @@ class Folder:
     def _read_local(self, part: Part) -> bytes | None:
         file, path = part.file, self._place_of(part.file)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                before = FileVersion.of(descriptor)
-                start, stop = part.of(before.size_bytes)
-                data = pread(descriptor, stop - start, start)
-                after = FileVersion.of(descriptor)
-            finally:
-                os.close(descriptor)
+            opened = OpenFile(path)
+            start, stop = part.of(opened.version.size_bytes)
+            data = pread(opened.descriptor, stop - start, start)
+            after = FileVersion.of(opened.descriptor)
         except (OSError, MemoryError) as error:
             if isinstance(file, str) and isinstance(error, FileNotFoundError | NotADirectoryError):
                 if file in self.versions:
@@ -299,21 +290,24 @@ class Folder:
                 return None
             raise unreadable(error, file if isinstance(file, int) else 0, path) from error
         if isinstance(file, str):
-            before = self.versions.setdefault(file, before)
-        elif self._seen[file, 0] >= 0:
-            before = before._replace(size_bytes=int(self._seen[file, 0]), modified_ns=int(self._seen[file, 1]))
+            before = self.versions.setdefault(file, opened.version)
+        else:
+            before = FileVersion(*self._seen[file].tolist()) if self._seen[file, -1] else opened.version
         before.compare(after, path)
         if len(data) != stop - start:
             raise changed(path, f"it has {start + len(data)} bytes and had {after.size_bytes}")
         if isinstance(file, int):
-            self._seen[file, 1] = after.modified_ns
-            self._seen[file, 0] = after.size_bytes  # last: another thread may look
+            self._seen[file, :-1] = after[:-1]
+            self._seen[file, -1] = after.modified_ns  # last: another thread may look
         return data
 
     # --- in a store ---
 
     def _known(self, file: int | str) -> Version | None:
-        return self._listed.of(file) if isinstance(file, int) else self.versions.get(file)
+        if isinstance(file, int):
+            size, *tag = self._listed[file].split("\n")
+            return Version(int(size), *tag)
+        return self.versions.get(file)
 
     def _pieces(self, part: Part) -> list[tuple[str, int, int]] | None:
         """The files of the cache for a part: name, start and stop; None: its version is not known."""
@@ -330,7 +324,7 @@ class Folder:
 
     async def _version(self, file: int | str) -> Version | None:
         if isinstance(file, int):
-            return self._listed.of(file)
+            return self._known(file)
         if file not in self.versions:
             self.versions[file] = await self._requests.once(file, functools.partial(self._ask_version, file))
         found: Version | None = self.versions[file]
@@ -347,16 +341,6 @@ class Folder:
         if expected is not None:
             expected.check(version, self.path_of(name))
         return version
-
-
-class _Versions(NamedTuple):
-    """Of listed objects, in little memory: by number sizes, and tags with nonces, a line each."""
-
-    sizes: npt.NDArray[np.int64]
-    tags: Names
-
-    def of(self, number: int) -> Version:
-        return Version(int(self.sizes[number]), *self.tags[number].split("\n"))
 
 
 class _Shared:
@@ -441,9 +425,8 @@ def folder_of(
         return Folder(common, store, Names([os.fsencode(os.path.relpath(path, common or ".")) for path in paths]))
     url = url or Url(listed[0].url.base, common)
     skipped = len(url.key) + 1 if url.key else 0
-    tags = Names([f"{each.version.tag}\n{each.version.nonce}".encode() for each in listed])
-    versions = _Versions(np.array([each.version.size_bytes for each in listed], np.int64), tags)
-    return Folder(str(url), store, Names([os.fsencode(path[skipped:]) for path in paths]), versions)
+    versions = [f"{each.version.size_bytes}\n{each.version.tag}\n{each.version.nonce}".encode() for each in listed]
+    return Folder(str(url), store, Names([os.fsencode(path[skipped:]) for path in paths]), Names(versions))
 
 
 def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:

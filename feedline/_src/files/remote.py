@@ -40,14 +40,10 @@ from feedline._src.files.store import Store, Url
 from feedline._src.native.library import library
 
 _log = logging.getLogger("feedline")
-_TRIES = 100
-_WHOLE_TRIES = 10
-_HEADER_BYTES = 1 << 14
-"""What a file object reads at once of headers."""
-_EXACT_BYTES = 1 << 17
-"""Up to this size, as of headers and footers, only these bytes are fetched, and not the blocks that hold them."""
-_CHECKED_SEGMENTS = 16
-"""Of a mapped object at each read, which takes a system call for each."""
+_TRIES, _WHOLE_TRIES = 100, 10
+_HEADER_BYTES = 1 << 14  # what a file object reads at once of headers
+_EXACT_BYTES = 1 << 17  # up to this size, as of footers, only these bytes are fetched, and not their blocks
+_CHECKED_SEGMENTS = 16  # of a mapped object at each read, which takes a system call for each
 _Piece = tuple[int, int, int, int]
 """The number of a part that is read, where in it the piece lies, its offset in its segment, and its length."""
 _Read = Callable[[CacheFile, Sequence[_Piece], Indices, Indices], int]
@@ -57,7 +53,6 @@ class RemoteFile(File):
     """A `File` that is an object in a store. Its blocks lie in segments of up to 64 MiB, each a file of the cache.
 
     Args:
-      url, version: of the object.
       origin: of its bytes, which has compared the version.
       options: cache and patience.
     """
@@ -108,7 +103,7 @@ class RemoteFile(File):
         ends = np.append(firsts[1:], len(offsets))[: len(firsts)]
         rows = [out[first:end].reshape(-1) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
 
-        def read(file: CacheFile, pieces: Sequence[_Piece], starts: Indices, lengths: Indices) -> int:
+        def read(file: CacheFile, pieces: Sequence[_Piece], *_: Indices) -> int:
             return sum(
                 os.preadv(file.descriptor, [rows[part][within : within + size].data], at)
                 for part, within, at, size in pieces
@@ -146,13 +141,13 @@ class RemoteFile(File):
                 else:
                     self.cache.drop(self._segments[number], file)
             else:
-                raise self._changed(_TRIES)
+                raise self._unstable(_TRIES)
             self.cache.used.add(self._segments[number])
 
     def _segment(self, number: int) -> CacheFile:
         return self.cache.segment(self._segments[number], min(self._step, self.size - number * self._step))
 
-    def _changed(self, times: int) -> FeedError:
+    def _unstable(self, times: int) -> FeedError:
         return FeedError(
             "the files of a cache must stay as they are for as long as a read takes, and those of "
             f"{self.name} were changed {times} times; look for the program that writes to them",
@@ -228,32 +223,30 @@ class RemoteFile(File):
 
     async def _fetch(self, run: list[int]) -> None:
         """Put adjacent blocks into the cache, unless they are there."""
-        absent = await asyncio.to_thread(self._absent, run)
+        number = run[0] * BLOCK_BYTES // self._step
+        first = number * self._step // BLOCK_BYTES
+
+        def writable() -> CacheFile:
+            file = self._segment(number)
+            if not file.is_intact:
+                self.cache.drop(self._segments[number], file)
+                file = self._segment(number)
+            return file
+
+        def find() -> list[int]:
+            file = writable()
+            return [block for block in run if not file.has(block - first)]
+
+        def keep(part: list[int], data: memoryview) -> None:
+            for i, block in enumerate(part):
+                self.cache.write(writable(), block - first, data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES])
+
+        absent = await asyncio.to_thread(find)
+        fetcher().counts.cached += len(run) - len(absent)
         for part in self._runs(absent):
             start, stop = part[0] * BLOCK_BYTES, min((part[-1] + 1) * BLOCK_BYTES, self.size)
-            data = memoryview(await self._origin.fetch(self._url, self.version, start, stop))
-            await asyncio.to_thread(self._keep, part, data)
-
-    def _absent(self, run: list[int]) -> list[int]:
-        """Compare the checksums of the blocks that the cache has. Returns the others."""
-        file, first = self._writable(run[0])
-        absent = [block for block in run if not file.has(block - first)]
-        fetcher().counts.cached += len(run) - len(absent)
-        return absent
-
-    def _keep(self, run: list[int], data: memoryview) -> None:
-        file, first = self._writable(run[0])
-        for number, block in enumerate(run):
-            self.cache.write(file, block - first, data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
-
-    def _writable(self, block: int) -> tuple[CacheFile, int]:
-        """The file of a block's segment, and the number of the first block in it."""
-        number = block * BLOCK_BYTES // self._step
-        file = self._segment(number)
-        if file.is_gone or not file.is_intact:
-            self.cache.drop(self._segments[number], file)
-            file = self._segment(number)
-        return file, number * self._step // BLOCK_BYTES
+            data = await self._origin.fetch(self._url, self.version, start, stop)
+            await asyncio.to_thread(keep, part, memoryview(data))
 
     def close(self) -> None:
         """Give up what is being fetched, and let the cache evict the file of `path`."""
@@ -296,13 +289,12 @@ class RemoteFile(File):
         """
         if self.size == 0:
             return np.zeros(0, np.uint8), []
-        libc = _libc()
+        libc, segments = _libc(), []
         address = libc.mmap(None, self.size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         if address == _FAILED:
             return None
         raw = (ctypes.c_char * self.size).from_address(address)
         weakref.finalize(raw, libc.munmap, address, self.size).atexit = False
-        segments = []
         for number, name in enumerate(self._segments):
             file, flags = self._segment(number), mmap.MAP_SHARED | _MAP_FIXED
             if not touched(file.path, file.id):
@@ -341,21 +333,28 @@ class RemoteFile(File):
                 if os.path.getsize(path) != size or (number == 0 and not touched(path, id)):
                     self.check()
 
-    # --- as a file object, in samples ---
+    # --- as a file object, and in samples ---
 
     def open(self, sequential: bool = False) -> BinaryIO:
         return cast(BinaryIO, io.BufferedReader(_OpenObject(self, sequential), _HEADER_BYTES))
 
     def start_samples(self, ranges: Sequence[tuple[int, int]]) -> Callable[[], list[bytes]]:
-        futures = [self._sampled(min(at, self.size), min(at + length, self.size)) for at, length in ranges]
-        return lambda: [result_of(future, self.name) for future in futures]
+        starts = [min(at, self.size) for at, _ in ranges]
+        stops = [min(at + length, self.size) for at, length in ranges]
+        futures = [
+            None
+            if self.comes(*part, pending=False)
+            else fetcher().run(cached(self.cache, self._origin, self._url, self.version, *part))
+            for part in zip(starts, stops, strict=True)
+        ]
 
-    def _sampled(self, start: int, stop: int) -> concurrent.futures.Future[bytes]:
-        if not self.comes(start, stop, pending=False):
-            return fetcher().run(cached(self.cache, self._origin, self._url, self.version, start, stop))
-        done: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-        done.set_result(self.read(np.array([start]), np.array([stop - start]))[0])
-        return done
+        def finish(future: Any, start: int, stop: int) -> bytes:
+            if future is None:
+                return self.read(np.array([start]), np.array([stop - start]))[0]
+            data: bytes = result_of(future, self.name)
+            return data
+
+        return lambda: list(map(finish, futures, starts, stops))
 
     def comes(self, start: int, stop: int, pending: bool = True) -> bool:
         """Whether all blocks that hold some bytes are there, or are being fetched."""
@@ -391,7 +390,7 @@ class RemoteFile(File):
             else:
                 if whole.is_intact:
                     return found
-        raise self._changed(_WHOLE_TRIES)
+        raise self._unstable(_WHOLE_TRIES)
 
     @property
     def has_path(self) -> bool:
@@ -404,8 +403,8 @@ class RemoteFile(File):
         if whole is not None and whole.is_intact:
             return whole
         name = self._name(0, self.size)
-        lock_path = self.cache.path(name) + ".lock"
-        with in_folder(os.path.dirname(lock_path), lambda: open(lock_path, "a")) as lock:
+        path = self.cache.path(name) + ".lock"
+        with in_folder(os.path.dirname(path), lambda: open(path, "a")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # that of a killed process is gone
             whole = self.cache.find_whole(name, self.size)
             if whole is None:
@@ -424,24 +423,23 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
       FeedError: the store cannot be read, or the cache is too small for all of them.
     """
     absent = [file for file in files if not file.has_path]
-    if not absent:
-        return
-    size, cache = sum(file.size for file in files), absent[0].cache
-    if size > cache.limit_bytes:
+    size, limit_bytes = sum(file.size for file in files), files[0].cache.limit_bytes
+    if absent and size > limit_bytes:
         raise FeedError(
             "files of this format are opened by path, so the cache must hold all of them, and they have "
-            f"{size} bytes where cache_bytes={cache.limit_bytes}; raise cache_bytes of feedline.Store, or convert "
+            f"{size} bytes where cache_bytes={limit_bytes}; raise cache_bytes of feedline.Store, or convert "
             "them to TFRecord, of which parts are read",
             stage="read",
             file=absent[0].name,
         )
-    _log.info("%d objects, %d bytes in all, are fetched whole unless the cache has them", len(absent), size)
+    if absent:
+        _log.info("%d objects, %d bytes in all, are fetched whole unless the cache has them", len(absent), size)
     begun = 0
     try:
         for number, file in enumerate(absent):
-            begun = max(begun, number)
-            while begun < len(absent) and not cache.is_too_early(
-                sum(f.size for f in absent[number : begun + 1]), 0
+            while begun < len(absent) and (
+                begun <= number
+                or not file.cache.is_too_early(sum(each.size for each in absent[number : begun + 1]), 0)
             ):
                 absent[begun].read_on_from(0)
                 begun += 1
@@ -464,11 +462,10 @@ async def cached(cache: Cache, origin: Origin, url: Url, version: Version, start
 
     async def piece(name: str, start: int, stop: int) -> bytes:
         found = await asyncio.to_thread(cache.get, name, stop - start)
+        fetcher().counts.cached += found is not None
         if found is None:
             found = bytes(await origin.fetch(url, version, start, stop))
             await asyncio.to_thread(cache.put, name, found)
-        else:
-            fetcher().counts.cached += 1
         return found
 
     return b"".join(await gathered(piece(*each) for each in pieces_of(str(url), version, start, stop)))
