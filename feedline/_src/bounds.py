@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from feedline._src.cluster.cgroups import limits as limits_of_group
@@ -16,7 +14,6 @@ from feedline._src.options import Limits, Settings
 
 _HOST_SHARE = 0.25
 _DEVICE_SHARE = 0.1
-_SHARED_MEMORY = Path("/dev/shm")
 _LEAST_THREADS, _MOST_THREADS = 2, 16
 """By default. With one thread nothing would be read while a batch is placed."""
 
@@ -34,7 +31,6 @@ class Bounds:
       tunable: names of fields of `Settings`.
       host_batches: process-local batches that may lie in host memory.
       device_batches: batches that may lie on each device; None: unknown, or counted in host memory.
-      shared_batches: process-local batches for which /dev/shm has room.
       cores: that threads or workers may keep busy.
       arrays_on_host: whether device arrays lie in host buffers, as on CPU devices.
     """
@@ -42,15 +38,12 @@ class Bounds:
     tunable: frozenset[str]
     host_batches: int
     device_batches: int | None
-    shared_batches: int
     cores: int
     arrays_on_host: bool = False
 
     def allow(self, settings: Settings) -> bool:
         """Whether settings keep the limits of memory and of worker processes."""
         if "workers" in self.tunable and settings.workers > self.cores:
-            return False
-        if settings.shared_batches > self.shared_batches:
             return False
         if self.device_batches is not None and self.device_use(settings) > self.device_batches:
             return False
@@ -103,7 +96,6 @@ def bounds_of(
         tunable=tunable,
         host_batches=(limits.host_bytes or _host_bytes()) // max(1, local_bytes),
         device_batches=_device_batches(limits, shard_bytes, devices, on_host=on_host),
-        shared_batches=_shared_bytes() // max(1, local_bytes),
         cores=limits.cores or own_cores(),
         arrays_on_host=on_host,
     )
@@ -141,13 +133,6 @@ def _device_batches(limits: Limits, shard_bytes: int, devices: Sequence[Any], *,
 
 def _host_bytes() -> int:
     return int(_HOST_SHARE * _usable_memory()) // own_processes()
-
-
-def _shared_bytes() -> int:
-    try:
-        return shutil.disk_usage(_SHARED_MEMORY).free // own_processes()
-    except OSError:
-        return 0
 
 
 def _usable_memory() -> int:

@@ -102,7 +102,7 @@ class Settings(NamedTuple):
 
     @property
     def shared_batches(self) -> int:
-        """Process-local batches in /dev/shm, on their way from workers, at most."""
+        """Process-local batches on their way from workers, at most."""
         return self.workers and self.workers * (2 * max(1, self.buffer // self.workers) + 3)
 
 
@@ -146,9 +146,8 @@ class Reading:
         the cores that this process may use, divided by the processes that share them, at least 2 and at most 16.
         Batches of streams, and batches that workers read, are placed by one thread.
       workers: worker processes, for Python transforms that hold the GIL. 0: none. Each
-        takes seconds to start, and opens the source's files again. Batches pass through /dev/shm, which needs room
-        for up to workers · (2 · max(1, buffer // workers) + 3) process-local batches (Docker's default is 64 MB;
-        --shm-size changes it).
+        takes seconds to start, and opens the source's files again. Up to
+        workers · (2 · max(1, buffer // workers) + 3) process-local batches are on their way, in host memory.
       buffer: how many host batches may be read ahead.
         Host bytes = (buffer + 1) × process-local batch.
       bad_rows: what to do with a bad row: one that cannot be read, whose shapes or dtypes differ from the first

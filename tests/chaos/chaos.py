@@ -7,8 +7,7 @@ worker is replaced, the job goes on, and is killed later. In a step the job gath
 on every process, and commits them in one line, with the feed's state or, for lanes, with the name of the folder to
 which all processes saved their lanes. The commits of all rounds must hold the rows that an uninterrupted feed in
 this process delivers, row for row; for lanes, the items that Grain alone reads, lane by lane and epoch after
-epoch. After each round no process of the job may be left, and its folder may not grow; of shared memory only what
-this round left, which the next one removes.
+epoch. After each round no process of the job may be left, and its folder may not grow.
 Refuted by a single row, and by anything else that is left.
 
     python tests/chaos/chaos.py --folder chaos --rounds 200     # with the same folder again: continues
@@ -220,7 +219,6 @@ class Job:
         if not (self.folder / COMMITS).exists():  # files of a feed may not change
             write(kind, self.folder)
         self._files: int | None = None  # after the first round
-        self._shared: set[str] = set()  # names of shared memory that killed processes left
         self._expected = lanes_alone() if kind == "lanes" else uninterrupted(kind, self.folder)
         self._checked = 0
         self.rows = 0
@@ -244,13 +242,6 @@ class Job:
         if found > self._files + MORE_FILES:
             raise SystemExit(f"refuted: {self.folder} had {self._files} files after a round, and now has {found}")
         return found
-
-    def check_shared(self, trainers: list[int], early: bool) -> None:
-        """Raise SystemExit if shared memory that an earlier round left is still there: a feed removes it first."""
-        now = set(os.listdir("/dev/shm"))
-        if self.kind == "workers" and not early and self._shared & now:
-            raise SystemExit(f"refuted: of earlier rounds these names are left in /dev/shm: {self._shared & now}")
-        self._shared |= {name for name in now for trainer in trainers if name.startswith(f"feedline-{trainer}-")}
 
     def commits(self) -> int:
         """The number of commits so far, while the job writes."""
@@ -325,7 +316,6 @@ def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
         launcher.kill()
         launcher.wait()
     check_left(mark)
-    job.check_shared(workers, early)
     return {
         "kind": job.kind,
         "processes": processes,
@@ -335,7 +325,6 @@ def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
         "killed": f"{victim}, {'before it worked' if early else 'at work'}",
         "commits": job.check() - before,
         "files": job.files(),
-        "shared": sum(name.startswith("feedline-") for name in os.listdir("/dev/shm")),
         "seconds": round(time.monotonic() - began, 2),
     }
 

@@ -24,7 +24,7 @@ class Ended(NamedTuple):
 
     Attributes:
       seconds: from its start to its end.
-      left: its processes and batches in shared memory that were still there afterwards.
+      left: its processes that were still there afterwards.
     """
 
     returncode: int
@@ -46,7 +46,6 @@ class Program:
 
     def __init__(self, stack, folder, script, *arguments, **variables):
         self._mark = f"{uuid.uuid4()}"
-        self._pids = set()
         self._began = time.monotonic()
         (folder / "script.py").write_text(script)
         started = programs.started(
@@ -66,7 +65,7 @@ class Program:
             raise
         seconds = time.monotonic() - self._began
         deadline = time.monotonic() + LEAVES_S
-        while (left := [*map(str, self.processes()), *self._shared_memory()]) and time.monotonic() < deadline:
+        while (left := [*map(str, self.processes())]) and time.monotonic() < deadline:
             time.sleep(0.05)
         return Ended(self.process.returncode, stdout, stderr, seconds, left)
 
@@ -88,17 +87,7 @@ class Program:
                 continue
             if f"FEEDLINE_FAULT={self._mark}".encode() in variables.split(b"\0") and not dead:
                 found.append(int(folder.name))
-        self._pids.update(found)
         return found
-
-    def _shared_memory(self):
-        """Names of batches in /dev/shm that belong to it: to its first process, or to another that was seen."""
-        owners = {str(pid) for pid in {self.process.pid, *self._pids}}
-        return sorted(
-            name
-            for name in os.listdir("/dev/shm")
-            if name.startswith("feedline-") and name.split("-")[1] in owners
-        )
 
 
 @pytest.fixture

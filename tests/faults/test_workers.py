@@ -21,9 +21,6 @@ def feed_of(rows, transform=None, **reading):
         {"x": "x.npy"}, 8, SingleDeviceSharding(jax.devices()[0]), order=feedline.Order(shuffle=False),
         transform=transform, epochs=1, reading=feedline.Reading(**{"stall_warning_s": 300, **reading}),
     )
-
-def shared():
-    return [name for name in os.listdir("/dev/shm") if re.match(rf"feedline-{os.getpid()}-", name)]
 """
 
 STOPPED = (
@@ -37,7 +34,7 @@ if __name__ == "__main__":
         for pid in workers():
             os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
-    print("CLOSED", time.monotonic() - began, "LEFT", workers(), shared())
+    print("CLOSED", time.monotonic() - began, "LEFT", workers())
     feed = feed_of(4000, workers=2)
     next(feed)
     for pid in workers():
@@ -51,7 +48,7 @@ def test_stopped_workers_do_not_hold_up_close_or_exit(start, measured):
     """A worker that is stopped at any moment blocks nobody: it shares a pipe with this process, and no lock."""
     began_and_ended = start(STOPPED).end()
     assert (began_and_ended.returncode, began_and_ended.stderr, began_and_ended.left) == (0, "", [])
-    closed = re.search(r"CLOSED (\S+) LEFT \[\] \[\]", began_and_ended.stdout)
+    closed = re.search(r"CLOSED (\S+) LEFT \[\]", began_and_ended.stdout)
     assert float(closed[1]) < 15  # 5 s on a quiet machine; one worker after the other took 50 s
     measured("workers are stopped, and the feed is closed", float(closed[1]))
 
@@ -100,7 +97,7 @@ if __name__ == "__main__":
             except Exception as error:
                 seconds = time.time() - float(pathlib.Path("began").read_text())
                 print(json.dumps([fault, taken, seconds, f"{type(error).__name__}: {error}"]))
-        assert (workers(), shared()) == ([], [])
+        assert workers() == []
 """
 )
 
@@ -124,31 +121,3 @@ def test_a_worker_that_ends_is_told_within_seconds(start, measured):
         assert re.match(MEANT[fault], told), told
         assert seconds < 30  # about 1 s on a quiet machine
         measured(NAMES.get(fault, f"a worker {fault}"), seconds)
-
-
-LEFT = (
-    START
-    + """
-if __name__ == "__main__":
-    np.save("x.npy", np.arange(4000, dtype=np.float32))
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    dead, other, foreign = (
-        f"feedline-4194300-{os.getpid()}-{namespace}-0", f"feedline-1-{os.getpid()}-{namespace}-0",
-        f"feedline-4194300-{os.getpid()}-1-0",
-    )
-    for name in (dead, other, foreign):
-        open(f"/dev/shm/{name}", "w").close()
-    with feed_of(4000, workers=1) as feed:
-        next(feed)
-        print([os.path.exists(f"/dev/shm/{name}") for name in (dead, other, foreign)])
-    for name in (other, foreign):
-        os.unlink(f"/dev/shm/{name}")
-"""
-)
-
-
-def test_shared_memory_of_killed_programs_goes_and_that_of_others_stays(start):
-    ended = start(LEFT).end()
-    assert (ended.returncode, ended.stderr, ended.left) == (0, "", [])
-    # a program that runs, and one in another container whose processes are not known here, keep theirs
-    assert ended.stdout == "[False, True, True]\n"

@@ -84,7 +84,9 @@ def test_what_else_a_feed_may_have_is_told():
     )
     assert "Each process reads whole rows, and cuts the columns for its devices afterwards." in lines
     assert 'At the start: buffer "auto" may grow, within feedline.Limits.' in lines
-    assert "/dev/shm, for 2 workers: 10 × 32 B, at most." in lines  # 2·(2·max(1, 2//2) + 3), of 8 rows of 4 bytes
+    assert (
+        "On the way from 2 workers: 10 × 32 B, at most." in lines
+    )  # 2·(2·max(1, 2//2) + 3), of 8 rows of 4 bytes
     lines = screen({"x": np.ones((96, 4), np.float32)}, 32, jax.devices()[0], steps_per_call=3)
     assert "Each call delivers 3 batches, which is counted here." in lines
     assert "The feed uses 1 of them. A process without one of these cannot build it." in lines

@@ -105,8 +105,8 @@ def _how(load, settings):
     )
 
 
-def bounds(load, tunable=ALL, host_batches=1000, device_batches=1000, shared_batches=1000):
-    return Bounds(tunable, host_batches, device_batches, shared_batches, load.cores)
+def bounds(load, tunable=ALL, host_batches=1000, device_batches=1000):
+    return Bounds(tunable, host_batches, device_batches, load.cores)
 
 
 def exhaustive(load, limits):

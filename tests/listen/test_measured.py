@@ -110,14 +110,11 @@ def test_no_worker_is_tried_from_an_older_list_after_workers_failed():
     assert tuning.propose(*WAITS.measured(START)) == START._replace(threads=3)
 
 
-def test_limits_of_workers_and_of_shared_memory():
-    limits = dataclasses.replace(bounds(WAITS), cores=4, shared_batches=20)
-    assert limits.allow(Settings(0, 4, 2, 2))  # 4 · 5 batches in /dev/shm
-    assert not limits.allow(Settings(0, 4, 8, 2))
+def test_limits_of_workers():
+    limits = dataclasses.replace(bounds(WAITS), cores=4)
+    assert limits.allow(Settings(0, 4, 2, 2))
     assert not limits.allow(Settings(0, 5, 1, 2))
-    roomy = dataclasses.replace(limits, shared_batches=1000)
-    assert not roomy.allow(Settings(0, 5, 1, 2))
-    given = dataclasses.replace(roomy, tunable=ALL - {"workers"})
+    given = dataclasses.replace(limits, tunable=ALL - {"workers"})
     assert given.allow(Settings(0, 5, 1, 2))  # the user's own number
 
 

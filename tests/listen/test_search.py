@@ -185,7 +185,7 @@ def test_fewer_calls_are_tried_first_where_no_promise_ends_the_waits_and_once():
     noise=st.sampled_from([0.0, 0.05, 0.3]),
 )
 def test_any_load_keeps_the_limits_and_comes_to_an_end(load, tunable, batches, noise):
-    limits = bounds(load, tunable, host_batches=batches, device_batches=batches, shared_batches=batches)
+    limits = bounds(load, tunable, host_batches=batches, device_batches=batches)
     run = Run(load, limits, noise=noise)
     assert_sound(run, limits)
     assert all(load.allows(each) for each in run.tried if each.threads > START.threads) or noise

@@ -1,12 +1,15 @@
 """Worker processes that read batches: each makes every n-th one, ahead of the process that takes them over a pipe.
 
-Worker and parent share a pipe and no lock, so a worker that is stopped or killed at any moment blocks nobody.
+Worker and parent share a pipe and no lock, so a worker that is stopped or killed at any moment blocks nobody. The
+leaves of a batch travel as an open file in anonymous memory, which the kernel frees with the last process that has
+it open: whoever is killed, nothing stays behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import math
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -15,39 +18,35 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection, reduction, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import cloudpickle
 import jax
+import numpy as np
 
 from feedline._src.errors import WorkerError
 from feedline._src.loader.host_batch import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
-from feedline._src.loader.shared_memory import (
-    SharedLeaves,
-    remove_of_ended_programs,
-    remove_of_this_worker,
-    remove_of_workers,
-    shared_memory_failed,
-)
 from feedline._src.options import Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.record import Stopwatch
+from feedline._src.rows.spec import Array
 from feedline._src.runtime.jax_settings import JaxSettings
 
 END_S = 5.0
 """Grace period for workers to end by themselves, before they are killed."""
-_Message = tuple[Literal["ready", "item", "error"], Any]
+_Message = tuple[Literal["ready", "batch", "error"], Any]
+T = TypeVar("T")
 
 _EXIT = (
     "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for example "
     "in a transform"
 )
 _ENDS = {
-    -7: "the kernel sends signal 7 (SIGBUS) where a mapped file has no memory or data any more: the file became "
-    "shorter, its disk failed, or /dev/shm is full (Docker gives it 64 MB; --shm-size=8g gives more)",
+    -7: "the kernel sends signal 7 (SIGBUS) where a mapped file has no data any more: it became shorter, or its "
+    "disk failed",
     -9: "the kernel sends signal 9 (SIGKILL) when memory runs out, and `dmesg` then says so: use fewer workers, a "
     "smaller Reading.buffer or batch_size, or give the job more memory",
 }
@@ -101,10 +100,6 @@ class WorkerBatches:
                 self._access.restarts.use(stuck or ended.reported)
                 self.close()  # the others, too: the next ones begin with the batch that is missing
                 continue
-            except OSError as error:
-                if error.errno == errno.ENOSPC:
-                    raise shared_memory_failed(error) from error
-                raise
             finally:
                 self._awaited = None
             if batch is None:
@@ -145,35 +140,11 @@ class WorkerBatches:
         end(workers)
 
     def _start(self, count: int) -> None:
-        remove_of_ended_programs()
         workers, self._next = self._settings.workers, 0
-        made = _Made(self._access, self._after, workers)
         ahead = max(1, self._settings.buffer // workers) + 1
         for index in range(min(workers, count)):
-            self._workers.append(Worker(made, range(index, count, workers), ahead, self._access.settings))
-
-
-class _Made:
-    """Batch k after `origin`, made in a worker process, its leaves in shared memory."""
-
-    def __init__(self, access: RandomAccess, origin: Cursor, workers: int) -> None:
-        self._given = access, origin, workers
-        self._batches = LocalBatches(access, origin, every=workers)
-
-    def __call__(self, number: int) -> HostBatch:
-        batch = self._batches.read(number, 0)
-        assert batch is not None  # it has one part
-        watch, thread = Stopwatch(), f"worker {os.getpid()}"
-        shared: Any = SharedLeaves(batch.leaves)  # unpickled as a list
-        copy_s, copy_cpu_s = watch.lap()
-        parts = [part._replace(thread=thread) for part in batch.parts]
-        parts[-1] = parts[-1]._replace(
-            stage_s=parts[-1].stage_s + copy_s, host_cpu_s=parts[-1].host_cpu_s + copy_cpu_s
-        )
-        return batch._replace(leaves=shared, parts=parts)
-
-    def __reduce__(self) -> Any:
-        return _Made, self._given
+            numbers = range(index, count, workers)
+            self._workers.append(Worker(self._access, self._after, numbers, ahead))
 
 
 class WorkerEndedError(Exception):
@@ -203,21 +174,18 @@ class WorkerEndedError(Exception):
 
 
 class Worker:
-    """A spawned process that makes the items of some numbers. For one thread, but for `kill`.
+    """A spawned process that reads the batches of some numbers after `origin`. For one thread, but for `kill`.
 
     Args:
-      make: number → item; it is pickled for the process. Items and its errors travel back pickled.
-      numbers: of the items, in the order in which they are taken.
-      ahead: how many items it may make before they are taken.
-      settings: of JAX, which the process takes over.
+      ahead: how many batches it may make before they are taken.
 
     Raises:
-      TypeError: `make` cannot be pickled.
+      TypeError: the source or the transform cannot be pickled.
     """
 
-    def __init__(self, make: Callable[[int], Any], numbers: range, ahead: int, settings: JaxSettings) -> None:
+    def __init__(self, access: RandomAccess, origin: Cursor, numbers: range, ahead: int) -> None:
         try:
-            pickled = cloudpickle.dumps(make)
+            pickled = cloudpickle.dumps((access, origin, 1, numbers.step))
         except Exception as error:
             raise TypeError(
                 "worker processes get a copy of the source and of the transform, and these cannot be pickled: "
@@ -227,7 +195,7 @@ class Worker:
         spawn = multiprocessing.get_context("spawn")
         self.connection, theirs = spawn.Pipe()
         self.process = spawn.Process(
-            target=_serve, args=(theirs, settings, pickled, numbers), name="feedline-worker", daemon=True
+            target=_serve, args=(theirs, access.settings, pickled, numbers), name="feedline-worker", daemon=True
         )
         resource_tracker.ensure_running()  # before signals are blocked: it would unblock them
         # Ctrl-C is blocked until `_prepare`: else the worker would show a KeyboardInterrupt while it imports
@@ -243,31 +211,39 @@ class Worker:
         self._started = False
         self._ask(ahead)
 
-    def take(self, wake: Connection) -> Any:
-        """The next item, and ask for one more. None once `wake` is readable.
+    def take(self, wake: Connection) -> HostBatch | None:
+        """The next batch, and ask for one more. None once `wake` is readable.
 
         Raises:
           WorkerEndedError: the process ended.
-          Exception: what `make` raised there.
+          Exception: what reading raised there.
         """
         while True:
             if self.connection not in connection.wait([self.connection, wake]):
                 return None
-            try:
-                message = self.connection.recv_bytes()
-            except (EOFError, OSError):  # a process that ends closes its pipe
-                self.process.join(END_S)
-                raise WorkerEndedError(self.process.exitcode or 0, self._started) from None
+            kind, value = pickle.loads(self._received(self.connection.recv_bytes))
             self._started = True
-            kind, value = pickle.loads(message)
-            if kind == "ready":
-                continue
-            self._ask(1)
+            if kind == "batch":
+                batch: HostBatch = value._replace(
+                    leaves=_leaves_in(self._received(self._receive_memory), value.leaves)
+                )
+                self._ask(1)
+                return batch
             if kind == "error":
+                self._ask(1)
                 error, text = value
                 error.__cause__ = _TracebackOfWorkerError(text)
                 raise error
-            return value
+
+    def _receive_memory(self) -> int:
+        return reduction.recv_handle(self.connection)
+
+    def _received(self, receive: Callable[[], T]) -> T:
+        try:
+            return receive()
+        except (EOFError, OSError):  # a process that ends closes its pipe
+            self.process.join(END_S)
+            raise WorkerEndedError(self.process.exitcode or 0, self._started) from None
 
     def kill(self) -> None:
         """End the process, even if it is stopped. From any thread."""
@@ -290,7 +266,6 @@ def end(workers: Sequence[Worker]) -> None:
             worker.kill()
     for worker in workers:
         worker.process.join(END_S)
-    remove_of_workers([worker.process.pid or 0 for worker in workers])
 
 
 class _TracebackOfWorkerError(Exception):
@@ -300,32 +275,73 @@ class _TracebackOfWorkerError(Exception):
         return f"\n{self.args[0]}"
 
 
-def _serve(to_parent: Connection, settings: JaxSettings, make: bytes, numbers: range) -> None:
+def _in_memory(leaves: Sequence[Array]) -> int:
+    """A file in anonymous memory that holds the leaves, each from a page border on."""
+    memory = os.memfd_create("feedline-batch")
+    with open(memory, "wb", closefd=False) as file:
+        file.truncate(sum(_whole_pages(leaf.nbytes) for leaf in leaves) or 1)
+        for leaf in leaves:
+            start = file.tell()
+            file.write(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+            file.seek(start + _whole_pages(leaf.nbytes))
+    return memory
+
+
+def _leaves_in(memory: int, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
+    """The leaves in such a file, which is closed. Its memory is freed with the last of them."""
+    try:
+        mapped = mmap.mmap(memory, 0)
+    finally:
+        os.close(memory)
+    leaves: list[Array] = []
+    start = 0
+    for shape, dtype in forms:
+        nbytes = math.prod(shape) * dtype.itemsize
+        leaves.append(np.frombuffer(mapped, np.uint8, nbytes, start).view(dtype).reshape(shape))
+        start += _whole_pages(nbytes)
+    return leaves
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _serve(to_parent: Connection, settings: JaxSettings, given: bytes, numbers: range) -> None:
     """What a worker process runs."""
     _prepare(settings)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
-        _make_and_send(to_parent, make, numbers)
-    remove_of_this_worker()
-
-
-def _make_and_send(to_parent: Connection, make: bytes, numbers: range) -> None:
-    try:
-        made: Callable[[int], Any] = pickle.loads(make)
-    except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
-        to_parent.send(_error(error))
-        numbers = range(0)
-    else:
-        to_parent.send(("ready", None))
-    for number in numbers:
-        to_parent.recv_bytes()  # it is asked for
         try:
-            message: _Message = "item", made(number)
-        except Exception as error:  # noqa: BLE001  whatever a transform raises
-            message = _error(error)
-        to_parent.send(message)
-        del message
-    while True:  # until the parent closes the pipe: what was sent must stay until then
-        to_parent.recv_bytes()
+            batches = LocalBatches(*pickle.loads(given))
+        except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
+            to_parent.send(_error(error))
+            numbers = range(0)
+        else:
+            to_parent.send(("ready", None))
+        for number in numbers:
+            to_parent.recv_bytes()  # it is asked for
+            try:
+                batch, memory = _made(batches, number)
+            except Exception as error:  # noqa: BLE001  whatever a transform raises
+                to_parent.send(_error(error))
+                continue
+            to_parent.send(("batch", batch))
+            reduction.send_handle(to_parent, memory, 0)
+            os.close(memory)
+        while True:  # until the parent closes the pipe
+            to_parent.recv_bytes()
+
+
+def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
+    """A batch with the forms of its leaves, and the memory that holds these."""
+    batch = batches.read(number, 0)
+    assert batch is not None  # it has one part
+    watch, thread = Stopwatch(), f"worker {os.getpid()}"
+    memory = _in_memory(batch.leaves)
+    copy_s, copy_cpu_s = watch.lap()
+    *parts, last = (part._replace(thread=thread) for part in batch.parts)
+    last = last._replace(stage_s=last.stage_s + copy_s, host_cpu_s=last.host_cpu_s + copy_cpu_s)
+    forms: Any = [(leaf.shape, leaf.dtype) for leaf in batch.leaves]
+    return batch._replace(leaves=forms, parts=[*parts, last]), memory
 
 
 def _prepare(settings: JaxSettings) -> None:
@@ -352,10 +368,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        try:
-            remove_of_this_worker()
-        finally:
-            os._exit(1)
+        os._exit(1)
 
 
 def _error(error: Exception) -> _Message:

@@ -101,7 +101,7 @@ class Plan:
         `buffer` is the window in which processes agree on its end. `threads` are 0 unless they are given, since
         their default depends on the machine.
       memory: bytes: `host_bytes`, `host_bytes_on_cpu_devices` in place of it where the devices are CPUs,
-        `host_bytes_as_read` and `shared_bytes` (/dev/shm) in addition, of the process that needs most; and
+        `host_bytes_as_read` and `shared_bytes` (of workers) in addition, of the process that needs most; and
         `device_bytes` of one device.
 
     Example:

@@ -65,7 +65,7 @@ class Memory(NamedTuple):
       host_bytes: of a process, where batches are placed on accelerators.
       host_bytes_on_cpu_devices: of a process, where they are placed on CPU devices, whose arrays lie in it too.
       host_bytes_as_read: of a process, in addition to either, for leaves that are cast, cut or transformed.
-      shared_bytes: of a process in /dev/shm, at most, where worker processes read.
+      shared_bytes: of a process, at most, in batches on their way from workers.
       device_bytes: of a device.
     """
 

@@ -47,7 +47,7 @@ spec:
 {variables}                  ports:
                     - containerPort: 61500
 {gpus}                  volumeMounts:
-                    - name: shared-memory # worker processes hand batches over in /dev/shm
+                    - name: shared-memory # NCCL passes data through /dev/shm
                       mountPath: /dev/shm
               volumes:
                 - name: shared-memory

@@ -100,14 +100,14 @@ def free_memory(total: int, free: int) -> Finding:
 
 
 def shared_memory(folder: str = "/dev/shm") -> Finding:
-    """Whether /dev/shm can hold the batches of worker processes."""
+    """Whether /dev/shm has room for what NCCL passes through it."""
     found = os.statvfs(folder)
     total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
     return Finding(
         "ok" if free >= _SHARED_BYTES else "warning",
         f"{folder} has {in_bytes(total)}, {in_bytes(free)} of them free",
         "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium: Memory; mount -o remount",
-        "workers (Reading(workers=...)) and NCCL pass data through it, and SIGBUS kills them when it is full",
+        "NCCL passes data through it, and SIGBUS kills a process when it is full",
         {"total_bytes": total, "free_bytes": free},
     )
 

@@ -146,7 +146,7 @@ def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
         yield f'At the start: {" and ".join(sorted(options.tunable))} "auto" may grow, within feedline.Limits.'
     if settings.workers:
         batches, each = settings.shared_batches, in_bytes(memory.shared_bytes // settings.shared_batches)
-        yield f"/dev/shm, for {counted(settings.workers, 'worker')}: {batches} × {each}, at most."
+        yield f"On the way from {counted(settings.workers, 'worker')}: {batches} × {each}, at most."
 
 
 def _epochs(plan: Plan) -> Iterator[RenderableType]:
