@@ -3,8 +3,8 @@
     Save               saves where a feed stands, beside the arrays of the model
     Restore            restores it, on any number of processes
 
-With `orbax.checkpoint.CheckpointManager` they are arguments of a `Composite`; with the functions of
-`orbax.checkpoint.v1` they are checkpointables. docs/checkpoints.md has both.
+They are arguments of a `Composite` of `orbax.checkpoint`. For its functions of version 1 a feed
+itself is a checkpointable. docs/checkpoints.md has both.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ def test_version_1_saves_a_feed_and_takes_another_there(source, sharding, tmp_pa
     with feedline.Feed(source, 8, sharding) as feed, feedline.Feed(source, 8, sharding) as other:
         for _ in range(3):
             next(feed)
-        v1.save_checkpointables(tmp_path / "3", {"state": {"w": np.ones(3)}, "feed": Save(feed)})
+        v1.save_checkpointables(tmp_path / "3", {"state": {"w": np.ones(3)}, "feed": feed})
         following = next(feed)["x"]
-        v1.load_checkpointables(tmp_path / "3", {"feed": Restore(other)})
+        v1.load_checkpointables(tmp_path / "3", {"feed": other})
         np.testing.assert_array_equal(next(other)["x"], following)
 
 

@@ -251,7 +251,7 @@ OF_FEEDLINE = {
               "options"],
     "feed": ["shown", "run", "build", "plan.asked", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "agreement.in_step", "listen", "record", "runtime", "state", "errors",
-             "building", "feed_options", "options"],
+             "building", "grain_face", "feed_options", "options"],
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
         "prefetch", "listen", "record", "runtime", "options",
@@ -259,8 +259,9 @@ OF_FEEDLINE = {
     "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
                "rows.encoded_source", "rows.row_source", "options"],
     "image_limits": [],
+    "grain_face": ["loader.lane_files"],
     # beside them
-    "checkpoint": ["loader.lane_files"],
+    "checkpoint": ["grain_face"],
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "listen.metrics", "listen.report"],  # of any feed
     "trainer.logs": ["trainer.loop", "listen.metrics", "listen.statistics"],
@@ -272,7 +273,8 @@ OF_FEEDLINE = {
     "lazy": [],
 }  # fmt: skip
 FROM_OUTSIDE = {
-    "checkpoint": ["jax", "orbax"],
+    "checkpoint": ["orbax"],
+    "grain_face": ["jax", "grain"],
     "native": ["numpy"],
     "runtime": ["jax"],
     "order": ["numpy"],

@@ -1,30 +1,27 @@
-"""A feed as an item of a checkpoint of Orbax, by its handlers and by its protocol of version 1."""
+"""A feed as an item of a checkpoint of Orbax."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 
-from feedline._src.loader.lane_files import load_lanes, save_lanes
-
-_FILE = "metadata"
-"""As Orbax's JSON has it: `JsonRestore` reads what `Save` wrote, and `Restore` what `JsonSave` wrote."""
+from feedline._src.grain_face import read_state, write_state
 
 
 class _Handler(ocp.CheckpointHandler):
     """Writes and reads the folder of a feed; every process calls it, with a folder that all of them share."""
 
     def save(self, directory: Any, args: Save) -> None:
-        _write(Path(directory), args.state)
+        write_state(Path(directory), args.state)
 
     def restore(self, directory: Any, args: Restore) -> dict[str, Any]:
-        return _restored(Path(directory), args.feed, args.allow)
+        state = read_state(Path(directory))
+        args.feed.set_state(state, **({"allow": args.allow} if args.allow else {}))
+        return state
 
 
 @ocp.args.register_with_handler(_Handler, for_save=True)
@@ -58,18 +55,6 @@ class Save(ocp.args.CheckpointArgs):
     def __post_init__(self) -> None:
         self.state = self.feed.get_state()
 
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Orbax's protocol of version 1."""
-
-        async def write() -> None:
-            _write(Path(await directory.await_creation()), self.state)
-
-        return write()
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Orbax's protocol of version 1."""
-        return await Restore(self.feed).load(directory)
-
 
 @ocp.args.register_with_handler(_Handler, for_restore=True)
 @dataclasses.dataclass
@@ -87,34 +72,3 @@ class Restore(ocp.args.CheckpointArgs):
 
     feed: Any
     allow: Collection[str] = ()
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Orbax's protocol of version 1."""
-        return await Save(self.feed).save(directory)
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Orbax's protocol of version 1."""
-
-        async def read() -> None:
-            _restored(Path(directory), self.feed, self.allow)
-
-        return read()
-
-
-def _write(folder: Path, state: dict[str, Any]) -> None:
-    if "lanes" in state:
-        save_lanes(state, folder)
-    elif jax.process_index() == 0:
-        (folder / _FILE).write_text(json.dumps(state))
-
-
-def _restored(folder: Path, feed: Any, allow: Collection[str]) -> dict[str, Any]:
-    try:
-        state = json.loads((folder / _FILE).read_text())
-    except FileNotFoundError:
-        state = load_lanes(folder)
-    if allow:
-        feed.set_state(state, allow=allow)
-    else:
-        feed.set_state(state)
-    return dict(state)

@@ -19,6 +19,7 @@ from feedline._src.build import build, moved, refuse_everywhere
 from feedline._src.building import asked_hooks, changed
 from feedline._src.errors import ProcessError, StallError
 from feedline._src.feed_options import FeedOptions
+from feedline._src.grain_face import GrainFace
 from feedline._src.listen.listening import FeedListener
 from feedline._src.listen.statistics import Counters
 from feedline._src.options import Auto, Order, Reading, Settings, checked_integer
@@ -44,7 +45,7 @@ _AT_EXIT = (
 )
 
 
-class Feed(Shown, ProcessBound):
+class Feed(Shown, GrainFace, ProcessBound):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the

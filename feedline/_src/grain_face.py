@@ -1,0 +1,88 @@
+"""What loops that were written for a `grain.DatasetIterator` call, beside `get_state`, `set_state` and `close`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grain
+
+from feedline._src.loader.lane_files import load_lanes, save_lanes
+
+FILE = "metadata"
+"""As Orbax's JSON has it, so that `JsonRestore` reads what a feed wrote, and a feed what `JsonSave` wrote."""
+
+
+class GrainFace:
+    """The names of a `grain.DatasetIterator` that a feed has by others, and Orbax's protocol of version 1."""
+
+    spec: Any
+
+    def get_state(self) -> dict[str, Any]:
+        """See `Feed`."""
+        raise NotImplementedError
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See `Feed`."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """See `Feed`."""
+        raise NotImplementedError
+
+    @property
+    def element_spec(self) -> Any:
+        """The `spec`, by the name that it has in Grain."""
+        return self.spec
+
+    def start_prefetch(self) -> None:
+        """The same as `start`, by the name that it has in Grain."""
+        self.start()
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Save the state for `orbax.checkpoint.experimental.v1`, of which a feed is a checkpointable.
+
+        Args:
+          directory: Orbax's path, which is being created.
+        """
+        state = self.get_state()  # before the feed goes on
+
+        async def write() -> None:
+            write_state(Path(await directory.await_creation()), state)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Go on from a state that `save` wrote; errors as of `set_state`, and of `feedline.load_lanes`."""
+
+        async def read() -> None:
+            self.set_state(read_state(Path(directory)))
+
+        return read()
+
+
+grain.DatasetIterator.register(GrainFace)  # handlers written for Grain's iterators ask for their class
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a state. Every process calls it, with a folder that all of them share."""
+    import jax
+
+    if "lanes" in state:
+        save_lanes(state, folder)
+    elif jax.process_index() == 0:
+        (folder / FILE).write_text(json.dumps(state))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state in a folder.
+
+    Raises:
+      FileNotFoundError, ValueError: it is not the folder of a feed, or lanes are missing.
+    """
+    try:
+        return dict(json.loads((folder / FILE).read_text()))
+    except FileNotFoundError:
+        return load_lanes(folder)
