@@ -215,7 +215,7 @@ def test_the_page_shows_what_the_command_prints(command, output, monkeypatch, ca
     ("arguments", "told"),
     [
         ("missing.npy", "there is no file missing.npy; check the path"),
-        ("empty.npy", "a source must have at least one row, got arrays of length 0 in empty.npy"),
+        ("empty.npy", "a source must have at least one row, got none in empty.npy"),
         ("rows.npz --mesh data=4 --processes 3", "processes must divide the 4 devices of the mesh into equal"),
         ("rows.npz --mesh data=4 --batch-size 0", "batch_size must be at least 1, got 0"),
         ("rows.npz --mesh data=2,model=4 --spec data,model", "batch['x']: the size of axis 1 must be a multiple"),

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from feedline import FeedOptions, Reading
 from feedline._src.tools.inspect.command import parse_mesh, parse_spec
-from feedline._src.tools.inspect.show import show, shown, spans
+from feedline._src.tools.inspect.show import show, shown
 from feedline._src.tools.inspect.target import Target, first_rows, of_source
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
@@ -134,4 +134,3 @@ def test_what_is_no_spec(text):
 )
 def test_values_in_a_few_characters(values, text):
     assert shown(np.asarray(values)) == text
-    assert spans([]) == []

@@ -67,12 +67,7 @@ class Inspect:
     json: bool = False
 
     def run(self) -> int:
-        """Describe and print. Returns the exit code.
-
-        Raises:
-          ValueError, TypeError, OSError: an option is wrong, or there is no such source.
-          FeedError: the first rows cannot be read.
-        """
+        """Describe and print. Returns the exit code."""
         axes = parse_mesh(self.mesh) if self.mesh else None
         if axes is not None and is_name(self.source):  # the module may use the devices when it is imported
             _use_devices(math.prod(axes.values()))

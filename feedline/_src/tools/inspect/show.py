@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from rich.box import SIMPLE
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -39,33 +39,26 @@ def _parts(source: str, target: Target) -> Iterator[RenderableType]:
     for problem in plan.problems:
         yield Text(f"A feed refuses this: {problem}", "red")
     yield Text(f"{source}: {_amount(plan)}", "bold")
-    one = "item" if plan.lanes else "row"
-    names = [f"{one} {row}" for row in range(len(target.first[0]))]
-    leaves = zip(_row_leaves(plan), target.first, strict=True)
-    yield from _table(
-        ["leaf", "shape", "dtype", "bytes", *names],
-        [
-            [leaf_title(leaf.name), _shape(leaf.shape), leaf.dtype.name, f"{leaf.bytes:,}", *map(shown, values)]
-            for leaf, values in leaves
-        ],
-    )
+    names = [f"{'item' if plan.lanes else 'row'} {row}" for row in range(len(target.first[0]))]
+    rows = [
+        [leaf_title(leaf.name), _shape(leaf.shape), leaf.dtype.name, f"{leaf.bytes:,}", *map(shown, values)]
+        for leaf, values in zip(_row_leaves(plan), target.first, strict=True)
+    ]
+    yield from _table(["leaf", "shape", "dtype", "bytes", *names], rows)
     yield Text(f"A batch of {size}", "bold")
-    transformed = target.options.transform is not None
-    yield from _table(
-        ["leaf, transformed" if transformed else "leaf", "shape", "dtype", "sharding", "on each device"],
-        [
-            [leaf_title(name), _shape(leaf.shape), leaf.dtype.name, in_words(leaf.sharding), _shard(leaf)]
-            for name, leaf in plan.leaves.items()
-        ],
-    )
+    title = "leaf" if target.options.transform is None else "leaf, transformed"
+    rows = [
+        [leaf_title(name), _shape(leaf.shape), leaf.dtype.name, in_words(leaf.sharding), _shard(leaf)]
+        for name, leaf in plan.leaves.items()
+    ]
+    yield from _table([title, "shape", "dtype", "sharding", "on each device"], rows)
     yield from _where(target.mesh.shape, plan)
     yield from _table(
         ["process", "devices", "reads rows", *(["lanes"] if plan.lanes else []), "bytes a batch"],
         [
             [
                 str(reads.process),
-                *(in_spans(spans(each)) for each in (reads.devices, reads.rows)),
-                *([in_spans(spans(reads.lanes))] if plan.lanes else []),
+                *map(in_spans, (reads.devices, reads.rows, *([reads.lanes] if plan.lanes else []))),
                 in_bytes(reads.local_bytes),
             ]
             for reads in plan.reads
@@ -243,27 +236,22 @@ def held(leaf: Any) -> dict[int, list[Span]]:
     }
 
 
-def spans(indices: Sequence[int] | npt.NDArray[np.int64]) -> list[Span]:
-    """Ascending indices as spans of adjacent ones.
-
-    Example:
-      >>> spans([0, 1, 2, 6, 7])
-      [(0, 3), (6, 8)]
-    """
+def spans(indices: Any) -> list[Span]:
+    """Ascending indices as spans of adjacent ones."""
     found = np.asarray(indices, np.int64)
     ends = np.flatnonzero(np.diff(found) != 1) + 1
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(found, ends) if len(run)]
 
 
-def in_spans(found: Sequence[Span]) -> str:
-    """Spans as text, the end of each included.
+def in_spans(indices: Any) -> str:
+    """Indices as a few spans, the end of each included.
 
     Example:
-      >>> in_spans([(0, 16), (32, 33)]), in_spans(spans(range(0, 20, 2)))
-      ('0–15, 32', '0, 2, 4, … 18')
+      >>> in_spans([0, 1, 2, 7]), in_spans(range(0, 20, 2))
+      ('0–2, 7', '0, 2, 4, … 18')
     """
-    texts = [f"{start:,}" + (f"–{stop - 1:,}" if stop > start + 1 else "") for start, stop in found]
-    return ", ".join(texts if len(texts) <= _MAX_SPANS + 1 else [*texts[:_MAX_SPANS], f"… {texts[-1]}"])
+    found = [f"{start:,}" + (f"–{stop - 1:,}" if stop > start + 1 else "") for start, stop in spans(indices)]
+    return ", ".join(found if len(found) <= _MAX_SPANS + 1 else [*found[:_MAX_SPANS], f"… {found[-1]}"])
 
 
 def leaf_title(name: str) -> str:
@@ -273,8 +261,7 @@ def leaf_title(name: str) -> str:
       >>> leaf_title("batch['image']"), leaf_title("batch['a'][0]"), leaf_title("batch")
       ('image', 'a.0', 'batch')
     """
-    parts = name.removeprefix("batch").replace("[", "").replace("'", "").split("]")
-    return ".".join(part for part in parts if part) or "batch"
+    return re.sub(r"[\[\]']+", ".", name.removeprefix("batch")).strip(".") or "batch"
 
 
 def in_words(sharding: jax.sharding.Sharding) -> str:
@@ -284,12 +271,7 @@ def in_words(sharding: jax.sharding.Sharding) -> str:
 
 
 def shown(values: Array) -> str:
-    """The values of one leaf of one row in a few characters: the values if they are few, else their range.
-
-    Example:
-      >>> shown(np.array([0.5, 1.25])), shown(np.arange(64, dtype=np.uint8).reshape(8, 8))
-      ('[0.5, 1.25]', '0 to 63')
-    """
+    """The values of one leaf of one row in a few characters: the values if they are few, else their range."""
     if values.ndim == 0:
         return _number(values)
     if values.size == 0:

@@ -81,13 +81,7 @@ def _devices(mesh: Mesh | AbstractMesh, processes: int) -> Any:
 
 
 def first_rows(source: Any) -> tuple[SourceMetadata, list[Array]]:
-    """Open a source as `feedline.Feed` takes it, and read its first rows: its metadata, and each leaf of them.
-
-    Example:
-      >>> metadata, first = first_rows({"x": np.arange(10, dtype=np.int16)})
-      >>> metadata.rows, first[0].tolist()
-      (10, [0, 1, 2])
-    """
+    """Open a source as `feedline.Feed` takes it, and read its first rows: its metadata, and each leaf of them."""
     if is_stream(source):
         lanes = Lanes.of(source)
         item = FirstItem(lanes)
