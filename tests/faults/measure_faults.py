@@ -1,21 +1,14 @@
 """After how many seconds does a user learn of each fault?
 
-This runs the tests that the tables of docs/faults.md link and that measure, and writes their seconds into the
-tables:
-
-    | fault | what the user sees | seconds | test |
-    | --- | --- | --- | --- |
-    | a worker is killed | `WorkerError: …` | 0.8 | [test_killed](../tests/faults/test_workers.py) |
-
-A row belongs to the fault of the same name that a test gives to `measured`. Case, spaces and the marks of Markdown
-do not count. If a fault is measured several times, the longest time is written. A row that no test measures stays
-as it is. The last cell links one test or several.
+This runs the tests that the tables of docs/faults.md link and that have the argument `measured`, and writes their
+seconds into the tables. A row belongs to the fault of the same name that a test gives to `measured`; case, spaces
+and the marks of Markdown do not count. Of several measurements the longest is written. A row that no test measures
+stays as it is.
 
 Refuted by a row without a test; by seconds beside a test that measures, but not these; by a measured fault
 without a row; by a test that fails.
 
     python tests/faults/measure_faults.py --out benchmarks/results/faults.json
-    python tests/faults/measure_faults.py --check      # the tables alone: each row links a test that exists
 """
 
 from __future__ import annotations
@@ -31,22 +24,16 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 TIMES = "FEEDLINE_FAULT_TIMES"
 """The variable that names the file to which the fixture `measured` writes."""
-COLUMNS = 4
 
 
 class Row(NamedTuple):
-    """A row of a table.
-
-    Attributes:
-      line: its number in the page, from 0.
-      cells: fault, what the user sees, seconds, test.
-    """
+    """A row of a table: its line in the page, and its cells: fault, what the user sees, seconds, test."""
 
     line: int
     cells: list[str]
@@ -55,18 +42,14 @@ class Row(NamedTuple):
     def name(self) -> str:
         return name_of(self.cells[0])
 
-    def links(self) -> list[tuple[str, str]]:
-        """Text and path of each link to a test."""
-        return re.findall(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", self.cells[3])
+    def links(self) -> list[tuple[str, Path]]:
+        """Name and file of each linked test."""
+        found = re.findall(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", self.cells[3])
+        return [(text.strip("`").partition("[")[0], (PAGE.parent / path).resolve()) for text, path in found]
 
     def measuring(self) -> list[str]:
         """Its tests that measure, as pytest names them."""
-        files = [(test, (PAGE.parent / path).resolve()) for test, path in self.links()]
-        return [f"{file}::{test}" for test, file in files if test in tests_in(file, that_measure=True)]
-
-    def is_measured(self) -> bool:
-        """Whether one of its tests measures, and its seconds are a number."""
-        return re.fullmatch(r"(< )?[\d.]+", self.cells[2]) is not None and bool(self.measuring())
+        return [f"{file}::{test}" for test, file in self.links() if tests_in(file).get(test)]
 
 
 def name_of(fault: str) -> str:
@@ -76,53 +59,30 @@ def name_of(fault: str) -> str:
 
 
 def rows_of(page: str) -> list[Row]:
-    """The rows of all tables.
-
-    Raises:
-      SystemExit: a row has not four cells.
-    """
-    found = []
-    lines = page.splitlines()
-    for number, line in enumerate(lines):
-        if not line.startswith("|"):
-            continue
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-        if len(cells) != COLUMNS:
-            raise SystemExit(f"a row of {PAGE.name} has {COLUMNS} cells (write | as \\|), got {line}")
-        is_head = number + 1 < len(lines) and is_rule(lines[number + 1])
-        if not is_head and not is_rule(line):
-            found.append(Row(number, cells))
+    """The rows of all tables, without the two lines of each head."""
+    lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines()]
+    body = (number for number in range(2, len(lines)) if lines[number] and lines[number - 1])
+    found = [Row(number, lines[number]) for number in body if not lines[number][0].startswith(("--", ":-"))]
+    wrong = [row.cells for row in found if len(row.cells) != 4]
+    if wrong:
+        raise SystemExit(f"a row of {PAGE.name} has 4 cells (write | as \\|), got {wrong[0]}")
     return found
 
 
-def is_rule(line: str) -> bool:
-    """Whether it is the line below a table's head."""
-    return line.startswith("|") and not set(line) - set("|-: ")
-
-
-def longest(lines: Iterable[str]) -> dict[str, dict[str, object]]:
+def longest(lines: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The longest measurement of each fault, by its name; from what `measured` wrote."""
-    found: dict[str, dict[str, object]] = {}
-    for line in lines:
-        measured = json.loads(line)
-        name = name_of(measured["fault"])
-        if name not in found or measured["seconds"] > found[name]["seconds"]:
-            found[name] = measured
-    return found
+    measured = sorted(map(json.loads, lines), key=lambda each: each["seconds"])
+    return {name_of(each["fault"]): each for each in measured}
 
 
 def written(page: str, seconds: Mapping[str, float]) -> str:
     """The page with these seconds, by the faults' names."""
     lines = page.splitlines(keepends=True)
-    for line, cells in rows_of(page):
-        name = name_of(cells[0])
-        if name in seconds:
-            lines[line] = f"| {cells[0]} | {cells[1]} | {shown(seconds[name])} | {cells[3]} |\n"
+    for row in rows_of(page):
+        if row.name in seconds:
+            shown = f"{seconds[row.name]:.1f}" if seconds[row.name] >= 0.05 else "< 0.1"
+            lines[row.line] = f"| {row.cells[0]} | {row.cells[1]} | {shown} | {row.cells[3]} |\n"
     return "".join(lines)
-
-
-def shown(seconds: float) -> str:
-    return f"{seconds:.1f}" if seconds >= 0.05 else "< 0.1"
 
 
 def problems(page: str, measured: Iterable[str] | None = None) -> list[str]:
@@ -130,71 +90,57 @@ def problems(page: str, measured: Iterable[str] | None = None) -> list[str]:
     rows = rows_of(page)
     names = [row.name for row in rows]
     found = [f"two rows have the fault {name!r}" for name in sorted({n for n in names if names.count(n) > 1})]
-    for row in rows:
-        if not row.links():
-            found.append(f"the row {row.cells[0]!r} links no test")
-        for text, path in row.links():
-            file = (PAGE.parent / path).resolve()
-            test = text.strip("`").partition("[")[0]
-            is_name = test.startswith("test_") and test.isidentifier()
-            if not file.is_file() or (is_name and test not in tests_in(file, that_measure=False)):
-                found.append(f"the row {row.cells[0]!r} links a test that does not exist: {text} in {path}")
+    found += [f"the row {row.cells[0]!r} links no test" for row in rows if not row.links()]
+    found += [
+        f"the row {row.cells[0]!r} links a test that does not exist: {test} in {file}"
+        for row in rows
+        for test, file in row.links()
+        if not file.is_file() or (test.startswith("test_") and test.isidentifier() and test not in tests_in(file))
+    ]
     if measured is None:
         return found
     run = set(measured)
-    found += [f"no test measures the fault of the row {row.cells[0]!r}" for row in rows
-              if row.is_measured() and row.name not in run]  # fmt: skip
+    has_seconds = [row for row in rows if re.fullmatch(r"(< )?[\d.]+", row.cells[2]) and row.measuring()]
+    found += [
+        f"no test measures the fault of the row {each.cells[0]!r}" for each in has_seconds if each.name not in run
+    ]
     return found + [f"no row has the measured fault {name!r}" for name in sorted(run - set(names))]
 
 
-def tests_in(file: Path, *, that_measure: bool) -> set[str]:
-    """The names of a file's functions, and of what it assigns, such as test classes.
-
-    Args:
-      that_measure: only those of functions with the argument `measured`.
-    """
-    if file.suffix != ".py" or not file.is_file():
-        return set()
-    body = ast.parse(file.read_text()).body
-    if that_measure:
-        functions = (node for node in body if isinstance(node, ast.FunctionDef))
-        return {each.name for each in functions if "measured" in (arg.arg for arg in each.args.args)}
-    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
-    assigned = {target.id for target in targets if isinstance(target, ast.Name)}
-    return assigned | {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+def tests_in(file: Path) -> dict[str, bool]:
+    """The functions of a file, and what it assigns, such as test classes; and whether each measures."""
+    body = ast.parse(file.read_text()).body if file.suffix == ".py" and file.is_file() else []
+    found = {target.id: False for node in body if isinstance(node, ast.Assign) for target in node.targets
+             if isinstance(target, ast.Name)}  # fmt: skip
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = "measured" in (argument.arg for argument in node.args.args)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1, help="of the tests; the longest time of each fault counts")
-    parser.add_argument("--times", type=Path, help="what `measured` wrote in an earlier run, instead of a new run")
-    parser.add_argument("--check", action="store_true", help="run nothing and write nothing")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    page, failed = PAGE.read_text(), 0
-    if options.check:
-        raise SystemExit("\n".join(problems(page)) or 0)
+    page = PAGE.read_text()
+    tests = dict.fromkeys(test for row in rows_of(page) for test in row.measuring())
     with tempfile.TemporaryDirectory() as folder:
-        times = options.times or Path(folder, "times.jsonl")
-        if not options.times:
-            tests = dict.fromkeys(test for row in rows_of(page) for test in row.measuring())
-            command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not cluster", *tests]
-            for _ in range(options.runs):
-                failed |= subprocess.run(command, cwd=ROOT, env=os.environ | {TIMES: str(times)}).returncode
-        found = longest(times.read_text().splitlines() if times.exists() else [])
-    page = written(page, {name: float(str(measured["seconds"])) for name, measured in found.items()})
+        times = Path(folder, "times.jsonl")
+        times.touch()
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not cluster", *tests]
+        failed = subprocess.run(command, cwd=ROOT, env=os.environ | {TIMES: str(times)}).returncode
+        found = longest(times.read_text().splitlines())
+    page = written(page, {name: measured["seconds"] for name, measured in found.items()})
     PAGE.write_text(page)
     if options.out:
         from feedline._src.tools.bench.machine import describe
 
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        faults = sorted(found.values(), key=lambda measured: (str(measured["test"]), str(measured["fault"])))
+        faults = sorted(found.values(), key=lambda measured: (measured["test"], measured["fault"]))
         result = {"benchmark": "faults", "date": date, "machine": describe(), "faults": faults}
         options.out.write_text(json.dumps(result, indent=1) + "\n")
-    wrong = problems(page, found)
+    wrong = problems(page, found) + ["refuted: a test failed, see above"] * bool(failed)
     print(f"{len(found)} faults measured, {len(rows_of(page))} rows in {PAGE.name}, {len(wrong)} problems")
-    if failed:
-        wrong.append("refuted: a test failed, see above")
     raise SystemExit("\n".join(wrong) or 0)
 
 
