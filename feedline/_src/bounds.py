@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from feedline._src.cluster.cgroups import limits as limits_of_group
 from feedline._src.cluster.cores import own_cores, own_processes
-from feedline._src.options import Limits, Settings
+from feedline._src.options import DEFAULT_MAX_THREADS, Limits, Settings
 
 _HOST_SHARE = 0.25
 _DEVICE_SHARE = 0.1
-_LEAST_THREADS, _MOST_THREADS = 2, 16
-"""By default. With one thread nothing would be read while a batch is placed."""
+_MIN_THREADS = 2
+"""With one thread nothing would be read while a batch is placed."""
 
 
 def default_threads() -> int:
     """The threads that read if `Reading.threads` is None."""
-    return min(max(own_cores(), _LEAST_THREADS), _MOST_THREADS)
+    return min(max(own_cores(), _MIN_THREADS), DEFAULT_MAX_THREADS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +48,6 @@ class Bounds:
         if self.device_batches is not None and self.device_use(settings) > self.device_batches:
             return False
         return self.host_use(settings) <= self.host_batches
-
-    def allowed(self, made: Iterable[Settings]) -> list[Settings]:
-        """Filter the candidates to those within bounds."""
-        return [each for each in made if self.allow(each)]
 
     def host_use(self, settings: Settings) -> int:
         """Most host buffers in use. During a change, reads with the old settings end in buffers of their own."""

@@ -20,9 +20,8 @@ from feedline._src.listen.listening import BatchListener
 from feedline._src.listen.report import Report
 from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, judge
-from feedline._src.listen.window import Window, times_of
 from feedline._src.loader.staging import Staging
-from feedline._src.options import MAX_AHEAD, Reading, checked_integer
+from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
 from feedline._src.placement.place import Placement, check_shardings, sharded_like
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.handover import Closed
@@ -110,10 +109,9 @@ class MeshIterator(ProcessBound):
         source = self._source = _CheckedBatches(iterable, copy, settings, idle)
         self._prefetch = prefetch
         self._listener = BatchListener(prefetch + 2 if prefetch else 0)
-        self._accounting = self._listener.accounting
         place = _BatchPlacement(sharding, copy, settings, self._listener)
         self._prefetcher: Prefetcher[_HostBatch, _Placed] | Synchronous[_HostBatch, _Placed]
-        watch = Watch(Reading(), self._listener.waits)
+        watch = Watch(Reading())
         self._prefetcher = (
             Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
         )
@@ -167,7 +165,7 @@ class MeshIterator(ProcessBound):
             batches=self._batches,
             rows=self._rows,
             placed_bytes=self._placed_bytes,
-            **times_of(self._accounting, Window.of(self._accounting.latest(), self._accounting.idle_share())),
+            **self._listener.accounts.times(self._listener.window()),
             ready=self._prefetcher.waiting,
             slabs=self._source.staging.mapped,
             host_bytes=self._source.staging.mapped_bytes,
@@ -179,22 +177,18 @@ class MeshIterator(ProcessBound):
         Raises:
           ValueError: fewer than two batches were delivered one after the other.
         """
-        window = Window.of(self._accounting.latest(), self._accounting.idle_share())
+        window = self._listener.window()
         if window is None:
             raise ValueError(
                 "a report needs two batches that were taken one after the other, and this iterator delivered "
                 f"{self._batches}; call it after some steps"
             )
         how = Circumstances(
-            "stream" if self._prefetch else "caller",
-            threads=0,
-            workers=0,
-            buffer=1,  # the batch that was read waits for its slot
-            prefetch=self._prefetch,
-            cores=own_cores(),
-            lock_wait_s=self._accounting.lock_wait_s(),
+            Settings(0, 0, 1, self._prefetch),  # the batch that was read waits for its slot
+            own_cores(),
+            stream=True,
+            gil_wait_s=self._listener.accounts.gil_wait_s(),
             process=jax.process_index(),
-            default_threads=1,
         )
         return judge(window, how)
 

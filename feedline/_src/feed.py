@@ -35,7 +35,7 @@ from feedline._src.runtime.ending import exits
 from feedline._src.shown import MOMENT_S, Delivered, Shown
 
 if TYPE_CHECKING:
-    from feedline._src.listen.diagnosing import DiagnosingPipeline
+    from feedline._src.listen.diagnosis import DiagnosingPipeline
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"

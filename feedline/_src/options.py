@@ -16,6 +16,8 @@ MAX_AHEAD = 1 << 16
 """The limit of `Reading.buffer` and `prefetch`, in batches: more would only exhaust memory."""
 MAX_THREADS = 1 << 12
 """The limit of reading threads and of worker processes."""
+DEFAULT_MAX_THREADS = 16
+"""The limit of reading threads that nobody asked for: by default, and in advice."""
 MAX_COUNT = (1 << 31) - 1
 """The limit of the rows in a batch, and of the epochs of a pass."""
 _MAX_SECONDS = 1e9  # 30 years: well below the longest wait that the operating system accepts

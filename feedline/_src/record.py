@@ -99,9 +99,6 @@ class Listener(Protocol):
     def proposal(self) -> Settings | None:
         """Settings to go on with; None: those in use."""
 
-    def waits(self) -> None:
-        """The training loop begins to wait for a batch. On the training thread."""
-
     def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
         """A batch was placed. On the threads that place; never raises."""
 

@@ -252,7 +252,7 @@ def run_of(
       place: what places; None: the stages' own placement, of which `listener` is told.
     """
     access, settings = stages.access, stages.settings
-    watch = Watch(stages.reading, None if listener is None else listener.waits)
+    watch = Watch(stages.reading)
     batches: LocalBatches | HostIterator[HostBatch]
     if settings.workers and not access.owners:
         from feedline._src.loader.workers import WorkerBatches

@@ -23,8 +23,7 @@ from feedline._src.run import Loops, Placed, Run, Runs, Sizes, Stages
 from feedline._src.runtime.confined import SingleThread
 
 if TYPE_CHECKING:
-    from feedline._src.listen.diagnosing import DiagnosingPipeline
-    from feedline._src.listen.diagnosis import Diagnosis
+    from feedline._src.listen.diagnosis import DiagnosingPipeline, Diagnosis
     from feedline._src.listen.report import Report
 
 MOMENT_S = 1.0
@@ -229,8 +228,7 @@ class Shown:
           True
           >>> feed.close()
         """
-        from feedline._src.listen.diagnosing import DiagnosingPipeline
-        from feedline._src.listen.diagnosis import Diagnosis
+        from feedline._src.listen.diagnosis import DiagnosingPipeline, Diagnosis
 
         if self._diagnosed is not None:
             raise ValueError("this feed is being diagnosed already; leave that context first")
@@ -292,9 +290,9 @@ class Shown:
         self._check_open()
         if self._diagnosed is not None:
             raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
-        from feedline._src.listen.tracing import traced
+        from feedline._src.listen.trace import traced
 
-        return traced(path, self._stages, self._listener.accounting)
+        return traced(path, self._stages, self._listener.accounts)
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name} {fact}" for name, fact in self._facts())

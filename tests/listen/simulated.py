@@ -1,16 +1,13 @@
 """A feed that exists only as arithmetic: what a loop measures with any settings, by costs it alone knows."""
 
 import dataclasses
-import itertools
 import random
 
-from feedline._src.listen.accounting import BatchTimes
-from feedline._src.listen.candidates import Bounds
-from feedline._src.listen.model import Costs, _waits
+from feedline._src.bounds import Bounds
+from feedline._src.listen.accounts import BatchTimes, Window
+from feedline._src.listen.simulation import Costs, simulated_waits
 from feedline._src.listen.verdict import Circumstances
-from feedline._src.listen.window import Window
 from feedline._src.options import Settings
-from feedline._src.record import PartTimes
 
 BATCHES = 128
 """Of a window."""
@@ -28,7 +25,6 @@ class Load:
       every: each so many batches take as many times as long, and the others nothing.
       at_a_time: reads that storage serves at a time.
       call_s: what each call takes beside that, however few rows it makes.
-      sizes: rows of a batch, one after the other: 1, 2, 4 or 8 of them. 64 cost `make_s`.
     """
 
     make_s: float
@@ -40,7 +36,6 @@ class Load:
     cores: int = 8
     at_a_time: int = 1000
     call_s: float = 0.0
-    sizes: tuple[int, ...] = (64,)
 
     def readers(self, settings):
         """How many threads or workers make batches at a time, and how much slower each is than alone."""
@@ -60,12 +55,12 @@ class Load:
         ahead = settings.prefetch + settings.buffer + 1 + 2 * settings.workers
         calls_s = self.call_s * _how(self, settings).parts
         costs = [
-            Costs(about(self.make_s * self.every * slower * rows / 64 + calls_s) if i % self.every == 0 else 0.0,
+            Costs(about(self.make_s * self.every * slower + calls_s) if i % self.every == 0 else 0.0,
                   about(self.place_s), about(self.loop_s))
-            for i, rows in zip(range(BATCHES + 8 * ahead), itertools.cycle(self.sizes))
+            for i in range(BATCHES + 8 * ahead)
         ]  # fmt: skip
-        setting = dataclasses.replace(_how(self, settings).setting, readers=running)
-        return costs[-BATCHES:], _waits(costs, setting)[-BATCHES:]
+        setting = _how(self, settings).simulated._replace(readers=running)
+        return costs[-BATCHES:], simulated_waits(costs, setting)[-BATCHES:]
 
     def step_s(self, settings):
         """The time of a step, without noise."""
@@ -76,15 +71,14 @@ class Load:
         """What a feed with these settings would look at."""
         costs, waits = self.waits(settings, noise, seed)
         _, slower = self.readers(settings)
-        batches, parts = [], _how(self, settings).parts
-        for cost, wait_s, rows in zip(costs, waits, itertools.cycle(self.sizes)):
+        batches = []
+        for cost, wait_s in zip(costs, waits, strict=True):
             at += cost.loop_s + wait_s
+            cpu_s = cost.make_s * self.busy / slower
             batches.append(
                 BatchTimes(
-                    taken=at, read_s=cost.make_s, transform_s=0.0, stage_s=0.0, place_s=cost.place_s,
-                    read_cpu_s=cost.make_s * self.busy / slower, host_cpu_s=0.0, place_cpu_s=0.0, slot_s=1.0,
-                    queued_s=0.0, empty_s=0.0, wait_s=wait_s, late_s=None, loop_s=cost.loop_s, drained=True,
-                    parts=[PartTimes("", 0.0, cost.make_s / parts, rows=rows // parts)] * parts,
+                    cost.make_s, 0.0, 0.0, cost.place_s, cpu_s, 0.0, 0.0, 1.0, 0.0, wait_s, cost.loop_s,
+                    follows=True, drained=True, put=at, taken=at, late_s=None,
                 )
             )  # fmt: skip
         return Window(batches, len(batches), True), _how(self, settings)
@@ -97,10 +91,9 @@ class Load:
 
 def _how(load, settings):
     return Circumstances(
-        "workers" if settings.workers else "threads",
-        **settings._asdict(),
-        cores=load.cores,
-        lock_wait_s=0.005 if load.holds_lock and load.busy * settings.threads > 1 else 0.0,
+        settings,
+        load.cores,
+        gil_wait_s=0.005 if load.holds_lock and load.busy * settings.threads > 1 else 0.0,
         may_use_workers=True,
     )
 

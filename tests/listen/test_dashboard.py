@@ -78,8 +78,6 @@ def test_the_dashboard_shows_what_a_user_asks_first():
     unseen = {*NAMES} - shown
     assert unseen == {
         "feedline_wait_ratio",  # 1 - feedline_au_ratio
-        "feedline_slot_seconds_total",
-        "feedline_queued_seconds_total",
         "feedline_host_buffers",
         "feedline_source_epochs",  # of mixtures only
         "feedline_store_requests_total",  # of stores only

@@ -5,6 +5,7 @@ import json
 import logging
 import multiprocessing
 import random
+import re
 import threading
 import time
 
@@ -19,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import feedline
 from feedline import Feed, Limits, Reading, RowError
 from feedline._src.listen.listening import FeedListener
-from feedline._src.listen.tuner import Tuner
+from feedline._src.listen.tuning import Tuner
 from feedline._src.options import Settings
 from feedline._src.run import Stages
 
@@ -46,7 +47,7 @@ def restless(monkeypatch):
         draw, lock = random.Random(seed), threading.Lock()
         changes = []
 
-        def look(self, accounting, circumstances):
+        def look(self, accounts, circumstances):
             pass
 
         def proposal(self):
@@ -293,9 +294,9 @@ def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monke
         tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
         after = taken(feed, 3)
         assert feed.reading.workers == 0
-        tuner.look(feed._listener.accounting, feed._listener._circumstances)
+        tuner.look(feed._listener.accounts, feed._listener.circumstances)
         (told,) = tuner.history
-        assert told.startswith(f"goes back to threads, because workers failed with {type(error).__name__}: ")
+        assert re.match(rf"goes back to threads \d+: workers failed with {type(error).__name__}: ", told)
         assert len(told.splitlines()) == 1
     with Feed({"row": str(path)}, B, SHARDING) as plain:
         assert before + after == taken(plain, 6)

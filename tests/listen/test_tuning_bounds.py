@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from feedline._src import bounds as module
-from feedline._src.bounds import bounds_of
+from feedline._src.bounds import Bounds, bounds_of
 from feedline._src.cluster.cgroups import GroupLimits
-from feedline._src.listen.candidates import Bounds
 from feedline._src.options import Limits, Settings
 
 START, ALL = Settings(8, 0, 2, 2), frozenset(Settings._fields)
@@ -86,3 +85,14 @@ def test_the_memory_of_the_control_group_counts(monkeypatch, group, expected):
         module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * GIB // 4096}.__getitem__
     )
     assert made()[0].host_batches == expected
+
+
+def test_limits_count_what_settings_use():
+    limits = Bounds(ALL, host_batches=1000, device_batches=1000, cores=4)
+    assert limits.host_use(Settings(4, 0, 2, 2)) == 6
+    assert dataclasses.replace(limits, arrays_on_host=True).host_use(Settings(4, 0, 2, 2)) == 10
+    assert limits.device_use(Settings(4, 0, 2, 2)) == 6
+    assert Settings(0, 2, 4, 2).shared_batches == 14
+    assert limits.allow(Settings(0, 4, 2, 2))
+    assert not limits.allow(Settings(0, 5, 2, 2))
+    assert dataclasses.replace(limits, tunable=ALL - {"workers"}).allow(Settings(0, 5, 1, 2))  # the user's own

@@ -2,15 +2,12 @@
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
-import os
 import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import grain
@@ -24,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Mixture, Order, Reading, RowError, decoded
-from feedline._src.listen.bad_rows import Quarantine, _locked
+from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
@@ -767,7 +764,7 @@ def test_the_file_stays_where_it_is_when_the_program_changes_directory(sharding,
 FILLS = """
 import resource, signal, sys
 from feedline._src.rows.bad_rows import BadRow
-from feedline._src.listen.bad_rows import Quarantine, _locked
+from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.options import Reading
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -800,7 +797,7 @@ def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_harms_no_other(tmp_pat
 WRITES = """
 import sys
 from feedline._src.rows.bad_rows import BadRow
-from feedline._src.listen.bad_rows import Quarantine, _locked
+from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.options import Reading
 
 reading = Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1])
@@ -825,45 +822,3 @@ def test_several_processes_append_whole_lines_to_one_file(tmp_path):
     assert sorted((line["process"], line["row"]) for line in lines) == [
         (p, i) for p in range(3) for i in range(300)
     ]
-
-
-def test_a_line_that_another_process_is_writing_does_not_count_as_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("feedline._src.listen.bad_rows._PATIENCE_S", 60.0)  # this process may be stopped for long
-    path = tmp_path / "bad.jsonl"
-    whole = (json.dumps({"process": 7, "row": 0}) + "\n").encode()
-    with open(path, "ab", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(whole[:9])
-        quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0, 1000)
-        bad = [BadRow(0, 0, 1, 1, 0, "it is damaged", None)]
-        other = threading.Thread(target=quarantine.enter, args=(bad,), kwargs={"batches": 1})
-        other.start()
-        other.join(timeout=0.05)  # as long as it would take to write, if it did not wait
-        file.write(whole[9:])
-    other.join(timeout=120)
-    assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == [0, 1]
-
-
-def test_a_line_waits_a_limited_time_for_other_processes(tmp_path):
-    """A process that was stopped while it held the lock must not block the training loop."""
-    path = tmp_path / "bad.jsonl"
-    quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0, 1000)
-    with open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        other = threading.Thread(
-            target=quarantine.enter,
-            args=([BadRow(0, 0, 1, 1, 0, "it is damaged", None)],),
-            kwargs={"batches": 1},
-        )
-        other.start()
-        other.join(timeout=120)
-        assert not other.is_alive()
-    assert len(path.read_text().splitlines()) == 1
-
-
-def test_a_process_forked_while_the_file_is_locked_does_not_keep_the_lock(tmp_path):
-    with open(tmp_path / "bad.jsonl", "ab+", buffering=0) as file, _locked(file):
-        forked = os.dup(file.fileno())  # as a child has it
-    with open(tmp_path / "bad.jsonl", "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(forked)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import json
 import math
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from io import FileIO
 
 from feedline._src.errors import RowError
 from feedline._src.options import Reading
 from feedline._src.rows.bad_rows import BadRow
 
-_PATIENCE_S = 1.0
-_POLL_S = 1e-3
-
 
 @dataclasses.dataclass
 class Quarantine:
-    """Holds bad rows against the budget of `Reading`, and writes them to its file.
+    """Holds bad rows against the budget of `Reading`, and writes each to its file once.
 
     Attributes:
       reading: has both.
@@ -38,6 +31,7 @@ class Quarantine:
     process: int
     source_rows: int | None
     seen: set[int | tuple[int, int]] = dataclasses.field(default_factory=set)
+    _ends_whole: bool = False  # whether the last line of the file is known to be a whole one
 
     def enter(self, bad: Sequence[BadRow], *, batches: int) -> None:
         """Take down the bad rows of a batch that is about to be delivered, but those of an earlier epoch.
@@ -52,12 +46,12 @@ class Quarantine:
         """
         for row in bad:
             key = row.row if self.source_rows is not None else (row.epoch, row.row)
-            if key in self.seen:
-                continue
-            told = {"process": self.process, **row._asdict()}
-            del told["at"]
-            self._append((json.dumps(told) + "\n").encode())
-            self.seen.add(key)
+            if key not in self.seen:
+                if self.reading.quarantine is not None:
+                    values = {"process": self.process, **row._asdict()}
+                    del values["at"]
+                    self._append(str(self.reading.quarantine), (json.dumps(values) + "\n").encode())
+                self.seen.add(key)
         budget, rows = self.reading.bad_rows_budget, batches * self.rows
         if self.source_rows is not None:
             rows = min(rows, self.source_rows)  # a row counts once, so a share is one of different rows, too
@@ -74,56 +68,21 @@ class Quarantine:
             error.locate(first.row, first.epoch, first.position)
             raise error
 
-    def _append(self, line: bytes) -> None:
-        """Write a line at the end of the file, in which other processes write too.
-
-        Whoever holds the lock finds whole lines, but for the last one if a full disk or a kill cut it off.
-        """
-        if self.reading.quarantine is None:
-            return
+    def _append(self, path: str, line: bytes) -> None:
+        """Write a line at the end of the file, to which other processes may append: each line by one write."""
         try:
-            with self._opened() as file, _locked(file):
-                if file.seekable() and _is_cut_off(file):
+            with open(path, "ab+", buffering=0) as file:
+                size = file.seek(0, os.SEEK_END) if file.seekable() and not self._ends_whole else 0
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a full disk or a kill cut it off
                     line = b"\n" + line
+                self._ends_whole = False
                 while line:  # a disk that becomes full takes a part of the line, and fails at the rest
                     line = line[file.write(line) :]
+            self._ends_whole = True
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"the file of Reading.quarantine must take a line for a bad row ({os.strerror(error.errno or 0)})"
                 "; make room, and next(feed) reads this batch again",
-                str(self.reading.quarantine),
+                path,
             ) from error
-
-    def _opened(self) -> FileIO:
-        assert self.reading.quarantine is not None
-        return open(self.reading.quarantine, "ab+", buffering=0)
-
-
-@contextlib.contextmanager
-def _locked(file: FileIO) -> Iterator[None]:
-    """With the lock, if it can be had soon: training must not wait for a process that stopped with it.
-
-    Without it, or on a file system that has none, a line is in one piece because one write is.
-    """
-    deadline = time.monotonic() + _PATIENCE_S
-    locked = False
-    while not locked and time.monotonic() < deadline:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-        except BlockingIOError:
-            time.sleep(_POLL_S)
-        except OSError:
-            break
-    try:
-        yield
-    finally:
-        if locked:  # a child that was forked meanwhile would keep it
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _is_cut_off(file: FileIO) -> bool:
-    """Whether the last line of a file has no end."""
-    size = file.seek(0, os.SEEK_END)
-    return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"

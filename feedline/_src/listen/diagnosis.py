@@ -1,12 +1,26 @@
-"""`Diagnosis`: what each stage costs a training loop, measured by leaving stages out."""
+"""What each stage costs a training loop, measured by leaving out one after the other while it takes batches."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from feedline._src.listen.words import milliseconds, percent
+from feedline._src.loader.host_batch import HostBatch
+from feedline._src.order.schedule import Cursor
+from feedline._src.prefetch.handover import Closed
+from feedline._src.prefetch.watch import Watch
+from feedline._src.record import Listener
+from feedline._src.run import Placed, Placer, Run, Stages, run_of
 
 PHASES = ("as it is", "read again", "placed again", "resident")
 """What the loop is given, one after the other: new rows; the same rows, read and transformed again; the same host
@@ -82,3 +96,183 @@ class Diagnosis:
         if missing:
             lines.append(f"  not measured: {', '.join(missing)}")
         return "\n".join(lines)
+
+
+_MIN_COUNTED = 4
+"""Steps of a phase that count."""
+_FURTHER_PASSES = 1000
+_JOIN_S = 30.0
+
+
+class DiagnosingPipeline:
+    """Gives so many batches in four phases, `PHASES`, and writes the times of their steps into `diagnosis`.
+
+    It has the methods of a pipeline: one thread takes, the owner closes it from any thread.
+
+    Args:
+      stages: of the feed.
+      after, lanes: where the feed is. Each phase that reads begins there.
+      listener: told of the batches that are placed.
+      steps: of all phases together.
+      diagnosis: gets the times.
+      over: called by `take` once the last phase is over; None: nothing is.
+
+    Raises:
+      ValueError: too few steps.
+    """
+
+    waiting = 0
+
+    def __init__(
+        self,
+        stages: Stages,
+        after: Cursor,
+        lanes: dict[str, Any] | None,
+        listener: Listener,
+        steps: int,
+        diagnosis: Diagnosis,
+        over: Callable[[], None] | None = None,
+    ) -> None:
+        uncounted = stages.ahead + 1
+        least = (uncounted + _MIN_COUNTED) * len(PHASES)
+        if steps < least:
+            raise ValueError(
+                f"diagnose needs {len(PHASES)} phases of {uncounted + _MIN_COUNTED} steps, of which {uncounted} "
+                f"drain the buffers, got steps={steps}; use {max(200, least)}"
+            )
+        self._stages = stages
+        self._begin = after, lanes
+        self._place = Placer(stages, listener)
+        self._diagnosis = diagnosis
+        self._over = over
+        self._steps = steps // len(PHASES)
+        # meanwhile buffers drain, which in the first phase were filled while the step compiled
+        self._uncounted = max(uncounted, math.ceil(self._steps / 4))
+        self._host: HostBatch | None = None  # the latest one of the first phase
+        self._inner: Run[Placed] | None = None
+        self._closed = False
+        self._further = 0  # loops begun after the last phase
+        self._finish: Callable[[], None] = lambda: None
+        self._all = self._phases()
+
+    def start(self) -> None:
+        """The first `take` starts the first phase."""
+
+    def take(self) -> Placed:
+        """The next batch. StopIteration after the last phase."""
+        if self._closed:
+            raise Closed
+        placed = next(self._all, None)
+        if placed is None:
+            if self._over is not None:
+                self._over()
+            raise StopIteration(0)  # a pipeline says how many rows its end leaves out
+        # bad rows were counted, and are not delivered
+        return placed._replace(metadata=placed.metadata._replace(bad=[], dropped_rows=0))
+
+    def close(self) -> None:
+        """End the phase. Idempotent, from any thread."""
+        self._closed = True
+        if self._inner is not None:
+            self._inner.close()
+
+    def finish(self) -> None:
+        """The loop is done with the batch that it took last. If that was the last of a phase, note the phase."""
+        self._finish()
+
+    def forget(self) -> None:
+        """Let go of all batches. After `close`, by the thread that took."""
+        self._all.close()
+        self._host = self._inner = None
+
+    def check_further_pass(self) -> None:
+        """The loop asks for another pass after the last phase. ValueError if it does so for ever."""
+        self._further += 1
+        if self._further > _FURTHER_PASSES:
+            raise ValueError("the diagnosis is over, and gives no further batch; leave the context of diagnose")
+
+    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
+        """Wait for the threads of the phase."""
+        return None if self._inner is None else self._inner.join(timeout_s, reads=reads)
+
+    def _phases(self) -> Generator[Placed]:
+        began, counted = time.perf_counter(), self._steps - self._uncounted
+        kinds = (self._read(self._keep), self._read(self._place), self._placed_again(), self._resident())
+        for phase, batches in zip(PHASES, kinds, strict=True):
+            since = 0.0
+            for number, placed in enumerate(itertools.islice(batches, self._steps)):
+                if number == self._uncounted:
+                    _wait_for_devices()
+                    since = time.perf_counter()
+                if self._diagnosis.first_batch_s is None:
+                    self._diagnosis.first_batch_s = time.perf_counter() - began
+                if number == self._steps - 1:
+                    self._finish = functools.partial(self._note, phase, since, counted)
+                yield placed
+            self.finish()
+            if self._inner is not None:
+                self._inner.close()
+                self._inner.join(_JOIN_S)
+
+    def _note(self, phase: str, since: float, counted: int) -> None:
+        self._finish = lambda: None
+        _wait_for_devices()
+        self._diagnosis.add(phase, (time.perf_counter() - since) / counted, counted)
+
+    def _keep(self, host: HostBatch) -> Placed:
+        self._host = host
+        return self._place(host)
+
+    def _started(self, run: Run[Placed]) -> Iterator[Placed]:
+        """The batches of a run that `close` ends."""
+        self._inner = run
+        run.start()
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield run.take()
+
+    def _read(self, place: Callable[[HostBatch], Placed]) -> Iterator[Placed]:
+        """Batches from the feed's place on, pass after pass."""
+        (after, lanes), access, passes = self._begin, self._stages.access, 0
+        while True:
+            got = False
+            for placed in self._started(run_of(self._stages, after, lanes, place=place)):
+                got = True
+                yield placed
+            if not got and passes:  # the first one may have been at its end
+                return
+            passes, after, lanes = passes + 1, access.next_pass(after), None
+
+    def _placed_again(self) -> Iterator[Placed]:
+        """One host batch again and again, placed by threads like the feed's own batches."""
+        if self._host is not None:
+            stages = self._stages
+            yield from self._started(Run(_Same(self._host), self._place, stages.settings, Watch(stages.reading)))
+
+    def _resident(self) -> Iterator[Placed]:
+        """One batch on the devices again and again; copies made there if the step donates its batch."""
+        if self._host is None:
+            return
+        kept = given = self._place(self._host)
+        while True:
+            if given is kept or any(leaf.is_deleted() for leaf in jax.tree.leaves(given.batch)):
+                given = kept._replace(batch=jax.tree.map(jnp.copy, kept.batch))
+            yield given
+
+
+def _wait_for_devices() -> None:
+    """Until all that the loop has dispatched is done: a loop that never waits for its steps runs ahead of them."""
+    jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
+
+
+class _Same:
+    """An iterator that gives one host batch again and again."""
+
+    def __init__(self, host: HostBatch) -> None:
+        self._host = host
+
+    def __next__(self) -> HostBatch:
+        return self._host
+
+    def close(self) -> None:
+        """Nothing to close."""

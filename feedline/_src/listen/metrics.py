@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from feedline._src.listen.report import Bound, Report
 from feedline._src.listen.statistics import Statistics
@@ -22,17 +22,23 @@ class Metric(NamedTuple):
     """One metric of a feed.
 
     Attributes:
-      name: for Prometheus. It ends with the unit (seconds, bytes, ratio; none: a plain number); that of a counter
-        ends with "_total".
+      short: its name without "feedline_". It ends with the unit (seconds, bytes, ratio; none: a plain number);
+        that of a counter ends with "_total".
       help: what it measures.
-      of: a field of `Statistics`; or statistics and, if there is one, a report → the values by label.
+      of: a field of `Statistics`, or fields by label; or statistics and, if there is one, a report → the values by
+        label.
       label: the label that its values have, such as "stage"; "": it has one value.
     """
 
-    name: str
+    short: str
     help: str
-    of: str | Callable[[Statistics, Report | None], _Values]
+    of: str | Mapping[str, str] | Callable[[Statistics, Report | None], _Values]
     label: str = ""
+
+    @property
+    def name(self) -> str:
+        """For Prometheus."""
+        return f"feedline_{self.short}"
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
@@ -47,130 +53,96 @@ class Metric(NamedTuple):
 
     def values(self, statistics: Statistics, report: Report | None) -> _Values:
         """The values by label, "" if the metric has none."""
-        return {"": getattr(statistics, self.of)} if isinstance(self.of, str) else self.of(statistics, report)
+        if isinstance(self.of, str):
+            return {"": _field(statistics, self.of)}
+        if isinstance(self.of, Mapping):
+            return {label: _field(statistics, field) for label, field in self.of.items()}
+        return self.of(statistics, report)
 
 
-def _of_stores(of: Callable[[dict[str, float]], _Values]) -> Callable[[Statistics, Report | None], _Values]:
-    return lambda statistics, report: {} if statistics.stores is None else of(statistics.stores)
+def _field(statistics: Statistics, name: str) -> Any:
+    """A field of the statistics; "stores.requests" is the entry of that name in `stores`."""
+    name, _, key = name.partition(".")
+    value = getattr(statistics, name)
+    return value[key] if key and value is not None else value
 
 
-def _requests(stores: dict[str, float]) -> _Values:
+def _store_requests(stores: dict[str, float] | None) -> _Values:
+    if stores is None:
+        return {}
     again = {"retry": stores["retries"], "hedge": stores["hedged"]}
     return {"first": stores["requests"] - sum(again.values()), **again}
 
 
 METRICS = (
-    Metric("feedline_batches_total", "Global batches delivered.", "batches"),
-    Metric("feedline_rows_total", "Rows delivered, over all processes, without padding.", "rows"),
-    Metric("feedline_dropped_rows_total", "Rows that the remainder left out, over all processes.", "dropped_rows"),
-    Metric("feedline_bad_rows_total", "Bad rows of this process that were replaced.", "bad_rows"),
-    Metric("feedline_placed_bytes_total", "Bytes that this process placed on its devices.", "placed_bytes"),
-    Metric("feedline_worker_restarts_total", "Worker processes that ended and were replaced.", "restarts"),
-    Metric("feedline_wait_seconds_total", "Time for which the training loop waited in next().", "wait_s"),
-    Metric("feedline_loop_seconds_total", "The training loop's own time between two calls of next().", "loop_s"),
+    Metric("batches_total", "Global batches delivered.", "batches"),
+    Metric("rows_total", "Rows delivered, over all processes, without padding.", "rows"),
+    Metric("dropped_rows_total", "Rows that the remainder left out, over all processes.", "dropped_rows"),
+    Metric("bad_rows_total", "Bad rows of this process that were replaced.", "bad_rows"),
+    Metric("placed_bytes_total", "Bytes that this process placed on its devices.", "placed_bytes"),
+    Metric("worker_restarts_total", "Worker processes that ended and were replaced.", "restarts"),
+    Metric("wait_seconds_total", "Time for which the training loop waited in next().", "wait_s"),
+    Metric("loop_seconds_total", "The training loop's own time between two calls of next().", "loop_s"),
     Metric(
-        "feedline_stage_seconds_total",
+        "stage_seconds_total",
         "Time of a stage, summed over its threads: read (rows), transform, stage (casts and copies into host "
         "buffers), place (the calls that place batches).",
-        lambda s, r: {"read": s.read_s, "transform": s.transform_s, "stage": s.stage_s, "place": s.place_s},
+        {"read": "read_s", "transform": "transform_s", "stage": "stage_s", "place": "place_s"},
         "stage",
     ),
     Metric(
-        "feedline_stage_cpu_seconds_total",
+        "stage_cpu_seconds_total",
         "Processor time of a stage: read, host (transform and stage), place.",
-        lambda s, r: {"read": s.read_cpu_s, "host": s.host_cpu_s, "place": s.place_cpu_s},
+        {"read": "read_cpu_s", "host": "host_cpu_s", "place": "place_cpu_s"},
         "stage",
     ),
     Metric(
-        "feedline_slot_seconds_total",
-        "Time for which batches waited in host memory until they could be placed.",
-        "slot_s",
-    ),
-    Metric(
-        "feedline_queued_seconds_total",
-        "Time for which placed batches waited until the training loop asked for them.",
-        "queued_s",
-    ),
-    Metric(
-        "feedline_au_ratio",
-        "Accelerator utilisation over the latest batches (at most 256): the share of the time in which the "
-        "devices computed, as far as that is known.",
+        "au_ratio",
+        "Accelerator utilisation: the share of the time in which the devices computed, as far as that is known.",
         "au",
     ),
+    Metric("wait_ratio", "Share of the time in which the loop or its step waited for a batch.", "wait_share"),
+    Metric("readiness_ratio", "Share of the time in which a placed batch was ready.", "readiness"),
+    Metric("wait_p50_seconds", "The median of the latest waits in next().", "wait_p50_s"),
+    Metric("wait_p99_seconds", "The 99th percentile of the latest waits in next().", "wait_p99_s"),
+    Metric("wait_max_seconds", "The longest wait in next().", "wait_max_s"),
+    Metric("transfer_seconds", "Mean time from the begin of placing until all arrays are ready.", "transfer_s"),
+    Metric("ready_batches", "Placed batches that wait to be delivered.", "ready"),
+    Metric("threads", "Threads that read rows.", "threads"),
+    Metric("workers", "Worker processes that read rows.", "workers"),
+    Metric("host_buffers", "Host buffers allocated so far.", "slabs"),
+    Metric("host_bytes", "Bytes of the host buffers allocated now.", "host_bytes"),
     Metric(
-        "feedline_wait_ratio",
-        "The share of the same time in which the training loop or its step waited for a batch.",
-        "wait_share",
-    ),
-    Metric(
-        "feedline_readiness_ratio",
-        "The share of the time of the latest batches in which a placed batch was ready.",
-        "readiness",
-    ),
-    Metric(
-        "feedline_wait_p50_seconds", "The median time that the training loop waited for a batch.", "wait_p50_s"
-    ),
-    Metric(
-        "feedline_wait_p99_seconds",
-        "The 99th percentile of the times that the training loop waited for a batch.",
-        "wait_p99_s",
-    ),
-    Metric(
-        "feedline_wait_max_seconds", "The longest time that the training loop waited for a batch.", "wait_max_s"
-    ),
-    Metric(
-        "feedline_transfer_seconds",
-        "The mean time, of the latest batches, from the begin of placing until all arrays are ready.",
-        "transfer_s",
-    ),
-    Metric("feedline_ready_batches", "Placed batches that wait to be delivered.", "ready"),
-    Metric("feedline_threads", "Threads that read rows.", "threads"),
-    Metric("feedline_workers", "Worker processes that read rows.", "workers"),
-    Metric("feedline_host_buffers", "Host buffers allocated so far.", "slabs"),
-    Metric("feedline_host_bytes", "Bytes of the host buffers allocated now.", "host_bytes"),
-    Metric(
-        "feedline_source_epochs",
+        "source_epochs",
         "How often each source of a mixture was read, from the start of the run to the feed's position.",
         lambda s, r: s.source_epochs or {},
         "source",
     ),
     Metric(
-        "feedline_store_requests_total",
+        "store_requests_total",
         "Requests of this process to stores: first, retry (after an error), hedge (the first took long).",
-        _of_stores(_requests),
+        lambda s, r: _store_requests(s.stores),
         "request",
     ),
+    Metric("store_fetched_bytes_total", "Bytes that were fetched from stores.", "stores.fetched_bytes"),
+    Metric("store_cached_blocks_total", "Blocks that were found in the cache on local disk.", "stores.cached"),
+    Metric("store_wait_seconds_total", "Time for which threads waited for blocks from stores.", "stores.wait_s"),
     Metric(
-        "feedline_store_fetched_bytes_total",
-        "Bytes that this process fetched from stores.",
-        _of_stores(lambda c: {"": c["fetched_bytes"]}),
-    ),
-    Metric(
-        "feedline_store_cached_blocks_total",
-        "Blocks of objects in stores that this process found in the cache on local disk.",
-        _of_stores(lambda c: {"": c["cached"]}),
-    ),
-    Metric(
-        "feedline_store_wait_seconds_total",
-        "Time for which threads of this process waited for blocks from stores.",
-        _of_stores(lambda c: {"": c["wait_s"]}),
-    ),
-    Metric(
-        "feedline_bound",
+        "bound",
         "1 for what limits training, 0 for all else: read, host (transform, casts and copies), place, compute "
         "(the training step), loop (the program's own Python), straggler (another process).",
         lambda s, r: {} if r is None else {bound: float(bound == r.bound) for bound in get_args(Bound)},
         "bound",
     ),
     Metric(
-        "feedline_headroom_ratio",
+        "headroom_ratio",
         "How many times as fast as the training loop a stage would be alone: read, host, place; and compute, the "
         "loop without waiting. At most 1: this stage makes the loop wait.",
         lambda s, r: {} if r is None else r.headroom,
         "stage",
     ),
 )
-"""All metrics. Percentiles and totals count from when the feed was built."""
+"""All metrics. Totals count from when the feed was built; ratios, percentiles and means are of late batches."""
 
 
 def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tuple[Metric, str, float]]:

@@ -131,7 +131,7 @@ class FeedCollector(Collector):
         self._one_at_a_time = threading.Lock()  # each request has a thread
 
     def describe(self) -> Iterable[_Family]:
-        """All metrics without values: what a registry needs to know at the start."""
+        """All metrics without values, for a registry."""
         return [_family(metric) for metric in METRICS]
 
     def collect(self) -> Iterable[_Family]:

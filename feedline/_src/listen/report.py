@@ -7,12 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from feedline._src.listen.words import STAGES, counted, milliseconds, percent, times
-
-if TYPE_CHECKING:
-    from feedline._src.listen.view import View
+from feedline._src.listen.words import STAGES, counted, factor, milliseconds, percent
 
 _log = logging.getLogger("feedline")
 _MIN_INTERVAL_S = 1.0
@@ -62,7 +59,7 @@ class Straggler(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What limits a feed, as `Feed.report()` returns it. `print` shows it as text, and a notebook as a page.
+    """What limits a feed, as `Feed.report()` returns it. `print` shows it as text, and a notebook as a picture.
 
     It judges the latest batches (at most 256), without those that were read ahead before the loop began.
 
@@ -131,16 +128,6 @@ class Report:
     def verdict(self) -> str:
         """One sentence: what limits training, and what that costs."""
         costs = f"the loop waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
-        if self.bound == "compute":
-            return f"compute limits training: {costs}"
-        if self.held_up and self.bound == "loop":
-            return f"threads of the feed wait for the GIL or a processor: {costs}"
-        if self.bound == "loop":
-            idle = percent((self.idle_s or 0.0) / max(1e-9, self.step_s))
-            return (
-                f"Python in the loop limits training: the devices are idle in it for {idle} of the time, and the "
-                f"loop waits for input {percent(self.wait_share)} (AU {percent(self.au)})"
-            )
         if self.straggler is not None and self.bound == "straggler":
             who = self.straggler
             return (
@@ -148,28 +135,40 @@ class Report:
                 f"{milliseconds(who.stage_s)} ms a batch, and {milliseconds(who.others_s)} ms elsewhere; its loop "
                 f"waits for input {percent(who.wait_share)} of the time"
             )
-        return f"{STAGES[self.bound]} limits training: {costs}"
+        if self.held_up:
+            return f"the machine is busy: threads of the feed wait for the GIL or a processor, and {costs}"
+        if self.bound == "loop":
+            idle = percent((self.idle_s or 0.0) / max(1e-9, self.step_s))
+            return (
+                f"Python in the loop limits training: the devices are idle in it for {idle} of the time, and the "
+                f"loop waits for input {percent(self.wait_share)} (AU {percent(self.au)})"
+            )
+        return f"{'compute' if self.bound == 'compute' else STAGES[self.bound]} limits training: {costs}"
 
     def __str__(self) -> str:
         """The verdict, the times of the stages with their headroom, and the advice."""
-        lines = [
-            self.verdict,
+        step = (
             f"  a step takes {milliseconds(self.step_s)} ms: {milliseconds(self.loop_s)} ms the loop's own, "
-            f"{milliseconds(self.wait_s)} ms waiting" + self._late() + self._idle(),
-        ]
+            f"{milliseconds(self.wait_s)} ms waiting"
+        )
+        for seconds, what in (
+            (self.late_s, "the batch was still being transferred"),
+            (self.idle_s, "the devices were idle"),
+        ):
+            if seconds is not None and seconds >= 0.01 * self.step_s:
+                step += f"; in {milliseconds(seconds)} ms of its own, {what}"
         host_s = self.stages_s["transform"] + self.stages_s["stage"]
-        stage_s = {"read": self.stages_s["read"], "host": host_s, "place": self.stages_s["place"]}
-        for stage, headroom in self.headroom.items():
-            seconds = stage_s.get(stage, self.loop_s)
-            each = "of the loop" if stage == "compute" else "of threads"
-            lines.append(
-                f"  {STAGES[stage]:<14}{milliseconds(seconds):>8} ms {each:<11} headroom {times(headroom)}"
-            )
+        stage_s = {**self.stages_s, "host": host_s, "compute": self.loop_s}
+        stages = [
+            f"  {STAGES[name]:<14}{milliseconds(stage_s[name]):>8} ms "
+            f"{'of the loop' if name == 'compute' else 'of threads':<11} headroom {factor(headroom)} ×"
+            for name, headroom in self.headroom.items()
+        ]
         judged = f"  judged by the latest {counted(self.batches, 'batch')}"
         if not self.drained:
             judged += ", too few: some of them had been read ahead before the loop began"
         tuned = [f"  tuning {sentence}" for sentence in self.tuning]
-        return "\n".join([*lines, judged, *tuned, f"advice: {self.advice}"])
+        return "\n".join([self.verdict, step, *stages, judged, *tuned, f"advice: {self.advice}"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as a page (.html) or as a picture (.svg). Either is one file that needs no other.
@@ -180,28 +179,13 @@ class Report:
         """
         from feedline._src.listen.page import save
 
-        save(self._view(), path)
+        save(self, path)
 
     def _repr_html_(self) -> str:
-        """The page, for a notebook."""
-        from feedline._src.listen.page import html_of
+        """The picture, for a notebook."""
+        from feedline._src.listen.page import svg
 
-        return html_of(self._view())
-
-    def _view(self) -> View:
-        from feedline._src.listen.view import View
-
-        return View.of(self.verdict, self.to_dict())
-
-    def _late(self) -> str:
-        if self.late_s < 0.01 * self.step_s:
-            return ""
-        return f"; in {milliseconds(self.late_s)} ms of its own, the batch was still being transferred"
-
-    def _idle(self) -> str:
-        if self.idle_s is None or self.idle_s < 0.01 * self.step_s:
-            return ""
-        return f"; in {milliseconds(self.idle_s)} ms of its own, the devices were idle"
+        return svg(self)
 
 
 class RecentReport:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+from feedline._src.listen.words import counted, in_bytes, percent, with_unit
+
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
@@ -27,10 +29,8 @@ class Statistics:
       place_s: in the JAX calls that place batches. Transfers continue afterwards.
       read_cpu_s, host_cpu_s, place_cpu_s: processor time of the threads and workers that read, that transform and
         stage, and that place. Of Grain's own threads it is unknown.
-      slot_s: for how long batches waited in host memory until fewer than `prefetch` placed ones were waiting.
-      queued_s: for how long placed batches waited until the training loop asked for them.
-      wait_s: for how long the training loop waited in `next`; `wait_p50_s`, `wait_p99_s` and `wait_max_s` are the
-        median, the 99th percentile (both to ±2.2 %) and the longest of these waits.
+      wait_s: for how long the training loop waited in `next`; `wait_p50_s` and `wait_p99_s` are the median and the
+        99th percentile of the latest waits (at most 256), `wait_max_s` is the longest of all.
       loop_s: the training loop's own time between two calls of `next`.
       transfer_s: the mean time, of the latest batches, from the begin of placing until all arrays are ready. None:
         not known yet.
@@ -68,8 +68,6 @@ class Statistics:
     read_cpu_s: float = 0.0
     host_cpu_s: float = 0.0
     place_cpu_s: float = 0.0
-    slot_s: float = 0.0
-    queued_s: float = 0.0
     wait_s: float = 0.0
     wait_p50_s: float = 0.0
     wait_p99_s: float = 0.0
@@ -98,94 +96,52 @@ class Statistics:
           waits: median 0 s, 99 % within 0 s, longest 0 s; AU 93 %
           now: 0 batches ready, 2 threads, 0 workers, 6 slabs, 0 B of host memory
         """
-        times = {
-            "waited": self.wait_s,
-            "loop": self.loop_s,
-            "read": self.read_s,
-            "transform": self.transform_s,
-            "stage": self.stage_s,
-            "place": self.place_s,
-        }
-        each = ", ".join(f"{name} {with_unit(seconds / max(1, self.batches))}" for name, seconds in times.items())
-        au = "not known yet" if self.au is None else f"{self.au:.0%}".replace("%", " %")
-        return (
-            f"{_counted(self.batches, 'batch', 'es')}, {_counted(self.rows, 'row')}, "
-            f"{self.dropped_rows:,} dropped, {self.bad_rows:,} bad, {_bytes(self.placed_bytes)} placed\n"
-            f"per batch: {each}\n"
+        times = [("waited", self.wait_s), *((name, getattr(self, f"{name}_s")) for name in _STAGES)]
+        each = ", ".join(f"{name} {with_unit(seconds / max(1, self.batches))}" for name, seconds in times)
+        lines = [
+            f"{counted(self.batches, 'batch')}, {counted(self.rows, 'row')}, {self.dropped_rows:,} dropped, "
+            f"{self.bad_rows:,} bad, {in_bytes(self.placed_bytes)} placed",
+            f"per batch: {each}",
             f"waits: median {with_unit(self.wait_p50_s)}, 99 % within {with_unit(self.wait_p99_s)}, "
-            f"longest {with_unit(self.wait_max_s)}; AU {au}\n"
-            f"now: {_counted(self.ready, 'batch', 'es')} ready, {_counted(self.threads, 'thread')}, "
-            f"{_counted(self.workers, 'worker')}, {_counted(self.slabs, 'slab')}, "
-            f"{_bytes(self.host_bytes)} of host memory"
-            + (f"\nepochs of each source: {_epochs(self.source_epochs)}" if self.source_epochs else "")
-            + (f"\nstores: {_stores(self.stores)}" if self.stores else "")
-        )
+            f"longest {with_unit(self.wait_max_s)}; AU {_readable('au', self.au)}",
+            f"now: {counted(self.ready, 'batch')} ready, {counted(self.threads, 'thread')}, "
+            f"{counted(self.workers, 'worker')}, {counted(self.slabs, 'slab')}, "
+            f"{in_bytes(self.host_bytes)} of host memory",
+        ]
+        if self.source_epochs:
+            lines.append(f"epochs of each source: {_readable('source_epochs', self.source_epochs)}")
+        if self.stores:
+            lines.append(f"stores: {_readable('stores', self.stores)}")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """All fields for a notebook, with units, and the sums of times also for one batch."""
+        """All fields for a notebook, with units."""
         from feedline._src.notebook import table
 
-        rows = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            summed = field.name.endswith("_s") and field.name not in _NOT_SUMMED
-            each = with_unit(value / self.batches) if summed and self.batches else ""
-            rows.append((field.name, _readable(field.name, value), each))
-        return table("feedline.Statistics", rows, ("", "in all", "a batch"))
+        names = [field.name for field in dataclasses.fields(self)]
+        return table("feedline.Statistics", [(name, _readable(name, getattr(self, name))) for name in names])
 
 
-_NOT_SUMMED = {"wait_p50_s", "wait_p99_s", "wait_max_s", "transfer_s"}
-
-
-def _epochs(of_sources: dict[str, float]) -> str:
-    """Example: web 1.25, code 0.5."""
-    return ", ".join(f"{name} {epochs:.4g}" for name, epochs in of_sources.items())
-
-
-def _stores(counts: dict[str, float]) -> str:
-    """Example: 40 requests (1 repeated, 2 hedged), 80 MB fetched, 0 blocks cached, waited 1.5 s."""
-    return (
-        f"{_counted(int(counts['requests']), 'request')} ({counts['retries']:,} repeated, "
-        f"{counts['hedged']:,} hedged), {_bytes(int(counts['fetched_bytes']))} fetched, "
-        f"{_counted(int(counts['cached']), 'block')} cached, waited {with_unit(counts['wait_s'])}"
-    )
+_STAGES = ("loop", "read", "transform", "stage", "place")
 
 
 def _readable(name: str, value: Any) -> str:
     """The value of a field with the unit that its name says."""
-    if name == "source_epochs":
-        return _epochs(value) if value else "no mixture"
-    if name == "stores":
-        return _stores(value) if value else "none"
     if value is None:
-        return "not known yet"
+        return "none" if name in ("source_epochs", "stores") else "not known yet"
+    if name == "source_epochs":
+        return ", ".join(f"{source} {epochs:.4g}" for source, epochs in value.items())
+    if name == "stores":
+        return (
+            f"{counted(int(value['requests']), 'request')} ({value['retries']:,} repeated, {value['hedged']:,} "
+            f"hedged), {in_bytes(value['fetched_bytes'])} fetched, {counted(int(value['cached']), 'block')} "
+            f"cached, waited {with_unit(value['wait_s'])}"
+        )
     if name in ("au", "wait_share", "readiness"):
-        return f"{value * 100:.0f} %"
+        return percent(value)
     if name.endswith("_s"):
         return with_unit(value)
-    return _bytes(int(value)) if name.endswith("_bytes") else f"{value:,}"
-
-
-def _counted(count: int, thing: str, plural: str = "s") -> str:
-    """Example: 1 batch, 2 batches."""
-    return f"{count:,} {thing}{'' if count == 1 else plural}"
-
-
-def with_unit(seconds: float) -> str:
-    """Example: 500 µs."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            value = seconds / size
-            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"
-    return "0 s"
-
-
-def _bytes(count: int) -> str:
-    """Example: 1.5 MB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
-    return f"{count} B"
+    return in_bytes(value) if name.endswith("_bytes") else f"{value:,}"
 
 
 class Counters(NamedTuple):

@@ -10,25 +10,76 @@ import contextlib
 import gzip
 import itertools
 import json
+import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feedline._src.record import BatchRecord
+import jax
 
+from feedline._src.listen.accounts import Accounts
+from feedline._src.order.schedule import Cursor
+from feedline._src.record import BatchRecord
+from feedline._src.run import Stages
+from feedline._src.version import __version__
+
+_log = logging.getLogger("feedline")
 LOOP = "training loop"
-Event = dict[str, Any]
-MOST_PARTS = 100_000
+MAX_PARTS = 100_000
 """Parts of batches that a trace holds: 60 MB of memory, 140 MB of file, or 14 MB compressed, written in 8 s."""
+Event = dict[str, Any]
+
+
+@contextlib.contextmanager
+def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> Iterator[Path]:
+    """The context of `Feed.trace`."""
+    process, processes = jax.process_index(), jax.process_count()
+    file = file_of_process(path, process, processes)
+    recording, began = Recording(), time.perf_counter()
+    accounts.keep_with(recording.keep)
+    try:
+        yield file
+    finally:
+        ended = time.perf_counter()
+        accounts.keep_with(None)
+        try:
+            events = Events(
+                recording,
+                (began, ended),
+                process,
+                "feedline" if processes == 1 else f"feedline, process {process} of {processes}",
+                transfers=accounts.transfers(),
+                begins=lambda before: stages.access.next_cursor(Cursor(*before)),
+                nbytes=stages.placement.local_bytes,
+            )
+            facts = {
+                "feedline": __version__,
+                "process": process,
+                "processes": processes,
+                "batches_left_out": recording.left_out,
+                "origin_monotonic_s": events.origin,
+                "origin_unix_s": time.time() - (time.perf_counter() - events.origin),
+            }
+            write_trace(file, events, facts)
+        except OSError as error:
+            _log.warning(
+                "the trace could not be written to %s: %s. Training goes on; free that disk, or choose a path on "
+                "another one, and trace again",
+                file,
+                error,
+            )
+        except Exception:  # noqa: BLE001  a fault in what only listens must not end training
+            _log.exception("feedline could not write the trace %s", file)
 
 
 class Recording:
-    """The latest records of a feed, of which `MOST_PARTS` parts are kept. One thread at a time calls `keep`.
+    """The latest records of a feed, of which `MAX_PARTS` parts are kept. One thread at a time calls `keep`.
 
     Attributes:
-      records: the oldest first.
+      records: the oldest first; a number is the time of a break.
       left_out: how many batches before them were not kept.
     """
 
@@ -41,7 +92,7 @@ class Recording:
         """Keep one more record, and let go of the oldest ones where there are too many."""
         self.records.append(record)
         self._parts += _parts_in(record)
-        while self._parts > MOST_PARTS and len(self.records) > 1:
+        while self._parts > MAX_PARTS and len(self.records) > 1:
             oldest = self.records.popleft()
             self._parts -= _parts_in(oldest)
             self.left_out += isinstance(oldest, BatchRecord)
@@ -55,28 +106,22 @@ def file_of_process(path: str | os.PathLike[str], process: int, processes: int) 
     """The absolute path to which this process writes its trace.
 
     Raises:
-      OSError: it is a folder or no regular file, or its folder is missing or not writable.
+      OSError: a file cannot be written there.
     """
     path = Path(path).absolute()
     if processes > 1:
         name, dot, suffixes = path.name.partition(".")
         path = path.with_name(f"{name}-process{process}{dot}{suffixes}")
-    if path.is_dir():
-        raise IsADirectoryError(f"a trace is written to a file, and {path} is a folder; add a name to it")
     if path.exists() and not path.is_file():
-        raise OSError(f"a trace is written to a regular file, and {path} is none; use another name")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"a trace is written into a folder that exists, and {path.parent} does not; create it before"
-        )
+        raise OSError(f"a trace is written to a regular file, and {path} is none; add a name, or use another")
     if not os.access(path.parent, os.W_OK):
-        raise PermissionError(
-            f"a trace is written into a folder with permission to write, and {path.parent} gives none; use another"
+        raise OSError(
+            f"a trace is written into a folder, and {path.parent} is missing or not writable; make it so"
         )
     return path
 
 
-def write_trace(path: Path, events: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+def write_trace(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -> None:
     """Write the file whole, or not at all; compressed if it ends in ".gz".
 
     Args:
@@ -97,156 +142,127 @@ def write_trace(path: Path, events: Iterable[Mapping[str, Any]], facts: Mapping[
                 file.write((",\n" if number else "") + json.dumps(event))
             file.write("\n]}\n")
         os.replace(partial, path)
-    except BaseException:
+    finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise
 
 
-def origin_of(records: Iterable[BatchRecord | float], default: float) -> float:
-    """The earliest time in the records; `default` if there is no batch."""
-    times = (
-        min([each.asked, each.placed.began, *(part.began for part in each.parts)]) for each in _batches(records)
-    )
-    return min(times, default=default)
+class Events:
+    """The events of all batches that were recorded.
 
-
-def tracks_of(records: Iterable[BatchRecord | float]) -> list[str]:
-    """The threads as they are shown: those that read, the one that places, the training loop."""
-    batches = _batches(records)
-    threads = {part.thread for batch in batches for part in batch.parts} | {each.placed.thread for each in batches}
-    return [*sorted(threads, key=_rank), LOOP]
-
-
-def trace_events(
-    records: Sequence[BatchRecord | float],
-    ended: float,
-    events: Events,
-    *,
-    transfers: Mapping[float, float],
-    begins: Callable[[tuple[int, int]], tuple[int, int]],
-    nbytes: int,
-) -> Iterator[Event]:
-    """The events of all batches, and the names of their tracks.
+    Attributes:
+      origin: the time that is 0, in seconds as all times here: the earliest in the records.
 
     Args:
-      records: in order; a number is when the loop ended or a break came.
-      ended: when the trace ended: the end of the last step.
-      events: makes the events.
+      recording: the records.
+      span: when the trace began and ended: the end of the last step.
+      process: its index; the events have it as their process.
+      title: the name of the process.
       transfers: when placing began → the seconds until all arrays were ready, where that is known.
       begins: where a batch begins, from the place after the one before.
       nbytes: of the process-local part of a batch.
     """
-    ready: list[tuple[float, int]] = []
-    for record, following in itertools.zip_longest(records, records[1:]):
-        if not isinstance(record, BatchRecord):
-            continue
-        epoch, position = begins(record.before)
-        whole = {
-            "step": record.step, "epoch": epoch, "position": position, "rows": record.rows, "bytes": nbytes,
-        }  # fmt: skip
-        left = following.asked if isinstance(following, BatchRecord) else following or ended
-        yield from _made(record, events, whole, transfers.get(record.placed.began))
-        yield from events.span(LOOP, "wait", record.asked, record.taken, whole)
-        yield from events.span(LOOP, "step", record.taken, left, whole)
-        yield from events.flow((record.placed.thread, *_placing(record)), (LOOP, record.taken, left))
-        ready += [(_placing(record)[1], 1), (record.taken, -1)]
-    yield from events.counter("ready", ready)
-    yield from events.names()
 
-
-def _placing(record: BatchRecord) -> tuple[float, float]:
-    return record.placed.began, min(record.taken, record.placed.began + record.placed.place_s)
-
-
-def _made(record: BatchRecord, events: Events, whole: Event, ready_s: float | None) -> Iterator[Event]:
-    """How a batch was read, placed, and waited twice: in host memory, and on the devices."""
-    placed, parts = record.placed, record.parts
-    began, put = _placing(record)
-    for part in parts:
-        at = part.began
-        for stage, seconds in (("read", part.read_s), ("transform", part.transform_s), ("stage", part.stage_s)):
-            if seconds or stage == "read":
-                yield from events.span(part.thread, stage, at, at + seconds, {"step": record.step})
-                at += seconds
-        yield from events.flow(
-            (part.thread, part.began, part.began + part.read_s),
-            (placed.thread, began, put),
-        )
-    yield from events.span(placed.thread, "place", began, put, whole)
-    read = max((part.ended for part in parts), default=began)
-    args = {"step": record.step}
-    yield from events.apart("read ahead", read, max(read, began), args)
-    if ready_s is not None and ready_s > placed.place_s:
-        yield from events.apart("transfer", began, began + ready_s, args)
-    yield from events.apart("ready", put, record.taken, args)
-
-
-class Events:
-    """Makes the events of one process.
-
-    Args:
-      tracks: the names of its threads, the training loop's among them.
-      origin: the time that is 0, in seconds as all times here.
-      process: its index; the events have it as their process.
-      title: the name of the process.
-    """
-
-    def __init__(self, tracks: Sequence[str], origin: float, process: int, title: str) -> None:
-        self._origin = origin
-        self._process = process
-        self._title = title
+    def __init__(
+        self,
+        recording: Recording,
+        span: tuple[float, float],
+        process: int,
+        title: str,
+        *,
+        transfers: Mapping[float, float],
+        begins: Callable[[tuple[int, int]], Sequence[int]],
+        nbytes: int,
+    ) -> None:
+        self._recording = recording
+        self._process, self._title = process, title
+        self._transfers, self._begins, self._nbytes = transfers, begins, nbytes
+        began, self._ended = span
+        batches = [record for record in recording.records if isinstance(record, BatchRecord)]
+        times = (min([b.asked, b.placed.began, *(part.began for part in b.parts)]) for b in batches)
+        self.origin = min(times, default=began)
+        threads = {part.thread for b in batches for part in b.parts} | {b.placed.thread for b in batches}
         # numbers that differ between processes, so that files of several can be merged
-        self._tracks = {track: process * 10_000 + number for number, track in enumerate(tracks, start=1)}
+        names = [*sorted(threads, key=_rank), LOOP]
+        self._tracks = {name: process * 10_000 + number for number, name in enumerate(names, start=1)}
         self._ids = itertools.count(process << 32)  # Perfetto refuses flows whose id is no integer
 
-    def span(self, track: str, stage: str, began: float, ended: float, args: Event) -> Iterator[Event]:
-        """Work of a thread."""
-        first, last = self._ns(began), self._ns(ended)
-        yield self._event("X", stage, first, track, dur=(last - first) / 1000, args=args)
-
-    def apart(self, stage: str, began: float, ended: float, args: Event) -> Iterator[Event]:
-        """A state of a batch, which is no work of a thread and may overlap that of other batches."""
-        same: Event = {"id2": {"local": hex(next(self._ids))}, "args": args}  # local: a track of this process
-        yield self._event("b", stage, self._ns(began), **same)
-        yield self._event("e", stage, self._ns(ended), **same)
-
-    def flow(self, *spans: tuple[str, float, float]) -> Iterator[Event]:
-        """An arrow from the first of two spans to the second: (track, began, ended)."""
-        number = next(self._ids)
-        for phase, (track, began, ended) in zip("sf", spans, strict=True):
-            middle = (self._ns(began) + self._ns(ended)) // 2  # within the span, and so bound to it
-            more = {"bp": "e"} if phase == "f" else {}
-            yield self._event(phase, "batch", middle, track, id=number, **more)
-
-    def counter(self, name: str, changes: Iterable[tuple[float, int]]) -> Iterator[Event]:
-        """A number over time, from its changes."""
+    def __iter__(self) -> Iterator[Event]:
+        if left_out := self._recording.left_out:
+            yield self._event("i", f"{left_out} earlier batches are left out", self.origin, s="p")
+        ready: list[tuple[float, int]] = []
+        records = list(self._recording.records)
+        for record, following in itertools.zip_longest(records, records[1:]):
+            if isinstance(record, BatchRecord):
+                left = following.asked if isinstance(following, BatchRecord) else following or self._ended
+                yield from self._batch(record, left)
+                ready += [(_put(record), 1), (record.taken, -1)]
         count = 0
-        for at, change in sorted(changes):
+        for at, change in sorted(ready):
             count += change
-            yield self._event("C", name, self._ns(at), args={"batches": count})
-
-    def note(self, text: str) -> Iterator[Event]:
-        """A mark at the beginning."""
-        yield self._event("i", text, 0, s="p")
-
-    def names(self) -> Iterator[Event]:
-        """The names of the process and of its tracks."""
+            yield self._event("C", "ready", at, args={"batches": count})
         yield self._event("M", "process_name", args={"name": self._title})
         for track in self._tracks:
             yield self._event("M", "thread_name", track=track, args={"name": track})
 
-    def _event(self, phase: str, name: str, ns: int | None = None, track: str = LOOP, **more: Any) -> Event:
-        at = {} if ns is None else {"ts": ns / 1000}
+    def _batch(self, record: BatchRecord, left: float) -> Iterator[Event]:
+        """How a batch was read, placed, and taken; and how it waited in host memory, and on the devices."""
+        placed, step = record.placed, {"step": record.step}
+        epoch, position = self._begins(record.before)
+        whole = {**step, "epoch": epoch, "position": position, "rows": record.rows, "bytes": self._nbytes}
+        place = placed.thread, placed.began, _put(record)
+        for part in record.parts:
+            at = part.began
+            for stage, seconds in (
+                ("read", part.read_s),
+                ("transform", part.transform_s),
+                ("stage", part.stage_s),
+            ):
+                if seconds or stage == "read":
+                    yield self._span(stage, (part.thread, at, at + seconds), step)
+                    at += seconds
+            yield from self._flow((part.thread, part.began, part.began + part.read_s), place)
+        yield self._span("place", place, whole)
+        read = max((part.ended for part in record.parts), default=placed.began)
+        yield from self._apart("read ahead", read, max(read, placed.began), step)
+        ready_s = self._transfers.get(placed.began)
+        if ready_s is not None and ready_s > placed.place_s:
+            yield from self._apart("transfer", placed.began, placed.began + ready_s, step)
+        yield from self._apart("ready", _put(record), record.taken, step)
+        yield self._span("wait", (LOOP, record.asked, record.taken), whole)
+        yield self._span("step", (LOOP, record.taken, left), whole)
+        yield from self._flow(place, (LOOP, record.taken, left))
+
+    def _span(self, stage: str, where: tuple[str, float, float], args: Event) -> Event:
+        """Work of a thread, from one time to another."""
+        track, began, ended = where
+        return self._event("X", stage, began, track, dur=(self._ns(ended) - self._ns(began)) / 1000, args=args)
+
+    def _apart(self, stage: str, began: float, ended: float, args: Event) -> Iterator[Event]:
+        """A state of a batch, which is no work of a thread and may overlap that of other batches."""
+        same: Event = {"id2": {"local": hex(next(self._ids))}, "args": args}  # local: a track of this process
+        yield self._event("b", stage, began, **same)
+        yield self._event("e", stage, ended, **same)
+
+    def _flow(self, *spans: tuple[str, float, float]) -> Iterator[Event]:
+        """An arrow from the first of two spans to the second."""
+        number = next(self._ids)
+        for (track, began, ended), more in zip(spans, ({"ph": "s"}, {"ph": "f", "bp": "e"}), strict=True):
+            middle = (began + ended) / 2  # within the span, and so bound to it
+            yield {**self._event("", "batch", middle, track, id=number), **more}
+
+    def _event(self, phase: str, name: str, at: float | None = None, track: str = LOOP, **more: Any) -> Event:
+        when = {} if at is None else {"ts": self._ns(at) / 1000}
         where = {"pid": self._process, "tid": self._tracks[track]}
-        return {"ph": phase, "cat": "feedline", "name": name, **where, **at, **more}
+        return {"ph": phase, "cat": "feedline", "name": name, **where, **when, **more}
 
     def _ns(self, at: float) -> int:
-        return round((at - self._origin) * 1e9)
+        return round((at - self.origin) * 1e9)
 
 
-def _batches(records: Iterable[BatchRecord | float]) -> list[BatchRecord]:
-    return [record for record in records if isinstance(record, BatchRecord)]
+def _put(record: BatchRecord) -> float:
+    """When it was placed."""
+    return min(record.taken, record.placed.began + record.placed.place_s)
 
 
 def _rank(thread: str) -> tuple[Any, ...]:

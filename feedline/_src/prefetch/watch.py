@@ -55,12 +55,10 @@ class Watch:
 
     Args:
       reading: its limits.
-      on_wait: called when the consumer begins to wait.
     """
 
-    def __init__(self, reading: Reading, on_wait: Callable[[], None] | None = None) -> None:
+    def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self._on_wait = on_wait
         # one tuple, replaced as a whole, so that its stage and its time always belong together
         self._last = ("start", time.monotonic())
         self._waiting_since = 0.0
@@ -89,8 +87,6 @@ class Watch:
         """Note that the consumer begins to wait."""
         self._waiting_since = time.monotonic()
         self._warned = False
-        if self._on_wait is not None:
-            self._on_wait()
 
     def alarm(self) -> Alarm:
         """An alarm for a caller that reads and places itself. It warns once for each item."""

@@ -7,7 +7,6 @@ and a batch is placed only once fewer than `prefetch` placed ones are waiting.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import heapq
 import math
 from collections.abc import Sequence
@@ -15,8 +14,6 @@ from typing import NamedTuple
 
 _MIN_ROUNDS = 3
 """Replays of the measured batches; the first one fills the buffers."""
-_MIN_SIZE_RATIO = 1.5
-"""Rows of the largest call ÷ those of the smallest below which other differences between calls weigh more."""
 
 
 class Costs(NamedTuple):
@@ -27,8 +24,7 @@ class Costs(NamedTuple):
     loop_s: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """How a feed works ahead.
 
     Attributes:
@@ -44,31 +40,6 @@ class Setting:
     parts: int
     ahead: int
     prefetch: int
-
-
-def fixed_s_of_calls(calls: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Between which values the time of a call lies that does not depend on its rows, as that of a request.
-
-    A line through the calls by least squares, two standard errors to each side, within 0 and the mean call.
-    0 and infinity if the calls do not tell, because they are alike in size.
-
-    Args:
-      calls: rows and seconds of each.
-
-    Example:
-      >>> [round(seconds, 3) for seconds in fixed_s_of_calls([(10, 0.025), (20, 0.035), (40, 0.055)])]
-      [0.015, 0.015]
-    """
-    count, sizes = len(calls), [rows for rows, _ in calls]
-    if count < 3 or max(sizes) < _MIN_SIZE_RATIO * max(1, min(sizes)):
-        return 0.0, math.inf
-    rows, mean_s = sum(sizes) / count, sum(seconds for _, seconds in calls) / count
-    spread = sum((size - rows) ** 2 for size in sizes)
-    row_s = sum((size - rows) * (seconds - mean_s) for size, seconds in calls) / spread
-    left = sum((seconds - mean_s - row_s * (size - rows)) ** 2 for size, seconds in calls) / (count - 2)
-    error_s = math.sqrt(left * (1 / count + rows**2 / spread))
-    low_s, high_s = (mean_s - row_s * rows + sign * 2 * error_s for sign in (-1, 1))
-    return min(max(low_s, 0.0), mean_s), min(max(high_s, 0.0), mean_s)
 
 
 def simulated_wait_s(costs: Sequence[Costs], setting: Setting, cpu_s: float = 0.0) -> float:
@@ -89,12 +60,12 @@ def simulated_wait_s(costs: Sequence[Costs], setting: Setting, cpu_s: float = 0.
     if setting.prefetch == 0:
         return max(sum(cost.make_s + cost.place_s for cost in costs) / len(costs), cpu_s)
     rounds = max(_MIN_ROUNDS, math.ceil(24 * (setting.ahead + setting.prefetch) / len(costs)))
-    waits = _waits(list(costs) * rounds, setting)
+    waits = simulated_waits(list(costs) * rounds, setting)
     later = waits[len(waits) // 2 :]
     return max(sum(later) / len(later), cpu_s - loop_s)
 
 
-def _waits(costs: list[Costs], setting: Setting) -> list[float]:
+def simulated_waits(costs: Sequence[Costs], setting: Setting) -> list[float]:
     """How long the training loop waits for each batch."""
     free = [0.0] * setting.readers  # when each reader has nothing to do
     placer = 0.0  # the same of the thread that only places
@@ -104,10 +75,9 @@ def _waits(costs: list[Costs], setting: Setting) -> list[float]:
     asked = 0.0
     for number, cost in enumerate(costs):
         allowed = put[number - setting.ahead] if number >= setting.ahead else 0.0
-        last_reader_at, made = 0.0, 0.0
+        made = 0.0
         for _ in range(setting.parts):
-            last_reader_at = max(heapq.heappop(free), allowed)
-            end = last_reader_at + cost.make_s / setting.parts
+            end = max(heapq.heappop(free), allowed) + cost.make_s / setting.parts
             made = max(made, end)
             heapq.heappush(free, end)
         slot = taken[number - setting.prefetch] if number >= setting.prefetch else 0.0

@@ -1,0 +1,363 @@
+"""What the batches of a feed cost: sums over all of them, and the times of the latest ones, to judge by.
+
+The training thread appends one record a batch. The threads that place batches add the records up, and so does
+whoever asks.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from feedline._src.listen.devices import Glance
+from feedline._src.record import BatchRecord
+
+_LATEST = 256
+"""Batches whose times are kept one by one."""
+_BATCHES_PER_GIL_SAMPLE = 4
+"""Batches after which a placing thread measures how long it waits for the GIL."""
+_SETTLE_EVERY = 16
+"""Batches after which a placing thread adds the records up."""
+_MAX_RECORDS = 1 << 12
+_SAMPLES = 64
+"""Of waits for the GIL, and of glances."""
+_MIN_GLANCES = 8
+"""Fewer do not tell for what share of the time the devices are idle."""
+_MIN_FREE_BATCHES = 8
+"""Batches made without waiting for a slot, from which on their rate is that of the input."""
+_PAUSE_FACTOR = 20
+"""A pause of the loop: its own time is longer than this × the median."""
+_BATCHES_PER_PAUSE = 50
+"""Pauses are rare if there is at most one in this many batches."""
+
+
+class BatchTimes(NamedTuple):
+    """The times of one delivered batch, in seconds. The first eleven are summed over all batches.
+
+    Attributes:
+      read_s, transform_s, stage_s, place_s: of the threads that made it, summed over them.
+      read_cpu_s, host_cpu_s, place_cpu_s: their processor time; `host` is transform and stage.
+      slot_s: for how long it waited in host memory until it might be placed.
+      empty_s: for how long no batch was ready before it.
+      wait_s: for how long the training loop waited for it.
+      loop_s: the training loop's own time before it asked for this batch; 0 after a break.
+      follows: whether it was taken after another one without a break.
+      drained: whether all batches that were read ahead while the first step compiled were taken before it.
+      put, taken: when it was placed, and when the training loop got it.
+      late_s: for how long its transfer went on after the loop had got it; None: not known.
+    """
+
+    read_s: float
+    transform_s: float
+    stage_s: float
+    place_s: float
+    read_cpu_s: float
+    host_cpu_s: float
+    place_cpu_s: float
+    slot_s: float
+    empty_s: float
+    wait_s: float
+    loop_s: float
+    follows: bool
+    drained: bool
+    put: float
+    taken: float
+    late_s: float | None
+
+    @property
+    def host_s(self) -> float:
+        """Work on the host between reading and placing."""
+        return self.transform_s + self.stage_s
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all threads that made it."""
+        return self.read_cpu_s + self.host_cpu_s + self.place_cpu_s
+
+
+_SUMMED = BatchTimes._fields[: BatchTimes._fields.index("follows")]
+
+
+class Accounts:
+    """Adds up what the batches of one feed cost.
+
+    `told` and `interrupted` are for the training thread; the other methods may be called by any.
+
+    Args:
+      ahead: batches that may have been made before the first one is taken.
+    """
+
+    def __init__(self, ahead: int) -> None:
+        # a number is the time of a break. Bounded, in case no thread adds them up
+        self._records: collections.deque[BatchRecord | float] = collections.deque(maxlen=_MAX_RECORDS)
+        self._adding = threading.RLock()  # of all that follows; a signal handler may ask inside `_settle`
+        self._sums = (0.0,) * len(_SUMMED)
+        self._max_wait_s = 0.0
+        self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
+        self._before: float | None = None  # when the batch before was taken; None after a break
+        self._filling = ahead + 2  # batches that may still come that were made while the first steps compiled
+        self._idle: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)  # in the loop's own time
+        self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)  # in `next`
+        self._keep: Callable[[BatchRecord | float], None] | None = None
+        # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
+        self._ready_s: dict[float, float] = {}
+        self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
+        self._placed = itertools.count()  # batches; atomic
+        self._gil_waits_s: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
+        self.told = self._records.append
+        self.glanced = self._glances.append
+
+    def interrupted(self) -> None:
+        """The loop over the batches ended, or goes on elsewhere: the time until the next `next` is not its own."""
+        self._records.append(time.perf_counter())
+
+    def changed(self, ahead: int) -> None:
+        """The loop goes on with other settings, with which `ahead` batches may be made ahead."""
+        self._settle()
+        self._filling = ahead + 2
+        self.interrupted()
+
+    def placed(self) -> bool:
+        """A batch was placed. Adds up the records if there are many. Returns whether it did."""
+        if next(self._placed) % _BATCHES_PER_GIL_SAMPLE == 0:
+            began = time.perf_counter()
+            time.sleep(0)  # gives up the GIL, and takes it again
+            self._gil_waits_s.append(time.perf_counter() - began)
+        if len(self._records) < _SETTLE_EVERY:
+            return False
+        self._settle()
+        return True
+
+    def transferred(self, began: float, ready_s: float) -> None:
+        """All arrays of the batch whose placing began then were ready so many seconds later."""
+        with self._adding:
+            self._ready_s[began] = ready_s
+            if len(self._ready_s) > _LATEST:
+                del self._ready_s[next(iter(self._ready_s))]
+
+    def transfers(self) -> dict[float, float]:
+        """Of the latest transfers: when placing began → the seconds until all arrays were ready."""
+        return self._ready_s.copy()
+
+    def sum_s(self, name: str) -> float:
+        """The sum over all batches of one of the fields of `BatchTimes` that are summed."""
+        self._settle()
+        return self._sums[_SUMMED.index(name)]
+
+    def times(self, window: Window | None) -> dict[str, Any]:
+        """The fields of `Statistics` that are times, and shares of the time of a window."""
+        self._settle()
+        sums, transfers = dict(zip(_SUMMED, self._sums, strict=True)), self.transfers()
+        waits = sorted(batch.wait_s for batch in self._latest.copy()) or [0.0]
+        del sums["slot_s"], sums["empty_s"]
+        return {
+            **sums,
+            "wait_p50_s": waits[math.ceil(0.5 * len(waits)) - 1],
+            "wait_p99_s": waits[math.ceil(0.99 * len(waits)) - 1],
+            "wait_max_s": self._max_wait_s,
+            "transfer_s": sum(transfers.values()) / len(transfers) if transfers else None,
+            "au": window and window.au,
+            "wait_share": window and window.wait_share,
+            "readiness": window and window.readiness,
+        }
+
+    def window(self, since: float = -math.inf) -> Window | None:
+        """The latest batches to judge by, of those that were taken after `since`; None: too few."""
+        self._settle()
+        with self._adding:
+            latest = [batch for batch in self._latest if batch.taken > since]
+            return Window.of(latest, _mean(self._idle), _mean(self._computing) or 0.0)
+
+    def keep_with(self, keep: Callable[[BatchRecord | float], None] | None) -> None:
+        """From now on call `keep` with each record, in order; a number is the time of a break. None: no longer.
+
+        Any thread may call it; `keep` is called by one thread at a time.
+
+        Raises:
+          ValueError: the records are kept already.
+        """
+        self._settle()  # what was delivered before
+        if keep is not None and self._keep is not None:
+            raise ValueError("this feed is being traced already; leave that context first")
+        self._keep = keep
+
+    def gil_wait_s(self) -> float:
+        """How long a thread that gave up the GIL waits for it: the mean of the latest samples.
+
+        The longest eighth is left out: on a busy machine some samples wait for a processor instead.
+        """
+        waits_s = sorted(self._gil_waits_s.copy())
+        return statistics.fmean(waits_s[: len(waits_s) - len(waits_s) // 8] or [0.0])
+
+    def _settle(self) -> None:
+        """Add up what was delivered."""
+        with self._adding:
+            for _ in range(len(self._records)):
+                self._add(self._records.popleft())
+
+    def _add(self, record: BatchRecord | float) -> None:
+        if self._keep is not None:
+            self._keep(record)
+        if isinstance(record, float):
+            self._before = None
+            return
+        asked, taken, parts, placed, before = record.asked, record.taken, record.parts, record.placed, self._before
+        put, made = placed.began + placed.place_s, max((part.ended for part in parts), default=placed.began)
+        drained, self._filling = self._filling <= 0, self._filling - 1
+        ready_s = self._ready_s.get(placed.began)
+        batch = BatchTimes(
+            sum(part.read_s for part in parts),
+            sum(part.transform_s for part in parts),
+            sum(part.stage_s for part in parts),
+            placed.place_s,
+            sum(part.read_cpu_s for part in parts),
+            sum(part.host_cpu_s for part in parts),
+            placed.place_cpu_s,
+            slot_s=max(0.0, placed.began - made),
+            empty_s=max(0.0, put - (asked if before is None else before)),
+            wait_s=taken - asked,
+            loop_s=0.0 if before is None else asked - before,
+            follows=before is not None,
+            drained=drained,
+            put=min(put, taken),
+            taken=taken,
+            late_s=None if ready_s is None else max(0.0, placed.began + ready_s - taken),
+        )
+        self._count_glances(batch, asked)
+        self._before = taken
+        self._sums = tuple(map(operator.add, self._sums, batch[: len(_SUMMED)]))
+        self._max_wait_s = max(self._max_wait_s, batch.wait_s)
+        self._latest.append(batch)
+
+    def _count_glances(self, batch: BatchTimes, asked: float) -> None:
+        """Keep the glances since the batch before was taken: in the loop's own time, and in `next`."""
+        while self._glances and self._glances[0].at < batch.taken:
+            glance = self._glances.popleft()
+            if batch.drained and glance.at >= asked:
+                self._computing.append(glance.computes)
+            elif batch.drained and self._before is not None and glance.at >= self._before:
+                self._idle.append(not glance.computes and not glance.runs_code)
+
+
+def _mean(samples: Sequence[bool]) -> float | None:
+    return statistics.fmean(samples) if len(samples) >= _MIN_GLANCES else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Batches that the training loop took one after the other. All times are means of a batch, in seconds.
+
+    Attributes:
+      batches: their times, the oldest first; at least one.
+      last: how many of them, at the end, were taken one after the other without a break.
+      drained: whether what had been read ahead before the loop began was taken before them.
+      idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
+    """
+
+    batches: Sequence[BatchTimes]
+    last: int
+    drained: bool
+    idle_s: float | None = None
+
+    @classmethod
+    def of(
+        cls, latest: Sequence[BatchTimes], idle_share: float | None = None, computing_share: float = 0.0
+    ) -> Window | None:
+        """The batches to judge by; None if the loop has not taken two batches one after the other.
+
+        The first batch of a pass counts, since the loop waits for it; but not that of the feed, nor the step after
+        it, which compiles. A rare pause of the loop, as for an evaluation, counts as a usual step. Time in which
+        the loop waited while the devices still computed counts as its own.
+
+        Args:
+          idle_share: of the loop's own time outside of `next`: in which the devices computed nothing.
+          computing_share: of the time in `next`: in which they still computed.
+        """
+        drained = [batch for batch in latest if batch.drained]
+        following = [batch for batch in latest if batch.follows]
+        judged: Sequence[BatchTimes] = drained or following[1:] or following
+        if not any(batch.follows for batch in judged):
+            return None
+        last = len(list(itertools.takewhile(operator.attrgetter("follows"), reversed(judged))))
+        judged = _without_pauses(judged)
+        loop_s = sum(batch.loop_s for batch in judged) / len(judged)
+        if computing_share:
+            judged = [
+                batch._replace(
+                    wait_s=batch.wait_s * (1 - computing_share),
+                    loop_s=batch.loop_s + batch.wait_s * computing_share,
+                )
+                for batch in judged
+            ]
+        return cls(judged, last, bool(drained), None if idle_share is None else idle_share * loop_s)
+
+    def mean(self, field: str) -> float:
+        """The mean of a field of `BatchTimes`."""
+        return float(sum(getattr(batch, field) for batch in self.batches)) / len(self.batches)
+
+    @functools.cached_property
+    def loop_s(self) -> float:
+        """The training loop's own time."""
+        return self.mean("loop_s")
+
+    @functools.cached_property
+    def wait_s(self) -> float:
+        """What the training loop waits, or will wait once a full queue has drained.
+
+        A queue that was filled before hides that batches are made more slowly than they are taken. While no batch
+        had to wait for a slot, the time between two of them is that of the input.
+        """
+        return max(self.mean("wait_s"), self._input_period_s() - self.loop_s)
+
+    @property
+    def period_s(self) -> float:
+        """Time of a step of the training loop."""
+        return self.loop_s + self.wait_s
+
+    @property
+    def wait_share(self) -> float:
+        """The share of the time in which the loop or its step waited for a batch, 0 to 1."""
+        return min(1.0, (self.wait_s + self.late_s) / self.period_s) if self.period_s else 0.0
+
+    @property
+    def au(self) -> float:
+        """The share of the time in which the devices computed, as far as that is known, 0 to 1."""
+        return max(0.0, 1 - self.wait_share - (self.idle_s or 0.0) / self.period_s) if self.period_s else 1.0
+
+    @functools.cached_property
+    def late_s(self) -> float:
+        """For how long the transfer of a batch went on after the loop had got it, as far as that is known."""
+        return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
+
+    @property
+    def readiness(self) -> float:
+        """The share of the time in which a placed batch was ready."""
+        return max(0.0, 1 - self.mean("empty_s") / self.period_s) if self.period_s else 1.0
+
+    def _input_period_s(self) -> float:
+        """Time between two batches while none waited for a slot; 0 if there was no such time lately."""
+        free = self.batches[len(self.batches) - self.last :]
+        limited = [i for i, batch in enumerate(free) if batch.slot_s > 0.5 * self.loop_s]
+        free = free[limited[-1] if limited else 0 :]
+        if len(free) <= max(_MIN_FREE_BATCHES, len(self.batches) // 2):
+            return 0.0
+        puts = [batch.put for batch in free]
+        return (max(puts) - min(puts)) / (len(puts) - 1)
+
+
+def _without_pauses(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:
+    """The batches, with the usual time of the loop where it was far longer, if that is rare."""
+    usual_s = statistics.median([batch.loop_s for batch in batches if batch.follows])
+    pauses = [i for i, batch in enumerate(batches) if batch.loop_s > _PAUSE_FACTOR * usual_s]
+    if len(pauses) > max(1, len(batches) // _BATCHES_PER_PAUSE):
+        return batches  # a loop that waits for its steps now and then is no loop that pauses
+    return [batch._replace(loop_s=usual_s) if i in pauses else batch for i, batch in enumerate(batches)]

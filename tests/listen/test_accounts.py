@@ -1,0 +1,319 @@
+"""The accounts of a feed: records that were written by hand, real feeds, and which batches a verdict counts."""
+
+import logging
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from planted import LOOP_S, ROWS, trained
+
+import feedline
+from feedline._src.listen import listening
+from feedline._src.listen.accounts import Accounts, BatchTimes, Window
+from feedline._src.listen.devices import Glance
+from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
+
+ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def delivered(accounts, asked, taken, part=(0.0, 0.0, 0.0), placing=(0.0, 0.0), ready_s=None):
+    """A batch that was read, transformed and staged in three times, and placed from a time on for so long."""
+    began = placing[0] - sum(part) - 0.5  # half a second in host memory
+    parts, placed = [PartTimes("read", began, *part, 0.01, 0.02)], PlaceTimes("place", *placing, 0.001)
+    accounts.told(BatchRecord(asked, taken, parts, placed))
+    if ready_s is not None:
+        accounts.transferred(placing[0], ready_s)
+    return accounts.placed()
+
+
+def latest(accounts):
+    accounts.sum_s("wait_s")
+    return list(accounts._latest)
+
+
+def test_the_times_of_a_batch():
+    accounts = Accounts(ahead=1)
+    delivered(accounts, 10.0, 11.0, part=(0.1, 0.2, 0.3), placing=(10.5, 0.4))
+    delivered(accounts, 14.0, 14.5, part=(0.1, 0.0, 0.0), placing=(14.1, 0.2))
+    first, second = latest(accounts)
+    assert (first.read_s, first.transform_s, first.stage_s, first.place_s) == (0.1, 0.2, 0.3, 0.4)
+    assert (first.read_cpu_s, first.host_cpu_s, first.place_cpu_s) == (0.01, 0.02, 0.001)
+    assert first.cpu_s == pytest.approx(0.031)
+    assert (first.slot_s, first.put) == (pytest.approx(0.5), pytest.approx(10.9))
+    assert (first.wait_s, first.loop_s, first.follows, first.drained) == (1.0, 0.0, False, False)
+    assert (second.wait_s, second.loop_s, second.follows, second.drained) == (0.5, 3.0, True, False)
+    assert first.empty_s == pytest.approx(0.9)  # from 10.0, when it was asked for
+    assert second.empty_s == pytest.approx(3.3)  # from 11.0, when the one before was taken
+    assert [accounts.sum_s(name) for name in ("read_s", "loop_s", "wait_s")] == [pytest.approx(0.2), 3.0, 1.5]
+    times = accounts.times(None)
+    assert (times["wait_p50_s"], times["wait_p99_s"], times["wait_max_s"]) == (0.5, 1.0, 1.0)
+
+
+def test_the_time_of_a_break_is_not_the_loops_own():
+    accounts = Accounts(ahead=1)
+    for asked in (1.0, 2.0, 3.0, 4.0):
+        delivered(accounts, asked, asked)
+    accounts.interrupted()
+    for asked in (100.0, 101.0, 102.0):
+        delivered(accounts, asked, asked + 0.5)
+    assert [batch.follows for batch in latest(accounts)] == [False, True, True, True, False, True, True]
+    assert [batch.loop_s for batch in latest(accounts)] == [0.0, 1.0, 1.0, 1.0, 0.0, 0.5, 0.5]
+    # read ahead: one, while the step after the first compiled
+    assert [batch.drained for batch in latest(accounts)] == [False] * 3 + [True] * 4
+    window = accounts.window()
+    assert (window.loop_s, window.wait_s, window.last) == (2 / 4, 1.5 / 4, 2)  # the first wait of the pass counts
+    assert len(accounts.window(since=4.0).batches) == 3
+
+
+def test_a_rare_pause_of_the_loop_is_left_out_and_a_wait_for_each_tenth_step_is_not():
+    for count, pauses in ((100, {50: 4.0}), (100, {10 * i: 0.5 for i in range(1, 10)})):
+        accounts, now = Accounts(ahead=0), 0.0
+        for i in range(count):
+            now += 0.002 + pauses.get(i, 0.0)
+            delivered(accounts, now, now + 0.003)
+            now += 0.003
+        window = accounts.window()
+        assert window.loop_s == pytest.approx(0.002 if len(pauses) == 1 else 0.002 + 0.5 * 9 / 98)
+        assert window.wait_s == pytest.approx(0.003)
+
+
+def test_a_transfer_that_ends_after_the_batch_was_taken_is_late():
+    accounts = Accounts(ahead=-1)
+    delivered(accounts, 1.0, 1.0, placing=(0.5, 0.1), ready_s=0.1)
+    delivered(accounts, 2.0, 2.0, placing=(1.5, 0.1))
+    delivered(accounts, 3.0, 3.0, placing=(2.5, 0.1))
+    accounts.transferred(1.5, 1.25)  # ready at 2.75, and taken at 2.0
+    assert [batch.late_s for batch in latest(accounts)] == [0.0, 0.75, None]
+    window = accounts.window()
+    assert accounts.times(window)["transfer_s"] == pytest.approx((0.1 + 1.25) / 2)
+    assert window.late_s == 0.75  # the first batch has no time before it
+    assert window.au == pytest.approx(0.25) == 1 - window.wait_share
+
+
+# --- glances at the devices ---
+
+
+@pytest.mark.parametrize("kind", ["loop", "next"])
+def test_a_glance_counts_where_the_loop_was(kind):
+    """In the loop's own time it tells whether the devices are idle, in `next` whether they compute."""
+    accounts, step_s = Accounts(ahead=-2), 1.0
+    for step in range(1, 21):
+        at = step + 0.25 if kind == "next" else step + 0.75  # in `next` until 0.5
+        accounts.glanced(Glance(at, computes=step % 4 == 0, runs_code=step % 4 == 1))
+        delivered(accounts, step * step_s, step * step_s + 0.5)
+        if step == 7:
+            assert (accounts.window().idle_s, accounts.window().wait_s) == (None, 0.5)  # too few
+    window = accounts.window()
+    if kind == "loop":
+        assert window.idle_s == pytest.approx(window.loop_s * 10 / 19)  # the loop may still be within the last one
+        assert window.wait_s == 0.5
+    else:
+        assert (window.idle_s, window.wait_s) == (None, pytest.approx(0.5 * 0.75))
+        assert window.period_s == pytest.approx((19 * 0.5 + 20 * 0.5) / 20)  # as before
+
+
+def test_glances_while_the_buffers_fill_or_the_loop_is_elsewhere_do_not_count():
+    accounts = Accounts(ahead=1)
+    for step in range(1, 30):
+        accounts.glanced(Glance(step - 0.1, step not in (2, 3, 20), False))  # while the step compiles; in a break
+        if step == 20:
+            accounts.interrupted()
+        delivered(accounts, step, step + 0.5)
+    assert accounts.window().idle_s == 0.0
+
+
+# --- asked for by several threads ---
+
+
+def test_several_threads_may_ask_while_the_loop_goes_on():
+    accounts, asking = Accounts(ahead=0), True
+
+    def ask():
+        while asking:
+            accounts.window()
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(300):
+        delivered(accounts, i + 0.0, i + 0.25, part=(1.0, 0, 0))
+    asking = False
+    for thread in threads:
+        thread.join()
+    assert [accounts.sum_s(name) for name in ("read_s", "wait_s", "loop_s")] == [300, 75, 0.75 * 299]
+    assert len(latest(accounts)) == 256
+
+
+def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
+    accounts = Accounts(ahead=0)
+    delivered(accounts, 0, 0)
+    monkeypatch.setattr(Accounts, "_count_glances", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        accounts.window()
+    monkeypatch.undo()
+    for i in range(1, 20):
+        delivered(accounts, i, i)
+    assert accounts.sum_s("loop_s") == 18  # also on another thread
+    thread = threading.Thread(target=accounts.window, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+# --- real feeds ---
+
+
+def _slowly(batch, rows):
+    time.sleep(0.02)
+    return batch
+
+
+@pytest.mark.slow
+def test_the_times_of_workers_come_with_their_batches(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((64, 4), np.float32))
+    reading = feedline.Reading(workers=1)
+    with feedline.Feed(tmp_path / "x.npy", 16, ONE, reading=reading, transform=_slowly, epochs=1) as feed:
+        assert len(list(feed)) == 4
+        told = feed.statistics()
+    assert told.transform_s >= 4 * 0.02
+    assert told.read_s > 0 < told.stage_s
+    assert told.host_cpu_s < told.transform_s
+
+
+@pytest.mark.slow
+def test_statistics_of_a_real_feed_count_what_its_stages_slept():
+    seen = []
+    stages = {"read": 2 * LOOP_S, "host": 2 * LOOP_S, "place": LOOP_S}
+    trained(**stages, jitter=0.0, steps=20, watch=lambda feed: seen.append(feed.statistics()))
+    first, last = seen[0], seen[-1]
+    slept = (last.batches - first.batches) * LOOP_S
+    for name, factor in (("read_s", 2), ("transform_s", 2), ("place_s", 1), ("loop_s", 1)):
+        assert getattr(last, name) - getattr(first, name) >= factor * slept
+    assert 0 < last.wait_p50_s <= last.wait_p99_s <= last.wait_max_s
+    assert last.placed_bytes == last.batches * ROWS * 4 * 4
+    assert last.host_bytes >= 3 * ROWS * 4 * 4
+
+
+def test_the_times_of_a_stream():
+    import grain
+
+    def slow(row):
+        time.sleep(0.002)
+        return row
+
+    rows = [{"x": np.zeros(3, np.float32)}] * 64
+    stream = grain.MapDataset.source(rows).map(slow).to_iter_dataset(grain.ReadOptions(0, 0))
+    with feedline.Feed(stream, 16, ONE, epochs=1, transform=_slowly) as feed:
+        assert len(list(feed)) == 4
+        told, report = feed.statistics(), feed.report()
+    assert told.read_s >= 64 * 0.002
+    assert told.transform_s >= 4 * 0.02
+    assert report.bound in ("read", "host")
+    assert "one thread reads a stream" in report.advice or report.change is not None
+
+
+def test_a_feed_that_is_waited_for_warns_once(monkeypatch, caplog):
+    monkeypatch.setattr(listening, "_WARN_AFTER_S", 0.3)
+    with caplog.at_level(logging.WARNING, "feedline"):
+        trained(read=4 * LOOP_S, steps=120)
+    (record,) = caplog.records
+    assert "reading limits training: the loop waits for input" in record.message
+    assert "; advice: " in record.message
+
+
+def test_a_fault_in_what_listens_does_not_end_training(monkeypatch, caplog):
+    monkeypatch.setattr(listening, "_WARN_AFTER_S", 0.1)
+    monkeypatch.setattr("feedline._src.listen.verdict.judge", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # the report at the end, which the caller asked for
+        trained(read=4 * LOOP_S, steps=80)
+    assert "could not judge" in caplog.text
+
+
+def test_a_report_before_the_second_batch_is_an_error():
+    with feedline.Feed({"x": np.zeros(64)}, 8, ONE) as feed:
+        for count in range(2):
+            with pytest.raises(ValueError, match=f"needs two batches .* delivered {count}; call it after some"):
+                feed.report()
+            next(feed)
+        assert feed.report().batches == 1
+
+
+# --- which batches count ---
+
+
+def batch(taken, *, loop=0.010, wait=0.0, slot=0.0, queued=0.0, drained=True, late=None):
+    return BatchTimes(
+        *[0.0] * 7, slot, 0.0, wait, loop or 0.0, loop is not None, drained, taken - queued, taken, late
+    )  # fmt: skip
+
+
+def test_until_the_buffers_have_drained_the_first_batch_and_the_step_that_compiled_do_not_count():
+    first = batch(0.0, loop=None, wait=3.0, drained=False)
+    compiled = batch(1.0, loop=0.15, drained=False)  # too short to pass for a pause
+    usual = [batch(1.0 + i * 0.01, drained=False) for i in range(1, 6)]
+    window = Window.of([first, compiled, *usual])
+    assert list(window.batches) == usual
+    assert (window.last, window.drained, window.loop_s) == (5, False, pytest.approx(0.01))
+    assert list(Window.of([first, compiled]).batches) == [compiled]  # if there is no other step
+    assert Window.of([first]) is None
+    assert Window.of([]) is None
+
+
+def test_drained_batches_count_alone_and_a_break_ends_the_latest_ones():
+    early = [batch(i * 0.01, drained=False) for i in range(5)]
+    later = [batch(1.0 + i * 0.01, loop=None if i == 3 else 0.01) for i in range(10)]
+    window = Window.of(early + later)
+    assert (list(window.batches), window.last, window.drained) == (later, 6, True)
+
+
+def queue_that_drains(count, input_s, slots=()):
+    """Batches that are put every `input_s` and taken without waiting every 10 ms, from a full queue.
+
+    Those with the numbers `slots` waited for a slot, and were put an hour later than they could have been.
+    """
+    late = [3600.0 * sum(slot <= i for slot in slots) for i in range(count)]
+    puts = [late[i] + i * input_s for i in range(count)]
+    takes = [10_000.0 * (1 + len(slots)) + i * 0.01 for i in range(count)]
+    return [
+        batch(taken, slot=3600.0 if i in slots else 0.0, queued=taken - put)
+        for i, (taken, put) in enumerate(zip(takes, puts, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("input_s", "slots", "last", "hidden_s"),
+    [
+        (0.015, (), 100, 0.005),
+        (0.005, (), 100, 0.0),
+        (0.015, (20,), 100, 0.005),  # counts from the last batch that waited for a slot
+        (0.015, (5, 49), 100, 0.005),
+        (0.015, (50,), 100, 0.0),  # too few since then
+        (0.015, range(100), 100, 0.0),
+        (0.015, (), 51, 0.005),
+        (0.015, (), 50, 0.0),  # more than half of those that count, without a break
+    ],
+)
+def test_a_full_queue_does_not_hide_a_slow_input(input_s, slots, last, hidden_s):
+    window = Window(queue_that_drains(100, input_s, slots), last, True)
+    assert window.wait_s == pytest.approx(hidden_s)
+    assert window.au == pytest.approx(0.010 / (0.010 + hidden_s))
+
+
+def test_what_the_loop_waited_counts_if_it_is_more():
+    batches = [each._replace(wait_s=0.020) for each in queue_that_drains(100, input_s=0.015)]
+    assert Window(batches, 100, True).wait_s == pytest.approx(0.020)
+
+
+def test_au_is_the_share_of_the_time_in_which_the_devices_compute():
+    """Half of the time in `next` they still compute; of the loop's own they are idle for nine tenths."""
+    batches = [batch(i * 0.012, wait=0.002, late=0.0005) for i in range(20)]
+    window = Window.of(batches, 0.9, 0.5)
+    assert window.period_s == pytest.approx(0.012)
+    assert window.wait_share == pytest.approx((0.001 + 0.0005) / 0.012)
+    assert window.idle_s == pytest.approx(0.009)
+    assert window.au == pytest.approx((0.012 - 0.0015 - 0.009) / 0.012)
+    unknown = Window.of(batches)
+    assert unknown.idle_s is None
+    assert unknown.au == pytest.approx(1 - unknown.wait_share)

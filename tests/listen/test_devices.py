@@ -1,0 +1,196 @@
+"""What the devices are busy with: transfers of batches, and steps, at which threads glance at random moments."""
+
+import _thread
+import gc
+import queue
+import random
+import threading
+import time
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import feedline
+from feedline._src.listen.devices import StepWatch, TransferWatch
+
+
+@jax.jit
+def busy(x, turns):
+    """Keeps the device busy for some time, which grows with `turns`."""
+    return jax.lax.fori_loop(0, turns, lambda _, y: jnp.cos(y @ y), x)
+
+
+def turns_for(seconds):
+    x = jnp.full((128, 128), 1e-3)
+    jax.block_until_ready(busy(x, 1))
+    began = time.perf_counter()
+    jax.block_until_ready(busy(x, 100))
+    return max(1, int(100 * seconds / (time.perf_counter() - began)))
+
+
+def trained(step, batches=20):
+    """The report on a loop over rows in memory, once there were some glances."""
+    with feedline.Feed({"x": np.zeros((64, 4), np.float32)}, 8, jax.devices()[0]) as feed:
+        while True:
+            for _, batch in zip(range(batches), feed, strict=False):
+                step(batch["x"])
+            if (report := feed.report()).idle_s is not None:
+                return report
+
+
+@pytest.mark.slow
+def test_a_loop_that_sleeps_longer_than_its_steps_take_is_limited_by_its_python():
+    def step(x):
+        float(x.sum())
+        time.sleep(0.03)
+
+    report = trained(step)
+    assert report.bound == "loop"
+    assert report.au < 0.4
+    assert report.idle_s > 0.5 * report.loop_s
+
+
+@pytest.mark.slow
+def test_a_loop_that_fetches_each_loss_is_limited_by_compute():
+    """The devices are idle whenever it asks for a batch: they have computed until then."""
+    turns = turns_for(0.03)
+    report = trained(lambda x: float(busy(jnp.full((128, 128), 1e-3) + x[0, 0], turns)[0, 0]))
+    assert report.bound == "compute"
+    assert report.idle_s < 0.5 * report.loop_s
+
+
+class Slow:
+    """Rows of which a batch takes 20 ms."""
+
+    spec = {"x": jax.ShapeDtypeStruct((4,), np.float32)}  # noqa: RUF012
+    identity = {"kind": "slow"}  # noqa: RUF012
+
+    def __len__(self):
+        return 64
+
+    def read(self, rows, out):
+        time.sleep(0.02)
+        out["x"][...] = 1
+
+    def close(self):
+        pass
+
+
+@pytest.mark.slow
+def test_waits_of_a_loop_that_runs_ahead_of_its_devices_are_no_waits_for_input():
+    turns, x = turns_for(0.04), jnp.full((128, 128), 1e-3)
+    reading = feedline.Reading(threads=1)
+    with feedline.Feed(Slow(), 8, jax.devices()[0], reading=reading) as feed:
+        for step in range(1, 101):
+            x = busy(x + next(feed)["x"][0, 0], turns)
+            if step % 10 == 0:
+                x.block_until_ready()
+        waited_s, report = feed.statistics().wait_s / 100, feed.report()
+    assert waited_s > 0.002
+    assert report.wait_s < 0.3 * waited_s
+    assert report.bound == "compute"
+
+
+@pytest.fixture
+def watch():
+    glances = queue.SimpleQueue()
+    watch = StepWatch(glances.put)
+    watch.glances = glances
+    return watch
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_glance_sees_whether_the_devices_compute(watch, computes):
+    step = busy(jnp.full((128, 128), 1e-3), turns_for(0.5) if computes else 0)
+    if not computes:
+        jax.block_until_ready(step)
+    threads, batch, state = _thread._count(), jnp.zeros(2), random.getstate()
+    watch.placed([batch])
+    assert watch.glances.empty()
+    for _ in range(100):
+        watch.placed([batch])
+    assert _thread._count() <= threads + 1
+    assert watch.glances.get(timeout=10).computes is computes
+    while _thread._count() > threads:  # it ends, as no more batches come
+        time.sleep(1e-3)
+    assert random.getstate() == state  # a user may have seeded it
+    jax.block_until_ready(step)
+
+
+def test_a_batch_that_is_being_placed_is_no_computation_and_is_not_kept_alive(watch):
+    batch = busy(jnp.full((128, 128), 1e-3), turns_for(0.3))  # as if it were in transfer
+    watch.placed([batch])
+    watch.placed([batch])
+    assert not watch.glances.get(timeout=10).computes
+    jax.block_until_ready(batch)
+    alive = weakref.ref(batch)
+    del batch
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_machine_that_starts_no_more_threads_ends_no_training(watch, monkeypatch):
+    def refused(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refused)
+    for _ in range(3):
+        watch.placed([jnp.zeros(2)])
+    assert watch.glances.empty()
+
+
+@pytest.mark.slow
+def test_a_step_that_its_call_computes_is_no_idle_time(watch):
+    """The CPU backend computes it on the calling thread, and it has no arrays until then."""
+    program = jax.jit(lambda x: jnp.linalg.svd(x)[1])
+    x = np.random.default_rng(0).normal(size=(400, 400)).astype(np.float32)
+    jax.block_until_ready(program(x))
+    batch, latest, deadline = jnp.zeros(2), [False] * 5, time.monotonic() + 60
+    while sum(latest) < 3:  # a glance may come between two steps, or while other programs have the processors
+        assert time.monotonic() < deadline
+        watch.placed([batch])
+        jax.block_until_ready(program(x))
+        while not watch.glances.empty():
+            glance = watch.glances.get()
+            latest = [*latest[1:], glance.computes or glance.runs_code]
+
+
+def test_python_that_holds_the_gil_is_idle_time(watch):
+    batch = jnp.zeros(2)
+    while watch.glances.qsize() < 12:
+        watch.placed([batch])
+    busy = [(glance := watch.glances.get()).computes or glance.runs_code for _ in range(12)]
+    assert sum(busy) <= 6  # threads of LAPACK spin for some time after a call
+
+
+def test_transfers_are_watched_two_at_a_time_and_the_thread_ends_with_the_watch(monkeypatch):
+    reports, gate, waited = queue.SimpleQueue(), threading.Event(), jax.block_until_ready
+
+    def block(arrays):
+        gate.wait()
+        return waited(arrays)
+
+    monkeypatch.setattr(jax, "block_until_ready", block)
+    watch = TransferWatch(lambda began, ready_s: reports.put(began))
+    for began in range(10):
+        watch([jnp.zeros(2)], float(began))
+    gate.set()
+    assert [reports.get(timeout=30), reports.get(timeout=30)] == [0.0, 1.0]
+    (thread,) = watch._thread._threads
+    del watch
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_donated_batch_is_left_alone():
+    reports = queue.SimpleQueue()
+    watch = TransferWatch(lambda began, ready_s: reports.put(began))
+    gone = jnp.zeros(2)
+    gone.delete()
+    watch([gone], 0.0)
+    watch([jnp.zeros(2)], 1.0)
+    assert reports.get(timeout=10) == 1.0

@@ -1,0 +1,413 @@
+"""Tuning finds, by measurements of a simulated feed, settings about as good as an exhaustive search finds."""
+
+import dataclasses
+import itertools
+import time
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from simulated import ALL, START, Load, bounds, exhaustive
+
+from feedline._src.listen import tuning as module
+from feedline._src.listen.accounts import Window
+from feedline._src.listen.tuning import MAX_CHANGES, Measured, Search, Tuner, _is_enough
+from feedline._src.listen.verdict import judge
+from feedline._src.options import Settings
+
+MEMORY = Load(make_s=0.004, place_s=0.001, loop_s=0.010, busy=1.0)
+SLOW_DISK = Load(make_s=0.080, place_s=0.001, loop_s=0.010)
+HOLDS_LOCK = Load(make_s=0.030, place_s=0.0005, loop_s=0.010, busy=1.0, holds_lock=True)
+DECODE = Load(make_s=0.050, place_s=0.0005, loop_s=0.010, busy=1.0)
+SLOW_TRANSFER = Load(make_s=0.001, place_s=0.030, loop_s=0.010)
+CALLS = Load(make_s=0.001, place_s=0.0005, loop_s=0.004, call_s=0.015)
+UNEVEN = Load(make_s=0.006, place_s=0.0, loop_s=0.010, every=10)
+CROWDED = Load(make_s=0.020, place_s=0.0, loop_s=0.004, busy=1.0, cores=2)
+# an example that fails takes too long to be made smaller
+QUICKLY = settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])
+LOADS = {
+    "memory": MEMORY,
+    "slow disk": SLOW_DISK,
+    "holds lock": HOLDS_LOCK,
+    "decode": DECODE,
+    "slow transfer": SLOW_TRANSFER,
+    "fixed time per call": CALLS,
+    "uneven": UNEVEN,
+}
+
+
+class Run:
+    """A loop over a simulated feed that does what the search proposes, until it ends."""
+
+    def __init__(self, load, limits=None, *, noise=0.0, most=100):
+        self.load, self.at, self.noise, self.looks = load, 0.0, noise, itertools.count()
+        self.limits = limits or bounds(load)
+        self.search, self.now, self.tried = Search(self.limits, START), START, []
+        self.settle(most)
+
+    def settle(self, most=100):
+        for _ in range(most):
+            if self.search.settled:
+                return self
+            self.look()
+        assert most == 0, f"no end: {list(self.search.history)}"
+        return self
+
+    def look(self):
+        window, how = self.load.measured(self.now, self.at, self.noise, seed=next(self.looks))
+        self.at = window.batches[-1].taken
+        proposed = self.search.propose(window, how)
+        if proposed is not None:
+            assert proposed != self.now
+            self.now = proposed
+            self.tried.append(proposed)
+        return proposed
+
+    def assert_optimal(self):
+        assert self.load.step_s(self.now) <= 1.1 * exhaustive(self.load, self.limits), list(self.search.history)
+
+
+def assert_sound(run):
+    """What holds for any load: the limits, few changes, none twice but going back, and quiet in the end."""
+    assert all(run.limits.allow(each) for each in run.tried)
+    for each in run.tried:  # where workers read, threads do not
+        given = ALL - run.limits.tunable - ({"threads"} if each.workers else set())
+        assert all(getattr(each, name) == getattr(START, name) for name in given)
+    assert len(run.tried) <= MAX_CHANGES + 1
+    assert all(run.tried.count(each) == 1 for each in run.tried[:-1] if each != run.now)
+    assert START not in run.tried[:-1]
+    run.at += 1000  # a new search would be allowed
+    assert [run.look() for _ in range(20)] == [None] * 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("name", LOADS)
+def test_it_is_as_good_as_an_exhaustive_search(name, noise):
+    run = Run(LOADS[name], noise=noise)
+    assert_sound(run)
+    run.assert_optimal()
+
+
+def test_what_the_loads_need():
+    assert Run(MEMORY).tried == []
+    assert Run(SLOW_DISK).now.threads >= 8
+    assert Run(HOLDS_LOCK).now.workers >= 3
+    assert Run(DECODE).now[:2] in {(6, 0), (8, 0)}
+    assert Run(SLOW_TRANSFER).now.threads >= 4
+    uneven = Run(UNEVEN, bounds(UNEVEN, tunable=frozenset({"buffer", "prefetch"}))).now
+    assert uneven.buffer + uneven.prefetch >= 6
+
+
+@pytest.mark.slow
+@QUICKLY
+@given(
+    load=st.builds(
+        Load,
+        make_s=st.floats(0.0005, 0.2),
+        place_s=st.floats(0.0, 0.03),
+        loop_s=st.floats(0.004, 0.02),
+        busy=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+        every=st.sampled_from([1, 1, 4, 12]),
+        cores=st.sampled_from([1, 2, 8]),
+        at_a_time=st.sampled_from([2, 1000]),
+    ),
+    tunable=st.sets(st.sampled_from(sorted(ALL)), min_size=1).map(frozenset),
+    batches=st.integers(12, 200),
+    noise=st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_any_load_keeps_the_limits_and_comes_to_an_end(load, tunable, batches, noise):
+    limits = bounds(load, tunable, host_batches=batches, device_batches=batches)
+    run = Run(load, limits, noise=noise)
+    assert_sound(run)
+    if not noise and load.at_a_time > 2:  # threads that wait for storage keep no core busy
+        most = [each._replace(threads=each.threads * 2 // 3) for each in run.tried if each.threads > START.threads]
+        assert all(map(load.allows, most))
+    assert load.step_s(run.now) <= load.step_s(START) * (1.05 if noise < 0.3 else 1.15)
+
+
+@pytest.mark.slow
+@QUICKLY
+@given(
+    make=st.floats(0.1, 8), place=st.floats(0.0, 2.0),
+    kind=st.sampled_from([{"busy": 1.0}, {"busy": 0.05}, {"every": 4}, {"busy": 1.0, "holds_lock": True}]),
+)  # fmt: skip
+def test_any_load_ends_near_the_optimum(make, place, kind):
+    Run(Load(make * 0.01, place * 0.01, 0.01, **kind), noise=0.02).assert_optimal()
+
+
+def test_a_stream_is_opened_again_only_if_the_simulation_promises_a_gain():
+    """Its own workers take seconds to start."""
+    limits = bounds(SLOW_DISK, tunable=frozenset({"prefetch"}))
+    for load, expected in [({"make_s": 0.030}, None), ({"make_s": 0.008, "every": 10}, 8)]:
+        window, how = Load(place_s=0.0, loop_s=0.010, **load).measured(START._replace(threads=1))
+        how = dataclasses.replace(how.having(threads=0), stream=True)
+        proposed = Search(limits, how.settings).propose(window, how)
+        assert (proposed and proposed.prefetch) == expected
+
+
+def test_a_proposal_that_was_not_taken_up_is_repeated():
+    search = Search(bounds(SLOW_DISK), START)
+    proposed = search.propose(*SLOW_DISK.measured(START))
+    assert search.propose(*SLOW_DISK.measured(START)) == proposed
+    assert len(search.history) == 1
+
+
+# --- when it begins again ---
+
+
+@pytest.mark.parametrize("before", [MEMORY, dataclasses.replace(SLOW_DISK, loop_s=0.060)])
+def test_a_loop_that_waits_longer_is_looked_at_again_after_a_while(before):
+    """Also if its steps are shorter than before."""
+    run = Run(before)
+    assert run.tried == []
+    run.load = SLOW_DISK
+    assert run.look() is None  # too soon after the search
+    run.at += 60
+    assert run.look() is not None
+    assert any(sentence.startswith("searches again") for sentence in run.search.history)
+    run.settle().assert_optimal()
+    run.load = dataclasses.replace(SLOW_DISK, make_s=1.0)
+    run.at += 100
+    assert run.look() is None  # the pause doubles
+    run.at += 20
+    assert run.look() is not None
+
+
+def test_a_single_long_wait_or_a_slower_step_is_no_reason():
+    run = Run(MEMORY)
+    window, how = MEMORY.measured(run.now, run.at + 1000)
+    for place in (5, 100):
+        batches = list(window.batches)
+        batches[place] = batches[place]._replace(wait_s=5.0)
+        assert run.search.propose(dataclasses.replace(window, batches=batches), how) is None
+    run.at += 1000
+    run.load = dataclasses.replace(MEMORY, loop_s=0.1)
+    assert [run.look() for _ in range(5)] == [None] * 5
+
+
+def test_threads_that_begin_to_compute_become_no_more_than_the_cores():
+    cached = dataclasses.replace(SLOW_DISK, busy=1.0, cores=2)
+    run = Run(dataclasses.replace(SLOW_DISK, cores=2), bounds(cached))
+    assert run.now.threads > 2
+    run.load = dataclasses.replace(cached, cores=8)  # of the machine; the limit is 2
+    assert run.look().threads == 2
+    assert run.settle().now.threads == 2
+
+
+def test_workers_that_fail_are_not_tried_again_and_the_search_is_a_whole_one():
+    run = Run(HOLDS_LOCK)
+    assert run.now.workers
+    run.search._changes = MAX_CHANGES
+    run.search.give_up_workers("WorkerError: no /dev/shm", START)
+    assert run.search.history[-1] == "goes back to threads 2: workers failed with WorkerError: no /dev/shm"
+    run.now, run.load = START, SLOW_DISK
+    run.settle().assert_optimal()
+    assert run.now.workers == 0
+
+
+# --- what it says ---
+
+
+def test_sentences():
+    first, second, *_, last = Run(SLOW_DISK).search.history
+    assert first == "tries threads 2 → 4, buffer 2 → 4: 40.5 ms a step, wait 75 %"
+    assert second == (
+        "keeps threads 2 → 4, buffer 2 → 4: 20.2 ms a step, wait 50 %, before 40.5 ms a step, wait 75 %"
+    )
+    assert last.startswith("stays with threads 8, workers 0, buffer 8, prefetch 2: ")
+    fewer = [told for told in Run(CROWDED).search.history if told.startswith("tries threads 2 → 1: ")]
+    assert len(fewer) == 1
+
+
+@pytest.mark.parametrize(
+    ("load", "tunable", "found"),
+    [
+        (HOLDS_LOCK, ALL, "workers 8, buffer 2, prefetch 2"),
+        (MEMORY, {"prefetch"}, "prefetch 2"),
+        (MEMORY, {"workers"}, "workers 0"),
+    ],
+)
+def test_the_last_sentence_names_only_settings_that_are_auto_and_in_use(load, tunable, found):
+    run = Run(load, bounds(load, tunable=frozenset(tunable)))
+    assert run.search.history[-1].startswith(f"stays with {found}: ")
+
+
+# --- when a setting is judged ---
+
+
+def steps(times, load=SLOW_DISK):
+    """A window of batches whose steps took these times, half of each waiting."""
+    window, how = load.measured(START)
+    batches = [
+        batch._replace(taken=taken, wait_s=step / 2, loop_s=step / 2)
+        for batch, step, taken in zip(itertools.cycle(window.batches), times, itertools.accumulate(times))
+    ]
+    return Window(batches, len(batches), True), how
+
+
+def uneven(count, step_s):
+    """Steps whose means vary by far more than 2 %."""
+    return [step_s * (0.2 if i // 8 % 2 else 1.8) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("times", "enough"),
+    [
+        ([0.1] * 31, False),  # too few batches
+        ([0.1] * 32, True),
+        ([0.01] * 49, False),  # less than half a second
+        ([0.001] * 127, False),
+        ([0.001] * 128, True),  # as many batches as are needed in any case
+        (uneven(64, 0.1), False),  # too noisy
+        (uneven(128, 0.1), True),
+        (uneven(64, 0.3), True),  # 19 s: it is not measured for longer
+    ],
+)
+def test_a_setting_is_judged_by_enough_batches_for_long_enough(times, enough):
+    window, how = steps(times)
+    assert _is_enough(window, how) is enough
+    assert not _is_enough(dataclasses.replace(window, drained=False), how)
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "faster"),
+    [
+        ((0.0090, 0.0002), (0.010, 0.0002), True),
+        ((0.0096, 0.0002), (0.010, 0.0002), False),  # within the noise
+        ((0.0099, 0.0), (0.010, 0.0), False),  # less than 2 %
+        ((0.0079, 0.005), (0.010, 0.005), True),  # a fifth, however noisy
+        ((0.0081, 0.005), (0.010, 0.005), False),
+    ],
+)
+def test_faster_means_by_more_than_the_noise(after, before, faster):
+    assert Measured(*after, 0.5).is_faster_than(Measured(*before, 0.5)) is faster
+
+
+def test_what_threads_that_compute_wait_for_the_gil_is_waiting():
+    window, how = steps([0.010] * 64)
+    window = dataclasses.replace(window, batches=[each._replace(host_cpu_s=2.0) for each in window.batches])
+    held = dataclasses.replace(how, gil_wait_s=0.002)
+    assert Measured.of(window, how).wait_share == pytest.approx(0.5)
+    assert Measured.of(window, held).wait_share == pytest.approx(0.7)
+    assert Measured.of(window, held.having(threads=0, workers=2)).wait_share == pytest.approx(0.5)
+
+
+# --- the advice of reports, followed ---
+
+
+def followed(now, change):
+    """The settings after a report's advice."""
+    sizes = {} if change.buffer is None else {"buffer": change.buffer[1]}
+    if change.setting == "Reading.workers":
+        sizes["threads"] = 0
+    return now._replace(**{change.setting.removeprefix("Reading."): change.then}, **sizes)
+
+
+@pytest.mark.parametrize("load", [CALLS, SLOW_DISK, dataclasses.replace(CALLS, make_s=0.020), UNEVEN])
+@pytest.mark.parametrize("start", [START, Settings(7, 0, 2, 2), Settings(16, 0, 3, 2)])
+def test_each_advice_keeps_its_promise_until_the_loop_hardly_waits(load, start):
+    now, seen = start, []
+    while (report := judge(*load.measured(now))).wait_share >= 0.05 and report.change is not None:
+        assert now not in seen
+        seen.append(now)
+        now = followed(now, report.change)
+        assert judge(*load.measured(now)).wait_share <= report.change.wait_share + 0.02, (seen, now)
+    assert len(seen) <= 4
+
+
+SERVES_TWO = dataclasses.replace(SLOW_DISK, at_a_time=2)
+
+
+@pytest.mark.parametrize("load", [*LOADS.values(), SERVES_TWO, dataclasses.replace(SERVES_TWO, every=10)])
+@pytest.mark.parametrize("start", [START, Settings(7, 0, 2, 2), Settings(64, 0, 32, 2)])
+def test_advice_that_is_followed_in_vain_comes_to_an_end(load, start):
+    """No report knows of those before it: each advice makes something larger, and nothing smaller."""
+    seen = [start]
+    while (report := judge(*load.measured(seen[-1]))).wait_share >= 0.05 and report.change is not None:
+        after = followed(seen[-1], report.change)
+        assert after != seen[-1]
+        if not after.workers:
+            assert all(b >= a for a, b in zip(seen[-1], after, strict=True)), report.advice
+        seen.append(after)
+        assert len(seen) <= 5, seen
+    if load is SERVES_TWO:
+        assert report.advice.startswith(
+            "no setting helps: storage is slower than training; if fewer threads are as fast, go back to them; "
+        )
+
+
+# --- the tuner: from the thread that judges to the training thread ---
+
+
+class Accounts:
+    """The latest batches with the settings in use; and how often somebody looked at them."""
+
+    def __init__(self, settings=START, at=-1e6, drained=True):
+        window, self.how = SLOW_DISK.measured(settings, at)
+        self.batches = [batch._replace(drained=drained) for batch in window.batches]
+        self.looks = 0
+
+    def window(self, since):
+        self.looks += 1
+        return Window.of([batch for batch in self.batches if batch.taken > since])
+
+
+@pytest.fixture
+def tuner(monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    return Tuner(bounds(SLOW_DISK), START)
+
+
+def looked(tuner, accounts):
+    tuner.look(accounts, lambda: accounts.how)
+    return tuner.proposal
+
+
+def test_a_proposal_stays_until_it_is_taken_up(tuner):
+    accounts = Accounts()
+    proposal = looked(tuner, accounts)
+    assert proposal.threads > START.threads
+    assert [looked(tuner, accounts), looked(tuner, accounts)] == [proposal] * 2
+    assert accounts.looks == 1
+    tuner.changed()
+    assert tuner.proposal is None
+
+
+def test_settings_are_judged_by_batches_that_were_taken_after_the_change(tuner):
+    proposal = looked(tuner, Accounts())
+    tuner.changed()
+    before = Accounts(proposal)
+    assert looked(tuner, before) is None
+    assert len(tuner.history) == 1  # nothing was judged
+    after = Accounts(proposal, at=time.perf_counter())
+    after.batches = before.batches + after.batches
+    looked(tuner, after)
+    assert tuner.history[1].startswith(f"keeps threads 2 → {proposal.threads}, buffer 2 → {proposal.buffer}: ")
+
+
+def test_a_look_is_taken_now_and_then():
+    tuner, accounts = Tuner(bounds(SLOW_DISK), START), Accounts(drained=False)
+    for _ in range(100):
+        assert looked(tuner, accounts) is None  # batches that were read ahead are no reason
+    assert accounts.looks == 1
+
+
+def test_workers_that_fail_while_somebody_judges_are_given_up_at_the_next_look(tuner):
+    accounts = Accounts()
+    window = accounts.window
+
+    def fail(since):
+        assert tuner.does_without_workers(OSError("no room"))
+        return window(since)
+
+    accounts.window = fail
+    assert looked(tuner, accounts) is None  # what it would propose is of before
+    accounts.window = window
+    looked(tuner, accounts)
+    assert tuner.history[-2:-1] == ("goes back to threads 2: workers failed with OSError: no room",)
+
+
+def test_workers_that_the_user_gave_are_not_given_up():
+    given = dataclasses.replace(bounds(SLOW_DISK), tunable=frozenset({"buffer"}))
+    assert not Tuner(given, START).does_without_workers(OSError("no room"))
