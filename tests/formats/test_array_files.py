@@ -38,45 +38,27 @@ def read(source, *rows):
     return out
 
 
-@pytest.mark.parametrize(
-    ("header", "match"),
-    [
-        (described("'|S0'", "(-1,)"), "its shape must be a tuple of lengths"),
-        (described("'|V0'", "(3,)"), "its elements must have bytes"),
-        (described("[]", "(3,)"), "its elements must have bytes"),
-        (described(shape="(3, -4)"), "its shape must be a tuple of lengths"),
-        (described(shape="(3, True)"), "its shape must be a tuple of lengths"),
-        (described(shape=f"({2**64}, 4)"), r"its header promises \d+ bytes"),
-        (described(shape=f"({2**40}, {2**40})"), r"its header promises \d+ bytes"),
-        (described(shape=f"({'1, ' * 100})"), "maximum supported dimension"),
-        (described("'|O'"), "it holds Python objects"),
-        (described("{}"), "its elements must have bytes"),
-        *(
-            (header, r"NumPy cannot read its header \(")
-            for header in (
-                described(shape="[3, 4]"),
-                described(shape="(2**3,)"),
-                described(fortran="1"),
-                described("'<i99'"),
-                described("[('x', '<i4'), ('x', '<i4')]"),
-                described("[(3,)]"),
-                described("[[[]]]"),
-                described("('<i4', (-1,))"),
-                described("('<i4', 2**70)"),
-                described("f'{1}'"),
-                "{'descr': '<i4', 'shape': (3, 4)}",
-                "[1, 2",
-                "(" * 5000,
-                "{'a':" * 1500,
-                "'''",
-                "\0",
-                "    0\n  1",
-                "1" * 9000,
-                "{[]: 1}",
-            )
-        ),
+HEADERS = {
+    "its shape must be a tuple of lengths": [
+        described("'|S0'", "(-1,)"), described(shape="(3, -4)"), described(shape="(3, True)"),
     ],
-    ids=lambda given: given[:30],
+    "its elements must be numbers, and no Python objects": [
+        described("'|V0'", "(3,)"), described("[]", "(3,)"), described("{}"), described("'|O'"),
+    ],
+    r"its header promises \d+ bytes": [described(shape=f"({2**64}, 4)"), described(shape=f"({2**40}, {2**40})")],
+    "maximum supported dimension": [described(shape=f"({'1, ' * 100})")],
+    r"NumPy cannot read its header \(": [
+        described(shape="[3, 4]"), described(shape="(2**3,)"), described(fortran="1"), described("'<i99'"),
+        described("[('x', '<i4'), ('x', '<i4')]"), described("[(3,)]"), described("[[[]]]"),
+        described("('<i4', (-1,))"), described("('<i4', 2**70)"), described("f'{1}'"),
+        "{'descr': '<i4', 'shape': (3, 4)}", "[1, 2", "(" * 5000, "{'a':" * 1500, "'''", "\0", "    0\n  1",
+        "1" * 9000, "{[]: 1}",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("match", "header"), [(match, header) for match, headers in HEADERS.items() for header in headers], ids=repr
 )
 def test_invalid_headers_are_refused_with_the_name_of_the_file(tmp_path, header, match):
     (tmp_path / "bad.npy").write_bytes(npy(header))
@@ -91,7 +73,7 @@ def test_invalid_headers_are_refused_with_the_name_of_the_file(tmp_path, header,
 @pytest.mark.parametrize("version", [(0, 0), (1, 1), (4, 0), (255, 255)])
 def test_versions_that_no_numpy_writes_are_refused(tmp_path, version):
     (tmp_path / "x.npy").write_bytes(npy(described(), version))
-    with pytest.raises(ValueError, match=rf"x\.npy .* must be 1\.0, 2\.0 or 3\.0, got {version[0]}\.{version[1]}"):
+    with pytest.raises(ValueError, match=r"x\.npy .* of version 1\.0, 2\.0 or 3\.0"):
         feedline.open_source(tmp_path / "x.npy")
 
 
@@ -135,7 +117,7 @@ def test_headers_are_read_on_several_threads():
     data = file.getvalue()
     with ThreadPoolExecutor(4) as threads:
         headers = threads.map(lambda _: read_header(io.BytesIO(data).read, len(data)), range(1000))
-        assert {header.shape for header in headers} == {(3,)}
+        assert {shape for shape, *_ in headers} == {(3,)}
 
 
 def test_names_of_fields_are_not_garbled(tmp_path, is_source_of):
@@ -160,7 +142,7 @@ def test_a_dtype_that_numpy_save_loses_gets_the_line_that_works(tmp_path, is_sou
     np.save(tmp_path / "x.npy", rows)
     np.savez(tmp_path / "x.npz", y=rows)
     for name, leaf in (("x.npy", "x.npy"), ("x.npz", "x.npz: y")):
-        with pytest.raises(TypeError, match=r"elements of . bytes have lost their dtype: numpy\.save") as error:
+        with pytest.raises(TypeError, match=r"elements of dtype .* have lost their dtype: numpy\.save") as error:
             feedline.open_source(tmp_path / name)
         assert leaf in str(error.value)
         assert line in str(error.value)
@@ -172,48 +154,50 @@ def test_a_dtype_that_numpy_save_loses_gets_the_line_that_works(tmp_path, is_sou
 # --- .npz ---
 
 
-def test_damaged_members_are_named(tmp_path):
-    np.savez_compressed(tmp_path / "ok.npz", x=ROWS, y=ROWS)
-    whole = (tmp_path / "ok.npz").read_bytes()
-    at = whole.index(b"y.npy") + 60
-    (tmp_path / "bad.npz").write_bytes(whole[:at] + b"damage" + whole[at + 6 :])
-    with pytest.raises(ValueError, match=r"bad\.npz cannot be read as a \.npz file of numbers: its member 'y': "):
-        feedline.open_source(tmp_path / "bad.npz")
-    np.savez(tmp_path / "ok.npz", x=ROWS)
-    whole = (tmp_path / "ok.npz").read_bytes()
-    (tmp_path / "bad.npz").write_bytes(b"damage" + whole[6:])
-    with pytest.raises(ValueError, match=r"its member 'x': Bad magic number for file header"):
-        feedline.open_source(tmp_path / "bad.npz")
+def compressed(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
 
 
-def test_a_compressed_member_that_ends_early_is_named(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x.npy", npy(described(shape="(1000, 4)")))
-    with pytest.raises(ValueError, match=r"x\.npz .* its member 'x': its header promises \d+ bytes"):
+def flipped(path, save, *places):
+    """An archive with other bytes: {offset in the data of the archive: value}."""
+    save(path, x=ROWS, y=ROWS)
+    data = bytearray(path.read_bytes())
+    for place, value in places:
+        at = place(data)
+        data[at : at + len(value)] = value
+    path.write_bytes(data)
+
+
+ENCRYPTED = [(lambda data: 6, b"\1"), (lambda data: data.index(b"PK\1\2") + 8, b"\1")]  # the flag alone
+BAD_ARCHIVES = {
+    "a damaged member": (
+        lambda path: flipped(path, np.savez_compressed, (lambda data: data.index(b"y.npy") + 60, b"damage")),
+        "its member 'y': ",
+    ),
+    "a damaged header": (lambda path: flipped(path, np.savez, (lambda _: 0, b"damage")), "'x': Bad magic number"),
+    "too few elements": (
+        lambda path: compressed(path, [("x.npy", npy(described(shape="(1000, 4)")))]),
+        r"its member 'x': its header promises \d+ bytes",
+    ),
+    "one name twice": (
+        lambda path: compressed(path, [("x.npy", npy(described()))] * 2),
+        "must have different names, and two are called 'x'",
+    ),
+    "encrypted": (lambda path: flipped(path, np.savez_compressed, *ENCRYPTED), "'x': File .* is encrypted"),
+    "a long name": (lambda path: flipped(path, np.savez, (lambda _: 26, b"\x40\x1f")), "its member 'x'"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", BAD_ARCHIVES)
+def test_bad_members_are_named_in_few_words(tmp_path, name):
+    write, match = BAD_ARCHIVES[name]
+    write(tmp_path / "x.npz")
+    with pytest.raises(ValueError, match=rf"x\.npz cannot be read as a \.npz file of numbers: .*{match}") as error:
         feedline.open_source(tmp_path / "x.npz")
-
-
-def test_members_of_one_name_are_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
-        archive.writestr("x.npy", npy(described()))
-        with pytest.warns(UserWarning, match="Duplicate name"):
-            archive.writestr("x.npy", npy(described()))
-    with pytest.raises(ValueError, match=r"x\.npz .* must have different names, and two are called 'x'"):
-        feedline.open_source(tmp_path / "x.npz")
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_encrypted_member_is_named(tmp_path, save):
-    save(tmp_path / "x.npz", x=ROWS)
-    with zipfile.ZipFile(tmp_path / "x.npz") as archive:
-        place = archive.infolist()[0].header_offset
-        directory = archive.start_dir
-    whole = bytearray((tmp_path / "x.npz").read_bytes())
-    whole[place + 6] |= 1  # zipfile cannot write encrypted members: the flag alone
-    whole[directory + 8] |= 1
-    (tmp_path / "x.npz").write_bytes(whole)
-    with pytest.raises(ValueError, match=r"x\.npz .* its member 'x': File .* is encrypted, password required"):
-        feedline.open_source(tmp_path / "x.npz")
+    assert len(str(error.value)) < 1000
 
 
 # --- files that change ---
@@ -275,7 +259,6 @@ def test_many_files_are_checked_in_turn(tmp_path):
     for i in range(20):
         save(tmp_path / f"{i:02}.npy", ROWS)
     source = feedline.open_source(tmp_path / "*.npy")
-    assert read(source, 3).tolist() == ROWS[[3]].tolist()
     rewrite(tmp_path / "07.npy", ROWS + 1)
     with pytest.raises(FeedError, match=r"it was written to .*07\.npy"):
         [read(source, 3) for _ in range(5)]
@@ -326,12 +309,6 @@ def test_arrays_of_a_file_that_cannot_be_rows_are_refused_with_its_name(tmp_path
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(error, match=match):
         feedline.open_source(tmp_path / "x.npz")
-
-
-def test_an_empty_file_is_named(tmp_path):
-    (tmp_path / "x.bin").touch()
-    with pytest.raises(ValueError, match=r"at least one row, got none in .*x\.bin"):
-        feedline.open_source(tmp_path / "x.bin", dtype=np.int32)
 
 
 def test_files_that_do_not_fit_together_are_named(tmp_path):

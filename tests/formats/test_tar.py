@@ -11,20 +11,12 @@ from webdataset import TarWriter, tariterators
 
 import feedline
 from feedline._src.rows import digests
-from feedline._src.rows.encoded_source import EncodedSource
 
 SAMPLES = [
     {"__key__": f"photos/v1.0/{i:04}", "jpg": os.urandom(3000 * i), "cls": b"%d" % i, "seg.png": b"s" * i}
     for i in range(5)
 ]
-RECORDS = [{name: sample[name] for name in ("cls", "jpg", "seg.png")} for sample in SAMPLES]
-
-
-def shard(path, samples):
-    with TarWriter(str(path), encoder=False) as writer:
-        for sample in samples:
-            writer.write(sample)
-    return path
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
 
 def archive(path, members, form=tarfile.PAX_FORMAT):
@@ -41,31 +33,22 @@ def archive(path, members, form=tarfile.PAX_FORMAT):
 
 
 def test_records_are_those_of_webdataset(tmp_path):
-    shard(tmp_path / "a-000.tar", SAMPLES[:3])
-    shard(tmp_path / "a-001.tar", SAMPLES[3:])
-    source = feedline.open_source(tmp_path / "a-*.tar")
-    assert isinstance(source, EncodedSource)
+    with TarWriter(str(tmp_path / "a.tar"), encoder=False) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    source = feedline.open_source(tmp_path / "a.tar")
     assert sorted(source.fields) == ["cls", "jpg", "seg.png"]
-    expected = []
-    for name in ("a-000.tar", "a-001.tar"):
-        with open(tmp_path / name, "rb") as file:
-            for theirs in tariterators.group_by_keys(
-                tariterators.tar_file_expander([{"url": name, "stream": file}])
-            ):
-                expected.append({field: value for field, value in theirs.items() if field in source.fields})
-    assert expected == RECORDS
-    assert source.records(np.array([4, 0, 0, 3, 2, 1])) == [expected[i] for i in (4, 0, 0, 3, 2, 1)]
-    assert source[-1] == expected[-1]
-    assert source.file_of(3) == str(tmp_path / "a-001.tar")
-    assert repr(source).startswith("<RecordFiles: rows 5, cls bytes, jpg bytes, seg.png bytes, from ")
-    some = feedline.open_source(tmp_path / "a-*.tar", columns=["cls"])
+    with open(tmp_path / "a.tar", "rb") as file:
+        members = tariterators.tar_file_expander([{"url": "a.tar", "stream": file}])
+        theirs = [{name: each[name] for name in source.fields} for each in tariterators.group_by_keys(members)]
+    assert theirs == [{name: sample[name] for name in source.fields} for sample in SAMPLES]
+    assert source.records(np.array([4, 0, 0, 3, 2, 1])) == [theirs[i] for i in (4, 0, 0, 3, 2, 1)]
+    some = feedline.open_source(tmp_path / "a.tar", columns=["cls"])
     assert (some[4], some.fields) == ({"cls": b"4"}, ("cls",))
     assert some.identity != source.identity
-    with pytest.raises(ValueError, match=r"columns must be some of .* got png"):
-        feedline.open_source(tmp_path / "a-*.tar", columns=["png"])
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("form", FORMATS)
 def test_what_is_no_part_of_a_record_is_left_out(tmp_path, form):
     folder, long = tarfile.TarInfo("x"), "folder/" * 15
     folder.type = tarfile.DIRTYPE
@@ -88,23 +71,14 @@ def link(name, kind):
     [
         ([], "at least one row, got .* with no records"),
         ([("README", b"")], "at least one row"),
-        (
-            [("1.jpg", b""), ("1.txt", b""), ("2.jpg", b"")],
-            "'2' has jpg, the first record, '1', jpg, txt, in .*x.tar",
-        ),
+        ([("1.jpg", b""), ("1.txt", b""), ("2.jpg", b"")], "'2' has jpg, the first record, '1', jpg, txt"),
         ([("1.jpg", b""), ("2.jpg", b""), ("2.txt", b"")], "same fields, and '2' has jpg, txt, the first record"),
-        (
-            [("1.jpg", b""), ("1.jpg", b"")],
-            "a record must have each field once, and there are two members '1.jpg'",
-        ),
-        ([("1.jpg", b""), ("1.JPG", b"")], "each field once, and there are two members '1.JPG'"),
-        (
-            [("1.jpg", b""), ("2.jpg", b""), ("1.txt", b"")],
-            "must be adjacent, and '1.txt' comes after .*--sort=name",
-        ),
+        ([("1.jpg", b""), ("1.jpg", b"")], "each field once, and '1.jpg' comes .* a second time"),
+        ([("1.jpg", b""), ("1.JPG", b"")], "each field once, and '1.JPG' comes"),
+        ([("1.jpg", b""), ("2.jpg", b""), ("1.txt", b"")], "adjacent, .*'1.txt' comes after .*--sort=name"),
         ([("1.jpg", b""), link("2.jpg", tarfile.SYMTYPE)], "regular files, and '2.jpg' is a link.*--dereference"),
         ([("1.jpg", b""), link("2.jpg", tarfile.LNKTYPE)], "regular files, and '2.jpg' is a link"),
-        ([link("2.jpg", tarfile.FIFOTYPE)], "regular files, and '2.jpg' is special"),
+        ([link("2.jpg", tarfile.FIFOTYPE)], "regular files, and '2.jpg' is a link, sparse or special"),
         ([("a/../1.jpg", b"")], "names must not lead out of a folder, and a member is named 'a/../1.jpg'"),
     ],
 )
@@ -118,7 +92,7 @@ def test_a_sparse_member_is_refused(tmp_path):
     os.truncate(tmp_path / "1.bin", 1 << 20)
     if os.system(f"cd {tmp_path} && tar --sparse -cf x.tar 1.bin") != 0:
         pytest.skip("needs GNU tar")
-    with pytest.raises(ValueError, match=r"regular files, and '1.bin' is sparse"):
+    with pytest.raises(ValueError, match=r"regular files, and '1.bin' is .*sparse"):
         feedline.open_source(tmp_path / "x.tar")
 
 
@@ -137,17 +111,12 @@ MEMBERS = [("1.jpg", b"one" * 300), ("1.txt", b"1"), ("2.jpg", b"two"), ("2.txt"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: b"", "no whole|must end with blocks of zeros|cannot be read as a tar archive"),
-        (lambda data: b"to be or not to be\n" * 100, "cannot be read as a tar archive"),
         (lambda data: bytes(10240), "at least one row"),
         (gzip.compress, "must not be compressed.*gunzip"),
         (lambda data: data[:700], "members must lie within the archive, and '1.jpg' has 900 bytes .* of 700"),
         (lambda data: data[:1536], "must end with blocks of zeros, and .* truncated"),
         (lambda data: data[:1600], "must end|cannot be read"),
-        (
-            lambda data: data[: data.index(b"2.jpg")] + b"?" + data[data.index(b"2.jpg") + 1 :],
-            "must end after its",
-        ),
+        (lambda data: data.replace(b"2.jpg", b"?.jpg", 1), "must end after its"),
         (lambda data: data + data, "must end after its last member"),
     ],
 )
@@ -163,13 +132,11 @@ def test_a_huge_member_is_not_allocated(tmp_path):
         info = tarfile.TarInfo(name)
         info.size, info.type = 1 << 45, kind
         (tmp_path / "x.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-        with pytest.raises(
-            ValueError, match=r"must lie within the archive|cannot be read as a tar archive|must end"
-        ):
+        with pytest.raises(ValueError, match=r"x\.tar cannot be read as a tar archive"):
             feedline.open_source(tmp_path / "x.tar")
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("form", FORMATS)
 def test_an_archive_that_was_built_again_is_not_read_by_its_old_index(tmp_path, monkeypatch, form):
     monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])
     path, long = tmp_path / "x.tar", "a folder/" * 12  # a name of several blocks
@@ -188,6 +155,5 @@ def test_an_archive_that_was_built_again_is_not_read_by_its_old_index(tmp_path, 
         with pytest.raises(feedline.FeedError, match=r"built again with .*Delete that index") as error:
             [again[i] for i in range(4)]
         assert not isinstance(error.value, feedline.RowError)
-        assert error.value.file == str(path)
     (tmp_path / ".x.tar.feedline-index").unlink()
     assert feedline.open_source(path)[0] == {"jpg": b"0" * 400, "txt": b"0" * 1400}

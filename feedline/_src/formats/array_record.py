@@ -14,11 +14,12 @@ import numpy.typing as npt
 from feedline._src.errors import warn
 from feedline._src.files.file import File, Indices, opening
 from feedline._src.formats.open_options import Decode, OpenOptions
-from feedline._src.formats.registry import Format, require
+from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import BadRecordError, Records, fields
 from feedline._src.rows import digests
 from feedline._src.rows.values import as_array, as_record_leaf, is_list
 
+library: Any = Library("array_record.python.array_record_module", "array-record")
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
 _BUFFER_BYTES = 1 << 15
 
@@ -27,24 +28,22 @@ def open_array_record(file: File, options: OpenOptions) -> Records:
     """How records are unpacked.
 
     Raises:
-      ValueError: not exactly one of `dtype` and `decode`, where either or `columns` is given; no such column.
+      ValueError: `dtype` and `decode` together, `columns` without a dtype, or no such column.
     """
     dtype, decode = options.dtype, options.decode
     if dtype is None and decode is None and options.columns is None:
         return Records(open=Reader, instead=", or if they have one size, give open_source their dtype")
-    if (dtype is None) == (decode is None):
+    if (dtype is None) == (decode is None) or (dtype is None and options.columns is not None):
         raise ValueError(
-            f"records of bytes do not say what they are, got {file.name} with "
-            f"{'neither dtype nor decode' if dtype is None else 'dtype and decode'}; give open_source one of "
-            "dtype=np.dtype([('image', np.uint8, (32, 32, 3)), ('label', np.int32)]) and decode=..., a function "
-            "of a list of bytes"
+            "records of bytes do not say what they are: give open_source one of dtype=np.dtype([('image', "
+            "np.uint8, (32, 32, 3)), ('label', np.int32)]), of which columns may choose, and decode=..., a "
+            f"function of a list of bytes; got dtype={dtype}, decode={decode}, columns={options.columns} for "
+            f"{file.name}"
         )
-    if decode is None:
-        options.named(fields(np.empty(0, dtype)), file.name)  # a name that is not there is no bad row
-        return Records(open=Reader, unpack=functools.partial(_of_dtype, options, file.name))
-    if options.columns is not None:
-        raise ValueError(f"columns is for arrays with names; a decoder names its own, got {options.columns}")
-    return Records(open=Reader, unpack=functools.partial(_decoded, decode), files=False)
+    if decode is not None:
+        return Records(open=Reader, unpack=functools.partial(_decoded, decode), files=False)
+    options.named(fields(np.empty(0, dtype)), file.name)  # a name that is not there is no bad row
+    return Records(open=Reader, unpack=functools.partial(_of_dtype, options, file.name))
 
 
 FORMAT = Format(
@@ -116,11 +115,11 @@ class Reader:
         opened = self._opened
         if opened is not None and opened[0] is path:
             return opened[1]
-        module = require("array_record.python.array_record_module", "array-record")
+        make_reader = library.ArrayRecordReader
         with opening(Path(path)):
             pass  # the library's errors do not say what to do
         try:
-            reader = module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
+            reader = make_reader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
             if not reader.ok():
                 reader.read([0])  # raises an error that says what is wrong
         except Exception as error:  # the library does not document the type
@@ -136,12 +135,10 @@ class Reader:
 
 def _of_dtype(options: OpenOptions, path: str, records: list[bytes]) -> Any:
     dtype = np.dtype(options.dtype)
-    lengths = list(map(len, records))
-    if lengths.count(dtype.itemsize) < len(lengths):
-        found = next(length for length in lengths if length != dtype.itemsize)
+    if others := [record for record in records if len(record) != dtype.itemsize]:
         raise ValueError(
-            f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, this one has {found} bytes; "
-            "declare what it is, or give decode=... where records differ in length"
+            f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, this one has {len(others[0])} "
+            "bytes; declare what it is, or give decode=... where records differ in length"
         )
     return options.named(fields(np.frombuffer(b"".join(records), dtype)), path)
 

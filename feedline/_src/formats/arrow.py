@@ -38,10 +38,10 @@ def is_bytes(kind: Any) -> bool:
 
     Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
     """
-    return _is(kind, "binary", "large_binary", "string", "large_string")
+    return is_a(kind, "binary", "large_binary", "string", "large_string")
 
 
-def _is(kind: Any, *names: str) -> bool:
+def is_a(kind: Any, *names: str) -> bool:
     return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
 
 
@@ -50,12 +50,12 @@ def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
     permutation = getattr(kind, "permutation", None) or []  # of the axes of a tensor
     if isinstance(kind, pyarrow.FixedShapeTensorType) and permutation == sorted(permutation):
         return jax.ShapeDtypeStruct(tuple(kind.shape), row_of(kind.value_type, label).dtype)
-    if _is(kind, "fixed_size_binary"):
+    if is_a(kind, "fixed_size_binary"):
         return jax.ShapeDtypeStruct((kind.byte_width,), np.dtype(np.uint8))
-    if _is(kind, "fixed_size_list"):
+    if is_a(kind, "fixed_size_list"):
         inner = row_of(kind.value_type, label)
         return jax.ShapeDtypeStruct((kind.list_size, *inner.shape), inner.dtype)
-    if _is(kind, "boolean", "integer", "floating"):
+    if is_a(kind, "boolean", "integer", "floating"):
         return jax.ShapeDtypeStruct((), np.dtype(kind.to_pandas_dtype()))
     raise TypeError(f"{label} must have rows of one size that are numbers, got {kind}; {_remedy(kind)}")
 
@@ -75,18 +75,18 @@ def column_of(array: Any, label: str) -> Column:
     null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     if is_bytes(kind):
         _, ends, data = array.buffers()
-        wide = _is(kind, "large_binary", "large_string")
+        wide = is_a(kind, "large_binary", "large_string")
         return Column(
             _from(data), _from(ends, np.dtype(np.int64 if wide else np.int32), array.offset, count + 1), null
         )
-    if _is(kind, "fixed_size_list"):
+    if is_a(kind, "fixed_size_list"):
         start, stop = array.offset * kind.list_size, (array.offset + count) * kind.list_size
         inner = column_of(array.values, label)
         values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
         if inner.null is not None and (within := inner.null[start:stop].reshape(count, -1).any(1)).any():
             null = within if null is None else null | within
         return Column(values, null=null)
-    if _is(kind, "boolean"):
+    if is_a(kind, "boolean"):
         return Column(array.fill_null(False).to_numpy(zero_copy_only=False), null=null)
     row = row_of(kind, label)
     width = math.prod(row.shape)
@@ -119,9 +119,9 @@ _REMEDIES = {
 
 
 def _remedy(kind: Any) -> str:
-    while _is(kind, "fixed_size_list"):
+    while is_a(kind, "fixed_size_list"):
         kind = kind.value_type
-    return next((remedy for name, remedy in _REMEDIES.items() if _is(kind, name)), "cast it to numbers")
+    return next((remedy for name, remedy in _REMEDIES.items() if is_a(kind, name)), "cast it to numbers")
 
 
 def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:

@@ -22,9 +22,17 @@ from feedline._src.errors import FeedError
 from feedline._src.files.file import File, Indices, absolute
 from feedline._src.files.files import Files
 from feedline._src.files.store import is_url
-from feedline._src.formats.arrow import REWRITE, batches_of, column_of, is_bytes, naming_file, row_of
+from feedline._src.formats.arrow import (
+    REWRITE,
+    batches_of,
+    column_of,
+    is_a,
+    is_bytes,
+    naming_file,
+    pyarrow,
+    row_of,
+)
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import require
 from feedline._src.formats.table import Column
 from feedline._src.rows import digests
 
@@ -32,6 +40,7 @@ STATE = "state.json"
 _CACHED = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
 _INDICES = ("_indices_files", "_indices_data_files")
 """Keys under which versions of `datasets` before 2 name the files that select rows; later ones copy the rows."""
+_LISTS = ("list", "large_list", "fixed_size_list")
 _CHECKS_A_READ = 4  # files, at some 5 µs each
 _SAMPLED_ROWS = 64
 
@@ -86,6 +95,7 @@ class OpenDataset:
     Attributes:
       table: a `pyarrow.Table` of the chosen columns.
       count: the number of rows.
+      rows: for each of them its row in the table; None: they are the same.
       files: empty for a dataset in memory.
 
     Raises:
@@ -102,15 +112,15 @@ class OpenDataset:
     ) -> None:
         self._given, self._options = absolute(dataset) if isinstance(dataset, str) else dataset, options
         self.folder = folder or os.getcwd()
-        found: Any = dataset
         if isinstance(dataset, str):
-            found = _Saved(dataset, files)
-            self.files: Files = found.files
+            self.files, table, indices, form = _loaded(dataset, files)
         else:
             self.files = files or Files([file["filename"] for file in dataset.cache_files])
-        names = _columns_of(found.format, found.column_names)
+            selected: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
+            table, indices, form = dataset.data.table, selected and selected.table, dataset.format
+        names = _columns_of(form, table.column_names)
         self._to_check = itertools.cycle(list(self.files))  # of a list: threads share this iterator
-        self.table = found.data.table.select(options.chosen(names, "this dataset"))
+        self.table = table.select(options.chosen(names, "this dataset"))
         try:
             self.table.validate()  # sizes of buffers: damaged files could end the process else
         except ValueError as error:
@@ -118,11 +128,9 @@ class OpenDataset:
             raise ValueError(
                 f"the table of this dataset is damaged{where}: {error}; make the dataset again"
             ) from error
-        indices = found._indices  # no public attribute has them
         self.rows: Indices | None = None
-        """For each row of the dataset its row in the table; None: they are the same."""
         if indices is not None:
-            self.rows = np.asarray(indices.table.column(0).to_numpy(), np.uint64).view(np.int64)
+            self.rows = np.asarray(indices.column(0).to_numpy(), np.uint64).view(np.int64)
         self.count: int = self.table.num_rows if self.rows is None else len(self.rows)
         if self.count == 0:
             raise ValueError("a source must have at least one row, and this dataset has none")
@@ -164,20 +172,13 @@ def _opened_again(files: Files, dataset: bytes, options: OpenOptions, folder: st
 
 
 def _columns_of(form: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
-    """The columns that a format chooses of `names`. ValueError if it makes other values of those in the table;
-    "numpy" and its like only convert them to arrays."""
-    if form["type"] == "custom":
+    """The columns of `names` that a format chooses. ValueError if it makes other values of those in the table."""
+    if form["type"] == "custom" or form["format_kwargs"]:
         raise ValueError(
-            "open_source reads the values that are stored, and this dataset has a transform (with_transform or "
-            "set_transform), which would not be called; pass the dataset itself to the feed, which then reads row "
-            "by row and calls it, or remove it with dataset.with_format(None), and use feedline.decoded or "
-            "Feed(transform=...)"
-        )
-    if form["format_kwargs"]:
-        raise ValueError(
-            "open_source reads the values that are stored, and the format of this dataset converts them, by "
-            f"{dict(form['format_kwargs'])}; remove it with dataset.with_format(None), and convert in the step, "
-            "or in the dataset with dataset.cast_column"
+            "open_source reads the values that are stored, and this dataset has a transform (with_transform), or "
+            f"a format that converts them ({dict(form['format_kwargs'] or {})}); pass the dataset itself to the "
+            "feed, which then reads row by row and calls it; or remove it with dataset.with_format(None), and use "
+            "feedline.decoded, Feed(transform=...) or dataset.cast_column"
         )
     chosen: Sequence[str] = names if form["output_all_columns"] else form["columns"]
     if not chosen:
@@ -189,7 +190,7 @@ def _columns_of(form: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
 
 
 class FileColumn(NamedTuple):
-    """Files, each of which is in the table or lies at a path: `datasets.Image`, `datasets.Audio` and their like.
+    """A column of files, each of them in the table or at a path: `datasets.Image`, `Audio` and their like.
 
     Attributes:
       data: the bytes; null where the file lies at a path.
@@ -249,9 +250,7 @@ def is_encoded(kind: Any) -> bool:
 
 def _is_file(kind: Any) -> bool:
     """Whether it is the type of files by bytes or path."""
-    if not require("pyarrow", "arrow").types.is_struct(kind):
-        return False
-    fields = {field.name: field.type for field in kind}
+    fields = {field.name: field.type for field in kind} if is_a(kind, "struct") else {}
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
 
@@ -268,7 +267,6 @@ def columns_of(table: Any, folder: str) -> list[dict[str, AnyColumn]]:
       TypeError: a column is neither numbers, lists of numbers, bytes, text nor files.
       ValueError: lists of different lengths.
     """
-    pyarrow = require("pyarrow", "arrow")
     columns = {}
     for name in table.column_names:
         _check_type(table.schema.field(name).type, name)
@@ -284,8 +282,8 @@ def columns_of(table: Any, folder: str) -> list[dict[str, AnyColumn]]:
 
 def _check_type(kind: Any, name: str) -> None:
     inner = kind
-    while _is_list(inner) or _is_extension(inner):
-        inner = inner.value_type if _is_list(inner) else inner.storage_type
+    while is_a(inner, *_LISTS) or isinstance(inner, pyarrow.ExtensionType):
+        inner = inner.storage_type if isinstance(inner, pyarrow.ExtensionType) else inner.value_type
     try:
         if not is_encoded(kind):
             row_of(inner, name)
@@ -295,16 +293,6 @@ def _check_type(kind: Any, name: str) -> None:
             "make numbers of it with dataset.cast_column, dataset.flatten or dataset.map, as the table in "
             "docs/hugging_face.md#which-columns-are-read says, or leave the column out with columns=[...]"
         ) from None
-
-
-def _is_list(kind: Any) -> bool:
-    types = require("pyarrow", "arrow").types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _is_extension(kind: Any) -> bool:
-    """Whether it is a type of `datasets`, such as that of `Array2D`. Arrow's own are of another class."""
-    return isinstance(kind, require("pyarrow", "arrow").ExtensionType)
 
 
 def _column_of(array: Any, label: str, folder: str) -> AnyColumn:
@@ -318,12 +306,11 @@ def _column_of(array: Any, label: str, folder: str) -> AnyColumn:
 
 def _of_one_shape(array: Any, name: str) -> Any:
     """A `pyarrow.Array` in the same memory, with lists of fixed sizes in place of others and of extensions."""
-    pyarrow = require("pyarrow", "arrow")
-    if _is_extension(array.type):
+    if isinstance(array.type, pyarrow.ExtensionType):  # of `datasets`, such as that of `Array2D`
         return _of_one_shape(array.storage, name)
-    if not _is_list(array.type):
+    if not is_a(array.type, *_LISTS):
         return array
-    if pyarrow.types.is_fixed_size_list(array.type):
+    if is_a(array.type, "fixed_size_list"):
         length, first = array.type.list_size, array.offset * array.type.list_size
     else:
         ends = np.asarray(array.offsets)
@@ -351,32 +338,21 @@ def _different_lengths(name: str, found: str) -> ValueError:
 # --- folders that Dataset.save_to_disk wrote ---
 
 
-class _Table(NamedTuple):
-    table: Any
-
-
-class _Saved:
-    """A saved folder, with the attributes of a `HuggingFaceDataset` that are used here, and its files.
+def _loaded(folder: str, files: Files | None) -> tuple[Files, Any, Any, Mapping[str, Any]]:
+    """Of a saved folder its files, the tables of its rows and of the row indices, and what `set_format` had set.
 
     Raises:
       ValueError: `state.json` or a file that it names is damaged.
       FileNotFoundError: there is no such file.
     """
-
-    def __init__(self, folder: str, files: Files | None) -> None:
-        state = _state_of(folder) or {}
-        paths = _files_in(folder, state, "_data_files")
-        indices = [path for key in _INDICES for path in _files_in(folder, state, key)]
-        self.files = files or Files([*paths, *indices])
-        self.data = _Table(_joined(self.files[: len(paths)]))
-        self._indices = _Table(_joined(self.files[len(paths) :])) if indices else None
-        self.column_names: list[str] = self.data.table.column_names
-        self.format: Mapping[str, Any] = {
-            "type": state.get("_format_type"),
-            "format_kwargs": state.get("_format_kwargs"),
-            "columns": state.get("_format_columns") or self.column_names,
-            "output_all_columns": state.get("_output_all_columns"),
-        }
+    state = _state_of(folder) or {}
+    paths = _files_in(folder, state, "_data_files")
+    indices = [path for key in _INDICES for path in _files_in(folder, state, key)]
+    files = files or Files([*paths, *indices])
+    table = _joined(files[: len(paths)])
+    form = {key: state.get(f"_{key}") for key in ("format_kwargs", "output_all_columns")}
+    form |= {"type": state.get("_format_type"), "columns": state.get("_format_columns") or table.column_names}
+    return files, table, _joined(files[len(paths) :]) if indices else None, form
 
 
 def is_saved(folder: str) -> bool:
@@ -404,14 +380,12 @@ def check_no_cache(paths: Sequence[str]) -> None:
             rows = {os.path.basename(path) for path in _files_in(folder, state, "_data_files")}
             others = [name for name in names if name not in rows]
             fix = f"open the folder by its path: open_source({folder or '.'!r})"
-        if len(others) == len(names):
-            continue
-        if others:
+        if others and len(others) < len(names):
             raise ValueError(
                 "dataset.map, filter and shuffle of Hugging Face cache results beside the files of a dataset, and "
                 f"{os.path.join(folder, others[0])} is such a cache; {fix}"
             )
-        if state is not None and any(state.get(key) for key in _INDICES):
+        if state is not None and not others and any(state.get(key) for key in _INDICES):
             raise ValueError(
                 f"rows of this dataset are those that a file of indices selects from {paths[0]}; {fix}"
             )
@@ -430,21 +404,17 @@ def _files_in(folder: str, state: Mapping[str, Any], key: str) -> list[str]:
     """The paths of the files that a state names."""
     try:
         names = [str(each["filename"]) for each in state.get(key) or ()]
-    except (TypeError, KeyError) as error:
+        if any(os.path.basename(name) != name for name in names):
+            raise ValueError("one lies elsewhere")
+    except (TypeError, KeyError, ValueError) as error:
         raise ValueError(
-            f"{folder}/{STATE} must name files under {key!r}, got {state[key]!r}; save the dataset again"
+            f"{folder}/{STATE} must name files of its folder under {key!r}, got {state[key]!r}; save it again"
         ) from error
-    outside = next((name for name in names if os.path.basename(name) != name), None)
-    if outside is not None:
-        raise ValueError(
-            f"{folder}/{STATE} must name files of its folder, got {outside!r}; save the dataset again"
-        )
     return [os.path.join(folder, name) for name in names]
 
 
 def _joined(files: Sequence[File]) -> Any:
     """The rows of some files, one after the other, as a `pyarrow.Table` of mapped memory."""
-    pyarrow = require("pyarrow", "arrow")
     tables = []
     for file in files:
         with naming_file(file.name, "an Arrow file", REWRITE):

@@ -20,10 +20,9 @@ import numpy.typing as npt
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Records, Scan, check_not_compressed
+from feedline._src.formats.table import Leaf, Records, Scan, check_not_compressed
 
 Array = npt.NDArray[Any]
-Numbers = jax.ShapeDtypeStruct
 _BLOCK_BYTES = 1 << 20
 _START_BYTES = 1 << 16
 """Read to learn the fields; more if no line ends within."""
@@ -72,20 +71,11 @@ def open_lines(file: File, options: OpenOptions) -> Records:
       TypeError: a column is neither text nor numbers of one shape.
     """
     lines = _first_lines(file)
-    if not lines[0]:
-        raise ValueError(f"the first line names the fields, and that of {file.name} has none; write it again")
-    columns = options.chosen(list(lines[0]), file.name)
-    kinds = _kinds_of(lines, columns, file.name)
-    numbers = {name: kind for name, kind in kinds.items() if kind is not None}
-    if len(numbers) == len(kinds):
-        return Records(scan, unpack=functools.partial(_arrays, numbers), spec=numbers)
-    return Records(
-        scan,
-        data_of=functools.partial(_record, kinds),
-        leaves={name: "bytes" if kind is None else kind for name, kind in kinds.items()}
-        if len(kinds) > 1
-        else None,
-    )
+    spec = _spec_of(lines, options.chosen(list(lines[0]), file.name), file.name)
+    if not any(isinstance(leaf, str) for leaf in spec.values()):
+        return Records(scan, unpack=functools.partial(_arrays, spec), spec=spec)
+    data_of = functools.partial(_record, spec)
+    return Records(scan, data_of=data_of, leaves=spec if len(spec) > 1 else None)
 
 
 FORMAT = Format("jsonl", (".jsonl", ".ndjson"), takes=frozenset({"columns"}), way="records", open=open_lines)
@@ -95,151 +85,124 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
     """The objects of the lines at the start of a file, without those that cannot be read.
 
     Raises:
-      ValueError: the first is no object, or there are no lines.
+      ValueError: there are no lines, or the first is no object with fields.
     """
-    blocks: list[bytes] = []
-    filled = False
+    data = b""
     with file.open() as opened:
-        while block := opened.read(_START_BYTES):
-            blocks.append(block)
-            if b"\n" in (block if filled else block.lstrip(_BLANK)):
+        while block := opened.read(max(_START_BYTES, len(data))):
+            data += block
+            if b"\n" in data.lstrip(_BLANK):
                 break
-            filled = filled or bool(block.strip(_BLANK))
-    lines = [line for line in b"".join(blocks).split(b"\n") if line.strip(_BLANK)]
+    lines = [line for line in data.split(b"\n") if line.strip(_BLANK)]
     if not lines:
         raise ValueError(
             f"a source must have at least one row, got {file.name} with no lines; check what wrote it"
         )
     check_not_compressed(lines[0], file.name)
     found = []
-    try:
-        found.append(_object(lines[0]))
-    except ValueError as error:
-        raise ValueError(_not_lines(file.name, lines[0], error)) from error
-    for line in lines[1:]:
+    for number, line in enumerate(lines):
         try:
             found.append(_object(line))
-        except ValueError:
-            continue  # a bad row when it is read; or the last one, of which only a part was read
+            if not found[0]:
+                raise ValueError("it has no fields")
+        except ValueError as error:
+            if number == 0:
+                raise ValueError(
+                    f'each line must be a JSON object, {{"name": value, ...}}, and the first of {file.name}, '
+                    f"{line[:60]!r}, is none: {error}; write it again, one object a line: "
+                    "pandas.read_json(path).to_json(new, orient='records', lines=True)"
+                ) from error
+            # else a bad row when it is read; or the last one, of which only a part was read
     return found
-
-
-def _not_lines(path: str, line: bytes, error: ValueError) -> str:
-    return (
-        f'each line must be a JSON object, {{"name": value, ...}}, and the first of {path}, {line[:60]!r}, is '
-        f"none: {error}; write it again, one object a line: pandas.read_json(path).to_json(new, orient='records', "
-        "lines=True)"
-    )
 
 
 def _object(line: bytes) -> dict[str, Any]:
     """The JSON object of a line. ValueError: it is none."""
     try:
         found = json.loads(line.decode("utf-8-sig"))
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"it is a JSON {type(found).__name__}")
-    return found
-
-
-def _line(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line that is read as a row."""
-    try:
-        return _object(line)
-    except ValueError as error:
+        if not isinstance(found, dict):
+            raise ValueError(f"it is a JSON {type(found).__name__}")
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"each line must be a JSON object, and this one is none: {error}; mend the line"
         ) from error
+    return found
 
 
-def _kinds_of(lines: Sequence[dict[str, Any]], columns: Sequence[str], path: str) -> dict[str, Numbers | None]:
-    """Shape and dtype of each column; None: it is text. TypeError lists all columns that are neither."""
-    kinds: dict[str, Numbers | None] = {}
+def _spec_of(lines: Sequence[dict[str, Any]], columns: Sequence[str], path: str) -> dict[str, Leaf]:
+    """What each column is. TypeError lists all columns that are neither text nor numbers."""
+    spec: dict[str, Leaf] = {}
     refused = []
     for name in columns:
         try:
-            kinds[name] = _kind_of([line[name] for line in lines if line.get(name) is not None])
+            spec[name] = _leaf_of([line[name] for line in lines if line.get(name) is not None])
         except TypeError as error:
             refused.append(f"{name!r} is {error}")
     if refused:
         more = f"; … {len(refused) - _MOST_SHOWN} more" if len(refused) > _MOST_SHOWN else ""
-        leave = f", or leave it out: columns={list(kinds)[:_MOST_SHOWN]}" if kinds else ""
-        count = f"{len(refused)} of {len(columns)}"
+        leave = f", or leave it out: columns={list(spec)[:_MOST_SHOWN]}" if spec else ""
         raise TypeError(
-            f"each column must be text or numbers of one shape, and {count} of {path} are not: "
-            f"{'; '.join(refused[:_MOST_SHOWN])}{more}. Write the file again{leave}"
+            f"each column must be text or numbers of one shape, and {len(refused)} of {len(columns)} of {path} "
+            f"are not: {'; '.join(refused[:_MOST_SHOWN])}{more}. Write the file again{leave}"
         )
-    return kinds
+    return spec
 
 
-def _kind_of(values: Sequence[Any]) -> Numbers | None:
-    """What a column holds that has these values at the start of the file. TypeError says why it cannot be read."""
+def _leaf_of(values: Sequence[Any]) -> Leaf:
+    """What a column is that has these values at the start of the file. TypeError says why it cannot be read."""
     if not values:
         raise TypeError("null in all lines at the start of the file: fill it")
     first = values[0]
     if isinstance(first, str):
-        return None
+        return "bytes"
     if isinstance(first, dict):
         raise TypeError("an object: flatten it, as pandas.json_normalize does")
     found = _as_array([first])
-    if found is None or found.size == 0 or not (found.dtype.kind in "bi" or _has_float([first], found)):
+    if found is None or found.size == 0 or not (found.dtype.kind in "bi" or _has_float(first, found)):
         raise TypeError(
             f"{_shown(first)}: write text, or numbers that fit int64 or float64 in lists of one length"
         )
     if isinstance(first, list) and any(isinstance(v, list) and len(v) != len(first) for v in values):
         raise TypeError("a list of different lengths: pad it, or see feedline.Ragged")
-    is_float = found.dtype.kind == "i" and any(_has_float([value], _as_array([value])) for value in values)
-    return Numbers(found.shape[1:], _DTYPES["f" if is_float else found.dtype.kind])
+    is_float = found.dtype.kind == "i" and any(_has_float(value, _as_array([value])) for value in values)
+    return jax.ShapeDtypeStruct(found.shape[1:], _DTYPES["f" if is_float else found.dtype.kind])
 
 
-def _record(kinds: Mapping[str, Numbers | None], line: bytes) -> Any:
+def _record(spec: Mapping[str, Leaf], line: bytes) -> Any:
     """The record of a line: a dict, or the bytes of a single column of text."""
-    found = _line(line)
-    record = {
-        name: _text(found, name) if kind is None else _column([found], name, kind)[0]
-        for name, kind in kinds.items()
-    }
-    return record if len(kinds) > 1 else next(iter(record.values()))
+    found = [_object(line)]
+    record = {name: _column(found, name, leaf)[0] for name, leaf in spec.items()}
+    return record if len(spec) > 1 else next(iter(record.values()))
 
 
-def _arrays(kinds: Mapping[str, Numbers], lines: list[bytes]) -> dict[str, Array]:
+def _arrays(spec: Mapping[str, Leaf], lines: list[bytes]) -> dict[str, Any]:
     """The columns of some lines."""
-    found = [_line(line) for line in lines]
-    return {name: _column(found, name, kind) for name, kind in kinds.items()}
+    found = [_object(line) for line in lines]
+    return {name: _column(found, name, leaf) for name, leaf in spec.items()}
 
 
-def _column(lines: Sequence[dict[str, Any]], name: str, kind: Numbers) -> Array:
-    """The numbers of a column. Whether a value fits does not depend on the other lines."""
-    values = [_value(line, name) for line in lines]
-    found = _as_array(values)
-    if found is None or found.shape[1:] != kind.shape or not np.can_cast(found.dtype, kind.dtype):
-        raise _other(name, f"{kind.dtype}{list(kind.shape) or ''}", values[0])
-    return found.astype(kind.dtype, copy=False)
-
-
-def _text(line: dict[str, Any], name: str) -> bytes:
-    value = _value(line, name)
-    if not isinstance(value, str):
-        raise _other(name, "text", value)
-    try:
-        return value.encode()
-    except UnicodeEncodeError as error:
+def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
+    """The values of a column. Whether one fits does not depend on the other lines."""
+    if missing := [line for line in lines if name not in line]:
         raise ValueError(
-            f"text must be Unicode, and the field {name!r} has half of a surrogate pair, {_shown(value)}; "
-            "mend the line"
-        ) from error
-
-
-def _value(line: dict[str, Any], name: str) -> Any:
-    if name not in line:
-        raise ValueError(f"each line must have the fields of the first, and it has no {name!r}; mend the line")
-    return line[name]
-
-
-def _other(name: str, kind: str, value: Any) -> ValueError:
-    return ValueError(
-        f"the field {name!r} must be {kind}, as in the first line, and is {_shown(value)}; mend the line"
+            f"each line must have the fields of the first, and one of {list(missing[0])} has no {name!r}; mend it"
+        )
+    values = [line[name] for line in lines]
+    if isinstance(leaf, str):
+        if all(isinstance(value, str) for value in values):
+            try:
+                return [value.encode() for value in values]
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"text must be Unicode, and {name!r} is {_shown(values[0])}; mend the line"
+                ) from error
+    else:
+        found = _as_array(values)
+        if found is not None and found.shape[1:] == leaf.shape and np.can_cast(found.dtype, leaf.dtype):
+            return found.astype(leaf.dtype, copy=False)
+    kind = "text" if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape) or ''}"
+    raise ValueError(
+        f"the field {name!r} must be {kind}, as in the first line, and is {_shown(values[0])}; mend the line"
     )
 
 
@@ -257,11 +220,11 @@ def _as_array(values: Sequence[Any]) -> Array | None:
     return found if found.dtype.kind in "biuf" else None
 
 
-def _has_float(values: Sequence[Any], found: Array | None) -> bool:
-    """Whether one of the values is a float, and not only their array is."""
+def _has_float(value: Any, found: Array | None) -> bool:
+    """Whether a number in the value is a float, and not only its array is."""
     if found is None or found.dtype.kind != "f":
         return False
-    return any(isinstance(value, float) for value in np.asarray(values, object).flat)
+    return any(isinstance(each, float) for each in np.asarray([value], object).flat)
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from feedline._src.files.file import File
 from feedline._src.files.files import Files
 from feedline._src.files.store import Store, is_url
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format, require
+from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import Column, Grouped
 from feedline._src.rows.shards import Indices
 from feedline._src.runtime.ending import check_may_read
@@ -31,6 +31,7 @@ _CHECKED_KEYS = 100
 """How many of the first keys are asked whether they name a database, since each costs some µs."""
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+lmdb: Any = Library("lmdb", "lmdb")
 
 
 def open_lmdb(file: File, options: OpenOptions) -> Grouped:
@@ -39,11 +40,17 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     Raises:
       ValueError: it cannot be read, is truncated, or has named databases.
     """
-    names = options.chosen(["key", "value"], file.name)
+    names = sorted(options.chosen(["key", "value"], file.name))  # as JAX numbers the leaves of a dict
 
     def keys_of(env: Any, entries: Any) -> list[bytes]:
         found = list(entries.cursor().iternext(values=False))
-        _check_unnamed(env, entries, found[:_CHECKED_KEYS], file.name)
+        for key in [key for key in found[:_CHECKED_KEYS] if b"\0" not in key]:  # LMDB takes no other names
+            with contextlib.suppress(lmdb.IncompatibleError):  # a plain entry: only `open_db` tells
+                env.open_db(key, entries, create=False)
+                raise ValueError(
+                    f"the entries of an LMDB file must lie in its unnamed database, and {file.name} has one "
+                    f"named {key!r}; copy its entries into a file of their own: new.put(key, value)"
+                )
         return found
 
     found = _used(file, keys_of)
@@ -61,20 +68,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     def read(leaf: int, group: int) -> Column:
         raise NotImplementedError("rows are read by read_rows")
 
-    names.sort()  # as JAX numbers the leaves of a dict
     return Grouped(dict.fromkeys(names, "bytes"), [[keys.rows]] * len(names), read, read_rows)
-
-
-def _check_unnamed(env: Any, entries: Any, keys: Sequence[bytes], name: str) -> None:
-    """Refuse a file with named databases, each of which is an entry with a flag that only `open_db` looks at."""
-    lmdb = require("lmdb", "lmdb")
-    for key in (key for key in keys if b"\0" not in key):  # LMDB takes names that end there
-        with contextlib.suppress(lmdb.IncompatibleError):  # a plain entry
-            env.open_db(key, entries, create=False)
-            raise ValueError(
-                f"the entries of an LMDB file must lie in its unnamed database, and {name} has a database named "
-                f"{key!r}; copy its entries into a file of their own: new.put(key, value)"
-            )
 
 
 def _files(paths: Sequence[str], store: Store | None) -> Files:
@@ -90,28 +84,17 @@ FORMAT = Format(
 
 
 def _used(file: File, use: Callable[[Any, Any], T]) -> T:
-    """What `use` returns of an environment and a transaction, in which no other thread uses LMDB."""
+    """What `use` returns of an environment and a transaction, while no other thread uses LMDB."""
 
     def used(path: str) -> T:
-        with _opened(file, path) as (env, entries):
-            return use(env, entries)
-
-    return file.with_path(used)
-
-
-@contextlib.contextmanager
-def _opened(file: File, path: str) -> Iterator[tuple[Any, Any]]:
-    """An environment and a transaction, for the length of a `with` block; no other thread uses LMDB meanwhile."""
-    lmdb = require("lmdb", "lmdb")
-    with _lock, contextlib.ExitStack() as stack:
-        check_may_read()
         try:
-            opened = lmdb.open(path, subdir=False, readonly=True, lock=False, create=False, max_dbs=1)
-            env = stack.enter_context(opened)
-            needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-            if needed > (size := os.stat(path).st_size):  # LMDB would read beyond its end
-                raise ValueError(f"{file.name} must have {needed} bytes, and has {size}; it is truncated")
-            yield env, stack.enter_context(env.begin())
+            with _lock, lmdb.open(path, subdir=False, readonly=True, lock=False, create=False, max_dbs=1) as env:
+                check_may_read()
+                needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+                if needed > (size := os.stat(path).st_size):  # LMDB would read beyond its end
+                    raise ValueError(f"{file.name} must have {needed} bytes, and has {size}; it is truncated")
+                with env.begin() as entries:
+                    return use(env, entries)
         except lmdb.Error as error:
             code = getattr(error, "code", None)
             if code in (errno.EMFILE, errno.ENFILE):
@@ -120,3 +103,5 @@ def _opened(file: File, path: str) -> Iterator[tuple[Any, Any]]:
                 f"{file.name} cannot be read as an LMDB file: {error}; close it where this process has it open, "
                 "or write it again if it is damaged"
             ) from error
+
+    return file.with_path(used)

@@ -43,51 +43,38 @@ def tokens_beside(index: str) -> str:
 
 
 def read_index(file: File) -> Index:
-    """The index of an `.idx`, after a check that it describes sequences that follow each other.
+    """What an `.idx` says. ValueError: it is damaged, or its sequences do not follow each other."""
 
-    Raises:
-      ValueError: it is damaged, truncated, or of another format.
-    """
-    try:
-        return _index(file)
-    except ValueError as error:
-        raise ValueError(
-            f"{file.name} cannot be read as an .idx of Megatron-LM: {error}. It may be truncated or another "
-            "format; write it again with IndexedDatasetBuilder"
-        ) from error
+    def check(holds: Any, rule: str) -> None:
+        if not holds:
+            raise ValueError(
+                f"{file.name} cannot be read as an .idx of Megatron-LM: {rule}. It may be truncated or another "
+                "format; write it again with IndexedDatasetBuilder"
+            )
 
-
-def _index(file: File) -> Index:
     head = file.samples([(0, _HEADER.size)])[0]
-    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
-        raise ValueError("it does not begin as one does")
+    check(len(head) == _HEADER.size and head.startswith(_MAGIC), "it does not begin as one does")
     _, version, code, sequences, marks = _HEADER.unpack(head)
-    if version != 1 or not 1 <= code <= len(_DTYPES):
-        raise ValueError(f"its version must be 1 and the code of its dtype 1 to 8, got {version} and {code}")
+    known = version == 1 and 1 <= code <= len(_DTYPES)
+    check(known, f"its version must be 1 and the code of its dtype 1 to 8, got {version} and {code}")
     needed = _HEADER.size + 12 * sequences + 8 * marks
-    if file.size not in (needed, needed + sequences):
-        raise ValueError(f"its header promises {needed} bytes, or {sequences} more, but there are {file.size}")
+    fits = file.size in (needed, needed + sequences)
+    check(fits, f"its header promises {needed} bytes, or {sequences} more, but there are {file.size}")
     dtype = np.dtype(_DTYPES[code - 1]).newbyteorder("<")
     sizes = np.array([4 * sequences, 8 * sequences, 8 * marks])
     lengths, places, firsts = file.read(_HEADER.size + np.cumsum(sizes) - sizes, sizes)
     ends = np.zeros(sequences + 1, np.int64)
     np.cumsum(np.frombuffer(lengths, "<i4"), out=ends[1:])
+    follow = (np.diff(ends) >= 0).all() and (np.frombuffer(places, "<i8") == ends[:-1] * dtype.itemsize).all()
+    check(follow, "its sequences must follow each other in the .bin, and do not")
     first = np.frombuffer(firsts, "<i8")
-    if (np.diff(ends) < 0).any() or (np.frombuffer(places, "<i8") != ends[:-1] * dtype.itemsize).any():
-        raise ValueError("its sequences must follow each other in the .bin, and do not")
-    if len(first) < 2 or first[0] != 0 or first[-1] != sequences or (np.diff(first) < 0).any():
-        raise ValueError(
-            f"its documents must ascend from sequence 0 to the end of sequence {sequences - 1}, and do not"
-        )
+    ascend = len(first) > 1 and first[0] == 0 and first[-1] == sequences and (np.diff(first) >= 0).all()
+    check(ascend, f"its documents must ascend from sequence 0 to the end of sequence {sequences - 1}, and do not")
     return Index(dtype, ends[first])
 
 
 def check_tokens(index: Index, name: str, size: int) -> None:
-    """Refuse a `.bin` of `size` bytes that an `.idx` does not belong to.
-
-    Raises:
-      ValueError: it has another size.
-    """
+    """Refuse, with a ValueError, a `.bin` of `size` bytes that an `.idx` does not belong to."""
     needed = int(index.offsets[-1]) * index.dtype.itemsize
     if size != needed:
         raise ValueError(

@@ -17,18 +17,11 @@ def read(file: File, options: OpenOptions) -> list[Any]:
       ValueError: no dtype is given, or the size of the file is no multiple of it.
     """
     dtype: Any = options.dtype
-    found = None
-    if dtype is None:
-        found = (
-            "raw bytes do not say what they are; pass their dtype: feedline.open_source(path, dtype=...), or open "
-            "the .idx of Megatron-LM beside them"
-        )
-    elif file.size % dtype.itemsize:
-        found = f"it has {file.size} bytes, no multiple of the {dtype.itemsize} that one {dtype} takes"
-    if found is not None:
+    if dtype is None or file.size % dtype.itemsize:
         raise ValueError(
-            f"{file.name} cannot be read as a .bin file of numbers: {found}. It may be truncated or another "
-            "format; write it again with ndarray.tofile"
+            f"{file.name} cannot be read as a .bin file of numbers: raw bytes do not say what they are, and must "
+            f"be a multiple of their dtype, got dtype={dtype} and {file.size} bytes; pass open_source(path, "
+            "dtype=...), or open the .idx of Megatron-LM beside them. If the dtype is right, it is truncated"
         )
     array = FileArray.of(file, dtype, (file.size // dtype.itemsize,), 0)
     return [options.named(fields(array), file.name)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 import tarfile
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from feedline._src.files.file import File
@@ -19,7 +18,6 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; 
 _META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # what WebDataset leaves out too
 _BLOCK_BYTES = 512
 _READ_BYTES = 1 << 20
-_REWRITE = "write it again: tar --sort=name -cf shard.tar folder, or with webdataset.TarWriter"
 
 
 def scan(file: File) -> Scan:
@@ -28,38 +26,16 @@ def scan(file: File) -> Scan:
     Raises:
       ValueError: it is not a plain tar archive of regular files, or its records have different fields.
     """
-    fields: tuple[str, ...] | None = None
-    first = ""
-    parts = array("q")
-    keys: set[str] = set()
     with file.open(sequential=True) as opened:
-        for key, members in itertools.groupby(_members(opened, file.size, file.name), lambda member: member.key):
-            found: dict[str, tuple[int, int, int, int]] = {}
-            for member in members:
-                if key in keys:
-                    raise _refused(
-                        file.name,
-                        f"the members of a record must be adjacent, and {_short(member.name)} comes after members "
-                        "of other records",
-                    )
-                if member.field in found:
-                    raise _refused(
-                        file.name,
-                        f"a record must have each field once, and there are two members {_short(member.name)}",
-                    )
-                found[member.field] = member.entry
-            keys.add(key)
-            if fields is None:
-                fields, first = tuple(found), key
-            if found.keys() != set(fields):
-                raise _refused(
-                    file.name,
-                    f"all records must have the same fields, and {_short(key)} has {_listed(found)}, the first "
-                    f"record, {_short(first)}, {_listed(fields)}",
-                )
-            for field in fields:
-                parts.extend(found[field])
-    return Scan(fields or (), parts)
+        check_not_compressed(opened.read(_BLOCK_BYTES), file.name)
+        try:
+            return _scanned(opened, file.size)
+        except Exception as error:  # of many types, of `tarfile`
+            raise ValueError(
+                f"{file.name} cannot be read as a tar archive of records: {str(error) or type(error).__name__}. "
+                "It may be truncated or another format; write it again: tar --sort=name --dereference "
+                "--hard-dereference -cf shard.tar folder, or with webdataset.TarWriter"
+            ) from error
 
 
 FORMAT = Format(
@@ -71,6 +47,33 @@ FORMAT = Format(
 )
 
 
+def _scanned(opened: BinaryIO, size: int) -> Scan:
+    fields: tuple[str, ...] | None = None
+    first = ""
+    parts = array("q")
+    keys: set[str] = set()
+    for key, members in itertools.groupby(_members(opened, size), lambda member: member.key):
+        found: dict[str, tuple[int, int, int, int]] = {}
+        for member in members:
+            if key in keys or member.field in found:
+                raise ValueError(
+                    "the members of a record must be adjacent, with each field once, and "
+                    f"{_short(member.name)} comes after members of other records, or a second time"
+                )
+            found[member.field] = member.entry
+        keys.add(key)
+        if fields is None:
+            fields, first = tuple(found), key
+        if found.keys() != set(fields):
+            raise ValueError(
+                f"all records must have the same fields, and {_short(key)} has {', '.join(found):.200}, the first "
+                f"record, {_short(first)}, {', '.join(fields):.200}"
+            )
+        for field in fields:
+            parts.extend(found[field])
+    return Scan(fields or (), parts)
+
+
 class _Member(NamedTuple):
     """A member that is a field of a record, and the `ENTRY` of where it lies."""
 
@@ -80,93 +83,49 @@ class _Member(NamedTuple):
     entry: tuple[int, int, int, int]
 
 
-def _members(file: BinaryIO, size_bytes: int, path: str) -> Iterator[_Member]:
+def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
     """The fields of all records, in the order of the archive, which must be whole."""
-    check_not_compressed(file.read(_BLOCK_BYTES), path)
-    file.seek(0)
+    opened.seek(0)
+    archive = tarfile.open(fileobj=opened, mode="r:")  # noqa: SIM115  # closing it would not close the file
     at = -1
-    with _readable(path):
-        archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115  # closing it would not close the file
-    while True:
-        with _readable(path):
-            info = archive.next()
-            archive.members = []  # type: ignore[attr-defined]  # else it keeps all headers
-            if info is not None and info.offset <= at:
-                raise ValueError(f"the header at byte {at} leads back to {info.offset}")
-        if info is None:
-            break
+    while (info := archive.next()) is not None:
+        archive.members = []  # type: ignore[attr-defined]  # else it keeps all headers
+        if info.offset <= at:
+            raise ValueError(f"the header at byte {at} leads back to {info.offset}")
         at = info.offset
-        split = _checked_name(info, path)
+        split = _checked_name(info)
         if split is None:
             continue
-        if info.size < 0 or info.offset_data + info.size > size_bytes:
-            raise _refused(
-                path,
+        if info.size < 0 or info.offset_data + info.size > size:
+            raise ValueError(
                 f"members must lie within the archive, and {_short(info.name)} has {info.size} bytes from byte "
-                f"{info.offset_data} on, of {size_bytes}; the archive is truncated",
-                "copy it again",
+                f"{info.offset_data} on, of {size}"
             )
-        file.seek(at)
+        opened.seek(at)
         header_bytes = info.offset_data - at  # of a long name several blocks
-        checksum = zlib.crc32(file.read(header_bytes))
+        checksum = zlib.crc32(opened.read(header_bytes))
         yield _Member(info.name, split[1], split[2].lower(), (at, header_bytes, info.size, checksum))
-    _check_end(file, archive.offset, size_bytes, path)
+    opened.seek(archive.offset)  # there `tarfile` stops without an error
+    rest = opened.read(_BLOCK_BYTES)
+    if len(rest) < _BLOCK_BYTES:
+        raise ValueError(f"it must end with blocks of zeros, and has none within its {size} bytes")
+    while rest:
+        if rest.strip(b"\0"):
+            raise ValueError(f"it must end after its last member, and has other bytes after byte {archive.offset}")
+        rest = opened.read(_READ_BYTES)
 
 
-@contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
-    """Name the archive in any error of `tarfile`, which does not document all types."""
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a tar archive: {type(error).__name__}: {error}. It may be truncated or "
-            f"another format; {_REWRITE}"
-        ) from error
-
-
-def _checked_name(info: tarfile.TarInfo, path: str) -> re.Match[str] | None:
+def _checked_name(info: tarfile.TarInfo) -> re.Match[str] | None:
     """The key and the field that the name of a member says; None: it is no part of a record."""
     if ".." in info.name.split("/"):
-        raise _refused(path, f"names must not lead out of a folder, and a member is named {_short(info.name)}")
+        raise ValueError(f"names must not lead out of a folder, and a member is named {_short(info.name)}")
     if info.isdir():
         return None
     if not info.isreg() or info.issparse():
-        kind = "sparse" if info.issparse() else "a link" if info.islnk() or info.issym() else "special"
-        raise _refused(
-            path,
-            f"members must be regular files, and {_short(info.name)} is {kind}",
-            "tar --dereference --hard-dereference writes files in place of links",
-        )
+        raise ValueError(f"members must be regular files, and {_short(info.name)} is a link, sparse or special")
     return None if _META.fullmatch(info.name) else _NAME.fullmatch(info.name)
-
-
-def _refused(path: str, message: str, remedy: str = _REWRITE) -> ValueError:
-    return ValueError(f"{message}, in {path}; {remedy}")
 
 
 def _short(name: str) -> str:
     """A name for an error, which a damaged archive can make as long as itself."""
     return f"{name!r:.200}"
-
-
-def _listed(fields: Iterable[str]) -> str:
-    return f"{', '.join(fields):.200}"
-
-
-def _check_end(file: BinaryIO, end: int, size_bytes: int, path: str) -> None:
-    """Refuse an archive that does not end with a block of zeros. There `tarfile` stops without an error."""
-    file.seek(end)
-    rest = file.read(_BLOCK_BYTES)
-    if len(rest) < _BLOCK_BYTES:
-        raise ValueError(
-            f"a tar archive must end with blocks of zeros, and {path} has none within its {size_bytes} bytes; it "
-            "is truncated, copy or write it again"
-        )
-    while rest:
-        if rest.strip(b"\0"):
-            raise ValueError(
-                f"a tar archive must end after its last member, and {path} has other bytes after byte {end}; "
-                f"it is damaged, or several archives in one file: {_REWRITE}"
-            )
-        rest = file.read(_READ_BYTES)
