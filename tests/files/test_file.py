@@ -79,7 +79,7 @@ def test_a_replaced_file_is_refused(path, use):
         "read": lambda file: file.read(np.array([0]), np.array([4])),
         "open": lambda file: file.open(),
         "check": lambda file: file.check(),
-        "pickle": lambda file: pickle.loads(pickle.dumps(file)),
+        "pickle": lambda file: pickle.loads(pickle.dumps(files)),
         "memory": lambda file: file.memory(),
     }
     with pytest.raises(feedline.FeedError, match="another file lies at its path"):

@@ -74,7 +74,6 @@ class CacheFile(Descriptor):
 
     Attributes:
       path: where it lies, unless somebody has deleted it.
-      size: of the bytes.
       id: of this very file; b"" if it has none.
       verified: bool[blocks]: whether this process has written a block, or compared its checksum.
     """
@@ -96,7 +95,6 @@ class CacheFile(Descriptor):
         return self.id != b"" and self._read_id() == self.id
 
     def begin(self) -> None:
-        """Make it as large as it will be, and give it an id."""
         os.ftruncate(self.descriptor, self.size)
         self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
         os.pwrite(self.descriptor, self.id, self._id_at)
@@ -118,7 +116,7 @@ class CacheFile(Descriptor):
         return bool(self.verified[block]) or self.block(block) is not None
 
     def write(self, block: int, data: memoryview) -> None:
-        """Write a block, then its entry. OSError: the disk is full."""
+        """Write a block, then its entry."""
         _pwrite(self.descriptor, data, block * BLOCK_BYTES)
         os.pwrite(self.descriptor, _ENTRY.pack(_MARK, zlib.crc32(data)), self.size + _ENTRY.size * block)
         self.verified[block] = True
@@ -133,9 +131,8 @@ class CacheFile(Descriptor):
 class WholeFile(Descriptor):
     """A file with a whole object and nothing else, which is not evicted while it is open.
 
-    Attributes:
-      path: through the descriptor where the system has such paths: it leads to this file even if another one takes
-        its place.
+    `path` leads through the descriptor where the system has such paths: to this file even if another takes its
+    place.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
@@ -158,21 +155,18 @@ class WholeFile(Descriptor):
 class Cache:
     """A folder of files with a size limit. Thread-safe, and safe with other processes.
 
+    All methods raise a FeedError if the folder cannot be written, or too many files are open.
+
     Args:
-      folder: is created. Only its subfolder "blocks" is used.
       limit_bytes: of all files; None: half of the space that is free or that the cache has already. A process may
         exceed it by a thirty-second.
 
     Attributes:
-      segment_bytes: the most bytes of one file, except for whole objects.
       evictions: how many files this process has deleted.
       turn: changes whenever files may have been found to be gone.
       opened: the segments that were read last.
       known: of each segment that was open, its id and `CacheFile.verified`, which outlast its descriptor.
       used: names of the segments that were read since the last `maintain`.
-
-    Raises:
-      FeedError: here and in all methods: the folder cannot be written, or too many files are open.
     """
 
     def __init__(self, folder: str, limit_bytes: int | None) -> None:
@@ -279,7 +273,6 @@ class Cache:
         return None if file is None or None in parts else b"".join(parts)
 
     def put(self, name: str, data: bytes) -> None:
-        """Store all bytes of a file."""
         file = self.open(name, len(data))
         for start in range(0, len(data), BLOCK_BYTES):
             self.write(file, start // BLOCK_BYTES, memoryview(data)[start : start + BLOCK_BYTES])
@@ -294,8 +287,8 @@ class Cache:
     def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
         """Whether a batch that needs so many bytes `ahead` batches later should not be fetched yet.
 
-        It is too early while enough is being fetched to keep the link busy, and where the batches until then would
-        not fit into a quarter of the cache, which could evict blocks before they are read.
+        The link is busy enough, or the batches until then, in a quarter of the cache, could be evicted before they
+        are read.
         """
         return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
 

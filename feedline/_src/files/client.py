@@ -57,7 +57,6 @@ class Version(NamedTuple):
     """What changes when an object is replaced.
 
     Attributes:
-      size_bytes: of the object.
       tag: its ETag, or the time of its last modification if the store gives no ETag.
       nonce: "" of a strong version, with which an object has the same bytes. Else a random number, so that nobody
         else finds what was cached of the object.
@@ -71,7 +70,6 @@ class Version(NamedTuple):
 
     @property
     def cache_tag(self) -> str:
-        """What names of the cache contain."""
         return f"{self.tag} {self.nonce}" if self.nonce else self.tag
 
     def check(self, now: Version, name: str) -> None:
@@ -102,17 +100,8 @@ class UnreachableError(TransientError):
 class Client:
     """Requests to one bucket or host. Credentials are those that obstore finds: environment, files, instance.
 
-    Of each request, errors are:
-      FileNotFoundError: there is no such object or bucket.
-      TransientError: try again. It failed, or made no progress for `patience_s`.
-      FeedError: something is wrong for good.
-
-    Args:
-      base: as of a `Url`.
-
-    Raises:
-      ImportError: obstore is not installed.
-      FeedError: no credentials, or settings in the environment that obstore does not take.
+    A request raises FileNotFoundError if there is no such object or bucket, TransientError if it may succeed
+    later, and FeedError if something is wrong for good. It may make no progress of 256 KiB for `patience_s`.
     """
 
     def __init__(self, base: str) -> None:
@@ -138,7 +127,6 @@ class Client:
         return f"Client({self._base!r})"
 
     async def version(self, key: str, patience_s: float) -> Version:
-        """The present version of an object."""
         request = self._obstore.get_async(self._store, key, options={"head": True})
         found = await self._asked(key, request, patience_s)
         if str(found.attributes.get("Content-Type", "")).startswith("text/html"):
@@ -168,7 +156,7 @@ class Client:
                 await self._asked("", anext(self._obstore.list(self._store)), patience_s)
 
     async def listed(self, prefix: str, patience_s: float) -> list[Listed]:
-        """All objects whose keys begin with `prefix`, in sorted order."""
+        """All objects whose keys begin with `prefix`, sorted."""
         folder = prefix.rpartition("/")[0]
         found: list[Listed] = []
         stream = self._obstore.list(self._store, folder or None, chunk_size=1000)
@@ -262,7 +250,6 @@ class Client:
 
 @functools.cache
 def client_of(base: str) -> Client:
-    """The client of a bucket or host."""
     return Client(base)
 
 

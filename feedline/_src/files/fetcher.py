@@ -88,8 +88,6 @@ class Fetcher:
         self._durations: dict[int, collections.deque[float]] = {}
         """Of the last requests, by the logarithm of their size."""
         self._warned = -math.inf
-        self._outage: str | None = None
-        """The bucket or host that the last warning is about; None once it has answered again."""
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the thread."""
@@ -122,7 +120,6 @@ class Fetcher:
 
     @property
     def in_flight(self) -> int:
-        """How many coroutines are running."""
         return len(self._running)
 
     async def patiently(
@@ -130,12 +127,8 @@ class Fetcher:
     ) -> T:
         """What `request` returns, which is repeated while its errors are transient.
 
-        Args:
-          size: of the answer in bytes. None: not known, so that nobody can say whether it is late.
-
-        Raises:
-          FeedError: errors, or no progress, for longer than `patience_s`; or no connection for 10 s before the
-            first answer.
+        `size` is that of the answer; None: not known, so that nobody can say whether it is late. FeedError:
+        errors, or no progress, for longer than `patience_s`; or no connection for 10 s before the first answer.
         """
         failing_since = None
         pause = _FIRST_PAUSE_S
@@ -143,9 +136,7 @@ class Fetcher:
             try:
                 async with self._slots:
                     began = time.monotonic()
-                    result = await self._hedged(size, request)
-                self._note_answer(name, failing_since)
-                return result
+                    return await self._hedged(size, request)
             except TransientError as error:
                 failing_since = failing_since or began
                 failing_s, reason = time.monotonic() - failing_since, str(error)
@@ -164,15 +155,15 @@ class Fetcher:
                     file=name,
                 )
             self.counts.retries += 1
-            self._note_trouble(failing_s, name, reason, limit_s)
+            self._warn(failing_s, name, reason, limit_s)
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), limit_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _note_trouble(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
+    def _warn(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
         """Log, now and then, that a store is failing."""
         now = time.monotonic()
         if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
-            self._warned, self._outage = now, _host(name)
+            self._warned = now
             _log.warning(
                 "a store has failed for %.0f s, and is asked again until it has failed for %g s: %s: %s",
                 failing_s,
@@ -180,12 +171,6 @@ class Fetcher:
                 name,
                 reason,
             )
-
-    def _note_answer(self, name: str, failing_since: float | None) -> None:
-        """Log that a store answers again, if its failing was logged."""
-        if failing_since is not None and self._outage == _host(name):
-            self._outage = None
-            _log.warning("a store answers again after %.0f s: %s", time.monotonic() - failing_since, name)
 
     async def _hedged(self, size: int | None, request: Callable[[], Awaitable[T]]) -> T:
         """What `request` returns first, if it is asked a second time once it takes much longer than the others."""
@@ -260,10 +245,6 @@ _WAIT = (
 _FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
 
 
-def _host(name: str) -> str:
-    return "/".join(name.split("/", 3)[:3])
-
-
 async def _drain() -> None:
     """Let cancelled requests end, and their last answers arrive."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -273,7 +254,6 @@ async def _drain() -> None:
 
 @functools.cache
 def fetcher() -> Fetcher:
-    """The one of this process."""
     return Fetcher()
 
 
@@ -294,12 +274,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def result_of(future: concurrent.futures.Future[T], name: object) -> T:
-    """The result of a request. What a store or the local disk does is a FeedError, never a bad row.
-
-    Raises:
-      FeedError: the request failed, or was cancelled.
-      SystemExit: the interpreter exits, and this is a daemon thread.
-    """
+    """The result of a request. What a store or the local disk does is a FeedError, never a bad row."""
     try:
         return future.result()
     except FeedError:
@@ -343,10 +318,7 @@ class Origin:
 
     Invariant: what `fetch` returns of objects without a strong version came before the samples were found
     unchanged in the store, so it is of the same data, unless an object was replaced by one with the same samples.
-
-    Args:
-      patience_s: how long the store may fail.
-      samples: of objects without a strong version, at most 16: those of another process that reads the source.
+    There are at most 16 samples; another process that reads the same source gets them.
     """
 
     def __init__(self, patience_s: float, samples: Sequence[_Sample] = ()) -> None:
@@ -357,7 +329,6 @@ class Origin:
         """How often a comparison was asked for, and how many of these calls came before the last one began."""
 
     async def version(self, url: Url) -> Version:
-        """The present version of an object. Raises FileNotFoundError or FeedError."""
         client, patience_s = client_of(url.base), self._patience_s
         return await fetcher().patiently(str(url), patience_s, 0, lambda: client.version(url.key, patience_s))
 
@@ -380,12 +351,7 @@ class Origin:
         return version._replace(sampled=digest.hexdigest()[:32])
 
     async def fetch(self, url: Url, version: Version, start: int, stop: int) -> Any:
-        """Bytes `start` to `stop` of an object of this version, as a buffer.
-
-        Raises:
-          FileNotFoundError: there is no such object any more.
-          FeedError: it was replaced, or cannot be read for `patience_s`.
-        """
+        """Bytes `start` to `stop` of an object, as a buffer. FileNotFoundError, or FeedError as of `patiently`."""
         data = await self._asked(url, version, start, stop)
         if version.nonce:
             if len(self._samples) < _MOST_SAMPLES:  # before: another first request compares this one's sample

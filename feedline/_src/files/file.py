@@ -68,7 +68,7 @@ class FileVersion(NamedTuple):
 class File:
     """Bytes of one version of a local file, or of an object in a store (`RemoteFile`).
 
-    All methods are thread-safe, and it pickles: the other process opens the same version.
+    All methods are thread-safe. `Files` can be pickled.
 
     Attributes:
       name: its path or address as the user gave it, for errors.
@@ -123,10 +123,8 @@ class File:
         return found
 
     def read_rows(self, offsets: Indices, out: Bytes) -> None:
-        """Write the bytes at offsets[i] to out[i], a contiguous uint8[k, row bytes]. Errors as of `read`.
-
-        Raises:
-          FeedError: also if the file ends before a row does.
+        """Write the bytes at offsets[i] to out[i], a contiguous uint8[k, row bytes]. Errors as of `read`;
+        FeedError if the file ends before a row does.
         """
         length = out.shape[1]
         for row, data in zip(out, self.read(offsets, np.full(len(offsets), length)), strict=True):
@@ -148,8 +146,8 @@ class File:
         return self._memory
 
     def path(self) -> str:
-        """A local path of all bytes, for a library that opens files by path. An object is fetched whole, and stays
-        in the cache while this `File` is referred to. Errors as of `read`."""
+        """A local path of all bytes. An object is fetched whole, and stays in the cache while this `File`
+        lives."""
         return self.place
 
     def with_path(self, use: Callable[[str], T]) -> T:
@@ -159,15 +157,11 @@ class File:
 
     @property
     def has_path(self) -> bool:
-        """Whether all bytes lie on a local disk, so that `path` fetches nothing."""
         return True
 
     def open(self, sequential: bool = False) -> BinaryIO:
-        """A file object of the bytes, for one thread. Errors as of `check`.
-
-        Args:
-          sequential: most of it is read, from its start to its end: an object is fetched ahead.
-        """
+        """A file object of the bytes, for one thread. If it is read from start to end, an object is fetched
+        ahead."""
         opened = OpenFile(self.place, self._version)
         return os.fdopen(os.dup(opened.descriptor), "rb")
 
@@ -193,9 +187,8 @@ class File:
         return self._version.modified_ns
 
     def places_beside(self, suffix: str) -> list[str]:
-        """Paths at which to keep a file that is made of this one once, the best first. Any may be unwritable.
-
-        The name of one beside it is hidden, so that globs and folders of files leave it out.
+        """Paths at which to keep a file that is made of this one once, the best first. Any may be unwritable. The
+        name of one beside it is hidden, so that globs and folders of files leave it out.
         """
         folder, name = os.path.split(self.place)
         beside = os.path.join(folder, f".{name}{suffix}")
@@ -217,9 +210,6 @@ class File:
     def digest(self) -> list[Any]:
         """JSON values that identify the contents, without a path: the size, and a digest of sampled bytes."""
         return digests.of_samples(self.size, self.samples(digests.samples_of_file(self.size)))
-
-    def __reduce__(self) -> Any:
-        return File, (self.name, self.version, None, self.place)
 
 
 def place_in(folder: str, name: str, suffix: str) -> str:
@@ -376,10 +366,9 @@ def opening(path: Path) -> Iterator[BinaryIO]:
     """Open the file at `path` for the length of a `with` block.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError, OSError: it names the file, also if it comes from the block.
       ValueError: it is a folder, or no regular file: opening a pipe would wait for who writes to it.
       FeedError: this process has too many open files.
-      OSError: the disk fails, also inside the block. It names the file.
     """
     try:
         if not path.is_file() and path.exists() and not path.is_dir():

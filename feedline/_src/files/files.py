@@ -28,7 +28,6 @@ class Files(Sequence[File]):
 
     Args:
       paths: of local files, and addresses of objects, which are all asked for at once.
-      store: how objects are read; None: `Store()`.
       versions: the expected ones; None: the present ones.
       places: the absolute paths of local files, None for objects; None: where the paths lead now.
 
@@ -104,11 +103,7 @@ class Files(Sequence[File]):
         return [digests.of_samples(file.size, samples) for file, samples in found]
 
     def local_paths(self) -> list[str]:
-        """The `File.path` of each, fetched ahead.
-
-        Raises:
-          FeedError: also if the cache is too small for all of them.
-        """
+        """The `File.path` of each, fetched ahead. FeedError: also if the cache is too small for all of them."""
         if self._objects:
             from feedline._src.files.remote import fetch_whole
 
@@ -118,9 +113,7 @@ class Files(Sequence[File]):
     def will_read(self, places: Iterable[Place], ahead: int) -> bool:
         """Begin to fetch parts that are read `ahead` batches later, of objects in a store.
 
-        Returns:
-          False if that is too early: they would not fit into a quarter of the cache beside those of the batches
-          until then, or enough is in flight. Nothing was begun, and the caller asks again later.
+        False if that is too early (`Cache.is_too_early`). Nothing was begun then, and the caller asks again later.
         """
         wanted = [
             (file, file.blocks_of(offsets, offsets + lengths))
@@ -135,10 +128,7 @@ class Files(Sequence[File]):
         return True
 
     def close(self) -> None:
-        """Close descriptors, give up what is being fetched, and let the cache evict what was fetched whole.
-
-        A later read opens and fetches again.
-        """
+        """Close descriptors, and give up what is being fetched. A later read opens and fetches again."""
         self.open_files.clear()
         for file in self._objects.values():
             file.close()

@@ -31,10 +31,7 @@ _ZARR = ".zarr"
 
 
 class Names(Sequence[str]):
-    """Names of up to millions of files in little memory.
-
-    Args:
-      names: relative to a folder, as bytes of the file system.
+    """Names of up to millions of files, as bytes of the file system, in little memory.
 
     Example:
       >>> names = Names([b"a.jpg", b"b.jpg"])
@@ -62,17 +59,12 @@ class Names(Sequence[str]):
 
     @property
     def digest(self) -> str:
-        """Of all names and their order."""
         return hashlib.sha256(self._ends.tobytes() + self._joined).hexdigest()[:32]
 
 
 class Part(NamedTuple):
-    """Bytes of a file in a folder.
-
-    Attributes:
-      file: the number of a listed file, or the name of any file in the folder.
-      start: the first byte; negative: counted from the end.
-      stop: None: the end.
+    """Bytes of a listed file, by its number, or of any file in the folder, by its name. A negative `start` counts
+    from the end; `stop` None is the end.
     """
 
     file: int | str
@@ -140,7 +132,6 @@ class Folder:
         return Folder, (self.name, self._store, self.names, None, None, self.place)
 
     def path_of(self, file: int | str) -> str:
-        """The path or address of a file."""
         return f"{self.name}/{self._name(file)}" if self.name else self._name(file)
 
     def _name(self, file: int | str) -> str:
@@ -182,13 +173,10 @@ class Folder:
         return None if None in data else b"".join(data)  # type: ignore[arg-type]
 
     def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
-        """Begin to fetch parts that are read `ahead` batches later.
+        """Begin to fetch parts that are read `ahead` batches later, as `Files.will_read`.
 
         Args:
           part_bytes: about how many bytes a part has, if the sizes of some are not known: files without a number.
-
-        Returns:
-          False if that is too early; nothing was begun, and the caller asks again later. See `Files.will_read`.
         """
         if not self.in_store:
             return True
@@ -378,11 +366,7 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
     """A folder with the names of its files at any depth, sorted by the parts of their paths.
 
     Hidden files and folders are left out. So are, in a store, the empty objects that some programs write for
-    folders.
-
-    Raises:
-      ValueError: a link to nothing; a web server, which lists no files.
-      FeedError: the store cannot be read.
+    folders. ValueError: a link to nothing; a web server, which lists no files.
     """
     if not is_url(address):
         return Folder(address, store, Names(list(_files_below(os.fsencode(address), b"", 0))))
@@ -412,11 +396,9 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
 def folder_of(
     files: Sequence[str] | Sequence[Listed], store: Store | None = None, url: Url | None = None
 ) -> Folder:
-    """A folder of these files, in this order.
+    """A folder of these files, in this order: local paths, or objects that a store listed (`matches`).
 
-    Args:
-      files: local paths, or objects that a store listed (`matches`).
-      url: of the folder; None: the deepest folder that holds all of them.
+    `url` is that of the folder; None: the deepest folder that holds all files.
     """
     paths = [file.url.key if isinstance(file, Listed) else file for file in files]
     common = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths and url is None else ""
@@ -452,7 +434,6 @@ def matches(url: str, options: Store) -> list[Listed] | None:
     Raises:
       FileNotFoundError: no match.
       ValueError: no address, or a glob where the store does not list its keys.
-      FeedError: the store cannot be read.
     """
     parsed = Url.parse(url)
     if not parsed.is_glob:
@@ -493,17 +474,12 @@ def is_match(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def listing(prefix: Url, options: Store) -> list[Listed]:
-    """All objects of a bucket whose keys begin with that of `prefix`, in sorted order.
-
-    Raises:
-      FeedError: the store cannot be read.
-    """
+    """All objects of a bucket whose keys begin with that of `prefix`, in sorted order."""
     client = client_of(prefix.base)
     return _asked(prefix, options, lambda: client.listed(prefix.key, options.patience_s))
 
 
 def _folders(prefix: Url, options: Store) -> list[str]:
-    """The names of the folders in a folder of a bucket, sorted. Errors as of `listing`."""
     client = client_of(prefix.base)
     return _asked(prefix, options, lambda: client.folders(prefix.key, options.patience_s))
 

@@ -50,12 +50,8 @@ _Read = Callable[[CacheFile, Sequence[_Piece], Indices, Indices], int]
 
 
 class RemoteFile(File):
-    """A `File` that is an object in a store. Its blocks lie in segments of up to 64 MiB, each a file of the cache.
-
-    Args:
-      origin: of its bytes, which has compared the version.
-      options: cache and patience.
-    """
+    """A `File` that is an object in a store. Its blocks lie in segments of up to 64 MiB, each a file of the
+    cache."""
 
     in_store = True
     version: Version
@@ -69,8 +65,8 @@ class RemoteFile(File):
         self._lock = threading.RLock()  # a request may be done before its callback is added
         self._pending: dict[int, concurrent.futures.Future[None]] = {}
         """The requests that fetch a block. Guarded by _lock."""
-        self._incomplete = 0
-        """The first segment that was not complete when that was last asked."""
+        self._incomplete = self._segments[-1] if self._segments else ""
+        """A segment that was not complete when that was last asked; "" if all were."""
         self._mapped: tuple[Bytes, list[tuple[str, bytes, int]]] | None = None
         """The mapped object, and of its segments names, ids and sizes of files."""
         self._seen = -1
@@ -114,9 +110,8 @@ class RemoteFile(File):
     def _each(self, offsets: Indices, stops: Indices, read: _Read) -> None:
         """Call `read` with each file of the cache that has some of these parts, or pieces where segments meet.
 
-        Args:
-          read: (file, pieces, their offsets in the file, their lengths) → bytes read. Called again if somebody has
-            truncated the file.
+        `read` gets pieces, their offsets in the file and their lengths, and returns how many bytes it has read. It
+        is called again if somebody has truncated the file.
         """
         self.cache.maintain()
         self._wait_for(self.blocks_of(offsets, stops))
@@ -175,10 +170,9 @@ class RemoteFile(File):
         """Start to fetch those of some ascending blocks that are not there. Returns the requests."""
         missing = [block for block in blocks.tolist() if not self._has(block)]
         with self._lock:
-            pending = {block: self._pending[block] for block in missing if block in self._pending}
-            pending = {block: future for block, future in pending.items() if not future.done()}
-            futures = set(pending.values())
-            for run in self._runs([block for block in missing if block not in pending]):
+            running = {block: future for block, future in self._pending.items() if not future.done()}
+            futures = {running[block] for block in missing if block in running}
+            for run in self._runs([block for block in missing if block not in running]):
                 future = fetcher().run(self._fetch(run))
                 self._pending.update(dict.fromkeys(run, future))
                 future.add_done_callback(functools.partial(self._done, run))
@@ -274,19 +268,17 @@ class RemoteFile(File):
 
     def _is_complete(self) -> bool:
         """Whether all blocks are in the cache, as far as this process knows."""
-        count = len(self._segments)
-        for number in itertools.chain(range(self._incomplete, count), range(min(self._incomplete, count))):
-            known = self.cache.known.get(self._segments[number])
-            if known is None or not known[1].all():
-                self._incomplete = number
-                return False
-        return True
+
+        def is_incomplete(segment: str) -> bool:
+            known = self.cache.known.get(segment)
+            return known is None or not known[1].all()
+
+        if not self._incomplete or not is_incomplete(self._incomplete):
+            self._incomplete = next(filter(is_incomplete, self._segments), "")
+        return not self._incomplete
 
     def _map(self) -> tuple[Bytes, list[tuple[str, bytes, int]]] | None:
-        """All segments, mapped one behind the other, and their files; None if that cannot be.
-
-        One is not there any more, or this process has no addresses or no mappings left.
-        """
+        """All segments, mapped one behind the other; None if one is gone, or no addresses or mappings are left."""
         if self.size == 0:
             return np.zeros(0, np.uint8), []
         libc, segments = _libc(), []
@@ -307,10 +299,7 @@ class RemoteFile(File):
         return np.frombuffer(memoryview(raw).toreadonly(), np.uint8), segments
 
     def check(self) -> None:
-        """Unmap the object, for later reads, if files of the cache are gone or truncated.
-
-        Its version is compared whenever bytes are fetched.
-        """
+        """Unmap the object if files of the cache are gone or truncated. Fetching compares its version."""
         mapped = self._mapped
         for name, id, _ in () if mapped is None else mapped[1]:
             if not touched(self.cache.path(name), id):
@@ -339,22 +328,15 @@ class RemoteFile(File):
         return cast(BinaryIO, io.BufferedReader(_OpenObject(self, sequential), _HEADER_BYTES))
 
     def start_samples(self, ranges: Sequence[tuple[int, int]]) -> Callable[[], list[bytes]]:
-        starts = [min(at, self.size) for at, _ in ranges]
-        stops = [min(at + length, self.size) for at, length in ranges]
-        futures = [
-            None
-            if self.comes(*part, pending=False)
-            else fetcher().run(cached(self.cache, self._origin, self._url, self.version, *part))
-            for part in zip(starts, stops, strict=True)
-        ]
+        def begin(at: int, length: int) -> Callable[[], bytes]:
+            start, stop = min(at, self.size), min(at + length, self.size)
+            if self.comes(start, stop, pending=False):
+                return lambda: self.read(np.array([start]), np.array([stop - start]))[0]
+            future = fetcher().run(cached(self.cache, self._origin, self._url, self.version, start, stop))
+            return lambda: result_of(future, self.name)
 
-        def finish(future: Any, start: int, stop: int) -> bytes:
-            if future is None:
-                return self.read(np.array([start]), np.array([stop - start]))[0]
-            data: bytes = result_of(future, self.name)
-            return data
-
-        return lambda: list(map(finish, futures, starts, stops))
+        begun = [begin(*each) for each in ranges]
+        return lambda: [finish() for finish in begun]
 
     def comes(self, start: int, stop: int, pending: bool = True) -> bool:
         """Whether all blocks that hold some bytes are there, or are being fetched."""
@@ -363,14 +345,10 @@ class RemoteFile(File):
 
     @property
     def stamp(self) -> str | None:
-        """Its ETag; None of a weak one."""
         return None if self.version.nonce else self.version.tag
 
     def places_beside(self, suffix: str) -> list[str]:
         return [place_in(self._options.folder, f"{self.name} {self.version.tag}", suffix)]
-
-    def __reduce__(self) -> Any:
-        return _opened_again, (self.name, self._options, self.version)
 
     # --- whole, for a library that opens files by path ---
 
@@ -417,11 +395,7 @@ class RemoteFile(File):
 
 
 def fetch_whole(files: Sequence[RemoteFile]) -> None:
-    """Fetch all these objects, each as one file, so that they have a `path`.
-
-    Raises:
-      FeedError: the store cannot be read, or the cache is too small for all of them.
-    """
+    """Make files of whole objects, fetched ahead. FeedError: also if the cache is too small for all of them."""
     absent = [file for file in files if not file.has_path]
     size, limit_bytes = sum(file.size for file in files), files[0].cache.limit_bytes
     if absent and size > limit_bytes:
@@ -471,19 +445,8 @@ async def cached(cache: Cache, origin: Origin, url: Url, version: Version, start
     return b"".join(await gathered(piece(*each) for each in pieces_of(str(url), version, start, stop)))
 
 
-def _opened_again(name: str, options: Store, version: Version) -> RemoteFile:
-    (file,) = open_objects([name], options)
-    version.check(file.version, name)
-    return file
-
-
 def open_objects(urls: Sequence[str], options: Store) -> list[RemoteFile]:
-    """Objects of their present versions, which are all asked for at once: each alone would cost the latency.
-
-    Raises:
-      FileNotFoundError: there is no such object.
-      FeedError: the store cannot be read.
-    """
+    """Objects of their present versions, which are all asked for at once: each alone would cost the latency."""
     cache_of(options)  # before requests
     parsed = [Url.parse(url) for url in urls]
     origins = [Origin(options.patience_s) for _ in parsed]

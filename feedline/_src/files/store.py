@@ -52,7 +52,6 @@ class Store:
 
     @property
     def folder(self) -> str:
-        """The folder of the cache."""
         given = os.fspath(self.cache) if self.cache is not None else os.environ.get("FEEDLINE_CACHE")
         return os.path.abspath(given or os.path.expanduser("~/.cache/feedline"))
 
@@ -63,10 +62,6 @@ class Url(NamedTuple):
     Attributes:
       base: the bucket or the host, with its scheme.
       key: of the object, or a glob or a prefix of keys; without a leading slash.
-
-    Example:
-      >>> Url.parse("s3://corpus/train/x.npy")
-      Url(base='s3://corpus', key='train/x.npy')
     """
 
     base: str
@@ -74,11 +69,7 @@ class Url(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Url:
-        """The parts of `url`.
-
-        Raises:
-          ValueError: it is not the address of an object, or has credentials or a query.
-        """
+        """The parts of an address. ValueError: it is not that of an object, or has credentials or a query."""
         scheme, _, rest = url.partition("://")
         if scheme in _WEB:
             split = urlsplit(url)
@@ -99,17 +90,14 @@ class Url(NamedTuple):
         return cls(f"{scheme}://{host}", key)
 
     def below(self, key: str) -> Url:
-        """The address of an object below this prefix."""
         return Url(self.base, f"{self.key}/{key}" if self.key else key)
 
     @property
     def is_glob(self) -> bool:
-        """Whether the key is a pattern."""
         return _MAGIC.search(self.key) is not None
 
     @property
     def can_list(self) -> bool:
-        """Whether the store lists keys."""
         return not self.base.startswith("http")
 
     def __str__(self) -> str:
@@ -117,12 +105,7 @@ class Url(NamedTuple):
 
 
 def is_url(path: object) -> bool:
-    """Whether a path is the address of an object in a store.
-
-    Example:
-      >>> is_url("gs://bucket/x.npy"), is_url("data/x.npy")
-      (True, False)
-    """
+    """Whether a path is the address of an object in a store."""
     return (
         isinstance(path, str | bytes)
         and os.fsdecode(path).partition("://")[0] in SCHEMES
