@@ -128,7 +128,7 @@ def test_an_index_that_names_other_bytes_is_an_error(path):
         index_of(path).write_bytes(b"%08x " % zlib.crc32(text) + text + parts.tobytes())
         source = feedline.open_source(path)
         assert source[0] == b"one"
-        with pytest.raises(feedline.FeedError, match=r"names bytes beyond the 59 of .*delete the index"):
+        with pytest.raises(feedline.FeedError, match=r"names bytes beyond the 59 of .*Delete that index"):
             source[1]
 
 

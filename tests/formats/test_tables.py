@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline._src.formats import arrow
 from feedline._src.formats.arrow import column_of
 from feedline._src.rows.encoded_source import EncodedSource
 from feedline._src.sources.arrays import ArraySource
@@ -352,18 +351,6 @@ def test_a_stream_is_fetched_once(store, options, tmp_path, name):
     store.requests.clear()
     assert feedline.open_source(f"{store.url}/x.arrow", store=options)[299]["text"] == TEXT[299].encode()
     assert not store.gets()
-
-
-@pytest.mark.parametrize("in_store", [False, True])
-def test_another_process_does_not_look_for_the_places_of_numbers(store, options, tmp_path, monkeypatch, in_store):
-    path = written(tmp_path / "x.arrow", label=ROWS["label"], list=NUMBERS["list"])
-    store.objects["/x.arrow"] = path.read_bytes()
-    source = feedline.open_source(f"{store.url}/x.arrow" if in_store else path, store=options)
-    sent = pickle.dumps(source)
-    monkeypatch.setattr(arrow, "batches_of", None)
-    again = pickle.loads(sent)
-    assert again[77]["label"] == ROWS["label"][77]
-    assert again.identity == source.identity
 
 
 @pytest.mark.parametrize("columns", [["y"], ["y", "text"]])

@@ -128,9 +128,9 @@ def decoded(monkeypatch):
     """The numbers of the groups that were decoded."""
     read, numbers = GroupSource._read_group, []
 
-    def counting(self, leaf, group):
+    def counting(self, leaf, group, file):
         numbers.append(group)
-        return read(self, leaf, group)
+        return read(self, leaf, group, file)
 
     monkeypatch.setattr(GroupSource, "_read_group", counting)
     return numbers

@@ -6,7 +6,6 @@ There is one for each way to read: a list of trees of `FileArray`s (mapped), `Gr
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 import resource
@@ -84,13 +83,6 @@ class FileArray:
     @property
     def ndim(self) -> int:
         return len(self.shape)
-
-    @property
-    def at(self) -> Callable[[File], FileArray]:
-        """Makes this array of the same file, opened by another process. It pickles, and the file does not."""
-        return functools.partial(
-            FileArray, dtype=self.dtype, shape=self.shape, offset=self.offset, strides=self.strides
-        )
 
     @property
     def row_bytes(self) -> int:

@@ -1,7 +1,4 @@
-"""Records of bytes in files, found by an index or by a library: the way to read TFRecord, tar, ArrayRecord, JSON.
-
-Datasets and objects of the user that give records one by one are in `sources/records.py`.
-"""
+"""Records of bytes in files, found by an index or by a library: TFRecord, tar, ArrayRecord, JSON lines."""
 
 from __future__ import annotations
 
@@ -33,8 +30,6 @@ def open_records(
     """The rows of files of records: bytes, or arrays if the format or the options say how to make them.
 
     Args:
-      format: of the files.
-      files: whose records follow each other.
       options: `columns` selects fields.
       indices: as another process opened them; None: they are opened, and made if need be.
 
@@ -52,29 +47,42 @@ def open_records(
 
 
 class _Records(Indexed):
-    """Files of records. Thread-safe. With an index, at most 64 files are open, and nothing is held in memory.
-
-    Attributes:
-      form: what the format says of its records.
-    """
+    """Files of records. Thread-safe. With an index, at most 64 files are open, and nothing is held in memory."""
 
     def __init__(
         self, format: Format, form: Records, files: Files, options: OpenOptions, indices: Sequence[Index] | None
     ) -> None:
         self._format, self.form, self._files, self._options = format, form, files, options
         self._paths = files.paths
+        self._indexed: list[IndexedFile] = []
         if form.open is not None:
             files.local_paths()  # of all files at once
-            self._indexed: list[IndexedFile] = []
             self._readers: Sequence[RecordReader] = [form.open(file) for file in files]
         else:
-            self._readers = self._indexed = self._opened(indices)
+            if indices is None:
+                digests = zip(files, files.digests, strict=True)
+                indices = [open_index(file, digest, format.name, form) for file, digest in digests]
+            self._readers = self._indexed = [
+                IndexedFile(file, index, format.name, form, files.open_files)
+                for file, index in zip(files, indices, strict=True)
+            ]
         self._shards = Shards([reader.count for reader in self._readers])
         if len(self._shards) == 0:
             raise ValueError(
                 f"a source must have at least one row, got {self._paths[0]} with no records; check what wrote it"
             )
-        self._parts = self._chosen()
+        found = [
+            (path, reader.fields) for path, reader in zip(self._paths, self._readers, strict=True) if reader.count
+        ]
+        first_path, first = found[0]
+        for path, fields in found:
+            if sorted(fields or ()) != sorted(first or ()):
+                raise ValueError(
+                    f"all files must have the same fields, and {path} has {', '.join(fields or ())}, "
+                    f"{first_path} {', '.join(first or ())}; open them apart, or write them again"
+                )
+        self._parts = None if first is None else tuple(options.chosen(first, self._paths[0]))
+        """The parts of a record that are read; None: it is one part."""
         leaves = None if form.leaves is None else tuple(form.leaves)
         self._fields = leaves if self._parts is None else self._parts
 
@@ -91,20 +99,18 @@ class _Records(Indexed):
     def __len__(self) -> int:
         return len(self._shards)
 
-    def _split(self, rows: Indices) -> Iterator[tuple[int, Indices, Indices]]:
-        """The rows in pieces that are fast to read: (file, its records, ascending, their offsets in `rows`)."""
+    def _read(self, rows: Indices) -> Iterator[tuple[int, Indices, Indices, list[Any]]]:
+        """The rows in pieces that are fast to read: file, ascending records, their offsets in `rows`, data."""
         if self.will_read is not None:
             self.will_read(rows, 0)  # fetches of all files at once
         for number, local, offsets in self._shards.split(rows):
             order = np.argsort(local, kind="stable")
-            here = np.arange(offsets.start, offsets.stop)[order] if isinstance(offsets, slice) else offsets[order]
-            ordered = local[order]
+            here, ordered = np.arange(len(rows))[offsets][order], local[order]
             for start in range(0, len(order), _RECORDS_A_READ):
                 some = slice(start, start + _RECORDS_A_READ)
-                yield number, ordered[some], here[some]
+                yield number, ordered[some], here[some], self._data(number, ordered[some])
 
-    def _read(self, number: int, records: Indices) -> list[Any]:
-        """Records of one file, which ascend."""
+    def _data(self, number: int, records: Indices) -> list[Any]:
         try:
             return self._readers[number].read(records, self._parts)
         except BadRecordError as error:
@@ -143,29 +149,6 @@ class _Records(Indexed):
         for reader in self._readers:
             reader.close()
 
-    def _opened(self, indices: Sequence[Index] | None) -> list[IndexedFile]:
-        files, name, form = self._files, self._format.name, self.form
-        if indices is None:
-            pairs = zip(files, files.digests, strict=True)
-            indices = [open_index(file, digest, name, form) for file, digest in pairs]
-        found = zip(files, indices, strict=True)
-        return [IndexedFile(file, index, name, form, files.open_files) for file, index in found]
-
-    def _chosen(self) -> tuple[str, ...] | None:
-        """The parts of a record that are read; None: it is one part."""
-        found = [(number, reader.fields) for number, reader in enumerate(self._readers) if reader.count]
-        if found[0][1] is None:
-            return None
-        first, first_path = found[0][1], self._paths[found[0][0]]
-        for number, fields in found:
-            path = self._paths[number]
-            if sorted(fields or ()) != sorted(first):
-                raise ValueError(
-                    f"all files must have the same fields, and {path} has {', '.join(fields or ())}, "
-                    f"{first_path} {', '.join(first)}; open them apart, or write them again"
-                )
-        return tuple(self._options.chosen(first, self._paths[0]))
-
     def __reduce__(self) -> Any:
         indices = [file.index for file in self._indexed]
         return open_records, (self._format, self._files, self._options, indices)
@@ -187,8 +170,8 @@ class RecordFiles(_Records, EncodedRows):
           FeedError: a file or its index was changed or deleted.
         """
         found: list[Record] = [b""] * len(rows)
-        for number, records, offsets in self._split(rows):
-            for offset, record in zip(offsets.tolist(), self._read(number, records), strict=True):
+        for _, _, offsets, data in self._read(rows):
+            for offset, record in zip(offsets.tolist(), data, strict=True):
                 found[offset] = record
         return found
 
@@ -199,20 +182,21 @@ class RecordFiles(_Records, EncodedRows):
 
 
 class RecordArrays(_Records, Source):
-    """A `RowSource` over files of records of which arrays are made, many at once."""
+    """A `Source` over files of records of which arrays are made, many at once."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         spec = self.form.spec
         if spec is None:
-            row = self._unpacked(int(np.flatnonzero(self._shards.ends)[0]), np.zeros(1, np.int64))
+            ((number, records, _, data),) = self._read(np.zeros(1, np.int64))
+            row = self._unpacked(number, records, data)
             spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), row)
         self._spec = RowSpec.of(spec)
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
 
     @property
     def files(self) -> Iterable[str] | None:
-        """See `Indexed.files`; None where a function of the user unpacks the records."""
+        """None where a function of the user unpacks the records."""
         return super().files if self.form.files else None
 
     def read(self, rows: Indices, out: Any) -> None:
@@ -223,8 +207,8 @@ class RecordArrays(_Records, Source):
           FeedError: a file was written to or truncated.
         """
         targets = jax.tree_util.tree_leaves(out)
-        for number, records, offsets in self._split(rows):
-            leaves, treedef = jax.tree_util.tree_flatten(self._unpacked(number, records))
+        for number, records, offsets, data in self._read(rows):
+            leaves, treedef = jax.tree_util.tree_flatten(self._unpacked(number, records, data))
             found = [(value.shape, value.dtype) for value in leaves]
             wanted = [((len(records), *leaf.shape), leaf.dtype) for leaf in self._spec.leaves]
             if treedef != self._spec.treedef or found != wanted:
@@ -237,10 +221,9 @@ class RecordArrays(_Records, Source):
             for target, values in zip(targets, leaves, strict=True):
                 target[offsets] = values
 
-    def _unpacked(self, number: int, records: Indices) -> Any:
+    def _unpacked(self, number: int, records: Indices, data: list[Any]) -> Any:
         """Records of one file as a tree of arrays. The error names the first that alone cannot be unpacked."""
         assert self.form.unpack is not None
-        data = self._read(number, records)
         try:
             return self.form.unpack(data)
         except ValueError as error:

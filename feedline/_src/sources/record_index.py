@@ -17,7 +17,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +29,7 @@ from feedline._src.rows.encoded_source import Record
 
 _FORMAT = 2  # an index with another number is made again
 _SUFFIX = ".feedline-index"
-_MOST_HEADER_BYTES = 1 << 20
-_READ_BYTES = 1 << 20
+_MOST_HEADER_BYTES = _READ_BYTES = 1 << 20
 _TRIES = 10
 """Times that an index is made or opened while someone else deletes the cache folder."""
 
@@ -40,7 +39,6 @@ class Index:
     """An index file, valid when it was opened.
 
     Attributes:
-      path: of the index.
       line: its first line, which identifies it: another process may have replaced it by an equal one.
       digest: of the file of records.
       fields: as of a `Scan`.
@@ -55,11 +53,7 @@ class Index:
 
 
 def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index:
-    """The index of a file, which is made if there is none for this version of it.
-
-    Args:
-      digest: the `File.digest`.
-      name: of the format.
+    """The index of a file of the format `name`, which is made if there is none for this version of it.
 
     Raises:
       ValueError: the file is not of this format.
@@ -75,24 +69,79 @@ def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index
     places = file.places_beside(suffix)
     for _ in range(_TRIES):
         for place in places:
-            index = _found(place, belongs, form.named)
-            if index is not None:
-                return index
+            with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+                return _found(place, belongs, form.named)
         scanned = scanned or form.scan(file)
         file.check()
-        _write(places, belongs, scanned, 0o666 if file.in_store else os.stat(file.path()).st_mode)
+        _write(places, belongs, scanned, 0o666 if file.in_store else os.stat(file.path()).st_mode & 0o666)
     raise OSError(f"{places} cannot be read although one was just written; check the disk, or set FEEDLINE_CACHE")
 
 
-class IndexedFile:
-    """A `RecordReader` of a file with an index. Neither of them is held in memory.
+def _found(place: str, belongs: dict[str, Any], named: bool) -> Index:
+    """The index at `place`. ValueError and others: there is no whole index there that belongs to the file."""
+    with open(place, "rb") as file:
+        line = file.readline(_MOST_HEADER_BYTES)
+        checksum, _, rest = line.partition(b" ")
+        if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
+            raise ValueError("its first line is damaged")
+        header = json.loads(rest)
+        fields, count = header["fields"], header["count"]
+        names = fields if named else [""]
+        if (
+            not all(isinstance(each, str) for each in names)
+            or len(set(names)) != len(names)
+            or type(count) is not int
+        ):
+            raise ValueError("its fields are impossible")
+        size = len(line) + 8 * ENTRY * count * len(names)
+        if {name: header.get(name) for name in belongs} != belongs or count < 0 or (count and not names):
+            raise ValueError("it is of another file")
+        checksum_of_rest = 0
+        while block := file.read(_READ_BYTES):
+            checksum_of_rest = zlib.crc32(block, checksum_of_rest)
+        if file.tell() != size or checksum_of_rest != header["crc32"]:
+            raise ValueError("it is damaged")
+    return Index(place, line, belongs["file"][:2], tuple(fields) if named else None, count)
 
-    Args:
-      file: of the records.
-      index: of the file.
-      name, form: of the format.
-      opened: index files that are open.
+
+def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, mode: int) -> None:
+    """Write an index to the first place that can be written to.
+
+    The file appears whole, whatever number of processes write it at once. Whoever can read the data can read it.
     """
+    fields, payload = scanned.fields, np.asarray(scanned.parts, "<i8").tobytes()
+    count = len(scanned.parts) // ENTRY // (1 if fields is None else max(1, len(fields)))
+    header = {**belongs, "fields": fields, "count": count, "crc32": zlib.crc32(payload)}
+    text = json.dumps(header).encode() + b"\n"
+    content = b"%08x " % zlib.crc32(text) + text + payload
+    errors = []
+    for place in places:
+        try:
+            return in_folder(os.path.dirname(place) or ".", functools.partial(_replace, place, content, mode))
+        except OSError as error:
+            errors.append(f"{place}: {error.strerror}")
+    raise OSError(
+        f"an index must be kept beside its file or in the cache folder, and neither can be written "
+        f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write"
+    )
+
+
+def _replace(place: str, content: bytes, mode: int) -> None:
+    """Write a file under another name, and then give it its name."""
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place) or ".", prefix=".feedline-", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(descriptor, mode)
+        os.replace(temporary, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+class IndexedFile:
+    """A `RecordReader` of a file with an index. Neither of them is held in memory. `opened`: open index files."""
 
     def __init__(self, file: File, index: Index, name: str, form: Records, opened: LruCache[OpenFile]) -> None:
         self._file, self.index, self._name, self._form, self._opened = file, index, name, form, opened
@@ -149,24 +198,25 @@ class IndexedFile:
             parts = parts[:, [names.index(field) for field in fields]]
         places = parts[:, :, :3]
         if not ((places >= 0) & (places <= size)).all() or (places.sum(axis=2) > size).any():
-            raise FeedError(
-                f"an index must name parts of its file, and {self.index.path} names bytes beyond the {size} of "
-                f"{self._file.name}; delete the index, which is then made again",
-                stage="read",
-                file=self._file.name,
-            )
+            raise self._wrong(f"names bytes beyond the {size} of the file")
         return parts.astype(np.int64, copy=False)
 
     def _check_header(self, found: bytes, checksum: int, record: int) -> None:
         """Refuse a file that was built again with its old version: its records lie elsewhere."""
         if zlib.crc32(found) != checksum:
-            raise FeedError(  # no bad row: substitutes would hide that all rows have changed
-                f"an index must be that of its file, and record {record} has another header than when "
-                f"{self.index.path} was made: the file was built again with the same size and time, or is damaged"
-                ". Delete that index, which is then made again, and build a new feed",
-                stage="read",
-                file=self._file.name,
+            raise self._wrong(
+                f"has another header of record {record} than the file, which was built again with the same size "
+                "and time, or is damaged"
             )
+
+    def _wrong(self, found: str) -> FeedError:
+        """No bad row: substitutes would hide that all rows have changed."""
+        return FeedError(
+            f"an index must be that of its file, and {self.index.path} {found}. Delete that index, which is then "
+            "made again, and build a new feed",
+            stage="read",
+            file=self._file.name,
+        )
 
     def _data(self, part: bytes, wanted: int, record: int) -> Any:
         try:
@@ -179,79 +229,3 @@ class IndexedFile:
                 (following,) = self._file.read(np.array([offset]), np.array([header]))
                 self._check_header(following, checksum, record + 1)
             raise BadRecordError(record, str(error)) from error
-
-
-def _found(place: str, belongs: dict[str, Any], named: bool) -> Index | None:
-    """The index at `place`; None if there is no whole index there that belongs to the file."""
-    try:
-        with open(place, "rb") as file:
-            line = file.readline(_MOST_HEADER_BYTES)
-            checksum, _, rest = line.partition(b" ")
-            if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
-                return None
-            header = json.loads(rest)
-            fields, count = header["fields"], header["count"]
-            if {name: header.get(name) for name in belongs} != belongs or not _are_possible(fields, count, named):
-                return None
-            size = len(line) + 8 * ENTRY * count * (1 if fields is None else len(fields))
-            if os.fstat(file.fileno()).st_size != size or _checksum(file) != header["crc32"]:
-                return None
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return None
-    return Index(place, line, belongs["file"][:2], None if fields is None else tuple(fields), count)
-
-
-def _are_possible(fields: Any, count: Any, named: bool) -> bool:
-    """Whether JSON values of an index are fields, with names if the format gives them, and a count."""
-    if type(count) is not int or count < 0:
-        return False
-    if not named:
-        return fields is None
-    if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
-        return False
-    return len(set(fields)) == len(fields) and (count == 0 or len(fields) > 0)
-
-
-def _checksum(file: BinaryIO) -> int:
-    checksum = 0
-    while block := file.read(_READ_BYTES):
-        checksum = zlib.crc32(block, checksum)
-    return checksum
-
-
-def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, mode: int) -> None:
-    """Write an index to the first place that can be written to.
-
-    The file appears whole, whatever number of processes write it at once. Whoever can read the data can read it.
-    """
-    fields, payload = scanned.fields, np.asarray(scanned.parts, "<i8").tobytes()
-    count = len(scanned.parts) // ENTRY // (1 if fields is None else max(1, len(fields)))
-    header = {**belongs, "fields": fields, "count": count, "crc32": zlib.crc32(payload)}
-    text = json.dumps(header).encode() + b"\n"
-    content = b"%08x " % zlib.crc32(text) + text + payload
-    errors = []
-    for place in places:
-        try:
-            in_folder(os.path.dirname(place) or ".", functools.partial(_replace, place, content, mode & 0o666))
-        except OSError as error:
-            errors.append(f"{place}: {error.strerror}")
-        else:
-            return
-    raise OSError(
-        f"an index must be kept beside its file or in the cache folder, and neither can be written "
-        f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write"
-    )
-
-
-def _replace(place: str, content: bytes, mode: int) -> None:
-    """Write a file under another name, and then give it its name."""
-    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place) or ".", prefix=".feedline-", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(descriptor, mode)
-        os.replace(temporary, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
