@@ -79,7 +79,7 @@ def prefetch_to_mesh(
 
 
 class _HostBatch(NamedTuple):
-    """A batch of the user's iterator, or its copy, the iterator's state after it, and how it was made."""
+    """A batch of the user's iterator, or its copy, and the iterator's state after it."""
 
     spec: RowSpec
     leaves: list[Any]
@@ -104,23 +104,21 @@ class MeshIterator(ProcessBound):
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
         super().__init__()
-        settings = JaxSettings.of_this_thread()
-        idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
-        source = self._source = _CheckedBatches(iterable, copy, settings, idle)
         self._prefetch = prefetch
         self._listener = BatchListener(prefetch + 2 if prefetch else 0)
-        place = _BatchPlacement(sharding, copy, settings, self._listener)
-        self._prefetcher: Prefetcher[_HostBatch, _Placed] | Synchronous[_HostBatch, _Placed]
+        idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
+        source = self._source = _Batches(iterable, sharding, copy, idle, self._listener)
         watch = Watch(Reading())
+        self._prefetcher: Prefetcher[_HostBatch, _Placed] | Synchronous[_HostBatch, _Placed]
         self._prefetcher = (
-            Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
+            Prefetcher(source, source.place, prefetch, watch)
+            if prefetch
+            else Synchronous(source, source.place, watch)
         )
         self._stateful = hasattr(source.iterator, "get_state")
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
         self._batches = self._rows = self._placed_bytes = 0
-        self._started = False
-        self._exhausted = False
-        self._closed = False
+        self._started = self._exhausted = self._closed = False
         weakref.finalize(self, self._prefetcher.close).atexit = False
 
     def __iter__(self) -> MeshIterator:
@@ -221,13 +219,17 @@ class MeshIterator(ProcessBound):
         self.close()
 
 
-class _CheckedBatches:
-    """Reads the user's iterator: validates each batch, and copies it if needed. Called by the placement thread."""
+class _Batches:
+    """Reads the user's iterator: validates, copies and places each batch. Called by the placement thread."""
 
-    def __init__(self, iterable: Iterable[Any], copy: bool, settings: JaxSettings, idle: int) -> None:
+    def __init__(
+        self, iterable: Iterable[Any], sharding: Any, copy: bool, idle: int, listener: BatchListener
+    ) -> None:
         self.iterator: Any = iter(iterable)
-        self._copy, self._settings, self._idle = copy, settings, idle
+        self._settings = JaxSettings.of_this_thread()
+        self._sharding, self._copy, self._idle, self._listener = sharding, copy, idle, listener
         self._form: tuple[RowSpec, list[bool]] | None = None  # of the last batch, and which leaves were copied
+        self._placement: tuple[RowSpec, Placement] | None = None  # for batches of this spec
         self.staging = Staging([], idle)
         self._closed = False
 
@@ -243,6 +245,23 @@ class _CheckedBatches:
             stage_s, stage_cpu_s = watch.lap()
         times = PartTimes(this_thread(), watch.began, read_s, 0.0, stage_s, read_cpu_s, stage_cpu_s)
         return _HostBatch(spec, leaves, state, times)
+
+    def place(self, given: _HostBatch) -> _Placed:
+        """Place a batch, and note how long that takes."""
+        if self._placement is None or given.spec != self._placement[0]:
+            with self._settings.applied():
+                shardings = sharded_like(given.spec.tree(list(given.leaves)), self._sharding)
+                self._placement = given.spec, Placement.of(shardings)
+        watch, placement = Stopwatch(), self._placement[1]
+        batch = placement.place(given.leaves)
+        place_s, cpu_s = watch.lap()
+        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
+        arrays = jax.tree.leaves(batch)
+        if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
+            pairs = zip(arrays, given.leaves, strict=True)
+            jax.block_until_ready([array for array, leaf in pairs if isinstance(leaf, jax.Array)])
+        self._listener.placed(times, arrays)
+        return _Placed(batch, given, times, placement.local_bytes)
 
     def close(self) -> None:
         self.staging.close()
@@ -278,8 +297,9 @@ def _checked(path: Any, leaf: Any) -> Any:
     """The leaf if it is an array on devices of this process, of a dtype that it keeps; else an array of NumPy."""
     name = f"batch{jax.tree_util.keystr(path)}"
     stays = isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_addressable
-    if not stays or jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype != _placed_dtype(leaf):
-        leaf = as_array(name, leaf)
+    stays = stays and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # keys of random numbers
+    stays = stays and leaf.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype)
+    leaf = leaf if stays else as_array(name, leaf)
     if not leaf.shape:
         raise ValueError(
             f"{name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
@@ -289,28 +309,3 @@ def _checked(path: Any, leaf: Any) -> Any:
 
 def _placed_dtype(leaf: jax.Array) -> Any:
     return jax.dtypes.canonicalize_dtype(leaf.dtype)
-
-
-class _BatchPlacement:
-    """Places batches, and notes how long that takes; makes a new plan only when shapes or dtypes change."""
-
-    def __init__(self, sharding: Any, copy: bool, settings: JaxSettings, listener: BatchListener) -> None:
-        self._sharding, self._copy, self._settings, self._listener = sharding, copy, settings, listener
-        self._spec: RowSpec | None = None
-        self._placement: Placement | None = None
-
-    def __call__(self, given: _HostBatch) -> _Placed:
-        if self._placement is None or given.spec != self._spec:
-            self._spec = given.spec
-            with self._settings.applied():
-                self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
-        watch = Stopwatch()
-        batch = self._placement.place(given.leaves)
-        place_s, cpu_s = watch.lap()
-        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
-        arrays = jax.tree.leaves(batch)
-        if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
-            pairs = zip(arrays, given.leaves, strict=True)
-            jax.block_until_ready([array for array, leaf in pairs if isinstance(leaf, jax.Array)])
-        self._listener.placed(times, arrays)
-        return _Placed(batch, given, times, self._placement.local_bytes)

@@ -34,7 +34,7 @@ def load_name(source: str) -> Any:
 def open_options(source: str, columns: str | None, dtype: str | None, window: int | None) -> dict[str, Any]:
     """The options of `feedline.open_source` that were given on the command line; module:name takes none."""
     options = {
-        "columns": columns and columns.split(","),
+        "columns": None if columns is None else columns.split(","),
         "dtype": None if dtype is None else _parsed_dtype(dtype),
         "window": window,
     }

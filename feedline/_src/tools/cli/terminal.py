@@ -42,22 +42,12 @@ def listed(commands: Mapping[str, type]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escape sequences and other control characters written out: a terminal would obey them.
-
-    Example:
-      >>> print(printable("größe\\x1b[31m.npy"))
-      größe\\x1b[31m.npy
-    """
+    """The text with escape sequences and other control characters written out: a terminal would obey them."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes with a binary unit, to four digits.
-
-    Example:
-      >>> in_bytes(1023), in_bytes(3 << 20), in_bytes(100_000)
-      ('1023 B', '3 MiB', '97.66 KiB')
-    """
+    """A number of bytes with a binary unit, to four digits, such as 97.66 KiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
