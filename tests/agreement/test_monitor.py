@@ -11,7 +11,7 @@ from pathlib import Path
 import programs
 import pytest
 
-from feedline._src.agreement.failure_lines import failed_process
+from feedline._src.agreement.monitor import failed_process
 from feedline._src.tools.launch.environments import reserved_port
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from feedline._src.agreement.coordination import Coordination  # noqa: E402
 
-HEARTBEATS = ("feedline-answers", "feedline-process-0")
+HEARTBEATS = ("feedline-heartbeat", "feedline-process-0")
 """Threads whose calls go on beside any feed."""
 calls = []
 last = {}

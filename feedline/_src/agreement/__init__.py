@@ -8,8 +8,6 @@ A map::
     all_gather     collects a value from each process, and gives all values to all of them
     latest_values  a value that each process replaces, and that the others read without waiting
     replicas       processes that read the same rows compare checksums
-    monitor        the failure of one process ends the others
-      answers      names a process that does not answer any more
-      taken        how many batches each process has taken, to find one that ends early
+    monitor        the failure of one process ends the others; heartbeats name one that is silent
     stop           a signal to one process ends the loop of all, at the same step
 """

@@ -1,4 +1,15 @@
-"""Ends all processes, with the error message of the process that failed, whatever they are waiting for."""
+"""The failure of one process ends all, whatever they wait for; heartbeats name a process that stops answering.
+
+Keys in the coordination service, which process 0 stores::
+
+    feedline/abort             the first failure: [process, or None for all, arguments of the error]; "": success
+    feedline/acknowledged/<p>  process p has received the failure
+    feedline/left/<p>          process p ends because of it
+    feedline/heartbeat/<p>     process p replaces it at each beat
+    feedline/status/silent     the processes whose heartbeats stopped; process 0 replaces it
+    feedline/status/first_end  the first process that reached its end, and its counts of each feed
+    feedline/ended/<p>         process p has reached its end
+"""
 
 from __future__ import annotations
 
@@ -8,36 +19,30 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from feedline._src.agreement import failure_lines
 from feedline._src.agreement.coordination import Coordination, coordination, is_unreachable, process_names
 from feedline._src.agreement.in_step import counts, ends_differ, missed_move, more_than
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 EXTRA_HEARTBEAT_S = 5.0
 """Added to `abort_after_s` for jax's heartbeat timeout, so that a process that is merely slow is not ended."""
-_KEY = "feedline/abort"
-"""Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded.
-
-The process is None if all of them have failed.
-"""
-_ENDED = "feedline/ended"
-"""Below it, a key of each process that has reached its end."""
-_FIRST_END = "feedline/first_end"
-"""Its value is the first process that reached its end, and its counts of each feed."""
-_OVER = ""
+_ABORT, _ACKNOWLEDGED, _LEFT = "feedline/abort", "feedline/acknowledged", "feedline/left"
+_HEARTBEAT, _STATUS, _ENDED = "feedline/heartbeat", "feedline/status", "feedline/ended"
+_FIRST_END, _SILENT = f"{_STATUS}/first_end", f"{_STATUS}/silent"
+_SUCCESS = ""
+_FAILED = re.compile(rb"feedline: process (\d+) failed: ")
 _FOREVER_S = 1e9
-_STDERR = 2
-_LOOK_S = 0.5  # how often a process looks whether another one has left its loop early
+_BEATS = 4  # missed in a row by a silent process; one more may be missed by chance
+_CALLS_PER_S = 500  # of the heartbeats of all processes: thousands of processes beat more rarely
 _WARN_S = 30.0  # how long a process may go on after another one has ended before a line names that one
-_EARLY_S = 1.0  # how long a process may go on after another one has ended that took at least two batches less
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
 _SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
@@ -65,39 +70,37 @@ def abort(reason: str | BaseException) -> None:
     """
     if _monitor is not None:
         _monitor.failed = True
-    service = coordination()
-    if service is not None:
-        _report(service, as_arguments(reason) if isinstance(reason, BaseException) else {"message": reason})
+    if (service := coordination()) is not None:
+        arguments: dict[str, Any] = {"message": reason}
+        if isinstance(reason, BaseException):
+            arguments = as_arguments(reason)
+        _report(service, arguments.pop("process", service.process), arguments)
 
 
-def _report(service: Coordination, arguments: dict[str, Any]) -> None:
-    """Report a failure to all processes, unless there was one before.
-
-    Args:
-      arguments: of the error. It may name another process than this one as the one that failed.
-    """
-    process = arguments.pop("process", service.process)
-    arguments["message"] = failure_lines.failure_message(process, arguments["message"])
+def _report(service: Coordination, process: int | None, arguments: dict[str, Any]) -> None:
+    """Report a failure of a process, or of all together, to all of them, unless there was one before."""
+    if process is not None:
+        arguments["message"] = f"process {process} failed: {' '.join(arguments['message'].split())}"
     with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
-        service.set(_KEY, json.dumps([process, arguments]))
+        service.set(_ABORT, json.dumps([process, arguments]))
+
+
+def failed_process(lines: Sequence[bytes]) -> int | None:
+    """The process that failed, from what another one writes when it ends because of that; None: it says nothing.
+
+    Example:
+      >>> failed_process([b"step 7", b"feedline.ProcessError: feedline: process 0 failed: OSError: no space"])
+      0
+    """
+    found = map(_FAILED.search, lines)  # inside a line: another thread may write while Python writes a traceback
+    return next((int(match[1]) for match in found if match), None)
 
 
 def out_of_step(found: str) -> ProcessError:
-    """The error of processes that take different batches of a feed, which ends all of them: each may be the one.
-
-    Args:
-      found: how they differ.
-    """
-    service = coordination()
-    if service is not None:
-        _report_all(service, found)
+    """The error of processes that take different batches of a feed, which ends all: each may be the one."""
+    if (service := coordination()) is not None:
+        _report(service, None, {"message": found, "stage": "agree"})
     return ProcessError(found, stage="agree")
-
-
-def _report_all(service: Coordination, message: str) -> None:
-    """Report a failure that no process has caused alone."""
-    with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
-        service.set(_KEY, json.dumps([None, {"message": message, "stage": "agree"}]))
 
 
 def failure() -> ProcessError | None:
@@ -111,20 +114,17 @@ def poll_failure() -> ProcessError | None:
         return _monitor.failure
     with contextlib.suppress(FeedError):
         service = coordination()
-        found = service.try_get(_KEY) if service is not None else None
+        found = service.try_get(_ABORT) if service is not None else None
         return _error_of(*json.loads(found)) if found else None
     return None
 
 
 def ended_processes(service: Coordination) -> set[int]:
     """The processes with a monitor that have reached their end, if this process has a monitor."""
-    if _monitor is None or not _monitor.one_has_ended:
-        return set()
-    return set(service.by_process(_ENDED))
+    return set(service.by_process(_ENDED)) if _monitor is not None and _monitor.one_has_ended else set()
 
 
-def _error_of(process: int | None, arguments: Mapping[str, Any]) -> ProcessError:
-    """The error that waits inside feedline raise once `process` has failed; None: all have."""
+def _error_of(process: int | None, arguments: dict[str, Any]) -> ProcessError:
     return ProcessError(**{"stage": "abort", "process": process, **arguments})
 
 
@@ -155,10 +155,15 @@ def leave(code: int) -> NoReturn:
 class Monitor:
     """Waits for the failure of any process, and then ends this one.
 
-    Its thread blocks on one key. When a process fails, the thread prints the failure, closes what waits inside
+    A thread blocks on one key. When a process fails, the thread prints the failure, closes what waits inside
     feedline (the caller gets the failure as an exception), and ends this process `abort_after_s` later, because a
     thread inside a collective cannot be interrupted. At exit the process waits until all have succeeded or one has
     failed; this replaces jax's shutdown barrier, which does not report failures.
+
+    A second thread sends this process's heartbeat. Process 0 looks for those that stopped; the others look, on a
+    third thread, whether process 0 answers. They only name a process: a thread that holds the GIL for long stops
+    its heartbeats, although it works. jax's come from C++; once they stop too, jax ends the others. Beats are
+    counted, not seconds, so that a process that was itself stopped does not blame the others.
 
     `watch` makes and starts the monitor; the interpreter calls its two hooks. It ends with the process or with
     `jax.distributed.shutdown()`.
@@ -166,22 +171,28 @@ class Monitor:
 
     def __init__(self, service: Coordination, abort_after_s: float) -> None:
         self.failure: ProcessError | None = None
+        self.failed = False  # this process has failed, and ends because of that
+        self.one_has_ended = False
         self._service = service
+        self._process = service.process
         self._abort_after_s = abort_after_s
         self._succeeded = threading.Event()  # this process has reached its end without a failure
-        self.failed = False  # this process has failed, and ends because of that
         self._code = 1  # the exit code after a failure
         self._told = threading.Event()  # this process has written which one failed
-        self.one_has_ended = False
+        self._over = threading.Event()  # heartbeats stop
         self._pid = os.getpid()  # a forked child inherits the hooks but not the thread
         self._previous_hook = sys.excepthook
-        self._thread = threading.Thread(target=self._run, name="feedline-abort", daemon=True)
-        self._ends = threading.Thread(target=self._find_early_end, name="feedline-ends", daemon=True)
+        self._thread = threading.Thread(target=self._await_failure, name="feedline-abort", daemon=True)
         # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
         self._silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
-        from feedline._src.agreement.answers import Answers
-
-        self._answers = Answers(service, self._silent_after_s, _print, self._find_missed_move)
+        self._every_s = max(self._silent_after_s / (_BEATS + 1), 2 * service.processes / _CALLS_PER_S)
+        self._beats = 0  # those that process 0 has received
+        self._looks: dict[
+            int, tuple[str, int]
+        ] = {}  # in process 0: the heartbeats, and how often each was the same
+        self._silent: list[int] = []  # as told last
+        self._first_end_at: float | None = None
+        self._ahead_at: float | None = None  # since when this process has taken more than one that has ended
 
     @property
     def watches(self) -> bool:
@@ -189,10 +200,13 @@ class Monitor:
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread and set the hooks."""
+        """Start the threads and set the hooks."""
         self._thread.start()
-        self._ends.start()
-        self._answers.start()
+        with contextlib.suppress(FeedError):
+            self._service.replace(f"{_HEARTBEAT}/{self._process}", "")  # so that a process that ends early counts
+        threading.Thread(target=self._beat, name="feedline-heartbeat", daemon=True).start()
+        if self._process:
+            threading.Thread(target=self._watch_process_0, name="feedline-process-0", daemon=True).start()
         sys.excepthook = self._uncaught
         # Registered now, it runs after the hooks that the user registers later, and before jax's own.
         atexit.register(self._at_exit)
@@ -204,95 +218,50 @@ class Monitor:
             self._told.wait(_OUTPUT_S)
         self._end(code, self._abort_after_s + _PROCESS_0_S)
 
-    def _run(self) -> None:
+    # --- failures ---
+
+    def _await_failure(self) -> None:
         try:
-            value = self._service.get(_KEY, _FOREVER_S)
+            value = self._service.get(_ABORT, _FOREVER_S)
         except FeedError as error:
             if is_unreachable(error):
                 self._end_without_process_0()
             return  # jax has shut down
         finally:
-            self._answers.stop()
-        if value == _OVER:
+            self._over.set()
+        if value == _SUCCESS:
             return
         deadline = time.monotonic() + self._abort_after_s + _PROCESS_0_S
         process, arguments = json.loads(value)
-        with contextlib.suppress(FeedError):  # acknowledges the failure
-            self._service.set(f"{_KEY}/heard/{self._service.process}", "")
+        self._set(f"{_ACKNOWLEDGED}/{self._process}", "")
         self.failure = _error_of(process, arguments)
         for reference in _closed_on_abort.copy():
-            waiting = reference()
-            if waiting is not None:  # it may close an iterator of the user's, which may hang or raise
+            if (waiting := reference()) is not None:  # it may close an iterator of the user's, which may hang
                 _call_briefly(waiting.close)
             del waiting
-        own = process in (None, self._service.process)
-        if not own:
-            _print(str(FeedError(**arguments)), f"process {self._service.process} ends, too")
+        if process not in (None, self._process):
+            _print(str(FeedError(**arguments)), f"process {self._process} ends, too")
         elif not self.failed:  # another process has found that this one left its loop early
             self.failed = True
             _print(str(FeedError(**arguments)))
         self._told.set()
         told_s = min(self._silent_after_s, self._abort_after_s)
         if not self._succeeded.wait(told_s):
-            if silent := self._silent_processes():
-                _print(f"no answer from {process_names(silent)}: killed, lost or stuck; look there first")
+            with contextlib.suppress(FeedError):
+                if silent := self._all_but(self._service.by_process(_ACKNOWLEDGED)):
+                    _print(f"no answer from {process_names(silent)}: killed, lost or stuck; look there first")
             self._succeeded.wait(self._abort_after_s - told_s)
         self._end(0 if self._succeeded.is_set() and not self.failed else self._code, deadline - time.monotonic())
 
     def _end_without_process_0(self) -> NoReturn:
         """End this process. jax does it too, within milliseconds, so that the line must be written at once."""
         text = (
-            "no answer from process 0, whose connections are closed: it was killed, crashed or left by os._exit; "
-            f"look there first. It held the coordination service, so process {self._service.process} ends, too"
+            "feedline: no answer from process 0, whose connections are closed: it was killed, crashed or left by "
+            f"os._exit; look there first. It held the coordination service, so process {self._process} ends, too\n"
         )
         with contextlib.suppress(OSError):
-            os.write(_STDERR, failure_lines.as_line(text).encode())
+            os.write(2, text.encode())
         _end(0 if self._succeeded.is_set() else self._code)
-
-    def _find_early_end(self) -> None:
-        """Report a process that has ended although this one takes more batches: its next collective would hang."""
-        try:
-            process, ended = json.loads(self._service.get(_FIRST_END, _FOREVER_S))
-        except FeedError:  # jax has shut down
-            return
-        self.one_has_ended = True
-        began, warned = time.monotonic(), False
-        while not self._succeeded.wait(_LOOK_S) and self.watches and self.failure is None:
-            if not warned and time.monotonic() > began + _WARN_S:
-                warned = True
-                _print(
-                    f"process {process} reached the end of the program {_WARN_S:g} s ago, and process "
-                    f"{self._service.process} goes on. If it hangs, it waits for process {process} in a "
-                    "collective: look there for a loop that ends early"
-                )
-            if not (found := more_than(ended)):
-                continue
-            # one batch more may have been taken only to look whether there is one
-            if self._succeeded.wait(_EARLY_S if found[1] > found[0] + 1 else max(_EARLY_S, self._abort_after_s)):
-                continue
-            message = (
-                f"it reached its end after {found[0]} batches of a feed of which process {self._service.process} "
-                f"has taken {found[1]}, and each step needs all processes: look there for a loop that ends early, "
-                "such as by `break` or `sys.exit` (call feedline.cluster.abort before it)"
-            )
-            _report(self._service, {"message": message, "process": process})
-
-    def _find_missed_move(self) -> None:
-        if self.failure is None and (found := missed_move()):
-            _report_all(self._service, found)
-
-    def _compare_ends(self) -> None:
-        """Compare the feeds of this process with those of the one that reached its end first."""
-        process, ended = json.loads(self._service.try_get(_FIRST_END) or "[0, {}]")
-        if found := ends_differ(process, ended, self._service.process):
-            _report_all(self._service, found)
-
-    def _silent_processes(self) -> list[int]:
-        """The processes whose monitor has not acknowledged the failure."""
-        with contextlib.suppress(FeedError):
-            heard = self._service.by_process(f"{_KEY}/heard")
-            return [process for process in range(self._service.processes) if process not in heard]
-        return []
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The `sys.excepthook`: reports the exception to the other processes."""
@@ -303,6 +272,83 @@ class Monitor:
             if os.getpid() == self._pid and not at_prompt:
                 abort(error)
 
+    # --- heartbeats ---
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._every_s):
+            with contextlib.suppress(FeedError):
+                self._service.replace(f"{_HEARTBEAT}/{self._process}", str(self._beats))
+                if self._process == 0:
+                    self._find_silent()
+                status = self._service.dir(_STATUS)
+                self._beats += 1
+                self._tell_silent(json.loads(status.get(_SILENT, "[]")))
+                if (first_end := status.get(_FIRST_END)) and not self._succeeded.is_set():
+                    self._find_early_end(*json.loads(first_end))
+                if self.failure is None and (found := missed_move()):
+                    out_of_step(found)
+
+    def _find_silent(self) -> None:
+        """In process 0: publish which heartbeats do not change."""
+        for process, beat in self._service.by_process(_HEARTBEAT).items():
+            last, looks = self._looks.get(process, ("", 0))
+            self._looks[process] = beat, looks + 1 if beat == last else 0
+        silent = sorted(process for process, (_, looks) in self._looks.items() if looks > _BEATS)
+        if silent != self._silent:
+            self._service.replace(_SILENT, json.dumps(silent))
+
+    def _tell_silent(self, silent: list[int]) -> None:
+        others = [process for process in silent if process != self._process]
+        if new := [process for process in others if process not in self._silent]:
+            self._print_silent(new, "killed, stopped (SIGSTOP), swapped out or cut off from process 0")
+        if back := [process for process in self._silent if process not in others]:
+            _print(f"{process_names(back)} answered again")
+        self._silent = others
+
+    def _watch_process_0(self) -> None:
+        before, looks = -1, 0
+        while not self._over.wait(self._every_s):
+            before, looks, last = self._beats, (looks + 1 if self._beats == before else 0), looks
+            if looks == _BEATS:
+                self._print_silent([0], f"stopped (SIGSTOP), swapped out or cut off from process {self._process}")
+            elif last >= _BEATS > looks:
+                _print("process 0 answered again")
+
+    def _print_silent(self, silent: list[int], reasons: str) -> None:
+        _print(
+            f"no answer from {process_names(silent)} for {_BEATS * self._every_s:.3g} s: {reasons}; look there "
+            f"first. Without an answer, jax ends process {self._process} by signal 6 (SIGABRT) when heartbeats "
+            "time out"
+        )
+
+    def _find_early_end(self, process: int, ended: dict[str, Any]) -> None:
+        """Report a process that has ended although this one takes more batches: its next collective would hang."""
+        now = time.monotonic()
+        if self._first_end_at is None:
+            self._first_end_at, self.one_has_ended = now, True
+        if now >= self._first_end_at + _WARN_S:
+            self._first_end_at = float("inf")  # a single time
+            _print(
+                f"process {process} reached the end of the program {_WARN_S:g} s ago, and process {self._process} "
+                f"goes on. If it hangs, it waits for process {process} in a collective: look there for a loop "
+                "that ends early"
+            )
+        found = more_than(ended)
+        if not found:
+            self._ahead_at = None
+            return
+        self._ahead_at = self._ahead_at or now
+        # one batch more may have been taken only to look whether there is one
+        if now >= self._ahead_at + (self._every_s if found[1] > found[0] + 1 else self._abort_after_s):
+            message = (
+                f"it reached its end after {found[0]} batches of a feed of which process {self._process} "
+                f"has taken {found[1]}, and each step needs all processes: look there for a loop that ends early, "
+                "such as by `break` or `sys.exit` (call feedline.cluster.abort before it)"
+            )
+            _report(self._service, process, {"message": message})
+
+    # --- the end of this process ---
+
     def _at_exit(self) -> None:
         if not self.watches:
             return
@@ -311,11 +357,13 @@ class Monitor:
         self._succeeded.set()
         try:
             with contextlib.suppress(FeedError):
-                self._service.set(f"{_ENDED}/{self._service.process}", "")
-                if not self._service.set(_FIRST_END, json.dumps([self._service.process, counts()])):
-                    self._compare_ends()
+                self._service.set(f"{_ENDED}/{self._process}", "")
+                if not self._service.set(_FIRST_END, json.dumps([self._process, counts()])):
+                    first, ended = json.loads(self._service.try_get(_FIRST_END) or "[0, {}]")
+                    if found := ends_differ(first, ended, self._process):
+                        out_of_step(found)
                 if self._service.increment("feedline/number_ended") == self._service.processes:
-                    self._service.set(_KEY, _OVER)
+                    self._service.set(_ABORT, _SUCCESS)
             self._thread.join(_SUCCESS_S)
             if self._thread.is_alive():
                 self._report_long_wait()
@@ -326,31 +374,35 @@ class Monitor:
     def _report_long_wait(self) -> None:
         """Report the processes that have not reached their end: this one waits for them no longer."""
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
-            ended = self._service.by_process(_ENDED)
-            others = [each for each in range(self._service.processes) if each not in ended]
-            if not others:  # the last one ends now
-                return
-            more = f", nor had {process_names(others[1:])}" if others[1:] else ""
-            message = (
-                f"it had not reached its end {_SUCCESS_S:g} s after process {self._service.process} did{more}: "
-                "look there for a step that hangs, or for work that one process does alone, such as a last "
-                "evaluation; do such work before the last step of all"
-            )
-            _report(self._service, {"message": message, "process": others[0]})
+            others = self._all_but(self._service.by_process(_ENDED))
+            if others:  # else the last one ends now
+                more = f", nor had {process_names(others[1:])}" if others[1:] else ""
+                message = (
+                    f"it had not reached its end {_SUCCESS_S:g} s after process {self._process} did{more}: look "
+                    "there for a step that hangs, or for work that one process does alone, such as a last "
+                    "evaluation; do such work before the last step of all"
+                )
+                _report(self._service, others[0], {"message": message})
 
     def _end(self, code: int, timeout_s: float) -> NoReturn:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
-            # it may end before its own monitor has heard of the failure, and has answered
-            self._service.set(f"{_KEY}/heard/{self._service.process}", "")
-            if self._service.process:
+            self._set(f"{_ACKNOWLEDGED}/{self._process}", "")  # its thread may not have received the failure yet
+            if self._process:
                 _finish()  # now: once process 0 has ended, collectives of this process fail and say so
-                self._service.set(f"{_KEY}/left/{self._service.process}", "")
+                self._service.set(f"{_LEFT}/{self._process}", "")
                 os._exit(code)
             deadline = time.monotonic() + timeout_s
             for process in range(1, self._service.processes):
-                self._service.get(f"{_KEY}/left/{process}", deadline - time.monotonic())
+                self._service.get(f"{_LEFT}/{process}", deadline - time.monotonic())
         _end(code)
+
+    def _set(self, key: str, value: str) -> None:
+        with contextlib.suppress(FeedError):
+            self._service.set(key, value)
+
+    def _all_but(self, processes: dict[int, str]) -> list[int]:
+        return [process for process in range(self._service.processes) if process not in processes]
 
 
 def _end(code: int) -> NoReturn:
@@ -376,7 +428,7 @@ def _flush() -> None:
 def _print(*lines: str) -> None:
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write("".join(map(failure_lines.as_line, lines)))
+            sys.stderr.write("".join(f"feedline: {line}\n" for line in lines))
             sys.stderr.flush()
 
     _call_briefly(write)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from feedline._src.agreement.failure_lines import failed_process
+from feedline._src.agreement.monitor import failed_process
 from feedline._src.tools.launch.process_group import FORWARDED, ProcessGroup
 
 _UNREAD_S = 30.0
