@@ -482,7 +482,7 @@ print(json.dumps(steps))
 def test_what_is_loaded_when():
     pure = [
         "errors", "options", "listen.statistics", "state", "order", "placement.plan", "prefetch",
-        "runtime.exit", "cluster", "agreement.agree", "agreement.coordination", "agreement.differences",
+        "runtime.exit", "cluster", "agreement.agree", "agreement.coordination",
         "agreement.all_gather", "agreement.monitor", "agreement.stop",
     ]  # fmt: skip
     modules = [module for module in MODULES if is_within(module, [f"feedline._src.{name}" for name in pure])]

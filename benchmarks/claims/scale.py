@@ -29,63 +29,37 @@ from claims.scale_plan import one_process
 
 FLAT = ("build", "build, one differs", "window of lanes", "check of replicas", "times for the report")
 """Cases whose calls must not grow. While a process is late, the others ask again."""
-_MOST_GROWTH = {"calls": 1.1, "step": 1.5}
-_US, _MS, _MIB = 1e6, 1e3, 1 / 2**20
 
 
 def scale(processes: Sequence[int], rows: int, costs: Costs, repeats: int) -> list[dict[str, Any]]:
     """Plan, read and agree for each number of processes, and print what each case takes.
 
-    Args:
-      rows: of the source.
-      costs: of the simulated service.
-      repeats: how often the feed of one process is built and read.
-
     Returns:
       for each number {"processes", "process": see `one_process`, "messages": see `messages`}.
-
-    Raises:
-      ValueError: a number is odd, so that pairs cannot share rows, or there are too few rows.
     """
-    for count in processes:
-        if count < 2 or count % 2:
-            raise ValueError(f"--processes takes even numbers from 2 on, because pairs share rows, got {count}")
-    print("one process of so many, alone, in CPU time")
+    if any(count < 2 or count % 2 for count in processes):
+        raise ValueError(f"--processes takes even numbers from 2 on, because pairs share rows, got {processes}")
     found: list[dict[str, Any]] = []
     for count in processes:
         alone, description = one_process(rows, count, repeats)
-        print(
-            f"{count:>9,}: builds in {alone['build_cpu_s'] * _MS:.1f} ms, describes that in "
-            f"{alone['describe_cpu_s'] * _MS:.1f} ms, a step {alone['step_cpu_s'] * _US:.1f} µs, "
-            f"heap {alone['heap_bytes'] * _MIB:.2f} MiB"
-        )
+        times = {name: round(alone[f"{name}_cpu_s"] * 1e6) for name in ("build", "describe", "step")}
+        print(f"{count:>9,}: CPU µs {times}, heap {alone['heap_bytes'] / 2**20:.2f} MiB")
         found.append({"processes": count, "process": alone, "messages": messages(count, description, costs)})
-    print("messages of all, by the library's code over a simulated service")
     for case in found[0]["messages"]:
         for each in (each for each in found if case in each["messages"]):
-            figures = each["messages"][case]
-            calls = f"{figures['calls']:.2f} calls of a process, at most {figures['most_calls']:.1f}"
-            size = f"{figures['bytes']:,.0f} bytes, at most {figures['most_bytes']:,.0f}"
-            all_calls = f"{figures['all_calls']:,.0f} calls of all, {figures['seconds']:.3f} s"
-            print(f"{case:26} {each['processes']:>9,}: {calls}; {size}; {all_calls}")
-    grown = growth(found)
+            figures = {name: round(value, 3) for name, value in each["messages"][case].items()}
+            print(f"{case:26} {each['processes']:>9,}: {figures}")
+    grown = growth(found[0], found[-1])
     print(f"refuted: {'; '.join(grown)}" if grown else "not refuted")
     return found
 
 
-def growth(found: Sequence[dict[str, Any]]) -> list[str]:
+def growth(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
     """What grows with the processes, though it must not."""
-    first, last = found[0], found[-1]
-    grown = [
-        f"{case}: from {before:.2f} to {after:.2f} calls a process"
-        for case in FLAT
-        for before, after in [(first["messages"][case]["calls"], last["messages"][case]["calls"])]
-        if after > _MOST_GROWTH["calls"] * before
-    ]
-    before, after = (each["process"]["step_cpu_s"] for each in (first, last))
-    if after > _MOST_GROWTH["step"] * before:
-        grown.append(f"a step: from {before * _US:.0f} to {after * _US:.0f} µs")
-    return grown
+    calls = {case: [each["messages"][case]["calls"] for each in (first, last)] for case in FLAT}
+    grown = [f"{case}: {few:.2f} to {many:.2f} calls" for case, (few, many) in calls.items() if many > 1.1 * few]
+    few, many = (each["process"]["step_cpu_s"] * 1e6 for each in (first, last))
+    return [*grown, f"a step: {few:.0f} to {many:.0f} µs"] if many > 1.5 * few else grown
 
 
 def main() -> None:

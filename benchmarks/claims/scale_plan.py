@@ -86,63 +86,42 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
     """Build and read as the middle one of `processes` processes, at the far end of `rows` rows.
 
     Returns:
-      {"processes", "build_cpu_s": median to open and plan, "describe_cpu_s": median to describe it to the others,
-      "heap_bytes": Python's objects that stay, among them the mesh and jax's map of it, "step_cpu_s": median for
-      order, addresses and copy of the rows of a step, "slab_bytes": of this process's part of a batch}, each time
-      also with its "..._samples", and the description.
+      {"heap_bytes": Python's objects that stay, among them the mesh and jax's map of it, "build_cpu_s": median
+      to open and plan, "describe_cpu_s": median to describe it to the others, "step_cpu_s": median for order,
+      addresses and copy of the rows of a step}, each time also with its "..._samples", and the description.
     """
     process, batch, source = processes // 2, LOCAL_ROWS * processes, vast_source(rows)
     stages_of(source, 2, 1)  # what every first feed of a process allocates
-    heap = _heap_bytes(lambda: stages_of(source, processes, process))
-    builds, describes, steps = [], [], []
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    kept = stages_of(source, processes, process)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del kept
+    samples: dict[str, list[float]] = {"build": [], "describe": [], "step": []}
+    description: dict[str, Any] = {}
     for k in range(repeats):
         # another process, because jax and Python keep the maps of meshes that they have seen
         other = (process + 1 + k) % processes
-        took_s, stages = _cpu_s(stages_of, source, processes, other)
-        builds.append(took_s)
-        took_s, description = _cpu_s(described, options_of(source, processes, other), stages)
-        describes.append(took_s)
-        steps += _steps(stages, rows // batch - _STEPS, batch)
-    figures: dict[str, Any] = {
-        "processes": processes,
-        "heap_bytes": heap,
-        "slab_bytes": stages.placement.local_bytes,
-    }
-    for name, samples in (("build_cpu_s", builds), ("describe_cpu_s", describes), ("step_cpu_s", steps)):
-        figures[name], figures[f"{name}_samples"] = statistics.median(samples), samples
+        stages: Stages = _timed(samples["build"], stages_of, source, processes, other)
+        description = _timed(samples["describe"], described, options_of(source, processes, other), stages)
+        access = stages.access
+        if not isinstance(access, RandomAccess):
+            raise TypeError(f"rows in files have random access, got {type(access).__name__}")
+        first = rows // batch - _STEPS
+        for steps in ([], samples["step"]):  # the first time its pages are not in the system's cache
+            for number in range(first, first + _STEPS):
+                _timed(steps, access.fill, Cursor(0, number * batch), 0, 1, access.buffers.lease())
+    figures: dict[str, Any] = {"heap_bytes": after - before}
+    for name, found in samples.items():
+        figures[f"{name}_cpu_s"], figures[f"{name}_cpu_s_samples"] = statistics.median(found), found
     return figures, description
 
 
-def _heap_bytes(build: Callable[[], Stages]) -> int:
-    """Bytes of Python's objects that are there after the call, and were not before it."""
-    tracemalloc.start()
-    try:
-        gc.collect()
-        before, _ = tracemalloc.get_traced_memory()
-        stages = build()
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
-        del stages
-        return after - before
-    finally:
-        tracemalloc.stop()
-
-
-def _steps(stages: Stages, first: int, batch: int) -> list[float]:
-    """CPU seconds of each of some steps, once their pages are in the system's cache."""
-    access = stages.access
-    if not isinstance(access, RandomAccess):
-        raise TypeError(f"rows in files have random access, got {type(access).__name__}")
-    found: list[float] = []
-    for _ in range(2):
-        found = [
-            _cpu_s(access.fill, Cursor(0, k * batch), 0, 1, access.buffers.lease())[0]
-            for k in range(first, first + _STEPS)
-        ]
-    return found
-
-
-def _cpu_s(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+def _timed(samples: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call returns; its CPU seconds are added to the samples."""
     began = time.thread_time()
     found = call(*arguments)
-    return time.thread_time() - began, found
+    samples.append(time.thread_time() - began)
+    return found

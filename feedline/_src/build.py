@@ -119,8 +119,7 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Sequence[int
 
 def _connected(service: Coordination, key: str, options: FeedOptions, sizes: Sizes, processes: int) -> Sizes:
     """Add the channels over which processes talk during training."""
-    from feedline._src.agreement.in_step import InStep
-    from feedline._src.agreement.latest_values import LatestValues
+    from feedline._src.agreement.in_step import InStep, LatestValues
 
     latest_values, in_step = LatestValues(service, key), InStep(service, key, processes)
     by_step = []

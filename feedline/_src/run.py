@@ -27,8 +27,7 @@ from feedline._src.runtime.annotations import annotation, begin_step
 from feedline._src.runtime.exit import close_at_exit
 
 if TYPE_CHECKING:
-    from feedline._src.agreement.in_step import InStep
-    from feedline._src.agreement.latest_values import LatestValues
+    from feedline._src.agreement.in_step import InStep, LatestValues
     from feedline._src.agreement.replicas import ReplicaCheck
     from feedline._src.bounds import Bounds
     from feedline._src.order.epoch import RowOrder

@@ -3,12 +3,15 @@
 import threading
 
 import pytest
-from background import PATIENCE_S, arrived, spawn
+from background import PATIENCE_S, spawn
+from hypothesis import given
+from hypothesis import strategies as st
 from real_service import joined
 
 from feedline import ProcessError
 from feedline._src.agreement import agree
-from feedline._src.agreement.agree import SharedBuild, collective_build
+from feedline._src.agreement.agree import CollectiveBuild, collective_build, find_mismatch
+from feedline._src.agreement.coordination import process_names
 
 PROCESSES = 3
 
@@ -20,7 +23,7 @@ def build(monkeypatch):
 
         def run(process, description, wait_s=PATIENCE_S, error=None):
             monkeypatch.setattr(agree, "coordination", lambda: services[process])
-            agree._groups.clear()
+            monkeypatch.setattr(agree, "counted", lambda kind, processes: f"feedline/{kind}/1")
             with collective_build(range(PROCESSES), 0.01, wait_s) as collective:
                 if error is not None:
                     raise error
@@ -62,7 +65,7 @@ def test_a_process_that_comes_late_does_not_wait_for_itself(monkeypatch):
     with joined(PROCESSES) as services:
         running = []
         for service in services:
-            build = SharedBuild(service, "late", range(PROCESSES), 0.01, PATIENCE_S)
+            build = CollectiveBuild(service, "late", range(PROCESSES), 0.01, PATIENCE_S)
             running.append(spawn(lambda build=build: build.agree({"rows": 8})))
             if service.process < PROCESSES - 1:
                 assert warned.acquire(timeout=PATIENCE_S)
@@ -71,69 +74,55 @@ def test_a_process_that_comes_late_does_not_wait_for_itself(monkeypatch):
     assert told[:2] == ["processes 1 and 2", "process 2"]  # the last one may wait for the comparison
 
 
-def test_the_keys_of_a_build_are_deleted_when_all_have_built_the_next_one():
-    """Also those of builds that failed in between. What an open feed tells others stays."""
-    with joined(2) as services:
-        services[0].set("feedline/agree/group/1/latest/0", "of an open feed")
-        older = []
-        for number in range(1, 6):
-            name = f"group/{number}"
-            builds = [SharedBuild(service, name, range(2), 30, PATIENCE_S, tuple(older)) for service in services]
-            if number in (3, 4):
-                builds[0].publish({"message": "no disk"})
-                older.append(name)
-                continue
-            for one in [spawn(lambda build=build: build.agree({"rows": 8})) for build in builds]:
-                one.result(PATIENCE_S)
-            assert {key.split("/")[3] for key in services[0].dir("feedline/build")} == {str(number)}
-            older = [name]
-        assert services[1].dir("feedline/agree") == {"feedline/agree/group/1/latest/0": "of an open feed"}
+SAME = {"version": {"jax": "0.10.2"}, "rows": 8, "order": {"seed": 0, "shuffle": True}, "epochs": None}
 
 
-def test_the_keys_of_a_build_inside_another_are_deleted_when_all_have_built_the_next_one(monkeypatch):
-    mine = threading.local()
-
-    class OfEachThread:
-        def setdefault(self, name, group):
-            return mine.groups.setdefault(name, group)
-
-    monkeypatch.setattr(agree, "_groups", OfEachThread())
-    monkeypatch.setattr(agree, "coordination", lambda: mine.service)
-
-    def build(inside=lambda: None):
-        with collective_build(range(2), 30, PATIENCE_S) as collective:
-            inside()
-            collective.agree({"rows": 8})
-
-    def build_all(service):
-        mine.service, mine.groups = service, {}
-        build(inside=build)
-        build()
-
-    with joined(2) as services:
-        for one in [spawn(lambda service=service: build_all(service)) for service in services]:
-            one.result(PATIENCE_S)
-        assert {key.split("/")[3] for key in services[0].dir("feedline/build")} == {"3"}
+@given(st.integers(1, 9))
+def test_equal_descriptions_have_no_mismatch(processes):
+    assert find_mismatch({process: dict(reversed(SAME.items())) for process in range(processes)}) is None
 
 
-def test_a_process_builds_the_feeds_of_a_group_one_after_the_other(monkeypatch):
-    """A process that has come to a build has left the one before: only so can the keys of that one be deleted."""
-    entered, leave, order = threading.Event(), threading.Event(), []
-    with joined(2) as services:
-        monkeypatch.setattr(agree, "coordination", lambda: services[0])
+@given(st.integers(3, 9), st.data())
+def test_the_process_that_differs_is_named(processes, data):
+    odd = data.draw(st.integers(0, processes - 1))
+    field, value = data.draw(st.sampled_from([("rows", 9), ("order", {"seed": 5, "shuffle": True})]))
+    said = {process: SAME | ({field: value} if process == odd else {}) for process in range(processes)}
+    found = find_mismatch(said)
+    assert found.process == odd
+    assert found.message.startswith(f"process {odd} has {field}")
 
-        def builds(name):
-            with collective_build(range(2), 1, 1):
-                entered.set()
-                arrived(leave)
-                order.append(name)
 
-        running = [spawn(lambda: builds("first"))]
-        arrived(entered)
-        entered.clear()
-        running.append(spawn(lambda: builds("second")))
-        assert not entered.wait(0.1)
-        leave.set()
-        for one in running:
-            one.result(PATIENCE_S)
-    assert order == ["first", "second"]
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"rows": 9}, "process 1 has rows 9, process 0 has 8; give every process the whole data"),
+        ({"order": {"seed": 3, "shuffle": True}}, "process 1 has order.seed 3, process 0 has 0; "),
+        ({"version": {"jax": "0.11"}}, 'process 1 has version.jax "0.11", process 0 has "0.10.2"; install'),
+        ({"version": {}}, 'process 1 has version.jax absent, process 0 has "0.10.2"'),
+        ({"epochs": 2, "batch": 1}, "process 1 has epochs 2, process 0 has null (and batch differs); "),
+        (dict.fromkeys("abcde", 1), "(and b, c, d, … differ)"),
+        ({"rows": "x" * 1000}, "xxx…, process 0"),
+    ],
+)
+def test_the_message_names_the_field_and_both_values(changed, told):
+    found = find_mismatch({0: SAME, 1: SAME | changed})
+    assert found.process == 1
+    assert told in found.message
+
+
+def test_in_a_tie_the_value_of_the_lowest_process_is_taken_as_right():
+    said = {process: {"rows": process in (1, 3)} for process in range(4)}
+    assert find_mismatch(said).message.startswith("processes 1 and 3 have rows true, processes 0 and 2 have false")
+
+
+@pytest.mark.parametrize(
+    ("processes", "told"),
+    [
+        ([], ""),
+        ([3], "process 3"),
+        ([0, 1, 2, 3], "processes 0, 1, 2 and 3"),
+        (list(range(9)), "processes 0, 1, 2 and 6 more"),
+    ],
+)
+def test_process_names_are_abbreviated(processes, told):
+    assert process_names(processes) == told

@@ -9,7 +9,7 @@ import pytest
 from background import PATIENCE_S, spawn
 from real_service import joined
 
-from feedline._src.agreement.coordination import coordination
+from feedline._src.agreement.coordination import Comparison, coordination
 
 PROCESSES = 3
 
@@ -68,10 +68,19 @@ def test_of_racing_threads_and_processes_one_sets_a_key_and_counters_miss_none(s
     assert sorted(seen) == list(range(1, 80 * PROCESSES + 1))
 
 
+def test_of_two_values_at_a_key_the_later_is_compared_and_few_stay(services):
+    one, other = Comparison(services[0], kept=2), Comparison(services[1], kept=2)
+    for step in range(5):
+        assert one.differing(f"compared/{step}", [step, "é"]) is None
+    assert len(services[0].dir("compared")) == 2
+    assert other.differing("compared/4", (4, "é")) is None
+    assert other.differing("compared/4", [5, "é"]) == (0, [4, "é"])
+
+
 def test_a_wait_does_not_block_other_calls(services):
     waits = [spawn(lambda service=service: service.get("waited/key", PATIENCE_S)) for service in services]
-    services[-1].set("waited/key", str(services[-1].increment("waited/by", by=7)))
-    assert [each.result(PATIENCE_S) for each in waits] == ["7"] * PROCESSES
+    services[-1].set("waited/key", str(services[-1].increment("waited/by")))
+    assert [each.result(PATIENCE_S) for each in waits] == ["1"] * PROCESSES
 
 
 def test_there_is_no_coordination_service_without_joining():

@@ -128,6 +128,7 @@ def test_only_the_latest_moves_stay_in_the_service(feeds, services):
 
 @pytest.mark.parametrize("batches", [12, 13])
 def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(feeds, services, batches):
+    services[0].set(f"{feeds[0].key}/build/verdict", "null")
     for feed in feeds:
         feed.batches = 12
         assert feed.moved(PLACE) is None

@@ -19,14 +19,11 @@ def services():
 
 @pytest.fixture
 def save(services, monkeypatch, tmp_path):
-    """Saves as one of two processes, each with a memory of its own."""
-    memories = [(set(), module.collections.deque()) for _ in services]
+    """Saves as one of two processes."""
     monkeypatch.setattr(module, "out_of_step", feedline.ProcessError)  # which ends no process here
 
     def save(process, folder, position):
         monkeypatch.setattr(module, "coordination", lambda: services[process])
-        monkeypatch.setattr(module, "_saved_to", memories[process][0])
-        monkeypatch.setattr(module, "_published_saves", memories[process][1])
         module.compare_save(BOTH, tmp_path / folder, 0, position)
 
     return save
@@ -52,18 +49,11 @@ def test_a_process_may_be_ahead_and_save_to_a_folder_again(save):
     save(1, "latest", 32)
 
 
-def test_few_saves_stay_in_the_service(save, services):
-    before = len(services[0].dir("feedline/lanes"))
-    for number in range(6 * module._KEPT):
-        save(number % 2, str(number), 0)
-    assert len(services[0].dir("feedline/lanes")) - before == 2 * module._KEPT
-
-
 def test_what_one_process_has_found_is_gathered_by_all(services, monkeypatch):
     places = []
     for service in services:
         monkeypatch.setattr(module, "coordination", lambda service=service: service)
-        monkeypatch.setattr(module, "_loops", module.collections.Counter())
+        monkeypatch.setattr(module, "counted", lambda kind, processes: f"feedline/{kind}/1")
         places.append(module.StepPlaces("checkpoints", BOTH))
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda each, value: each.gather("damage", value), places, [[], [1, ["params.w"]]])

@@ -96,7 +96,7 @@ def stops(monkeypatch):
             made = []
             for service in stack.enter_context(joined(processes)):
                 monkeypatch.setattr(module, "coordination", lambda service=service: service)
-                monkeypatch.setattr(module, "_made", iter([0]))
+                monkeypatch.setattr(module, "counted", lambda kind, processes: f"feedline/{kind}/1")
                 made.append(module.Stop())
                 stack.callback(made[-1].close)
             return made

@@ -14,7 +14,7 @@ from claims.scale_plan import LOCAL_ROWS, ROW_BYTES, sharding_of, stages_of
 from simulated_service import Costs, simulate
 
 from feedline import Order, ProcessError
-from feedline._src.agreement.agree import SharedBuild
+from feedline._src.agreement.agree import CollectiveBuild
 from feedline._src.agreement.replicas import ReplicaCheck
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placement
@@ -90,7 +90,7 @@ def test_while_one_is_late_process_0_is_not_kept_busy():
     processes, late_s = 4096, 6
 
     def work(service):
-        SharedBuild(service, "key", range(processes), 30, 300).agree({})
+        CollectiveBuild(service, "key", range(processes), 30, 300).agree({})
 
     outcome = simulate([work] * processes, Costs(), starts_s=[0] * (processes - 1) + [late_s])
     waits = sum(each.calls - 4 for each in outcome.traffic)
@@ -102,7 +102,7 @@ def test_the_one_of_many_that_differs_is_named_to_all():
     told = []
 
     def work(service):
-        build = SharedBuild(service, "key", range(300), 30, 300)
+        build = CollectiveBuild(service, "key", range(300), 30, 300)
         try:
             build.agree({"rows": 8 + (service.process == 123)})
         except ProcessError as error:

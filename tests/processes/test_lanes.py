@@ -288,7 +288,7 @@ def is_closed_while_it_waits(here):
             reader = threading.Thread(target=read)
             reader.start()
             service = coordination()
-            while not service.dir(f"{feed._stages.access.gather._root}/"):  # until its loader has come there
+            while not service.dir(f"{feed._stages.access.gather._path}/"):  # until its loader has come there
                 pass
             feed.close(PATIENCE_S)
             reader.join(PATIENCE_S)

@@ -2,12 +2,12 @@
 
 A map::
 
-    coordination   keys and counters                           knows jax's private names
+    coordination   keys and counters; the only module that uses private names of jax
     agree          checks that all processes build the same feed
-      differences  the process and the field that differ     pure
-    all_gather     collects a value from each process, and gives all values to all of them
-    latest_values  a value that each process replaces, and that the others read without waiting
-    replicas       processes that read the same rows compare checksums
+    in_step        and take the same batches of it
+    step_places    and are at the same place at a step of training, and where they save lanes
+    replicas       and read the same bytes of the same rows
+    all_gather     gives the values of all processes to all of them
     monitor        the failure of one process ends the others; heartbeats name one that is silent
     stop           a signal to one process ends the loop of all, at the same step
 """

@@ -3,95 +3,83 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from feedline._src.agreement.coordination import Coordination, coordination, length_of_waits_s, process_names
-from feedline._src.agreement.differences import Mismatch, find_mismatch
+from feedline._src.agreement.coordination import (
+    Coordination,
+    coordination,
+    counted,
+    digest,
+    length_of_waits_s,
+    process_names,
+)
 from feedline._src.agreement.monitor import ended_processes, poll_failure
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 _log = logging.getLogger("feedline")
-_BUILDS = "feedline/build"
-_SLICE_S = 1.0
-"""Length of one wait, or more if there are thousands of processes.
-
-jax's wait can be interrupted neither by Ctrl-C nor by the failure of another process.
-"""
-
-
-class _Group:
-    """The feeds that this process builds together with the same others.
-
-    Attributes:
-      built: their number: the same in the whole group.
-      left: names of the builds that this process has left and whose keys are still stored.
-      lock: held while one of them is built. So a process that comes to a build has left the one before, or builds
-        the feed inside it: that thread may take the lock again.
-    """
-
-    def __init__(self) -> None:
-        self.built = 0
-        self.left: list[str] = []
-        self.lock = threading.RLock()
-
-
-_groups: dict[str, _Group] = {}
+_SLICE_S = 1.0  # of one wait: jax's can be interrupted neither by Ctrl-C nor by a failure of another process
+_SLICED = (
+    "give every process the whole data, the same: feedline finds the rows of each process itself, so a dataset "
+    "must not be sliced per process (dataset[process::processes], ShardByJaxProcess), and random maps need a seed"
+)
+_FIXES = {
+    "version": "install the same packages everywhere",
+    "rows": _SLICED,
+    "spec": "give every process files of the same form",
+    "data": _SLICED,
+    "sharding": "build the mesh from the same devices in the same order everywhere, as jax.make_mesh does",
+}
+_FIX = "give every process the same value; the feeds must also be built in the same order everywhere"
+_MAX_CHARACTERS = 100
+_ABSENT = "absent"
 
 
 @contextlib.contextmanager
 def collective_build(processes: Collection[int], warning_s: float, error_s: float) -> Iterator[CollectiveBuild]:
     """Context in which several processes build a feed; they call `agree` on the result, with what they built.
 
-    An exception in the block is also raised by the other processes.
-
-    Args:
-      processes: indices of the processes that build the feed. Without this process, or with no other, `agree`
-        returns at once.
-      warning_s: after this time, a warning names the processes that have not arrived.
-      error_s: after this time, `agree` raises.
-
-    Raises:
-      ProcessError: from `CollectiveBuild.agree`.
+    An exception in the block is also raised by the other processes. Without this process among `processes`, or
+    with no other, `agree` returns at once. After `warning_s` a warning names those that have not arrived, and
+    after `error_s` an error.
     """
-    service = coordination()
-    if service is None or service.process not in processes or len(set(processes)) == 1:
-        yield CollectiveBuild()
+    service, members = coordination(), sorted(set(processes))
+    if service is None or service.process not in members or len(members) == 1:
+        yield CollectiveBuild(None, None, members, warning_s, error_s)
         return
-    members = sorted(set(processes))
-    group = _groups.setdefault(group_name(members), _Group())
-    with group.lock:
-        group.built += 1
-        name = f"{group_name(members)}/{group.built}"
-        older = tuple(group.left)
-        build = SharedBuild(service, name, members, warning_s, error_s, older)
-        try:
-            yield build
-        except BaseException as error:
-            verdict = {"stage": "agree", "process": service.process, **as_arguments(error)}
-            verdict["message"] = f"process {service.process} could not build it: {verdict['message']}"
-            with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
-                build.publish(verdict)
-            raise
-        else:
-            group.left = [each for each in group.left if each not in older]
-        finally:
-            group.left.append(name)
+    build = CollectiveBuild(service, counted("feed", members), members, warning_s, error_s)
+    try:
+        yield build
+    except BaseException as error:
+        build.fail(error)
+        raise
 
 
 class CollectiveBuild:
-    """The build of a feed by a single process, for which there is nothing to compare.
+    """The build of a feed by several processes, or by one, which has nothing to compare and no `key`.
 
-    Attributes:
-      key: a path for keys of this feed in the coordination service; None if there is no other process.
+    Each process publishes its description, under a digest of it, publishes that digest under its index, and
+    increments a counter. The last one compares, and publishes the verdict, for which the others wait: four calls a
+    process. The first verdict is final, also that of a process that failed before the last one arrived.
     """
 
-    key: str | None = None
+    def __init__(
+        self,
+        service: Coordination | None,
+        key: str | None,
+        processes: Sequence[int],
+        warning_s: float,
+        error_s: float,
+    ) -> None:
+        self.key = key
+        self._path = f"{key}/build"
+        self._service = service
+        self._processes = processes
+        self._warning_s = warning_s
+        self._error_s = error_s
 
     def agree(self, description: Mapping[str, Any]) -> None:
         """Compare this process's description, JSON values by field, with that of every other process.
@@ -99,139 +87,136 @@ class CollectiveBuild:
         Raises:
           ProcessError: a process differs, failed, or did not arrive in time; names the process and the field.
         """
-
-
-class SharedBuild(CollectiveBuild):
-    """The build of a feed by several processes.
-
-    Each process publishes its description, under a digest of it, publishes that digest under its index, and
-    increments a counter. The last one compares, and publishes the verdict, for which the others wait. This takes
-    four calls a process, and none grows with the number of processes but one: the last process reads all digests.
-    The first verdict is final, for example the verdict of a process that failed before the last one arrived.
-
-    Args:
-      name: a path, the same in every process, and another one for each build.
-      processes: the processes that build it, ascending.
-      older: names of builds which every process has left before it comes to this one. The last one to come deletes
-        their keys.
-    """
-
-    key: str
-
-    def __init__(
-        self,
-        service: Coordination,
-        name: str,
-        processes: Sequence[int],
-        warning_s: float,
-        error_s: float,
-        older: Sequence[str] = (),
-    ) -> None:
-        self.key = f"feedline/agree/{name}"
-        self._keys = f"{_BUILDS}/{name}"  # of the build alone: the feed may stay open for long
-        self._older = older
-        self._service = service
-        self._processes = processes
-        self._warning_s = warning_s
-        self._error_s = error_s
-
-    def agree(self, description: Mapping[str, Any]) -> None:
-        """See `CollectiveBuild`."""
+        service = self._service
+        if service is None:
+            return
         text = json.dumps(description)
-        digest = _digest(text)
-        self._service.set(f"{self._keys}/text/{digest}", text)
-        self._service.set(f"{self._keys}/said/{self._service.process}", digest)
-        if self._service.increment(f"{self._keys}/came") == len(self._processes):
-            found = self._find_mismatch()
-            for name in self._older:
-                self._service.delete(f"{_BUILDS}/{name}")
-            self.publish(found and {"message": found.message, "stage": "agree", "process": found.process})
-        verdict = self._wait_for_verdict(self._warning_s, self._error_s)
-        if verdict is not None:
+        service.set(f"{self._path}/description/{digest(text)}", text)
+        service.set(f"{self._path}/digest/{service.process}", digest(text))
+        if service.increment(f"{self._path}/arrived") == len(self._processes):
+            found = self._find_mismatch(service)
+            self._publish(
+                service, found and {"message": found.message, "stage": "agree", "process": found.process}
+            )
+        if (verdict := self._verdict(service)) is not None:
             rule = "the processes that build a feed together must build the same one"
             raise ProcessError(**{**verdict, "message": f"{rule}: {verdict['message']}"})
 
-    def publish(self, verdict: Mapping[str, Any] | None) -> None:
-        """Publish the verdict, if there is none yet: None, or the arguments of the error that all raise."""
-        self._service.set(f"{self._keys}/verdict", json.dumps(verdict))
+    def fail(self, error: BaseException) -> None:
+        """Raise an error of this process in the others."""
+        if (service := self._service) is None:
+            return
+        verdict = {"stage": "agree", "process": service.process, **as_arguments(error)}
+        verdict["message"] = f"process {service.process} could not build it: {verdict['message']}"
+        with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
+            self._publish(service, verdict)
 
-    def _find_mismatch(self) -> Mismatch | None:
-        digests = self._service.by_process(f"{self._keys}/said")
+    def _publish(self, service: Coordination, verdict: Mapping[str, Any] | None) -> None:
+        """Publish the verdict, if there is none yet: None, or the arguments of the error that all raise."""
+        service.set(f"{self._path}/verdict", json.dumps(verdict))
+
+    def _find_mismatch(self, service: Coordination) -> Mismatch | None:
+        digests = service.by_process(f"{self._path}/digest")
         if len(set(digests.values())) == 1:
             return None
-        texts = {}
-        for digest in set(digests.values()):
-            texts[digest] = self._service.get(f"{self._keys}/text/{digest}", self._error_s)
-        return find_mismatch({process: json.loads(texts[digest]) for process, digest in digests.items()})
+        texts = {
+            each: service.get(f"{self._path}/description/{each}", self._error_s) for each in {*digests.values()}
+        }
+        return find_mismatch({process: json.loads(texts[each]) for process, each in digests.items()})
 
-    def _wait_for_verdict(self, warning_s: float, error_s: float) -> dict[str, Any] | None:
+    def _verdict(self, service: Coordination) -> dict[str, Any] | None:
         began, warned = time.monotonic(), False
         slice_s = length_of_waits_s(len(self._processes), _SLICE_S)
-        while (waited_s := time.monotonic() - began) < error_s:
+        while (waited_s := time.monotonic() - began) < self._error_s:
             with contextlib.suppress(TimeoutError):
-                verdict: dict[str, Any] | None = json.loads(
-                    self._service.get(f"{self._keys}/verdict", min(slice_s, error_s - waited_s))
-                )
+                text = service.get(f"{self._path}/verdict", min(slice_s, self._error_s - waited_s))
+                verdict: dict[str, Any] | None = json.loads(text)
                 return verdict
             if (failed := poll_failure()) is not None:
                 raise failed
-            self._check_ended()
-            if not warned and time.monotonic() - began >= warning_s:
+            ended = ended_processes(service)
+            if ended and (gone := [process for process in self._missing(service) if process in ended]):
+                raise ProcessError(
+                    f"every process of the mesh must build the feed, but {process_names(gone)} reached the end of "
+                    "the program without it; look there for an early `sys.exit` (call feedline.cluster.abort "
+                    "before it)",
+                    stage="agree",
+                    process=gone[0],
+                )
+            if not warned and time.monotonic() - began >= self._warning_s:
                 warned = True
-                names, _ = self._absent()
-                waits_for = names or "the comparison of the feeds of all processes"
-                _log.warning("waiting for %s to build (or to move) this feed, too", waits_for)
-        names, first = self._absent()
-        what = f"{names} did not" if names else "all arrived, but no process compared the feeds"
+                names = process_names(self._missing(service)) or "the comparison of the feeds of all processes"
+                _log.warning("waiting for %s to build (or to move) this feed, too", names)
+        missing = self._missing(service)
+        what = f"{process_names(missing)} did not" if missing else "all arrived, but no process compared the feeds"
         raise ProcessError(
             f"every process of the mesh must build the feed, and its feeds in the same order (feed.move counts): "
-            f"{what} within {error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the start "
-            "takes so long",
+            f"{what} within {self._error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the "
+            "start takes so long",
             stage="agree",
-            process=first,
+            process=missing[0] if missing else None,
         )
 
-    def _check_ended(self) -> None:
-        """Raise if a process that is to build the feed will never come."""
-        if not (ended := ended_processes(self._service)):
-            return
-        arrived = self._service.by_process(f"{self._keys}/said")
-        if gone := [process for process in self._processes if process in ended and process not in arrived]:
-            raise ProcessError(
-                f"every process of the mesh must build the feed, but {process_names(gone)} reached the end of the "
-                "program without it; look there for an early `sys.exit` (call feedline.cluster.abort before it)",
-                stage="agree",
-                process=gone[0],
-            )
-
-    def _absent(self) -> tuple[str, int | None]:
-        """The processes that have not arrived, in words, and the first of them.
-
-        The first process that asks after an arrival reads who has arrived, and publishes what it found: all ask at
-        the same time, and thousands of lists with thousands of entries would keep process 0 busy for minutes.
-        """
-        arrivals = self._service.increment(f"{self._keys}/came", by=0)
-        key = f"{self._keys}/absent/{arrivals}"
-        if self._service.increment(f"{key}/asked") > 1:
-            with contextlib.suppress(TimeoutError):  # that process may have been killed
-                names, first = json.loads(self._service.get(f"{key}/found", _SLICE_S))
-                return names, first
-        arrived = self._service.by_process(f"{self._keys}/said")
-        absent = [process for process in self._processes if process not in arrived]
-        found = process_names(absent), absent[0] if absent else None
-        self._service.set(f"{key}/found", json.dumps(found))
-        return found
+    def _missing(self, service: Coordination) -> list[int]:
+        arrived = service.by_process(f"{self._path}/digest")
+        return [process for process in self._processes if process not in arrived]
 
 
-def group_name(processes: Sequence[int]) -> str:
-    """A name for a group of processes that is as short for thousands of them: how many they are, and a digest.
+class Mismatch(NamedTuple):
+    """A process that differs, and a message with the field, the values and a fix."""
+
+    process: int
+    message: str
+
+
+def find_mismatch(descriptions: Mapping[int, Mapping[str, Any]]) -> Mismatch | None:
+    """The first field, in the order of the fields, that is not the same in every process; None if all are. Pure.
+
+    The value of most processes is taken as right; in a tie, the value of the process with the lowest index.
+
+    Args:
+      descriptions: for each process index, JSON values by field. Dicts are compared entry by entry.
 
     Example:
-      >>> group_name([0, 1])
-      '2-29cefc7dda343338'
+      >>> print(find_mismatch({0: {"batch_size": 8}, 1: {"batch_size": 8}, 2: {"batch_size": 16}}).message)
+      process 2 has batch_size 16, processes 0 and 1 have 8; give every process the same value; the feeds must \
+also be built in the same order everywhere
     """
-    return f"{len(processes)}-{_digest(','.join(map(str, processes)))}"
+    flat = {process: _flat(description) for process, description in sorted(descriptions.items())}
+    fields = list(dict.fromkeys(field for entries in flat.values() for field in entries))
+    differing = {field: groups for field in fields if len(groups := _groups(flat, field)) > 1}
+    if not differing:
+        return None
+    field, ((usual, majority), (other, minority), *_) = next(iter(differing.items()))
+    message = f"{_having(minority)} {field} {_short(other)}, {_having(majority)} {_short(usual)}"
+    if more := list(differing)[1:]:
+        shown = ", ".join(more[:3]) + (", …" if len(more) > 3 else "")
+        message += f" (and {shown} {'differs' if len(more) == 1 else 'differ'})"
+    return Mismatch(minority[0], f"{message}; {_FIXES.get(field.partition('.')[0], _FIX)}")
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def _flat(description: Mapping[str, Any]) -> dict[str, str]:
+    """Every field as JSON, with dicts flattened: {"order.seed": "0"}."""
+    entries = {}
+    for field, value in description.items():
+        if isinstance(value, Mapping):
+            entries.update({f"{field}.{key}": json.dumps(part) for key, part in value.items()})
+        else:
+            entries[field] = json.dumps(value)
+    return entries
+
+
+def _groups(flat: Mapping[int, Mapping[str, str]], field: str) -> list[tuple[str, list[int]]]:
+    """Each value of a field with its processes, the most common value first, then that of the lowest process."""
+    groups: dict[str, list[int]] = {}
+    for process, entries in flat.items():
+        groups.setdefault(entries.get(field, _ABSENT), []).append(process)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+
+def _having(processes: list[int]) -> str:
+    return f"{process_names(processes)} {'has' if len(processes) == 1 else 'have'}"
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _MAX_CHARACTERS else f"{value[:_MAX_CHARACTERS]}…"

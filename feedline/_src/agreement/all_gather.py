@@ -11,11 +11,7 @@ from feedline._src.agreement.coordination import Coordination, coordination, len
 from feedline._src.agreement.monitor import poll_failure
 from feedline._src.errors import FeedError
 
-_SLICE_S = 0.5
-"""Length of one wait, or more if there are thousands of processes.
-
-jax's wait cannot be woken, so that a stop is noticed only between two waits.
-"""
+_SLICE_S = 0.5  # of one wait: jax's cannot be woken, so that a stop is noticed between two
 
 
 class AllGather:
@@ -29,27 +25,20 @@ class AllGather:
     these report the same, such as that no lane has ended.
 
     Args:
-      coordination: the service.
-      key: a path in the service that nothing else uses.
-      processes: the number of processes that take part.
       kept: rounds whose keys stay in the service. A process that starts again must not be further behind.
     """
 
-    def __init__(self, coordination: Coordination, key: str, processes: int, kept: int) -> None:
-        self._service = coordination
+    def __init__(self, service: Coordination, key: str, processes: int, kept: int) -> None:
+        self._service = service
         self._processes = processes
         self._max_kept = kept
-        self._root = f"{key}/gather"
+        self._path = f"{key}/gather"
         self._failed_tries: collections.Counter[str] = collections.Counter()
         self._kept: collections.deque[str] = collections.deque()
 
     @classmethod
     def connect(cls, key: str | None, processes: int, kept: int) -> AllGather:
-        """An all-gather over the service that this process has joined.
-
-        Raises:
-          ValueError: the process has not joined one.
-        """
+        """An all-gather over the service that this process has joined. ValueError if it has not."""
         service = coordination()
         if service is None or key is None:
             raise ValueError(
@@ -73,9 +62,8 @@ class AllGather:
           FeedError: `stopped`.
         """
         tries = self._failed_tries[name]
-        key = f"{self._root}/{name}/{tries}"
-        mine = json.dumps([failed, value])
-        repeats = not self._contribute(key, mine)
+        key, own = f"{self._path}/{name}/{tries}", json.dumps([failed, value])
+        repeats = not self._contribute(key, own)
         slice_s = length_of_waits_s(self._processes, _SLICE_S)
         while True:
             try:
@@ -84,33 +72,31 @@ class AllGather:
             except TimeoutError:
                 if (failure := poll_failure()) is not None:
                     raise failure from None
-                # Another process that started again may have deleted this round as an expired one.
-                repeats |= self._contribute(key, mine)
-                # In a repeated round an interrupt may have come before a process incremented or published.
-                if repeats:
-                    self._publish(key, None)
+                # another process that started again may have deleted this round as an expired one
+                repeats |= self._contribute(key, own)
+                if repeats:  # an interrupt may have come before a process incremented or published
+                    self._publish(key)
                 if stopped():
                     raise FeedError("the wait for the other processes was given up", stage="agree") from None
         if any(failed for failed, _ in gathered):
             self._failed_tries[name] = tries + 1
         return [value for _, value in gathered]
 
-    def _contribute(self, key: str, mine: str) -> bool:
-        """Set this process's value, and publish if it is the last one. Returns False if the value was there."""
-        first = self._service.set(f"{key}/said/{self._service.process:06}", mine)
-        if first:
-            self._kept.append(key)
-            expired = self._kept.popleft() if len(self._kept) > self._max_kept else None
-            if self._service.increment(f"{key}/count") == self._processes:
-                self._publish(key, expired)
-        return first
+    def _contribute(self, key: str, own: str) -> bool:
+        """Set this process's value, and publish if it is the last one. False if the value was there."""
+        if not self._service.set(f"{key}/value/{self._service.process}", own):
+            return False
+        self._kept.append(key)
+        expired = self._kept.popleft() if len(self._kept) > self._max_kept else None
+        if self._service.increment(f"{key}/arrived") == self._processes:
+            self._publish(key)
+            if expired is not None:
+                self._service.delete(expired)
+        return True
 
-    def _publish(self, key: str, expired: str | None) -> None:
-        """Publish the values that differ under one key if all are there, and delete an expired round."""
-        values = self._service.dir(f"{key}/said/")
-        if len(values) < self._processes:
-            return
-        different = dict.fromkeys(values[process] for process in sorted(values))
-        self._service.set(f"{key}/all", f"[{','.join(different)}]")
-        if expired is not None:
-            self._service.delete(f"{expired}/")
+    def _publish(self, key: str) -> None:
+        """Publish the values that differ under one key, if all are there."""
+        values = self._service.by_process(f"{key}/value")
+        if len(values) == self._processes:
+            different = dict.fromkeys(values[process] for process in sorted(values))
+            self._service.set(f"{key}/all", f"[{','.join(different)}]")

@@ -1,13 +1,16 @@
 """A client of jax's coordination service: keys and counters that all processes share.
 
 This is the only module that uses private names of jax. Checked on jaxlib 0.10.2: every call may be made from
-several threads at once, and releases the interpreter's lock while it waits.
+several threads at once, and releases the GIL while it waits.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import hashlib
+import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,8 +18,8 @@ from typing import Any
 
 from feedline._src.errors import ProcessError
 
-_WAITS_PER_S = 2000
-"""Waits that all processes together begin in a second: a fifth of the calls that two cores were seen to answer."""
+_WAITS_PER_S = 2000  # that all processes together begin: a fifth of the calls that two cores were seen to answer
+_counts: collections.Counter[str] = collections.Counter()
 
 
 def coordination() -> Coordination | None:
@@ -29,10 +32,46 @@ def coordination() -> Coordination | None:
     return None if state.client is None else Coordination(state.process_id, state.num_processes, state.client)
 
 
-def length_of_waits_s(processes: int, least_s: float) -> float:
-    """How long a process that waits for a key, and looks up between two waits, makes each of its waits.
+def backends_are_initialized() -> bool:
+    """Whether jax has already set up its devices, so that it is too late to join."""
+    from jax._src import xla_bridge
 
-    Each wait is a call, and process 0 answers those of all: so waits become longer with the number of processes.
+    return xla_bridge.backends_are_initialized()
+
+
+def counted(kind: str, processes: Sequence[int]) -> str:
+    """The path of the next feed, loop or stop of these processes, which ends with its number among them.
+
+    It is the same in every process if each makes those of a kind in the same order.
+
+    Example:
+      >>> counted("example", [0, 1]), counted("example", [0, 1])
+      ('feedline/example/2-29cefc7dda343338/1', 'feedline/example/2-29cefc7dda343338/2')
+    """
+    path = f"feedline/{kind}/{group_name(processes)}"
+    _counts[path] += 1
+    return f"{path}/{_counts[path]}"
+
+
+def group_name(processes: Sequence[int]) -> str:
+    """A name for a group of processes that is short for thousands of them: how many they are, and a digest."""
+    return f"{len(processes)}-{digest(','.join(map(str, processes)))}"
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+
+def process_names(processes: Sequence[int]) -> str:
+    """The processes in words: "process 3", "processes 0 and 1", "processes 0, 1, 2 and 5 more"; "" for none."""
+    if len(processes) < 2:
+        return f"process {processes[0]}" if processes else ""
+    shown, rest = (processes[:-1], str(processes[-1])) if len(processes) <= 4 else (processes[:3], None)
+    return f"processes {', '.join(map(str, shown))} and {rest or f'{len(processes) - 3} more'}"
+
+
+def length_of_waits_s(processes: int, least_s: float) -> float:
+    """Length of one wait of a process that looks up between two. Process 0 answers those of all.
 
     Example:
       >>> length_of_waits_s(64, 0.5), length_of_waits_s(16_384, 0.5)
@@ -41,23 +80,12 @@ def length_of_waits_s(processes: int, least_s: float) -> float:
     return max(least_s, processes / _WAITS_PER_S)
 
 
-def backends_are_initialized() -> bool:
-    """Whether jax has already set up its devices, so that it is too late to join."""
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
-
-
 @dataclasses.dataclass(frozen=True)
 class Coordination:
     """Keys and counters that all processes share. Process 0 stores them; a call takes about 0.3 ms.
 
-    Keys are paths, as in ``feedline/abort/heard/3``. They stay until they are deleted. Every method may be
-    called from any thread, and raises a `ProcessError` if process 0 cannot be reached.
-
-    Attributes:
-      process: index of this process.
-      processes: the number of processes.
+    Keys are paths, as in ``feedline/heartbeat/3``, and stay until they are deleted. Every method may be called
+    from any thread, and raises a `ProcessError` if process 0 cannot be reached.
     """
 
     process: int
@@ -78,8 +106,9 @@ class Coordination:
 
     def get(self, key: str, timeout_s: float) -> str:
         """Wait for the key's value and return it. TimeoutError if there is none after `timeout_s`."""
+        milliseconds = max(1, math.ceil(timeout_s * 1000))  # a wait of 0 fails even if the key has a value
         with _translated(f"get {key}"):
-            value: str = self._client.blocking_key_value_get(key, _milliseconds(timeout_s))
+            value: str = self._client.blocking_key_value_get(key, milliseconds)
             return value
 
     def try_get(self, key: str) -> str | None:
@@ -90,32 +119,50 @@ class Coordination:
         return None
 
     def delete(self, key: str) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key and all below it, if it is there."""
         with _translated(f"delete {key}"):
             self._client.key_value_delete(key)
 
-    def increment(self, key: str, by: int = 1) -> int:
-        """Add to a counter, which begins at 0, and return the new value. The addition is atomic."""
+    def increment(self, key: str) -> int:
+        """Add 1 to a counter, which begins at 0, and return the new value. The addition is atomic."""
         with _translated(f"increment {key}"):
-            value: int = self._client.key_value_increment(key, by)
+            value: int = self._client.key_value_increment(key, 1)
             return value
 
-    def dir(self, prefix: str) -> dict[str, str]:
+    def dir(self, path: str) -> dict[str, str]:
         """The full name and the value of every key below a path."""
-        with _translated(f"list {prefix}"):
-            return dict(self._client.key_value_dir_get(prefix))
+        with _translated(f"list {path}"):
+            return dict(self._client.key_value_dir_get(path))
 
     def by_process(self, path: str) -> dict[int, str]:
         """The value of each process, from keys ``path/process``; there must be no other keys below the path."""
         return {int(key.rpartition("/")[2]): value for key, value in self.dir(path).items()}
 
 
-def process_names(processes: Sequence[int]) -> str:
-    """The processes in words: "process 3", "processes 0 and 1", "processes 0, 1, 2 and 5 more"; "" for none."""
-    if len(processes) < 2:
-        return f"process {processes[0]}" if processes else ""
-    shown, rest = (processes[:-1], str(processes[-1])) if len(processes) <= 4 else (processes[:3], None)
-    return f"processes {', '.join(map(str, shown))} and {rest or f'{len(processes) - 3} more'}"
+class Comparison:
+    """Compares values of processes at the same key: the first to come publishes its own, and nobody waits.
+
+    Args:
+      kept: keys of this process that stay; older ones are deleted, and not compared any more.
+    """
+
+    def __init__(self, service: Coordination, kept: int) -> None:
+        self._service = service
+        self._kept = kept
+        self._published: collections.deque[str] = collections.deque()
+
+    def differing(self, key: str, value: Any) -> tuple[int, Any] | None:
+        """The process that came first, and its JSON value, if that is not `value`."""
+        text = json.dumps(value)
+        if self._service.set(key, f"[{self._service.process}, {text}]"):
+            self._published.append(key)
+            if len(self._published) > self._kept:
+                self._service.delete(self._published.popleft())
+        elif found := self._service.try_get(key):
+            process, first = json.loads(found)
+            if first != json.loads(text):
+                return process, first
+        return None
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -152,8 +199,3 @@ def _translated(action: str) -> Iterator[None]:
             stage="agree",
             process=0,
         ) from error
-
-
-def _milliseconds(timeout_s: float) -> int:
-    """The time in milliseconds, at least 1: a wait of 0 fails even if the key has a value."""
-    return max(1, math.ceil(timeout_s * 1000))

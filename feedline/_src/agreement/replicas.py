@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import json
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,39 +10,25 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.agreement.coordination import Coordination
+from feedline._src.agreement.coordination import Comparison, Coordination
 from feedline._src.errors import ProcessError
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.plan import LeafPlan, replicas
 
-_BLOCKS = 32
-"""Checksums of each leaf of a batch: an error names the block of rows that differs."""
-_KEPT = 8
-"""Checks whose checksums stay in the service: a process that is further behind is not compared."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _CheckedLeaf:
-    """A leaf, the part of it that this process supplies, and the other processes that supply the same part."""
-
-    name: str
-    plan: LeafPlan
-    others: list[int]
+_BLOCKS = 32  # checksums of each leaf of a batch: an error names the block of rows that differs
+_KEPT = 8  # checks that stay in the service: a process that is further behind is not compared
 
 
 class ReplicaCheck:
-    """Compares checksums of every `every`-th batch with those of the other processes that read the same rows.
+    """Compares checksums of every `every`-th batch with those of the processes that read the same rows.
 
-    The first process of such a group publishes its checksums, and each later one compares its own with them: two
-    calls, however many there are. No process waits for another. The one that differs from the first raises, and
-    the monitor then ends the others. May be called by several threads at once.
+    The one that differs from the first raises, and the monitor then ends the others. Any thread may call it.
 
     Args:
       key: a path for keys of this feed, the same in every process.
-      every: a check takes place every so many batches.
       batch_size: rows of a global batch.
-      epoch_rows: rows of an epoch; None for a stream. With the batch size it gives the number of a batch from its
-        cursor, so that all processes check the same batches, also after one of them started its pipeline again.
+      epoch_rows: None for a stream. With the batch size it gives the number of a batch from its cursor, so that
+        all processes check the same batches, also after one of them started its pipeline again.
       spec: of the global batch, with shardings.
       plans: for each leaf, the part that this process supplies.
     """
@@ -61,26 +44,23 @@ class ReplicaCheck:
         spec: Any,
         plans: Sequence[LeafPlan],
     ) -> None:
-        self._service = service
-        self._key = key
+        self._process = service.process
+        self._path = f"{key}/replicas"
         self._every = every
         self._batch_size = batch_size
         self._epoch_rows = epoch_rows or 0
-        self._published: collections.deque[str] = collections.deque()
-        self._leaves = [
-            _CheckedLeaf(f"batch{jax.tree_util.keystr(path)}", plan, _others(service.process, leaf))
-            for (path, leaf), plan in zip(jax.tree_util.tree_leaves_with_path(spec), plans, strict=True)
-        ]
-        self._groups: dict[tuple[int, ...], list[int]] = {}  # the leaves that a group of processes shares
-        for i, leaf in enumerate(self._leaves):
-            if leaf.others:
-                self._groups.setdefault((service.process, *leaf.others), []).append(i)
+        self._names: list[str] = []
+        self._plans = plans
+        self._shared: dict[int, list[int]] = {}  # by the first process of those that read them, too: leaves
+        for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(spec)):
+            self._names.append(f"batch{jax.tree_util.keystr(path)}")
+            (group,) = [group for group in replicas(leaf.sharding, leaf.shape) if service.process in group]
+            if len(group) > 1:
+                self._shared.setdefault(min(group), []).append(i)
+        self._comparison = Comparison(service, _KEPT * len(self._shared))
 
     def __call__(self, leaves: Sequence[npt.NDArray[Any]], after: Cursor) -> None:
-        """Check a process-local batch, if its number is a multiple of `every`.
-
-        Args:
-          after: the cursor after the batch.
+        """Check a process-local batch, whose cursor comes after it, if its number is a multiple of `every`.
 
         Raises:
           ProcessError: another process, which supplies the same rows, has other bytes.
@@ -88,35 +68,25 @@ class ReplicaCheck:
         number = (after.epoch * self._epoch_rows + after.position) // self._batch_size
         if number % self._every:
             return
-        for group, shared in self._groups.items():
-            own = {str(i): checksums(leaves[i]) for i in shared}
-            key = f"{self._key}/{after.epoch}.{after.position}/{shared[0]}.{min(group)}"
-            if self._service.set(key, json.dumps([self._service.process, own])):
-                self._delete_later(key)
+        for first, shared in self._shared.items():
+            own = [checksums(leaves[i]) for i in shared]
+            found = self._comparison.differing(
+                f"{self._path}/{after.epoch}.{after.position}/{shared[0]}.{first}", own
+            )
+            if found is None or found[0] == self._process:  # the same one before a `seek`
                 continue
-            published = self._service.try_get(key)
-            if published is not None:  # None: another process is more than `_KEPT` checks ahead, and deleted it
-                other, theirs = json.loads(published)
-                self._compare(other, own, theirs, after)
-
-    def _delete_later(self, key: str) -> None:
-        """Delete the oldest key of this process once there are more than `_KEPT`."""
-        self._published.append(key)
-        if len(self._published) > _KEPT * len(self._groups):
-            self._service.delete(self._published.popleft())
-
-    def _compare(self, other: int, own: dict[str, Any], theirs: dict[str, Any], after: Cursor) -> None:
-        for number, sums in own.items():
-            leaf = self._leaves[int(number)]
-            if other not in leaf.others or theirs[number] == sums:  # not in: this process, before a seek
-                continue
-            block = next(i for i, (one, two) in enumerate(zip(sums, theirs[number], strict=True)) if one != two)
-            rows = leaf.plan.rows[_blocks(len(leaf.plan.rows))[block]]
+            other, theirs = found
+            leaf = next(i for i, (one, two) in enumerate(zip(own, theirs, strict=True)) if one != two)
+            sums = zip(own[leaf], theirs[leaf], strict=True)
+            block = next(i for i, (one, two) in enumerate(sums) if one != two)
+            rows = self._plans[shared[leaf]].rows
+            rows = rows[_blocks(len(rows))[block]]
             raise ProcessError(
                 "processes that own the same rows must read the same bytes: "
-                f"processes {self._service.process} and {other} differ in {leaf.name}, first among rows {rows[0]} "
-                f"to {rows[-1]} of the batch before epoch {after.epoch}, position {after.position}. Compare their "
-                "copies of the data; where rows are augmented, draw from rows.key or seed Grain's random maps",
+                f"processes {self._process} and {other} differ in {self._names[shared[leaf]]}, first among rows "
+                f"{rows[0]} to {rows[-1]} of the batch before epoch {after.epoch}, position {after.position}. "
+                "Compare their copies of the data; where rows are augmented, draw from rows.key or seed Grain's "
+                "random maps",
                 stage="read",
                 process=other,
             )
@@ -136,8 +106,3 @@ def checksums(leaf: npt.NDArray[Any]) -> list[int]:
 def _blocks(rows: int) -> list[slice]:
     count = min(rows, _BLOCKS)
     return [slice(rows * i // count, rows * (i + 1) // count) for i in range(count)]
-
-
-def _others(process: int, leaf: jax.ShapeDtypeStruct) -> list[int]:
-    (group,) = [group for group in replicas(leaf.sharding, leaf.shape) if process in group]
-    return [other for other in group if other != process]

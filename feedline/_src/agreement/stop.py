@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
 import os
 import signal
@@ -12,14 +11,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from feedline._src.agreement.coordination import Coordination, coordination, process_names
+from feedline._src.agreement.coordination import Coordination, coordination, counted, process_names
 from feedline._src.errors import FeedError
 
 if TYPE_CHECKING:
     from types import FrameType
 
 _log = logging.getLogger("feedline")
-_STDERR = 2
 _FOREVER_S = 1e9
 _WARN_S = 30.0
 _JOIN_S = 1.0
@@ -27,8 +25,6 @@ _CLOSED = ""
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 _stop: Stop | None = None
-_made = itertools.count()
-"""Numbers the `Stop` objects of this process. All processes make theirs in the same order."""
 
 
 def should_stop(step: int) -> bool:
@@ -87,9 +83,9 @@ def restore_sigterm() -> None:
 class Stop:
     """Catches the first signal, and agrees with the other processes on a step.
 
-    Each process has a thread that waits for a key. The process that gets a signal sets the keys of all. Each
-    thread then blocks `reached`, publishes the last step for which it was called, and waits for the steps of the
-    others. All processes stop at the highest of these steps plus one, which none of them has passed.
+    Each process has a thread that waits for a key of its own. The process that gets a signal sets the keys of all.
+    Each thread then blocks `reached`, publishes the last step for which it was called, and waits for the steps of
+    the others. All processes stop at the highest of these steps plus one, which none of them has passed.
 
     jax's `reached_preemption_sync_point` works in the same way. It is not used because it does not catch Ctrl-C,
     does not say which signal came, ignores the second signal, and never returns True in a loop that asks at every
@@ -110,19 +106,19 @@ class Stop:
             )
         self.signal: int | None = None
         self._pid = os.getpid()  # a forked child inherits the handlers
-        self._received: int | None = None  # the signal; set by the handler, which must not take a lock
+        self._received: int | None = None  # set by the handler, which must not take a lock
         self._announced = False
-        self._lock = threading.Lock()  # held by the thread while the processes agree
-        self._step = -1  # of the last call; guarded by the lock
-        self._stop_step: int | None = None  # the step at which all stop; guarded by the lock
-        self._stop_signal: int | None = None  # the signal for which they stop; guarded by the lock
-        service = coordination()
-        self._service = service if service is not None and service.processes > 1 else None
-        self._key = f"feedline/stop/{next(_made)}"
+        self._lock = threading.Lock()  # held by the thread while the processes agree; guards the next three
+        self._step = -1  # of the last call
+        self._stop_step: int | None = None  # at which all stop
+        self._stop_signal: int | None = None  # for which they stop
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _NAMES}
         self._usual = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+        service = coordination()
+        self._service = service if service is not None and service.processes > 1 else None
         self._thread: threading.Thread | None = None
         if self._service is not None:
+            self._key = counted("stop", range(self._service.processes))
             self._thread = threading.Thread(
                 target=self._agree, args=(self._service,), name="feedline-stop", daemon=True
             )
@@ -154,7 +150,7 @@ class Stop:
         if self._service is not None and self._thread is not None and self._thread.is_alive():
             with contextlib.suppress(FeedError):  # process 0 is gone, and with it the wait
                 self._announce(self._service)
-                self._service.set(self._notice(self._service.process), _CLOSED)
+                self._service.set(f"{self._key}/notice/{self._service.process}", _CLOSED)
                 announced = self._service.try_get(f"{self._key}/signal")
             self._thread.join(_JOIN_S)
         self.signal = self.signal or self._stop_signal or int(announced or 0) or self._received
@@ -169,10 +165,7 @@ class Stop:
             name = _NAMES[signal.Signals(number)]
             line = f"feedline: ends after this step; {name} again ends it at once\n"
             with contextlib.suppress(OSError):  # its reader, such as `tee`, may have ended by the same Ctrl-C
-                os.write(_STDERR, line.encode())  # print is not safe in signal handlers
-
-    def _notice(self, process: int) -> str:
-        return f"{self._key}/notice/{process}"
+                os.write(2, line.encode())  # print is not safe in signal handlers
 
     def _announce(self, service: Coordination) -> None:
         """If this process got a signal, set the keys of all processes, unless another process has been first."""
@@ -181,29 +174,27 @@ class Stop:
         self._announced = True
         if service.set(f"{self._key}/signal", str(self._received)):
             for process in range(service.processes):
-                service.set(self._notice(process), str(self._received))
+                service.set(f"{self._key}/notice/{process}", str(self._received))
 
     def _agree(self, service: Coordination) -> None:
         with contextlib.suppress(FeedError):  # process 0 is gone, or jax has shut down
-            notice = service.get(self._notice(service.process), _FOREVER_S)
+            notice = service.get(f"{self._key}/notice/{service.process}", _FOREVER_S)
             with self._lock:
-                service.set(f"{self._key}/said/{service.process}", str(self._step))
-                if service.increment(f"{self._key}/count") == service.processes:
-                    steps = service.dir(f"{self._key}/said").values()
-                    service.set(f"{self._key}/at", str(max(map(int, steps)) + 1))
-                if notice != _CLOSED:
-                    self._stop_step = int(self._wait_for_step(service))
-                    self._stop_signal = int(notice)
-
-    def _wait_for_step(self, service: Coordination) -> str:
-        """Wait for the step at which all stop; warn if a process does not publish its step."""
-        try:
-            return service.get(f"{self._key}/at", _WARN_S)
-        except TimeoutError:
-            arrived = service.by_process(f"{self._key}/said")
-            absent = process_names([process for process in range(service.processes) if process not in arrived])
-            _log.warning("a signal is to end all processes, but %s did not call should_stop yet", absent)
-            return service.get(f"{self._key}/at", _FOREVER_S)
+                service.set(f"{self._key}/step/{service.process}", str(self._step))
+                if service.increment(f"{self._key}/arrived") == service.processes:
+                    steps = service.by_process(f"{self._key}/step").values()
+                    service.set(f"{self._key}/stop_step", str(max(map(int, steps)) + 1))
+                if notice == _CLOSED:
+                    return
+                try:
+                    stop_step = service.get(f"{self._key}/stop_step", _WARN_S)
+                except TimeoutError:
+                    arrived = service.by_process(f"{self._key}/step")
+                    absent = [process for process in range(service.processes) if process not in arrived]
+                    text = "a signal is to end all processes, but %s did not call should_stop yet"
+                    _log.warning(text, process_names(absent))
+                    stop_step = service.get(f"{self._key}/stop_step", _FOREVER_S)
+                self._stop_step, self._stop_signal = int(stop_step), int(notice)
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
