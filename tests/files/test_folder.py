@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 import feedline
-from feedline._src.files.folder import Folder, Part, folder_of, listed_folder
+from feedline._src.files.folder import Folder, folder_of, listed_folder
 from feedline._src.rows import digests
 
 FILES = {"b/2": b"22222", "a/1": b"1" * 300_000, "a/3": b"", "a-/4": b"4", ".hidden/5": b"5", "a/.6": b"6"}
@@ -37,9 +37,7 @@ def test_listed_files_are_read_by_number_also_by_another_process(place, options)
     expected = sorted(VISIBLE, key=lambda name: name.split("/"))
     assert list(folder.names) == expected
     for each in (folder, pickle.loads(pickle.dumps(folder))):
-        assert each.read([Part(i) for i in range(len(each.names))]) == [FILES[name] for name in expected]
-        last = len(each.names) - 1
-        assert each.read([Part(0, -3), Part(last, 1, 3), Part(last, 4, 99)]) == [b"111", b"22", b"2"]
+        assert each.read(range(len(each.names))) == [FILES[name] for name in expected]
     assert folder.digests([0]) == [digests.of_samples(300_000, [b"1" * 4096] * 16)]
     assert folder.path_of(0) == f"{place[0]}/a/1"
 
@@ -47,41 +45,36 @@ def test_listed_files_are_read_by_number_also_by_another_process(place, options)
 def test_a_listed_file_that_changed_or_is_gone_is_refused(place, options):
     address, write, delete = place
     folder = listed_folder(address, options)
-    assert folder.read([Part(0)]) == [FILES["a/1"]]
+    assert folder.read([0]) == [FILES["a/1"]]
     pickled = pickle.dumps(folder)
     write("a-/4", b"44")
     delete("b/2")
     if folder.in_store:
         for each in (folder, pickle.loads(pickled)):
             with pytest.raises(feedline.FeedError, match="it has 2 bytes and had 1"):
-                each.read([Part(list(each.names).index("a-/4"))])
+                each.read([list(each.names).index("a-/4")])
     write("a/1", b"0" * 10)
     if not folder.in_store:
         with pytest.raises(feedline.FeedError, match="it has 10 bytes and had 300000"):
-            folder.read([Part(0)])
+            folder.read([0])
     with pytest.raises(feedline.FeedError, match=r"cannot be found any more|not there any more"):
-        folder.read([Part(list(folder.names).index("b/2"))])
+        folder.read([list(folder.names).index("b/2")])
 
 
 def test_files_by_name_and_the_proof_that_one_is_missing(place, options):
     address, write, delete = place
     write("mark", b"m")
     folder = Folder(address, options)
-    assert folder.read([Part("none"), Part("a/1", 0, 2), Part("none/x"), Part("mark")]) == [
-        None,
-        b"11",
-        None,
-        b"m",
-    ]
+    assert folder.read(["none", "b/2", "none/x", "mark"]) == [None, FILES["b/2"], None, b"m"]
     assert folder.sizes(["a/1", "none"]) == [300_000, None]
     assert folder.folders() == [*([".hidden"] if ".hidden" in folder.folders() else []), "a", "a-", "b"]
     folder.check(["mark"])
     versions = {"mark": folder.versions["mark"]}
-    assert Folder(address, options, versions=versions).read([Part("mark")]) == [b"m"]
+    assert Folder(address, options, versions=versions).read(["mark"]) == [b"m"]
     write("mark", b"another")
     uses = [
         lambda: folder.check(["mark"]),
-        lambda: Folder(address, options, versions=versions).read([Part("mark")]),
+        lambda: Folder(address, options, versions=versions).read(["mark"]),
         lambda: Folder(address, options, versions=versions).sizes(["mark"]),
     ]
     for use in uses:
@@ -95,12 +88,11 @@ def test_files_by_name_and_the_proof_that_one_is_missing(place, options):
 
 def test_parts_that_will_be_read_are_fetched_before(place, options, bucket):
     folder = listed_folder(place[0], options)
-    parts = [Part(i) for i in range(len(folder.names))]
-    assert folder.will_read(parts, 0)
-    found = folder.read(parts)
+    files = range(len(folder.names))
+    assert folder.will_read(files, 0)
+    found = folder.read(files)
     bucket.requests.clear()
-    assert folder.read(parts) == found
-    assert [folder.cached(part) for part in parts if found[part.file]] == [each for each in found if each]
+    assert folder.read(files) == found
     assert bucket.requests == []
     folder.close()
 
@@ -111,4 +103,4 @@ def test_files_of_a_glob_are_named_relative_to_what_holds_them(tmp_path):
         (tmp_path / name).write_bytes(name.encode())
     folder = folder_of([str(tmp_path / name) for name in ("x/b/2", "x/a/1")])
     assert list(folder.names) == [os.path.join("b", "2"), os.path.join("a", "1")]
-    assert folder.read([Part(0)]) == [b"x/b/2"]
+    assert folder.read([0]) == [b"x/b/2"]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import fnmatch
 import functools
 import hashlib
 import os
 import re
+import threading
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of
 from feedline._src.files.client import Listed, Version, client_of
 from feedline._src.files.fetcher import REQUEST_BYTES, Origin, fetcher, result_of
-from feedline._src.files.file import FileVersion, Indices, OpenFile, absolute, changed, pread, unreadable
-from feedline._src.files.remote import cached, pieces_of
+from feedline._src.files.file import File, FileVersion, Indices, OpenFile, absolute, changed, pread, unreadable
+from feedline._src.files.remote import RemoteFile, cached, pieces_of
 from feedline._src.files.store import Store, Url, is_url
 from feedline._src.rows import digests
 
@@ -28,6 +28,8 @@ T = TypeVar("T")
 _READ_WHOLE_BYTES = 1 << 18
 """A smaller file is read whole for its digest; of a larger one sixteen parts are."""
 _ZARR = ".zarr"
+Name = int | str
+"""The number of a listed file, or the name of any file in a folder."""
 
 
 class Names(Sequence[str]):
@@ -62,21 +64,6 @@ class Names(Sequence[str]):
         return hashlib.sha256(self._ends.tobytes() + self._joined).hexdigest()[:32]
 
 
-class Part(NamedTuple):
-    """Bytes of a listed file, by its number, or of any file in the folder, by its name. A negative `start` counts
-    from the end; `stop` None is the end.
-    """
-
-    file: int | str
-    start: int = 0
-    stop: int | None = None
-
-    def of(self, size: int) -> tuple[int, int]:
-        """Start and stop in a file of this size."""
-        start, stop, _ = slice(self.start, self.stop).indices(size)
-        return start, max(start, stop)
-
-
 class Folder:
     """Files below a path, or below an address in a store. Thread-safe; it pickles, with what was listed.
 
@@ -88,7 +75,7 @@ class Folder:
       place: its absolute path, or its address.
       in_store: whether its files are objects, so that it pays to say what will be read.
       can_list: whether it knows its `folders`; a web server does not.
-      names: of the listed files, relative to it.
+      names: of the listed files, relative to it. Methods take numbers of these, or names of any files.
       versions: of files that were asked for by their names, None of those that are not there.
 
     Args:
@@ -111,15 +98,15 @@ class Folder:
         self.in_store, self._store, self.names = is_url(address), store or Store(), names or Names()
         self._expected: Mapping[str, Any] = versions or {}
         self.versions: dict[str, Any] = {}
-        self._ahead: dict[Part, concurrent.futures.Future[Any]] = {}
-        """Parts that are being fetched ahead."""
+        self._pending: dict[Name, concurrent.futures.Future[bytes | None]] = {}
+        """The requests for files. Guarded by _lock."""
+        self._lock = threading.RLock()  # a request may be done before its callback is added
         if self.in_store:
             url = Url.parse(address)
             self._url, self.can_list = Url(url.base, url.key.removesuffix("/")), url.can_list
             self.name = self.place = str(self._url).removesuffix("/")
             self._listed = listed or Names()
             self._cache, self._origin = cache_of(self._store), origin or Origin(self._store.patience_s)
-            self._requests = _Shared()
             return
         self.name, self.place, self.can_list = address, place or absolute(address), True
         self.versions |= self._expected
@@ -131,17 +118,17 @@ class Folder:
             return Folder, (self.name, self._store, self.names, self._listed, None, None, self._origin)
         return Folder, (self.name, self._store, self.names, None, None, self.place)
 
-    def path_of(self, file: int | str) -> str:
+    def path_of(self, file: Name) -> str:
         return f"{self.name}/{self._name(file)}" if self.name else self._name(file)
 
-    def _name(self, file: int | str) -> str:
+    def _name(self, file: Name) -> str:
         return self.names[file] if isinstance(file, int) else file
 
-    def _place_of(self, file: int | str) -> str:
+    def _place_of(self, file: Name) -> str:
         return os.path.join(self.place, self._name(file))
 
-    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
-        """The bytes of each part, all at once: fewer where the file ends; None: there is no such file.
+    def read(self, files: Sequence[Name]) -> list[bytes | None]:
+        """The bytes of each file, all at once; None: there is no such file.
 
         A listed file that is missing is an error, and so is one of the expected versions.
 
@@ -149,52 +136,41 @@ class Folder:
           FeedError: a file was changed or deleted; its store cannot be read; too many files are open.
           RowError: a local file cannot be read.
         """
-        found: list[Any] = [None if part in self._ahead else self.cached(part) for part in parts]
         if not self.in_store:
+            return list(map(self._read_local, files))
+        found = [None if file in self._pending else self._from_cache(file) for file in files]
+        absent = [file for file, data in zip(files, found, strict=True) if data is None]
+        if not absent:
             return found
-        began, started = time.monotonic(), {}
+        fetcher().check_may_run()  # a fork would wait for ever for requests of its parent
+        began, started = time.monotonic(), {file: self._begin(file) for file in absent}
         try:
-            for part in dict.fromkeys(part for part, data in zip(parts, found, strict=True) if data is None):
-                started[part] = fetcher().run(self._fetch(part))
-            fetched = {part: result_of(future, self.path_of(part.file)) for part, future in started.items()}
+            fetched = {file: result_of(future, self.path_of(file)) for file, future in started.items()}
+        except BaseException:
+            self.close()  # what nobody waits for is not asked for again
+            raise
         finally:
-            for future in started.values():
-                future.cancel()  # after an error, nobody waits for the others
-            fetcher().counts.wait_s += time.monotonic() - began if started else 0
-        return [fetched[part] if data is None else data for part, data in zip(parts, found, strict=True)]
+            fetcher().counts.wait_s += time.monotonic() - began
+        return [fetched[file] if data is None else data for file, data in zip(files, found, strict=True)]
 
-    def cached(self, part: Part) -> bytes | None:
-        """The bytes of a part without any request; None unless they are on local disk, of a known version."""
-        if not self.in_store:
-            return self._read_local(part)
-        pieces = self._pieces(part)
-        data = [None] if pieces is None else [self._cache.get(name, stop - at) for name, at, stop in pieces]
-        fetcher().counts.cached += sum(each is not None for each in data)
-        return None if None in data else b"".join(data)  # type: ignore[arg-type]
-
-    def will_read(self, parts: Sequence[Part], ahead: int, part_bytes: int | None = None) -> bool:
-        """Begin to fetch parts that are read `ahead` batches later, as `Files.will_read`.
+    def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
+        """Begin to fetch files that are read `ahead` batches later, as `Files.will_read`.
 
         Args:
-          part_bytes: about how many bytes a part has, if the sizes of some are not known: files without a number.
+          file_bytes: about how many bytes a file has of which that is not known.
         """
         if not self.in_store:
             return True
-        pieces = [self._pieces(part) for part in parts]
-        unknown = part_bytes or REQUEST_BYTES
-        sizes = [unknown if some is None else sum(stop - at for _, at, stop in some) for some in pieces]
-        if self._cache.is_too_early(sum(sizes), ahead):
+        versions = list(map(self._known, files))
+        needed = sum(file_bytes if version is None else version.size_bytes for version in versions)
+        if self._cache.is_too_early(needed, ahead):
             return False
-        for part, some in zip(parts, pieces, strict=True):
-            if part not in self._ahead and (some is None or not all(self._cache.has(name) for name, *_ in some)):
-                future = self._ahead[part] = fetcher().run(self._fetch(part))
-                future.add_done_callback(functools.partial(self._fetched, part))
+        for file, version in zip(files, versions, strict=True):
+            if version is None or not all(self._cache.has(name) for name, *_ in self._pieces(file, version)):
+                self._begin(file)
         return True
 
-    def _fetched(self, part: Part, future: concurrent.futures.Future[Any]) -> None:
-        self._ahead.pop(part, None)
-
-    def sizes(self, files: Sequence[int | str]) -> list[int | None]:
+    def sizes(self, files: Sequence[Name]) -> list[int | None]:
         """The size of each file in bytes, all asked at once; None: there is no such file. Errors as of `read`."""
         if not self.in_store:
             return list(map(self._size_of_local, files))
@@ -232,29 +208,33 @@ class Folder:
 
     def digests(self, files: Sequence[int]) -> list[list[Any]]:
         """For each listed file, JSON values that identify its contents: those of `File.digest`."""
-        asked: list[tuple[int, list[tuple[int, int]], list[Part]]] = []
-        for file, size in zip(files, self.sizes(files), strict=True):
-            assert size is not None  # a missing listed file is an error
-            spots = digests.samples_of_file(size)
-            whole = size <= _READ_WHOLE_BYTES
-            asked.append((size, spots, [Part(file)] if whole else [Part(file, at, at + n) for at, n in spots]))
-        data = iter(self.read([part for *_, parts in asked for part in parts]))
-        found = []
-        for size, spots, parts in asked:
-            given = [next(data) or b"" for _ in parts]
-            if len(parts) == 1:
-                given = [given[0][at : at + n] for at, n in spots]
-            found.append(digests.of_samples(size, given))
-        return found
+        sizes: dict[int, Any] = dict(zip(files, self.sizes(files), strict=True))
+        small = [file for file, size in sizes.items() if size <= _READ_WHOLE_BYTES]
+        spots = {file: digests.samples_of_file(size) for file, size in sizes.items()}
+        finish = {file: self._opened(file).start_samples(spots[file]) for file in sizes.keys() - small}
+        data = dict(zip(small, self.read(small), strict=True))
+        samples = {
+            file: [(data[file] or b"")[at : at + n] for at, n in spots[file]] if file in data else finish[file]()
+            for file in files
+        }
+        return [digests.of_samples(sizes[file], samples[file]) for file in files]
+
+    def _opened(self, file: int) -> File:
+        version = self._known(file) if self.in_store else None
+        if version is None:
+            return File(self.path_of(file), place=self._place_of(file))
+        return RemoteFile(self._url.below(self._name(file)), version, self._origin, self._store)
 
     def close(self) -> None:
-        """Give up what is being fetched ahead."""
-        for future in list(self._ahead.values()):
+        """Give up what is being fetched."""
+        with self._lock:
+            futures = list(self._pending.values())
+        for future in futures:
             future.cancel()
 
     # --- on local disk ---
 
-    def _size_of_local(self, file: int | str) -> int | None:
+    def _size_of_local(self, file: Name) -> int | None:
         if file in self.versions:
             self.check([str(file)])
         try:
@@ -264,12 +244,11 @@ class Folder:
                 raise unreadable(error, file, self.path_of(file)) from error
             return None
 
-    def _read_local(self, part: Part) -> bytes | None:
-        file, path = part.file, self._place_of(part.file)
+    def _read_local(self, file: Name) -> bytes | None:
+        path = self._place_of(file)
         try:
             opened = OpenFile(path)
-            start, stop = part.of(opened.version.size_bytes)
-            data = pread(opened.descriptor, stop - start, start)
+            data = pread(opened.descriptor, opened.version.size_bytes, 0)
             after = FileVersion.of(opened.descriptor)
         except (OSError, MemoryError) as error:
             if isinstance(file, str) and isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -282,8 +261,8 @@ class Folder:
         else:
             before = FileVersion(*self._seen[file].tolist()) if self._seen[file, -1] else opened.version
         before.compare(after, path)
-        if len(data) != stop - start:
-            raise changed(path, f"it has {start + len(data)} bytes and had {after.size_bytes}")
+        if len(data) != after.size_bytes:
+            raise changed(path, f"it has {len(data)} bytes and had {after.size_bytes}")
         if isinstance(file, int):
             self._seen[file, :-1] = after[:-1]
             self._seen[file, -1] = after.modified_ns  # last: another thread may look
@@ -291,72 +270,57 @@ class Folder:
 
     # --- in a store ---
 
-    def _known(self, file: int | str) -> Version | None:
+    def _known(self, file: Name) -> Version | None:
         if isinstance(file, int):
             size, *tag = self._listed[file].split("\n")
             return Version(int(size), *tag)
         return self.versions.get(file)
 
-    def _pieces(self, part: Part) -> list[tuple[str, int, int]] | None:
-        """The files of the cache for a part: name, start and stop; None: its version is not known."""
-        version = self._known(part.file)
-        return version and pieces_of(self.path_of(part.file), version, *part.of(version.size_bytes))
+    def _pieces(self, file: Name, version: Version) -> list[tuple[str, int, int]]:
+        return pieces_of(self.path_of(file), version, 0, version.size_bytes)
 
-    async def _fetch(self, part: Part) -> bytes | None:
-        version = await self._version(part.file)
+    def _from_cache(self, file: Name) -> bytes | None:
+        version = self._known(file)
         if version is None:
             return None
-        url, asked = self._url.below(self._name(part.file)), part.of(version.size_bytes)
-        get = functools.partial(cached, self._cache, self._origin, url, version, *asked)
-        return await self._requests.once(part, get)
+        data: list[Any] = [self._cache.get(name, stop - at) for name, at, stop in self._pieces(file, version)]
+        fetcher().counts.cached += sum(each is not None for each in data)
+        return None if None in data else b"".join(data)
 
-    async def _version(self, file: int | str) -> Version | None:
-        if isinstance(file, int):
+    def _begin(self, file: Name) -> concurrent.futures.Future[bytes | None]:
+        with self._lock:
+            future = self._pending.get(file)
+            if future is None or future.done():
+                future = self._pending[file] = fetcher().run(self._fetch(file))
+                future.add_done_callback(functools.partial(self._done, file))
+        return future
+
+    def _done(self, file: Name, future: concurrent.futures.Future[bytes | None]) -> None:
+        with self._lock:
+            if self._pending.get(file) is future:
+                del self._pending[file]
+
+    async def _fetch(self, file: Name) -> bytes | None:
+        version = await self._version(file)
+        if version is None:
+            return None
+        url = self._url.below(self._name(file))
+        return await cached(self._cache, self._origin, url, version, 0, version.size_bytes)
+
+    async def _version(self, file: Name) -> Version | None:
+        if isinstance(file, int) or file in self.versions:
             return self._known(file)
-        if file not in self.versions:
-            self.versions[file] = await self._requests.once(file, functools.partial(self._ask_version, file))
-        found: Version | None = self.versions[file]
-        return found
-
-    async def _ask_version(self, name: str) -> Version | None:
-        expected: Version | None = self._expected.get(name)
+        expected: Version | None = self._expected.get(file)
+        version: Version | None = None
         try:
-            version = await self._origin.version(self._url.below(name))
+            version = await self._origin.version(self._url.below(file))
         except FileNotFoundError:
             if expected is not None:
-                raise changed(self.path_of(name), "it cannot be found any more") from None
-            return None
-        if expected is not None:
-            expected.check(version, self.path_of(name))
+                raise changed(self.path_of(file), "it cannot be found any more") from None
+        if expected is not None and version is not None:
+            expected.check(version, self.path_of(file))
+        self.versions[file] = version
         return version
-
-
-class _Shared:
-    """Requests that several wait for. One that all of them gave up is cancelled. For the fetching thread."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[Hashable, tuple[asyncio.Task[Any], list[None]]] = {}
-        """By key, the request, and a list with an element for each caller that waits for it."""
-
-    async def once(self, key: Hashable, get: Callable[[], Awaitable[T]]) -> T:
-        """What `get` returns, which is called once for all that wait for this key meanwhile."""
-
-        async def got() -> T:
-            return await get()
-
-        if key not in self._tasks:
-            self._tasks[key] = asyncio.ensure_future(got()), []
-        task, waiting = self._tasks[key]
-        waiting.append(None)
-        try:
-            found: T = await asyncio.shield(task)
-            return found
-        finally:
-            waiting.pop()
-            if not waiting:
-                task.cancel()
-            if (task.done() or not waiting) and self._tasks.get(key, (None,))[0] is task:
-                del self._tasks[key]
 
 
 # --- listings ---

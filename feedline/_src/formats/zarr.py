@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.file import changed
-from feedline._src.files.folder import Folder, Part
+from feedline._src.files.folder import Folder
 from feedline._src.files.store import Store
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
@@ -71,7 +71,7 @@ class ZarrFolder:
 
     def metadata(self, file: str) -> dict[str, Any]:
         """The JSON object in a file of metadata."""
-        path, data = self.folder.path_of(file), self.folder.read([Part(file)])[0]
+        path, data = self.folder.path_of(file), self.folder.read([file])[0]
         if data is None:
             raise changed(path, "it cannot be found any more")
         self._metadata.add(file)
@@ -313,12 +313,12 @@ class _Array:
         if not self.place.folder.in_store:
             return True
         keys = dict.fromkeys(key for some in rows for key in self._keys(some))
-        return self.place.folder.will_read([Part(_join(self._at, key)) for key in keys], ahead, self._chunk_bytes)
+        return self.place.folder.will_read([_join(self._at, key) for key in keys], ahead, self._chunk_bytes)
 
     def _fetched(self, rows: slice) -> dict[str, bytes]:
         """The files of some rows in a store, by their keys; without those that are not there."""
         keys = self._keys(rows)
-        found = dict(zip(keys, self.place.folder.read([Part(_join(self._at, key)) for key in keys]), strict=True))
+        found = dict(zip(keys, self.place.folder.read([_join(self._at, key) for key in keys]), strict=True))
         if absent := {key for key, data in found.items() if data is None} - self._absent:
             self.place.folder.check([_join(self._at, self._mark)])  # a bucket that is gone has no chunks either
             self._absent |= absent

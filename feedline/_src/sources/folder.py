@@ -12,7 +12,7 @@ import numpy as np
 
 from feedline._src.files.client import Listed
 from feedline._src.files.file import irregular
-from feedline._src.files.folder import Folder, Part, folder_of, listed_folder
+from feedline._src.files.folder import Folder, folder_of, listed_folder
 from feedline._src.files.store import Store
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices
@@ -69,7 +69,7 @@ class FolderSource(EncodedRows):
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
-        files = [data or b"" for data in self._folder.read([Part(row) for row in rows.tolist()])]
+        files = [data or b"" for data in self._folder.read(rows.tolist())]
         if self.classes is None:
             return files
         labels = np.searchsorted(self._class_ends, rows, side="right").tolist()
@@ -81,7 +81,7 @@ class FolderSource(EncodedRows):
         return self._fetch_ahead if self._folder.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
-        return self._folder.will_read([Part(row) for row in rows.tolist()], ahead)
+        return self._folder.will_read(rows.tolist(), ahead)
 
     def file_of(self, row: int) -> str:
         """The path or address of the row's file."""
