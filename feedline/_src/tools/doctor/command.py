@@ -96,7 +96,7 @@ class Diagnose:
     of these steps the process ends at once, so that it does not save what it learned from repeated batches. If the
     loop ends earlier, the program goes on, and may save what it learned: let it write to another folder.
 
-    Processes of one run, as of feedline launch, wait for each other for up to 10 s before they end. With --json
+    Processes of one run, as of feedline launch, wait for each other before they end. With --json
     there is a result of each process.
 
     Attributes:

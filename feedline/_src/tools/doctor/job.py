@@ -143,7 +143,6 @@ def job_findings(ran: Ran) -> Iterator[Finding]:
 
 
 def ended(ran: Ran) -> Finding:
-    """Whether the command failed."""
     return Finding(
         "error" if ran.code != 0 and not ran.stopped else "ok",
         "it was stopped before its end" if ran.stopped else f"it ended with exit code {ran.code}",

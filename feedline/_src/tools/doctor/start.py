@@ -12,7 +12,6 @@ import importlib.abc
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from feedline._src.feed import Feed
 
 NOT_OBSERVED = "not_observed.txt"
-_WAIT_S = 10.0  # how long a process waits for others that are behind
-_PROCESS_0_S = 0.2  # how long process 0, which holds the coordination service, lets the others exit
-_KEYS = "feedline/diagnosed"
 
 
 def begin(folder: str, task: str) -> None:
@@ -122,23 +118,10 @@ class _Diagnosing:
 
 
 def _await_others() -> None:
-    """Wait for the diagnoses of the other processes of a run, and in process 0 for the others' ends.
+    """Wait for the other processes of a run: jax ends all of them once process 0 has ended."""
+    import jax
 
-    jax ends all processes once process 0 has ended. A process whose loop ended earlier is waited for in vain, so
-    there is a limit.
-    """
-    from feedline._src.agreement.coordination import coordination
-    from feedline._src.errors import ProcessError
-
-    service = coordination()
-    if service is None:
-        return
-    deadline = time.monotonic() + _WAIT_S
-    with contextlib.suppress(TimeoutError, ProcessError):  # another process has failed, or left its loop earlier
-        for phase in ("written", "left"):
-            service.set(f"{_KEYS}/{phase}/{service.process}", "")
-            if phase == "left" and service.process:
-                return
-            for process in range(service.processes):
-                service.get(f"{_KEYS}/{phase}/{process}", deadline - time.monotonic())
-    time.sleep(0.0 if service.process else _PROCESS_0_S)
+    try:
+        jax.distributed.shutdown()
+    except RuntimeError as error:  # another process has failed
+        print(f"feedline diagnose: {error}", file=sys.stderr, flush=True)
