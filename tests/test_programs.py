@@ -12,24 +12,14 @@ from programs import run, started
 
 TESTS = Path(__file__).parent
 IGNORING = ["sh", "-c", "trap '' HUP INT QUIT TERM; exec \"$@\"", "sh", sys.executable, "-c"]
-IGNORES = "import signal as s; print([n.name for n in s.valid_signals() if s.getsignal(n) == s.SIG_IGN])"
-RESTORED = f"""
-import os, signal, subprocess, sys
-import programs
-programs.restore_signals()
-for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
-    os.kill(os.getpid(), number)
-try:
-    signal.raise_signal(signal.SIGINT)
-except KeyboardInterrupt:
-    subprocess.run([sys.executable, "-c", {IGNORES!r}], check=True)
-"""
+IGNORED = "import signal as s; print([n.name for n in s.valid_signals() if s.getsignal(n) == s.SIG_IGN])"
 
 
 def test_programs_get_the_signals_that_nohup_and_the_background_ignore():
-    done = run([*IGNORING, IGNORES], capture_output=True, text=True, check=True)
-    assert done.stdout == "['SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGPIPE', 'SIGTERM', 'SIGXFSZ']\n"
-    done = run([*IGNORING, RESTORED], capture_output=True, text=True, check=True, cwd=TESTS)
+    restored = (
+        f"import programs; programs.restore_signals(); programs.run([{sys.executable!r}, '-c', {IGNORED!r}])"
+    )
+    done = run([*IGNORING, restored], capture_output=True, text=True, check=True, cwd=TESTS)
     assert done.stdout == "['SIGPIPE', 'SIGXFSZ']\n"  # Python itself ignores these
 
 
@@ -57,15 +47,7 @@ def test_a_run_past_its_time_is_ended():
         run(FAMILY, timeout=0.1, capture_output=True)
 
 
-STARTS = {
-    "subprocess.Popen",
-    "subprocess.call",
-    "subprocess.check_call",
-    "subprocess.check_output",
-    "subprocess.run",
-}
-
-
+STARTS = {f"subprocess.{name}" for name in ("Popen", "call", "check_call", "check_output", "run")}
 SCRIPTS = {"chaos/chaos.py", "faults/measure_faults.py", "fuzz/fuzz.py"}
 """Run by hand or by a test, which ends them with all that they started."""
 

@@ -162,9 +162,6 @@ def test_a_feed_of_ones_own(feeds, capsys):
     assert [leaf["leaf"] for leaf in told["batch"]] == ["valid", "x"]
     _, on_all = as_json(capsys, f"{feeds}:make_feed")
     assert on_all["mesh"] == {"data": len(jax.devices()), "model": 1}
-
-
-def test_a_feed_that_is_refused_for_its_batch_size_is_described(feeds, capsys):
     code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=3")
     assert (code, told["fits"], told["described_batch_size"]) == (1, False, 15)
     assert "multiple of the 3 shards of the batch axis, got 16; 15 or 18 would work" in told["problems"][0]
