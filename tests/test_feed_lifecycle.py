@@ -511,12 +511,12 @@ def test_a_dropped_feed_ends_even_while_it_reads():
     assert left_behind(before) == []
 
 
-def test_without_prefetch_the_caller_does_everything_beside_one_thread_that_looks_at_the_time():
+def test_without_prefetch_the_caller_does_everything():
     before = set(threading.enumerate())
     source = Rows()
     with feed_of(source, prefetch=0, reading=Reading(threads=4)) as feed:
         for batch in feed:
-            assert [thread.name for thread in set(threading.enumerate()) - before] == ["feedline-alarm"]
+            assert [thread.name for thread in set(threading.enumerate()) - before] == []
             assert batch["row"].shape == (B,)
         assert feed.statistics().threads == 0
     assert source.threads == {threading.current_thread().name}

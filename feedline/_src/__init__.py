@@ -2,7 +2,8 @@
 
 A map, one folder a stage, in the order in which data flows::
 
-    feed        the loop's iterator of global batches: its state and life cycle
+    feed        the loop's iterator of global batches: `next`, its state, where it goes
+    life        the part of a feed that starts runs, takes from them, and gives them up
     shown       the part of a feed that only reads: properties, statistics, report, diagnosis
     build       opens the source, plans, and compares with the other processes
     run         one pass from a cursor: the three stages composed

@@ -61,7 +61,6 @@ class Bounds:
         return 2 * settings.prefetch + 2
 
     def without_workers(self) -> Bounds:
-        """These bounds without workers."""
         return dataclasses.replace(self, tunable=self.tunable - {"workers"})
 
 
@@ -74,19 +73,7 @@ def bounds_of(
     shard_bytes: int,
     devices: Sequence[Any],
 ) -> tuple[Bounds, Settings]:
-    """The bounds of a feed, and the settings to begin with: `start`, or smaller where a limit asks for that.
-
-    Args:
-      limits: the user's.
-      tunable: the settings that are "auto".
-      start: the settings to begin with, unless they are too large.
-      local_bytes: of a process-local batch in host memory, with what is cast or transformed.
-      shard_bytes: of a batch on each device.
-      devices: of this process, to which the batches go.
-
-    Raises:
-      ValueError: even the smallest settings exceed a limit that the user gave.
-    """
+    """The bounds of a feed, and the settings to begin with: `start`, or smaller where a limit asks for that."""
     on_host = all(device.platform == "cpu" for device in devices)
     bounds = Bounds(
         tunable=tunable,

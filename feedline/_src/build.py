@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -29,10 +29,13 @@ from feedline._src.plan.plan import Plan, devices_by_process, plan_of
 from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
 from feedline._src.rows.spec import RowSpec
-from feedline._src.run import Access, Sizes, Stages
+from feedline._src.run import Sizes, Stages
 from feedline._src.sources.as_source import as_source, read_first
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 from feedline._src.version import __version__
+
+if TYPE_CHECKING:
+    from feedline._src.loader.streams import Stream
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 _AGREEMENTS_PER_EPOCH = 3  # batch, end, leftover rows
@@ -118,7 +121,6 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Sequence[int
 
 
 def _connected(service: Coordination, key: str, options: FeedOptions, sizes: Sizes, processes: int) -> Sizes:
-    """Add the channels over which processes talk during training."""
     from feedline._src.agreement.in_step import InStep, LatestValues
 
     latest_values, in_step = LatestValues(service, key), InStep(service, key, processes)
@@ -144,11 +146,7 @@ def _connected(service: Coordination, key: str, options: FeedOptions, sizes: Siz
 
 
 def _build(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes:
-    """This process's own part of it. The source is opened once.
-
-    Args:
-      key: a path for what the processes of this feed tell each other.
-    """
+    """This process's own part of it. The source is opened once."""
     if options.reading.quarantine is not None:
         open(options.reading.quarantine, "ab").close()  # so that a missing folder is seen now, not after hours
     if is_stream(options.source):
@@ -178,7 +176,6 @@ def _build(options: FeedOptions, key: str | None, running: Sizes | None) -> Size
 def _of_size(
     options: FeedOptions, asked: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts
 ) -> Stages:
-    """The stages over rows with random access, for one of the batch sizes that are asked for."""
     order = source.order_for(asked.order)
     rows = ENDLESS if metadata.rows is None else metadata.rows
     plan, out = _plan(options, asked, metadata, lambda row: read_first(source, row))
@@ -220,7 +217,6 @@ def _of_size(
 
 
 def _stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
-    """The stages over a stream."""
     from feedline._src.agreement.all_gather import AllGather
     from feedline._src.loader.streams import Stream
 
@@ -261,12 +257,7 @@ def _stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
 def _plan(
     options: FeedOptions, asked: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None]
 ) -> tuple[Plan, RowSpec]:
-    """The plan of this process, and the spec of a row after the transform.
-
-    Args:
-      options: for one of the batch sizes of `asked`.
-      read_first: writes one row into a tree of arrays.
-    """
+    """The plan of this process, and the spec of a row after the transform."""
     for reason in refused(asked, metadata):
         raise ValueError(reason)
     spec = out = metadata.spec
@@ -290,7 +281,7 @@ def _plan(
 
 
 def _stages(
-    access: Access,
+    access: RandomAccess | Stream,
     plan: Plan,
     metadata: SourceMetadata,
     options: FeedOptions,
@@ -329,11 +320,7 @@ def _settings_of(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | N
 
 
 def _processes_of(sharding: Any) -> set[int]:
-    """The processes that own a device of a sharding, or of a tree of them.
-
-    Raises:
-      ValueError: the mesh of a sharding has no devices.
-    """
+    """The processes that own a device of a sharding, or of a tree of them."""
     # what is no sharding is refused elsewhere
     shardings = [leaf for leaf in jax.tree.leaves(sharding) if isinstance(leaf, jax.sharding.Sharding)]
     for leaf in shardings:
@@ -347,11 +334,7 @@ def _processes_of(sharding: Any) -> set[int]:
 
 
 def described(options: FeedOptions, stages: Stages, place: list[int] | None = None) -> dict[str, Any]:
-    """JSON values by field: all that must be the same in every process for batch k to be the same.
-
-    Args:
-      place: of a feed that moves to another mesh: step, epoch and position.
-    """
+    """JSON values by field: all that must be the same in every process for batch k to be the same."""
     leaves: Mapping[str, Any] = {
         f"batch{jax.tree_util.keystr(path)}": leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(stages.placement.spec)

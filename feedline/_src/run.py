@@ -6,17 +6,15 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.agreement.monitor import close_on_abort
 from feedline._src.errors import warn
-from feedline._src.loader.host_batch import HostBatch, Progress
+from feedline._src.loader.host_batch import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
-from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placement
@@ -30,81 +28,12 @@ if TYPE_CHECKING:
     from feedline._src.agreement.in_step import InStep, LatestValues
     from feedline._src.agreement.replicas import ReplicaCheck
     from feedline._src.bounds import Bounds
-    from feedline._src.order.epoch import RowOrder
+    from feedline._src.loader.streams import Stream
     from feedline._src.rows.source import Source
 
 _ODD = 2_654_435_761
 """Far from 0 modulo 2^31, so that places of neighbouring epochs are far apart."""
 T = TypeVar("T")
-
-
-class Access(Protocol):
-    """How rows are reached: in any order, or one after the other as a stream. Opens batches after any cursor."""
-
-    @property
-    def buffers(self) -> BatchBuffers:
-        """The memory in which batches are built."""
-
-    @property
-    def batch_size(self) -> int:
-        """Rows in the global batch."""
-
-    @property
-    def local_rows(self) -> int:
-        """Rows of a batch that this process supplies."""
-
-    @property
-    def order(self) -> RowOrder | None:
-        """The order of the rows. None: a stream has its own."""
-
-    @property
-    def owners(self) -> tuple[tuple[int, ...], ...]:
-        """Of a stream, for each lane the processes that read it."""
-
-    @property
-    def local_lanes(self) -> list[int]:
-        """Of a stream, the lanes that this process reads."""
-
-    @property
-    def tells_source(self) -> bool:
-        """Whether the source fetches rows before they are read."""
-
-    @property
-    def may_use_workers(self) -> bool:
-        """Whether worker processes could read the source."""
-
-    @property
-    def restarted(self) -> int:
-        """Workers that were replaced."""
-
-    def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
-    ) -> LocalBatches | HostIterator[HostBatch]:
-        """The process-local batches after a cursor, where the iterators of a stream were at `lanes`."""
-
-    def next_cursor(self, after: Cursor) -> Cursor:
-        """Where the next batch starts, as far as that is known before it is read; `after` if the pass is over."""
-
-    def next_pass(self, after: Cursor) -> Cursor:
-        """Where the pass after that of `after` starts."""
-
-    def steps_per_epoch(self) -> int:
-        """Batches of an epoch. TypeError if that is unknown."""
-
-    def deliveries(self) -> int:
-        """How often a pass delivers. TypeError if that is unknown, or endless."""
-
-    def check_cursor(self, cursor: Cursor) -> None:
-        """Raise ValueError if the batches from there on cannot be delivered."""
-
-    def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
-        """int64[batch_size]: the row indices of the next batch after `after`, -1 where it is padded."""
-
-    def source_epochs(self, cursor: Cursor) -> dict[str, float] | None:
-        """Of a mixture, how many epochs of each source stand before the cursor, by name; else None."""
-
-    def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
-        """What a state holds of the iterators of a stream, which are at `lanes`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +53,7 @@ class Stages:
       place_at: the number of the leaf `place` of a batch; None: it has none.
     """
 
-    access: Access
+    access: RandomAccess | Stream
     placement: Placement
     fingerprint: dict[str, Any]
     reading: Reading
@@ -164,12 +93,10 @@ class Sizes:
 
     @property
     def changes(self) -> bool:
-        """Whether there are several."""
         return len(self.by_step) > 1
 
     @property
     def first(self) -> Stages:
-        """From step 0 on."""
         return self.by_step[0][1]
 
     def at(self, step: int) -> Stages:
@@ -213,27 +140,21 @@ class Run(Generic[T]):
         done: int = 0,
         steps: int = 1,
     ) -> None:
-        prefetch = settings.prefetch
+        prefetch, numbered = settings.prefetch, _Numbered(batches, done, steps)
         pipeline: Pipeline[T] | Synchronous[HostBatch, T]
         if isinstance(batches, LocalBatches) and prefetch:
             threads, ahead = max(1, settings.threads), settings.buffer + 1
-            parts = _NumberedParts(batches, done, steps)
-            pipeline = Readers(parts, place, prefetch, watch, threads=threads, ahead=ahead)
+            pipeline = Readers(numbered, place, prefetch, watch, threads=threads, ahead=ahead)
+        elif prefetch:
+            pipeline = Prefetcher(numbered, place, prefetch, watch)
         else:
-            items = _NumberedItems(batches, done, steps)
-            pipeline = Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
+            pipeline = Synchronous(numbered, place, watch)
         self._pipeline = pipeline
-        self._workers = settings.workers > 0
-        self.take, self.close, self.join = pipeline.take, pipeline.close, pipeline.join
+        self.start, self.take, self.close, self.join = pipeline.start, pipeline.take, pipeline.close, pipeline.join
 
     @property
     def waiting(self) -> int:
-        """Placed batches that are ready."""
         return self._pipeline.waiting
-
-    def start(self) -> None:
-        """Start the threads."""
-        self._pipeline.start()
 
 
 def run_of(
@@ -244,54 +165,42 @@ def run_of(
     done: int = 0,
     place: Callable[[HostBatch], Placed] | None = None,
 ) -> Run[Placed]:
-    """A run of the batches after a cursor.
-
-    Args:
-      done: the steps before the first of them.
-      place: what places; None: the stages' own placement, of which `listener` is told.
-    """
+    """A run of the batches after a cursor."""
     access, settings = stages.access, stages.settings
     watch = Watch(stages.reading)
     batches: LocalBatches | HostIterator[HostBatch]
-    if settings.workers and not access.owners:
+    if settings.workers and isinstance(access, RandomAccess):
         from feedline._src.loader.workers import WorkerBatches
 
-        batches = workers = WorkerBatches(cast("RandomAccess", access), after, settings)
+        batches = workers = WorkerBatches(access, after, settings)
         watch.on_stall, watch.on_stop = workers.end_stuck_workers, workers.stop_waiting
     else:
         batches = access.open(after, lanes, settings, watch)
     if place is None:
         assert listener is not None
         place = Placer(stages, listener)
-    return Run(batches, place, settings, watch, done, getattr(access, "steps_per_call", 1))
+    return Run(batches, place, settings, watch, done, access.steps_per_call)
 
 
-class _NumberedParts:
-    """Batches that any threads read in parts, each with its step announced to the annotations of a profile."""
+class _Numbered:
+    """Announces the step of each batch to the annotations of a profile, read in parts or one after the other."""
 
-    def __init__(self, batches: LocalBatches, done: int, steps: int) -> None:
-        self.parts, self.count = batches.parts, batches.count
-        self.rows_of, self.end = batches.rows_of, batches.end
+    def __init__(self, batches: Any, done: int, steps: int) -> None:
         self._batches, self._done, self._steps = batches, done, steps
+        self.close = batches.close
+        if isinstance(batches, LocalBatches):
+            self.parts, self.count = batches.parts, batches.count
+            self.rows_of, self.end = batches.rows_of, batches.end
 
     def read(self, number: int, part: int) -> HostBatch | None:
-        """Read a part; the call that completes a batch returns it, on the thread that also places it."""
         begin_step(self._done + (number + 1) * self._steps)
-        return self._batches.read(number, part)
-
-
-class _NumberedItems:
-    """Batches that one thread reads and places, with their steps announced to the annotations of a profile."""
-
-    def __init__(self, batches: HostIterator[HostBatch], done: int, steps: int) -> None:
-        self.close = batches.close
-        self._batches, self._step, self._steps = batches, done, steps
+        found: HostBatch | None = self._batches.read(number, part)
+        return found
 
     def __next__(self) -> HostBatch:
-        """The next batch."""
-        begin_step(self._step + self._steps)
-        batch = next(self._batches)
-        self._step += self._steps
+        begin_step(self._done + self._steps)
+        batch: HostBatch = next(self._batches)
+        self._done += self._steps
         return batch
 
 
@@ -330,8 +239,6 @@ class Placer:
 
 
 class Joinable(Protocol):
-    """A run, or what stands for one."""
-
     @property
     def waiting(self) -> int: ...
     def close(self) -> None: ...
@@ -346,7 +253,6 @@ class Runs:
 
     @property
     def waiting(self) -> int:
-        """Placed batches that are ready."""
         return sum(run.waiting for run in self.alive)
 
     def add(self, run: Joinable, *, workers: bool) -> None:
@@ -387,15 +293,12 @@ def close_all(runs: list[Joinable]) -> None:
 
 
 class Loops:
-    """Warns, once a feed each, of loops that get less than a whole pass. For one thread at a time.
-
-    It knows where `iter` began to loop, and where `set_state` went to. Steps are batches delivered.
-    """
+    """Warns, once a feed each, of loops that get less than a whole pass. Steps are batches delivered."""
 
     def __init__(self) -> None:
         self._began: int | None = None  # the step at which `iter` began to loop over this pass
         self._restored: tuple[int, Cursor] | None = None  # the latest state that was set
-        self._warned_of_going_on = self._warned_of_an_empty_pass = False
+        self._warned: set[str] = set()
 
     def moved(self, restored: tuple[int, Cursor] | None = None) -> None:
         """The feed went elsewhere: by `set_state` to `restored`, or else by `seek`."""
@@ -412,9 +315,8 @@ class Loops:
         """
         if self._began is None:
             self._began = step
-        elif step > self._began and epochs is not None and not self._warned_of_going_on:
-            self._warned_of_going_on = True
-            warn(
+        elif step > self._began and epochs is not None:
+            self._warn(
                 f"this loop goes on in the middle of a pass: {step - self._began} of its batches were taken since "
                 "iter(feed) or a loop began it, and are not seen here. To begin the pass again, call "
                 f"feed.seek({cursor.epoch // epochs * epochs}) before the loop; to go on without this warning, "
@@ -423,12 +325,16 @@ class Loops:
 
     def ended(self, step: int, cursor: Cursor, following: Cursor) -> None:
         """The pass is over, and the next one begins at `following`: warn if a loop since `set_state` got none."""
-        empty = self._began is not None and self._restored == (step, cursor)
-        if empty and not self._warned_of_an_empty_pass:
-            self._warned_of_an_empty_pass = True
-            warn(
+        if self._began is not None and self._restored == (step, cursor):
+            self._warn(
                 f"this loop gets no batch: the state was saved at the end of a pass, in epoch {cursor.epoch}, and "
                 "the next loop begins the next pass. A loop over epochs around it must count the pass that is "
                 "over, for epoch in range(feed.epoch, epochs), with feed.epoch read after set_state; or leave it "
                 f"out, feed.seek({following.epoch}), and for epoch in range({following.epoch}, epochs)"
             )
+
+    def _warn(self, message: str) -> None:
+        kind = message[:15]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn(message)

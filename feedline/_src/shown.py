@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,61 +15,22 @@ import numpy.typing as npt
 
 from feedline._src import state as states
 from feedline._src.feed_options import FeedOptions
+from feedline._src.life import MOMENT_S, Life
 from feedline._src.listen.listening import FeedListener
-from feedline._src.listen.statistics import Counters, Statistics
+from feedline._src.listen.statistics import Statistics
 from feedline._src.options import Reading
-from feedline._src.order.schedule import Cursor, Remainder
-from feedline._src.run import Loops, Placed, Run, Runs, Sizes, Stages
-from feedline._src.runtime.confined import SingleThread
+from feedline._src.order.schedule import Remainder
+from feedline._src.run import Loops
 
 if TYPE_CHECKING:
-    from feedline._src.listen.diagnosis import DiagnosingPipeline, Diagnosis
+    from feedline._src.listen.diagnosis import Diagnosis
     from feedline._src.listen.report import Report
 
-MOMENT_S = 1.0
-"""Grace period for threads that have nothing left to do."""
 _MAX_LEAVES_SHOWN = 12
 
 
-class Delivered(NamedTuple):
-    """Batches delivered over all resumes, the place after the last of them, and a stream's state there."""
-
-    step: int
-    cursor: Cursor
-    lanes: dict[str, Any] | None
-
-
-class Shown:
-    """The part of `Feed` that only reads. But for `diagnose` it works from any thread and on a closed feed.
-
-    Attributes:
-      _sizes: what the feed is made of, for each batch size; `_stages`: of the run in use.
-      _delivered: replaced whole, when a batch is delivered.
-      _exhausted: the pass is over; `iter` begins the next.
-      _run: reads ahead of the last batch delivered; None while there is none, or one is being taken from.
-      _more_bytes: placed more than if all batches had had the size of the last one.
-      _diagnosed: while a context of `diagnose` is open.
-    """
-
-    _options: FeedOptions
-    _sizes: Sizes
-    _stages: Stages
-    _delivered: Delivered
-    _exhausted: bool
-    _closed: bool
-    _counted: Counters
-    _more_bytes: int
-    _listener: FeedListener
-    _loops: Loops
-    _runs: Runs
-    _run: Run[Placed] | DiagnosingPipeline | None
-    _diagnosed: DiagnosingPipeline | None
-    _single_thread: SingleThread
-
-    @property
-    def _next_stages(self) -> Stages:
-        """The stages of the next batch, which may have another size than the last one."""
-        return self._sizes.at(self._delivered.step) if self._sizes.changes else self._stages
+class Shown(Life):
+    """The part of `Feed` that only reads. But for `diagnose` it works from any thread and on a closed feed."""
 
     @property
     def options(self) -> FeedOptions:
@@ -340,15 +301,6 @@ class Shown:
             ("position", f"{cursor.position:,}" + (", closed" if self._closed else "")),
             ("spec", _described(self._next_stages.placement.spec)),
         ]
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    def _use(self, stages: Stages) -> None:
-        raise NotImplementedError
-
-    def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        raise NotImplementedError
 
 
 def _described(spec: Any) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import queue
 import threading
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import grain
 import jax
 import numpy as np
 import pytest
-from background import PATIENCE_S, arrived, left_behind, spawn
+from background import PATIENCE_S, arrived, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +17,7 @@ from feedline import Feed, Reading, StallError
 from feedline._src.prefetch import watch as module
 from feedline._src.prefetch.handover import Empty
 from feedline._src.prefetch.pipelines import Prefetcher
-from feedline._src.prefetch.watch import Alarm, Watch, alarmed, stacks
+from feedline._src.prefetch.watch import Watch, alarmed, stacks
 
 
 class Clock:
@@ -227,67 +226,6 @@ def test_an_alarm_whose_block_ends_in_time_logs_nothing_and_leaves_no_thread(war
             raise KeyError
     assert set(threading.enumerate()) <= set(before)
     assert warned.text == []
-
-
-def test_blocks_of_an_alarm_share_a_thread():
-    before = threading.enumerate()
-    alarm = Alarm(PATIENCE_S, pytest.fail)
-    seen = set()
-    for _ in range(3):
-        with alarm:
-            seen |= set(threading.enumerate()) - set(before)
-    alarm.close()
-    (thread,) = seen
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-
-
-def test_each_block_of_an_alarm_is_warned_of(warned):
-    alarm = Alarm(0.01, lambda: "a block has taken too long")
-    for _ in range(2):
-        with alarm:
-            arrived(warned)
-            warned.clear()
-    alarm.close()
-    assert len(warned.text) == 2
-
-
-class Sleeps:
-    """Replaces the queue that wakes the thread of an alarm; it records how long the thread would sleep."""
-
-    def __init__(self, clock, *happens):
-        self.clock, self.happens, self.asked = clock, iter(happens), []
-
-    def get(self, timeout):
-        self.asked.append(timeout)
-        self.clock.now += timeout
-        begin = next(self.happens, None)
-        if begin is None:
-            return
-        begin()
-        raise queue.Empty
-
-
-def test_the_thread_of_an_alarm_wakes_only_when_a_warning_may_be_due(clock, warned):
-    block = module._Block()
-
-    def began(at):
-        return lambda: setattr(block, "began", at)
-
-    # looks at 30, where no block is under way; 60, where one is since 42; 72; 102, the same; 132, one since 131
-    sleeps = Sleeps(clock, began(None), began(42), began(42), began(42), began(131))
-    module._warn(block, sleeps, 30, lambda: f"at {clock.now}")
-    assert sleeps.asked == [30, 30, 12, 30, 30, 29]
-    assert [text.split(".")[0] for text in warned.text] == ["at 72"]
-
-
-def test_an_alarm_that_is_dropped_ends_its_thread():
-    """As after an interrupt right before `__exit__`."""
-    before = threading.enumerate()
-    alarm = Alarm(PATIENCE_S, pytest.fail)
-    alarm.__enter__()
-    del alarm
-    assert left_behind(before) == []
 
 
 SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -53,7 +53,6 @@ class _Part(NamedTuple):
     indices: Any = None
 
     def some(self, some: slice) -> _Part:
-        """Adjacent rows of this part."""
         return self._replace(offsets=self.offsets[some], indices=self.indices[some], here=self._there(some))
 
     def targets(self, some: slice) -> list[Cut]:
@@ -81,15 +80,10 @@ class Restarts:
 
     @property
     def left(self) -> bool:
-        """Whether one more may be replaced."""
         return self.count < self._limit
 
     def use(self, error: WorkerError) -> None:
-        """Count a worker that is to be replaced, and log why it ended.
-
-        Raises:
-          WorkerError: none may be replaced any more: this error, with the count.
-        """
+        """Count a worker that is to be replaced, and log why it ended."""
         if not self.left:
             if self._limit:
                 error.add_note(
@@ -129,27 +123,22 @@ class RandomAccess:
 
     @property
     def batch_size(self) -> int:
-        """Rows in the global batch."""
         return self.schedule.batch_size
 
     @property
     def may_use_workers(self) -> bool:
-        """Whether worker processes could read the source."""
         return self.steps_per_call == 1 and self.source.picklable
 
     @property
     def restarted(self) -> int:
-        """Workers that were replaced."""
         return self.restarts.count
 
     @property
     def tells_source(self) -> bool:
-        """Whether the source fetches rows before they are read."""
         return self.source.will_read is not None
 
     @property
     def local_rows(self) -> int:
-        """Rows of a batch that this process supplies."""
         return len(self.form.rows)
 
     def open(
@@ -164,11 +153,9 @@ class RandomAccess:
         return self.schedule.batch_at(after, 0) if self.schedule.batches_from(after) else after
 
     def next_pass(self, after: Cursor) -> Cursor:
-        """Where the pass after that of `after` starts."""
         return self.schedule.start_of_pass(self.schedule.pass_of(after) + 1)
 
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch."""
         return self.schedule.steps_per_epoch
 
     def deliveries(self) -> int:
@@ -196,11 +183,9 @@ class RandomAccess:
         return rows[0] if self.steps_per_call == 1 else np.stack(rows)
 
     def source_epochs(self, cursor: Cursor) -> dict[str, float] | None:
-        """Of a mixture, how many epochs of each source stand before the cursor, by name; else None."""
         return self.order.epochs_of(*cursor)
 
     def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
-        """No lanes: the cursor is the whole state."""
         return {"lanes": None}
 
     def locate(self, start: Cursor, offsets: Indices) -> Indices:
@@ -231,11 +216,7 @@ class RandomAccess:
         return len(rows), int(rows[0]), self.source.file_of(int(rows[0]))
 
     def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> _Result:
-        """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones.
-
-        Raises:
-          RowError: a row is bad, and `bad_rows` is "raise" or no substitute was found. It names the row.
-        """
+        """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones."""
         result = _Result([], [])
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
@@ -278,7 +259,6 @@ class RandomAccess:
         return part._replace(indices=index)
 
     def _read_and_finish(self, part: _Part) -> None:
-        """Read and write rows of known index."""
         at = self.form.rows_at(self._positions(part), part.indices)
         try:
             self.source.read_cuts(at, part.targets(slice(0, len(part.offsets))))
@@ -357,7 +337,6 @@ class RandomAccess:
 
 
 def _share(offsets: Indices, part: int, parts: int) -> slice:
-    """Number `part` of `parts` equal parts of the offsets."""
     return slice(len(offsets) * part // parts, len(offsets) * (part + 1) // parts)
 
 
@@ -487,9 +466,7 @@ class LocalBatches:
             self._telling.release()
 
     def _start(self, number: int, step: int) -> Cursor:
-        """Where a batch of delivery `number` starts."""
         return self._access.schedule.batch_at(self._origin, number * self._access.steps_per_call + step)
 
     def _before(self, number: int, step: int) -> Cursor:
-        """The cursor after the batch before that one."""
         return self._access.schedule.after(self._start(number, step - 1)) if number or step else self._origin

@@ -70,13 +70,11 @@ class Staging:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the slabs that are mapped now, idle or leased."""
         slabs = (slab() for slab in tuple(self._mapped))
         return sum(len(slab) for slab in slabs if slab is not None)
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of a batch."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._form)
 
     def lease(self) -> list[Array]:
@@ -127,8 +125,6 @@ class Staging:
 
 
 class _Lease:
-    """The base of an array that lies in a slab."""
-
     __slots__ = ("__array_interface__", "__weakref__", "back")
     __array_interface__: dict[str, Any]
     back: _Return
@@ -197,11 +193,7 @@ class BatchBuffers:
         self.staging = Staging(placed + [read[i] for i in own], idle)
 
     def lease(self, length: int | None = None) -> Buffers:
-        """Uninitialised memory for a batch, or for all batches of a delivery.
-
-        Args:
-          length: of axis 1 of the ragged leaves. Their slabs fit the largest, so that one slab serves all.
-        """
+        """Uninitialised memory for a batch, or for all batches of a delivery."""
         leased = self.staging.lease()
         if length is not None:
             for i in self._ragged:

@@ -78,15 +78,14 @@ class Stream:
     may_use_workers: ClassVar[bool] = False
     tells_source: ClassVar[bool] = False
     restarted: ClassVar[int] = 0
+    steps_per_call: ClassVar[int] = 1
 
     @property
     def local_rows(self) -> int:
-        """Rows of a batch that this process supplies."""
         return len(self.form.rows)
 
     @property
     def items(self) -> int:
-        """Items of each lane in a batch."""
         return self.batch_size // self.lanes.count
 
     @functools.cached_property
@@ -108,21 +107,17 @@ class Stream:
         return counts
 
     def end_of_pass(self, after: Cursor) -> int | None:
-        """The first epoch after the pass of a cursor; None: the pass is endless."""
         return None if self.epochs is None else (after.epoch // self.epochs + 1) * self.epochs
 
     def open(
         self, after: Cursor, lanes: Mapping[str, Any] | None, settings: Settings, watch: Progress
     ) -> StreamBatches:
-        """The process-local batches after a cursor, where Grain's iterators were at `lanes`."""
         return StreamBatches(self, after, lanes, watch)
 
     def next_cursor(self, after: Cursor) -> Cursor:
-        """Where the next batch starts, as far as is known before it is read."""
         return after
 
     def next_pass(self, after: Cursor) -> Cursor:
-        """Where the pass after that of `after` starts."""
         return Cursor(self.end_of_pass(after) or after.epoch + 1, 0)
 
     def steps_per_epoch(self) -> int:
@@ -150,8 +145,6 @@ class Stream:
 
 
 class _Item(NamedTuple):
-    """A record, with its epoch and its position in the lane."""
-
     record: Any
     epoch: int
     position: int
@@ -182,7 +175,6 @@ class Report(NamedTuple):
 
     @property
     def error(self) -> FeedError:
-        """What a process raises that had no failure of its own."""
         return FeedError(_CHANGED, stage="read") if self.failed_at is None else ProcessError(**self.why)
 
 
@@ -233,7 +225,6 @@ class StreamBatches:
             lane.close()
 
     def _opened(self, states: Mapping[str, Any]) -> list[Lane]:
-        """This process's lanes, from the current epoch and offset on."""
         after = Cursor(self._epoch, self._offset)
         last_epoch = self._last_epoch if self._stream.remainder == "wrap" else self._epoch + 1
         return [
@@ -399,11 +390,7 @@ class _Write:
         self.transform_s = self.stage_s = self.cpu_s = 0.0
 
     def all(self) -> list[BadRow]:
-        """Write all records. Returns the bad rows.
-
-        Raises:
-          RowError: an item is bad, and `bad_rows` is "raise" or the first item is refused as well.
-        """
+        """Write all records. Returns the bad rows."""
         epochs, positions = self._positions.epoch, self._positions.position
         try:
             self._some(slice(0, len(self._records)))
@@ -469,12 +456,7 @@ class Lane:
         self._iterator: Any = None
 
     def take(self, count: int) -> list[_Item]:
-        """The next `count` items; fewer at the end.
-
-        Raises:
-          FeedError: reading failed; it names the lane and the item.
-          ValueError: the lane cannot continue from its state.
-        """
+        """The next `count` items; fewer at the end."""
         items: list[_Item] = []
         while len(items) < count and not self.ended:
             record = self._next()
@@ -518,7 +500,6 @@ class Lane:
             self.epoch, self.position = self.epoch + 1, 0
 
     def _opened(self) -> Any:
-        """A new iterator of the lane, at `_state`."""
         try:
             iterator = self._lanes.open(self.index)
         except Exception as error:

@@ -79,11 +79,7 @@ class WorkerBatches:
         self._wake, self._waker = multiprocessing.Pipe(duplex=False)
 
     def __next__(self) -> HostBatch:
-        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out.
-
-        Raises:
-          WorkerError: a worker ended, and no more may be replaced; or `stop_waiting` was called.
-        """
+        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out."""
         while True:
             left = self._access.schedule.batches_from(self._after)
             if not left:
@@ -114,13 +110,7 @@ class WorkerBatches:
             self._waker.send_bytes(b"stop")
 
     def end_stuck_workers(self, limit_s: float) -> bool:
-        """Kill the worker for which a thread has waited in `next` for `limit_s`.
-
-        It is killed even if it will not be replaced: nothing else would end a process that is stopped.
-
-        Returns:
-          Whether it will be replaced.
-        """
+        """Kill the worker for which a thread has waited in `next` for `limit_s`."""
         worker = self._awaited
         if worker is None:
             return False
@@ -135,7 +125,6 @@ class WorkerBatches:
         return replaced
 
     def close(self) -> None:
-        """End the workers. One that is stuck or stopped is killed after seconds."""
         workers, self._workers = self._workers, []
         end(workers)
 
@@ -161,7 +150,6 @@ class WorkerEndedError(Exception):
 
     @property
     def reported(self) -> WorkerError:
-        """The error that the user sees."""
         meaning = _ENDS.get(self.code, "look at what it printed")
         if self.code > 0 and not self.started:
             meaning = _NO_GUARD
@@ -212,12 +200,7 @@ class Worker:
         self._ask(ahead)
 
     def take(self, wake: Connection) -> HostBatch | None:
-        """The next batch, and ask for one more. None once `wake` is readable.
-
-        Raises:
-          WorkerEndedError: the process ended.
-          Exception: what reading raised there.
-        """
+        """The next batch, and ask for one more. None once `wake` is readable."""
         while True:
             if self.connection not in connection.wait([self.connection, wake]):
                 return None
@@ -246,7 +229,6 @@ class Worker:
             raise WorkerEndedError(self.process.exitcode or 0, self._started) from None
 
     def kill(self) -> None:
-        """End the process, even if it is stopped. From any thread."""
         self.process.kill()
 
     def _ask(self, items: int) -> None:

@@ -70,7 +70,6 @@ class Placement:
 
     @functools.cached_property
     def local_bytes(self) -> int:
-        """Bytes that this process supplies of a batch."""
         leaves = jax.tree.leaves(self.spec)
         return sum(
             math.prod(plan.local_shape) * leaf.dtype.itemsize
@@ -153,12 +152,7 @@ def _place_all(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any] | jax.Ar
 
 
 def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
-    """The spec of a global batch, from that of a row and a sharding that is a prefix of its tree.
-
-    Raises:
-      TypeError: a leaf of `sharding` is no sharding.
-      ValueError: `sharding` is no prefix of the tree, or one of its shardings cannot divide its leaf.
-    """
+    """The spec of a global batch, from that of a row and a sharding that is a prefix of its tree."""
 
     def leaf(path: Any, row: Any, place: Sharding) -> jax.ShapeDtypeStruct:
         shape = (batch_size, *row.shape)
@@ -169,14 +163,7 @@ def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
 
 
 def sharded_like(local: Any, sharding: Any) -> Any:
-    """The spec of the global batch to which every process supplies a part with the shapes and dtypes of `local`.
-
-    Along each axis the global size is the local one × shards ÷ shards on this process's devices.
-
-    Raises:
-      TypeError: a leaf of `sharding` is no sharding.
-      ValueError: `sharding` is no prefix of the tree, or this process's devices cannot divide a leaf.
-    """
+    """The spec of the global batch of which every process supplies a part with the shapes of `local`."""
 
     def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
         shape = _global_shape(part.shape, place, _name(path))

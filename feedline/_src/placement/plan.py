@@ -86,15 +86,7 @@ def plan_leaf(
 
 
 def leaf_part(indices: Collection[Index], global_shape: tuple[int, ...], name: str) -> LeafPlan:
-    """The smallest part of a leaf that holds what the devices of a process hold.
-
-    Args:
-      indices: of each device, its part of the leaf.
-      name: of the leaf, for the message.
-
-    Raises:
-      ValueError: there is no device.
-    """
+    """The smallest part of a leaf that holds what the devices of a process hold."""
     if not indices:
         raise ValueError(
             f"{name}: this process owns no device of the sharding's mesh, so it can supply no rows. "
@@ -230,11 +222,7 @@ def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Shardin
 
 
 def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
-    """The number of shards along each of `ndim` axes.
-
-    Raises:
-      ValueError: the sharding is for arrays of another rank.
-    """
+    """The number of shards along each of `ndim` axes."""
     spec: Any = getattr(sharding, "spec", None)
     if spec is None:  # a SingleDeviceSharding, or a GSPMDSharding
         devices = len(sharding.device_set)  # each count of shards divides it
@@ -284,7 +272,6 @@ def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str,
 
 
 def _axes(names: Any) -> Sequence[str]:
-    """The mesh axes of one entry of a PartitionSpec."""
     entries = names if isinstance(names, tuple) else (names,)
     return [axis for axis in entries if isinstance(axis, str)]
 

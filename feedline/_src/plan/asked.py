@@ -114,11 +114,7 @@ class Asked:
         return frozenset(name for name, value in {**given, "prefetch": self.prefetch}.items() if value == "auto")
 
     def first_settings(self, default_threads: int) -> Settings:
-        """The numbers to begin with; "auto" begins with the defaults. Beside workers no thread reads.
-
-        Args:
-          default_threads: those that read if `Reading.threads` is None or "auto".
-        """
+        """The numbers to begin with; "auto" begins with the defaults. Beside workers no thread reads."""
         prefetch = type(self).prefetch if self.prefetch == "auto" else self.prefetch
         workers = 0 if self.reading.workers == "auto" else self.reading.workers
         threads = self.reading.threads
@@ -158,12 +154,7 @@ class SourceMetadata:
 
     @classmethod
     def of(cls, source: Source) -> SourceMetadata:
-        """The metadata of rows with random access.
-
-        Raises:
-          ValueError: there are no rows.
-          TypeError: a leaf is not an array of numbers.
-        """
+        """The metadata of rows with random access."""
         rows = source.epoch_rows
         if rows < 1:
             raise ValueError(f"a source must have at least one row, {source.kind} has {rows}; check what wrote it")
@@ -228,12 +219,7 @@ def refused(asked: Asked, source: SourceMetadata) -> Iterator[str]:
 
 
 def refused_sizes(asked: Asked, source: SourceMetadata, multiple: int, shards: int) -> Iterator[str]:
-    """Why a batch size does not fit the sharding, the lanes or the rows.
-
-    Args:
-      multiple: what every batch size is a multiple of.
-      shards: of the batch axis.
-    """
+    """Why a batch size does not fit the sharding, the lanes or the rows."""
     for size in dict.fromkeys(size for _, size in asked.sizes):
         if size % multiple:
             rule = f"{shards} shards of the batch axis"
@@ -288,11 +274,7 @@ def next_sizes(batch_size: int, multiple: int) -> list[int]:
 
 
 def with_own_leaves(batch: Any, batch_size: int, asked: Asked) -> Any:
-    """The global batch with the leaves `valid` and `place`, if the options ask for them.
-
-    Raises:
-      ValueError: the batch is no dict, or has a leaf of that name.
-    """
+    """The global batch with the leaves `valid` and `place`, if the options ask for them."""
     for name, (asker, dtype) in asked.own_leaves.items():
         # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
         if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):

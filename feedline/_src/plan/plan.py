@@ -170,17 +170,7 @@ def plan_of(
     processes: Mapping[int, Collection[int]],
     process: int | None = None,
 ) -> Plan:
-    """The plan of a feed.
-
-    Args:
-      out: the spec of a row after the transform; without one that of the source.
-      processes: {process: the ids of its devices}.
-      process: None: of all processes.
-
-    Raises:
-      ValueError, TypeError: the sharding cannot divide the leaves, whatever the batch size; or `process` has no
-        device of it.
-    """
+    """The plan of a feed."""
     multiple, shards = multiple_of(out, asked.sharding, source.lanes)
     asked_size = asked.sizes[0][1]
     size = max(multiple, asked_size // multiple * multiple)
@@ -300,16 +290,7 @@ def _reads_of(
 
 
 def multiple_of(out: RowSpec, sharding: Any, lanes: int = 0) -> tuple[int, int]:
-    """What every batch size is a multiple of, and the number of shards of the batch axis.
-
-    Args:
-      out: the spec of a row after the transform.
-      sharding: of the batch, or a tree of shardings.
-      lanes: of a stream.
-
-    Raises:
-      ValueError, TypeError: the sharding does not fit these leaves, whatever the batch size.
-    """
+    """What every batch size is a multiple of, and the number of shards of the batch axis."""
     rows, shards = placed_rows(out), 1
     shardings = jax.tree.leaves(broadcast(sharding, rows))
     for leaf, place in zip(out.leaves, shardings, strict=True):
@@ -365,7 +346,6 @@ def _lanes(rows: Indices, lanes: int, batch_size: int) -> tuple[int, ...]:
 
 
 def placed_rows(out: RowSpec) -> Any:
-    """The tree of a row in JAX's dtypes."""
     return out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
 
 

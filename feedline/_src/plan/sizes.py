@@ -31,12 +31,7 @@ class Epoch(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, batch_size: int) -> Epoch:
-        """An epoch of `rows` rows.
-
-        Example:
-          >>> Epoch.of(100, 16)
-          Epoch(batch_size=16, steps=6, left_out=4, padded_steps=7, padding=12)
-        """
+        """An epoch of `rows` rows."""
         steps, left_out = divmod(rows, batch_size)
         return cls(batch_size, steps, left_out, steps + (left_out > 0), -rows % batch_size)
 
@@ -77,17 +72,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, local_bytes: int, read_bytes: int, shard_bytes: int, settings: Settings) -> Memory:
-        """The memory of a feed.
-
-        Args:
-          local_bytes: of a process-local batch.
-          read_bytes: of its leaves that are cast, cut or transformed, as they are read.
-          shard_bytes: of a per-device shard.
-
-        Example:
-          >>> Memory.of(100, 0, 25, Settings(threads=0, workers=0, buffer=2, prefetch=2))[:2]
-          (300, 700)
-        """
+        """The memory of a feed."""
         return cls(
             settings.host_batches * local_bytes,
             settings.host_batches_on_cpu_devices * local_bytes,

@@ -63,7 +63,6 @@ class Handover(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closed
 
     def wait_for_slot(self, number: int, timeout_s: float | None = None) -> bool:

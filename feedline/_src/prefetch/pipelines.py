@@ -77,11 +77,9 @@ class Pipeline(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Placed items that are ready."""
         return self._handover.waiting
 
     def start(self) -> None:
-        """Start the threads."""
         raise NotImplementedError
 
     def take(self) -> T:
@@ -113,7 +111,6 @@ class Pipeline(Generic[T]):
         return item
 
     def close(self) -> None:
-        """Stop both sides without waiting. Idempotent, from any thread, also in a finalizer."""
         self._watch.stop()
         self._handover.close()
 
@@ -146,11 +143,9 @@ class Prefetcher(Pipeline[T], Generic[H, T]):
         self._thread = threading.Thread(target=self._run, name="feedline-place", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """See `Pipeline.join`."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         return self._thread.name if self._thread.is_alive() else None
@@ -231,7 +226,6 @@ class Readers(Pipeline[T], Generic[H, T]):
         ]
 
     def start(self) -> None:
-        """Start the threads."""
         self._watch.advanced("read")
         for _ in range(self._ahead):
             self._claim_next()
@@ -239,14 +233,12 @@ class Readers(Pipeline[T], Generic[H, T]):
             thread.start()
 
     def close(self) -> None:
-        """See `Pipeline.close`."""
         super().close()
         for _ in self._threads:
             self._claims.put(None)
             self._permits.put(None)
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """See `Pipeline.join`."""
         me, deadline = threading.current_thread(), time.monotonic() + timeout_s
         if me in self._reading:  # two threads that close the feed in a transform would wait for each other
             return me.name
@@ -336,7 +328,6 @@ class Synchronous(Generic[H, T]):
         self._unclosed = [source]  # whoever takes it out closes it: so it is closed once
         self._place = place
         self._watch = watch
-        self._alarm = watch.alarm()
         self._closed = False
         self._inside: threading.Thread | None = None  # the thread that is inside `take`
         # an entry once it has left after `close`. An Event has a lock, which an interrupt might leave held
@@ -356,7 +347,7 @@ class Synchronous(Generic[H, T]):
             if self._closed:
                 raise Closed
             self._watch.waits()
-            with self._alarm:
+            with self._watch.alarmed():
                 self._watch.advanced("read")
                 host = next(self._source)
                 self._watch.advanced("place")
@@ -368,21 +359,16 @@ class Synchronous(Generic[H, T]):
                 self._close_source()
 
     def close(self) -> None:
-        """Close the source once no thread is inside it. Idempotent, from any thread, also in a signal handler."""
-        self._alarm.close()
         self._closed = True
         if self._inside is None:
             self._close_source()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """See `Pipeline.join`. The source of a thread that is stuck inside `take` is closed nevertheless."""
-        deadline = time.monotonic() + timeout_s
         if reads and self._inside not in (None, threading.current_thread()):
             with contextlib.suppress(queue.Empty):
                 self._left.get(timeout=timeout_s)
                 self._left.put(None)  # for others that wait
             self._close_source()
-        self._alarm.join(max(0.0, deadline - time.monotonic()))
         inside = self._inside
         return None if inside is None else inside.name
 

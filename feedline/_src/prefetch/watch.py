@@ -1,7 +1,7 @@
 """The watchdog: warns, and then raises, when the consumer waits long and no stage advances.
 
 If other threads make the batches, the waiting consumer itself checks the time. If the caller's own thread makes
-them, an `Alarm` checks it on a thread of its own.
+them, `alarmed` checks it on a thread of its own.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import queue
 import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -76,7 +74,6 @@ class Watch:
             self.on_stop()
 
     def stopped(self) -> bool:
-        """Whether `stop` was called."""
         return self._stopped
 
     def advanced(self, stage: str) -> None:
@@ -88,8 +85,8 @@ class Watch:
         self._waiting_since = time.monotonic()
         self._warned = False
 
-    def alarm(self) -> Alarm:
-        """An alarm for a caller that reads and places itself. It warns once for each item."""
+    def alarmed(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which the consumer reads and places an item itself. It warns once if that hangs."""
 
         def message() -> str:
             stage, at = self._last
@@ -98,7 +95,7 @@ class Watch:
                 f'last was "{stage}"'
             )
 
-        return Alarm(self._reading.stall_warning_s, message)
+        return alarmed(self._reading.stall_warning_s, message)
 
     def patience_s(self) -> float:
         """Seconds until the next warning or error is due, from now; 0 once it is."""
@@ -107,17 +104,7 @@ class Watch:
         return patience_s
 
     def warn_or_raise(self, waiting: int) -> None:
-        """Warn or raise, if that is still due: a stage may have advanced since `patience_s` was called.
-
-        Stacks are logged before an error, even if its limit is the lower one. If the process was stopped
-        meanwhile, the count restarts: the other threads stood still, too.
-
-        Args:
-          waiting: items that are ready in the hand-over, for the message.
-
-        Raises:
-          StallError: after `Reading.stall_error_s`.
-        """
+        """Warn or raise, if that is still due: a stage may have advanced since `patience_s` was called."""
         if time.monotonic() > self._due + _SUSPENDED_S:
             self._waiting_since = time.monotonic()
         stage, at = self._last
@@ -160,75 +147,17 @@ class Watch:
         return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
 
 
-class _Block:
-    """When the current block of an alarm began, on the monotonic clock; None outside of blocks."""
-
-    began: float | None = None
-
-
-class Alarm:
-    """A context that logs the stacks of all threads if its block takes too long. It may be entered many times.
-
-    For work on the caller's own thread, which cannot check the time while it hangs. Another thread does: it starts
-    with the first block, wakes only when a warning may be due, and ends with `close` or when the alarm is garbage
-    collected. So each further block costs only two assignments.
-
-    Args:
-      after_s: the seconds after which it warns.
-      message: returns the first sentence of the warning.
-    """
-
-    def __init__(self, after_s: float, message: Callable[[], str]) -> None:
-        self._block = _Block()
-        self._closed: queue.SimpleQueue[None] = queue.SimpleQueue()
-        weakref.finalize(self, self._closed.put, None).atexit = False
-        self._thread = threading.Thread(
-            target=_warn, args=(self._block, self._closed, after_s, message), name="feedline-alarm", daemon=True
-        )
-
-    def __enter__(self) -> None:
-        if self._thread.ident is None:
-            self._thread.start()
-        self._block.began = time.monotonic()
-
-    def __exit__(self, *exception: object) -> None:
-        self._block.began = None
-
-    def close(self) -> None:
-        """End the thread without waiting. Idempotent; any thread or a finalizer may call it."""
-        self._closed.put(None)
-
-    def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the thread to end, after `close`."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-
-
 @contextlib.contextmanager
 def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
-    """An `Alarm` for one block. Its thread has ended when the block is left."""
-    alarm = Alarm(after_s, message)
+    """Log the stacks of all threads if the block takes longer, for work that cannot look at the clock itself."""
+    timer = threading.Timer(after_s, lambda: _log.warning("%s. Stacks of all threads:\n%s", message(), stacks()))
+    timer.name, timer.daemon = "feedline-alarm", True
+    timer.start()
     try:
-        with alarm:
-            yield
+        yield
     finally:
-        alarm.close()
-        alarm.join()
-
-
-def _warn(block: _Block, closed: queue.SimpleQueue[None], after_s: float, message: Callable[[], str]) -> None:
-    warned_of, wait_s = None, after_s
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return closed.get(timeout=wait_s)
-        began, wait_s = block.began, after_s  # no later block is due earlier
-        if began is not None and began != warned_of:
-            left_s = began + after_s - time.monotonic()
-            if left_s > 0:
-                wait_s = left_s
-            else:
-                warned_of = began
-                _log.warning("%s. Stacks of all threads:\n%s", message(), stacks())
+        timer.cancel()
+        timer.join()
 
 
 def stacks() -> str:

@@ -26,12 +26,7 @@ def begin_step(step: int) -> None:
 
 
 def annotation(stage: str, step: int | None = None) -> contextlib.AbstractContextManager[None]:
-    """A context that appears in a profile, if one is taken, as `feedline.{stage}`.
-
-    Args:
-      stage: "read", "transform", "stage", "place" or "wait".
-      step: None: that of `begin_step`.
-    """
+    """A context that appears in a profile, if one is taken, as `feedline.{stage}`."""
     if not jax.profiler.TraceAnnotation.is_enabled():
         return _NOTHING
     return jax.profiler.TraceAnnotation(f"feedline.{stage}", step=_this_thread.step if step is None else step)

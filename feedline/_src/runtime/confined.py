@@ -61,7 +61,6 @@ class SingleThread:
 
     @property
     def occupied(self) -> bool:
-        """Whether a thread is inside."""
         return bool(self._holder)
 
     def __exit__(self, *exception: object) -> None:

@@ -17,7 +17,6 @@ def stop_reads() -> None:
 
 
 def exits() -> bool:
-    """Whether the interpreter exits."""
     return _ending.is_set()
 
 

@@ -35,12 +35,7 @@ _open: weakref.WeakKeyDictionary[_Joinable, float] = weakref.WeakKeyDictionary()
 
 
 def close_at_exit(pipeline: _Joinable, *, workers: bool = False, devices: bool = False) -> None:
-    """Close a pipeline or a watch when the interpreter exits, unless it was garbage collected before.
-
-    Args:
-      workers: its threads wait for worker processes.
-      devices: its threads wait for devices, inside C++.
-    """
+    """Close a pipeline or a watch when the interpreter exits, unless it was garbage collected before."""
     _register()
     _open[pipeline] = _PATIENCE_WITH_DEVICES_S if devices else _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
 
