@@ -174,14 +174,7 @@ def _draw_peers(figure: Any, result: dict[str, Any]) -> tuple[str, str]:
 
 
 def fastest(result: dict[str, Any], size: str) -> dict[str, str]:
-    """{library: its fastest entrant for a row size}, the fastest library first.
-
-    Example:
-      >>> entrants = {"tf_data_gather": 9, "feedline": 8, "tf_data_slices": 3}
-      >>> found = {name: {"median_rows_per_s": rate} for name, rate in entrants.items()}
-      >>> fastest({"standings": {"256": {"entrants": found}}}, "256")
-      {'tf.data': 'tf_data_gather', 'feedline': 'feedline'}
-    """
+    """{library: its fastest entrant for a row size}, the fastest library first."""
     found, best = result["standings"][size]["entrants"], dict[str, str]()
     for name in sorted(found, key=lambda name: -found[name]["median_rows_per_s"]):
         best.setdefault(_LIBRARIES.get(name, name), name)
@@ -225,12 +218,7 @@ def _rate(rows_per_s: float) -> str:
 
 
 def _whiskers(samples: list[list[float]], medians: list[float]) -> list[list[float]]:
-    """From each median down to the lowest sample, and up to the highest.
-
-    Example:
-      >>> _whiskers([[1, 2, 4], [3, 3, 3]], [2, 3])
-      [[1, 0], [2, 0]]
-    """
+    """From each median down to the lowest sample, and up to the highest."""
     return [
         [median - min(of) for of, median in zip(samples, medians, strict=True)],
         [max(of) - median for of, median in zip(samples, medians, strict=True)],

@@ -66,16 +66,7 @@ def on(devices):
 
 
 def beside_limits(rows, file, batch_bytes, rounds, seconds):
-    """A feed to all devices and one to the first, from memory and from a file, and both limits, in turns.
-
-    Args:
-      rows: uint8 [n, bytes of a row].
-      file: a .npy file with the same rows; None: from memory only.
-
-    Returns:
-      {"row_bytes", "batch_bytes", "batch_size", "devices", "threads", "core_s_per_gb": {name: median},
-      "entrants": {name: the result of `compared` in rows/s, and "of_gather" where this feedline has that limit}}.
-    """
+    """A feed to all devices and one to the first, from memory and from a file, and both limits, in turns."""
     devices, size = jax.devices(), rows.shape[1]
     batch_size = max(1, batch_bytes // size // len(devices)) * len(devices)
     cores = {}

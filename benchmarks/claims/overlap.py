@@ -52,10 +52,6 @@ def overlap(step_s: float, steps: int) -> dict[str, Any]:
     """Run `steps` steps at each depth, with a load that waits and a computation of `step_s` seconds each.
 
     With perfect overlap a step takes as long as one of them; without overlap, as long as both.
-
-    Returns:
-      {"load_s", "compute_s": as measured alone, "depths": [{"prefetch", "step_s": the median,
-      "of_the_slower", "samples"}]}.
     """
     devices = len(jax.devices())
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))

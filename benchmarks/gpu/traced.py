@@ -28,9 +28,6 @@ def hidden(planes, platform):
 
     Only the time between a device's first and last compute counts: other copies cannot overlap compute.
     `share` is None if the trace has no copy.
-
-    Raises:
-      RuntimeError: the trace has no compute.
     """
     transfers, transfer_ns, compute_ns, hidden_ns = 0, 0.0, 0.0, 0.0
     for copies, compute in _of_devices(planes, platform):

@@ -79,11 +79,7 @@ def check(reader, task, limit):
 
 
 def train(reader, task, steps, step_s):
-    """The cost of a batch for a training loop that sleeps between two batches, as if it waited for accelerators.
-
-    Returns:
-      for each step the microseconds in `next` and in releasing the batch before, and the resident memory.
-    """
+    """Microseconds in `next` and in releasing the batch before, and resident memory, of a loop that sleeps."""
     found = {"next_us": [], "release_us": [], "resident_bytes": []}
     batches = reader.batches(task)
     batch = next(batches)

@@ -81,17 +81,7 @@ def contest(
     standings: Callable[[Sequence[dict[str, Any]], int], dict[str, Any]],
     table: Callable[[dict[str, Any], int], str],
 ) -> dict[str, Any]:
-    """Measure all entrants in all cases, and print the results of each case.
-
-    Args:
-      options: as `parser` parses them, and what else the result shall say of the plan.
-      standings: (samples, row_bytes) → medians and ratios of a case.
-      table: (result, row_bytes) → the standings of a case as text.
-
-    Returns:
-      JSON values: machine, plan, entrants (versions of their packages), failures {name: why}, checks,
-      samples (each round of each entrant), standings {row_bytes: ...}.
-    """
+    """Measure all entrants in all cases, and print the `standings` of each as a `table`, by its size of rows."""
     machine = describe()
     result: dict[str, Any] = {
         "benchmark": benchmark,

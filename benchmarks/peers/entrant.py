@@ -25,16 +25,10 @@ class CannotRun(RuntimeError):
 
 
 def interpreter_for(requirements: Path, folder: Path | None) -> Path:
-    """The Python that an entrant runs in.
+    """The Python that an entrant runs in: this one without requirements, else an environment in `folder`.
 
-    Args:
-      requirements: its requirements.txt, with lines `name==version`. Without this file the entrant runs in
-        this interpreter.
-      folder: where environments are kept; entrants with equal requirements share one. All get this
-        interpreter's version of jax. None: use this interpreter.
-
-    Raises:
-      CannotRun: pip failed; or `folder` is None and this interpreter lacks a requirement.
+    Entrants with equal requirements share one. All get this interpreter's version of jax. Without a folder this
+    interpreter is used, if it has them.
     """
     if not requirements.exists():
         return Path(sys.executable)
@@ -87,12 +81,6 @@ class Peer:
     One thread uses it; its creator closes it. Between two requests SIGSTOP stops the whole process group,
     so that no thread or worker of an idle peer takes time from the one that is measured. The group is in the
     session of this process: if this process is killed, the kernel sends SIGCONT and SIGHUP to it.
-
-    Args:
-      interpreter: the Python of its environment.
-      consumer: consume.py.
-      reader: the entrant's reader.py.
-      log: file for its output.
     """
 
     def __init__(self, interpreter: Path, consumer: Path, reader: Path, log: Path) -> None:
@@ -107,11 +95,7 @@ class Peer:
             )
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Its answer to a request; consume.py documents both.
-
-        Raises:
-          CannotRun: the process ended, or did not answer within `limit_s` seconds. The peer is closed then.
-        """
+        """Its answer to a request; consume.py documents both."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.killpg(self._process.pid, signal.SIGCONT)
@@ -155,14 +139,6 @@ class Entrant:
     """An entrant with its running process. The contest owns and closes it.
 
     Each request raises `CannotRun`, and closes the entrant, if the process ends or does not answer.
-
-    Args:
-      name: a folder of readers/.
-      environments: the argument `folder` of `interpreter_for`.
-      work: folder for its log, and for the data in its own format.
-
-    Raises:
-      CannotRun: its environment cannot be created.
     """
 
     def __init__(self, name: str, environments: Path | None, work: Path) -> None:

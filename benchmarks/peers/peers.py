@@ -67,12 +67,7 @@ def compete(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rows_task(data: Path, row_bytes: int, batch_bytes: int) -> dict[str, Any]:
-    """The fields of `Rows` in peers/tasks/rows_task.py. A batch has as many rows as fit on the devices.
-
-    Example:
-      >>> rows_task(Path("x.npy"), 3072, 16 << 20)["batch_rows"]
-      5456
-    """
+    """The fields of `Rows` in peers/tasks/rows_task.py. A batch has as many rows as fit on the devices."""
     return {
         "kind": "rows",
         "file": str(data),

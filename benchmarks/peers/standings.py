@@ -22,19 +22,7 @@ _GLOBAL_JUMP = 0.5
 
 
 def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str, Any]:
-    """Medians and ratios for one size of rows.
-
-    Returns:
-      {"entrants": as of `ranked`, "pair": feedline, record by record, ÷ Grain}.
-
-    Example:
-      >>> samples = [
-      ...     {"entrant": name, "row_bytes": 256, "round": 0, "rows_per_s": rate}
-      ...     for name, rate in (("limit", 8e6), ("feedline", 6e6), ("numpy", 2e6))
-      ... ]
-      >>> standings(samples, 256)["entrants"]["numpy"]["feedline_over"]["ratio"]
-      3.0
-    """
+    """Medians and ratios for one size of rows."""
     rates = rates_of(samples, row_bytes)
     return {
         "entrants": ranked(rates, "feedline", of_limit="limit", of_gather="gather"),

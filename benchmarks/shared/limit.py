@@ -41,17 +41,6 @@ class MemoryLimit:
     """Threads that copy rows into a ring of buffers, in an order that was computed before.
 
     They place no batch, and do not wait for each other. A feed of the same rows has to do more than this.
-
-    Args:
-      rows: the source, [n, …].
-      batch_size: rows of a batch, at most n.
-      threads: the number that the feed reads with.
-      gather: `numpy_gather` or `fastest_gather`, which is called with `rows`.
-
-    Example:
-      >>> limit = MemoryLimit(np.zeros((1000, 8), np.uint8), batch_size=100, threads=1)
-      >>> limit.rate(0.01) > 0
-      True
     """
 
     def __init__(

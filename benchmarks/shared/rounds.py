@@ -16,12 +16,7 @@ Rates = dict[str, dict[int, float]]
 
 
 def alternate(entrants: Mapping[str, Entrant], rounds: int, seconds: float) -> Rates:
-    """{name: {round: rate}}. Each is measured once a round. Rounds alternate their order, so that drift cancels.
-
-    Example:
-      >>> alternate({"a": lambda seconds: 2.0, "b": lambda seconds: 4.0}, rounds=2, seconds=0.1)
-      {'a': {0: 2.0, 1: 2.0}, 'b': {0: 4.0, 1: 4.0}}
-    """
+    """{name: {round: rate}}. Each is measured once a round. Rounds alternate their order, so drift cancels."""
     rates: Rates = {name: {} for name in entrants}
     for k in range(rounds):
         for name in list(entrants)[:: -1 if k % 2 else 1]:
@@ -30,12 +25,7 @@ def alternate(entrants: Mapping[str, Entrant], rounds: int, seconds: float) -> R
 
 
 def compared(rates: Rates, limit: str) -> dict[str, dict[str, Any]]:
-    """{name: median rate, the median of its ratios to `limit`, and all samples}.
-
-    Example:
-      >>> compared({"limit": {0: 4.0}, "feed": {0: 3.0}}, "limit")["feed"]["of_limit"]
-      0.75
-    """
+    """{name: median rate, the median of its ratios to `limit`, and all samples}."""
     return {
         name: {
             "median": statistics.median(of.values()),
@@ -49,19 +39,10 @@ def compared(rates: Rates, limit: str) -> dict[str, dict[str, Any]]:
 
 
 def paired(over: Mapping[int, float], under: Mapping[int, float]) -> dict[str, Any] | None:
-    """The ratio of two rates, round by round, so that a slow minute of the machine affects both.
+    """The geometric mean over rounds of the ratio of two rates, so that a slow minute of the machine affects both.
 
-    Args:
-      over, under: round → rate, of any one unit.
-
-    Returns:
-      {"ratio": geometric mean over rounds, "low" and "high": its 95 % interval, "rounds": in which both were
-      measured}. The interval is the percentile bootstrap of the mean logarithm (Efron and Tibshirani 1993, chapter
-      13); with few rounds it is somewhat too narrow. None if they share no round.
-
-    Example:
-      >>> paired({0: 4.0, 1: 6.0}, {0: 2.0, 1: 3.0})
-      {'ratio': 2.0, 'low': 2.0, 'high': 2.0, 'rounds': 2}
+    "low" and "high" are its 95 % interval, by the percentile bootstrap of the mean logarithm (Efron and Tibshirani
+    1993, chapter 13); with few rounds it is somewhat too narrow. None if they share no round.
     """
     both = sorted(over.keys() & under.keys())
     if not both:

@@ -29,12 +29,7 @@ def parser(doc):
 
 
 def save(name, options, **result):
-    """Write the result of a benchmark to --out, as one object; also return it.
-
-    Args:
-      options: as parsed.
-      result: JSON values, most often all under "results".
-    """
+    """Write the result of a benchmark to --out, as one object; also return it."""
     asked = {
         key: value for key, value in vars(options).items() if not isinstance(value, Path)
     }  # no home directory

@@ -8,12 +8,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def served(folder, latency_ms, connection_mb_s, prefix=""):
-    """The address of a server whose objects are the files of a folder.
-
-    Args:
-      connection_mb_s: of each connection; 0: unlimited.
-      prefix: before the path of each object, such as the name of a bucket.
-    """
+    """The address of a server whose objects are the files of a folder."""
     command = [sys.executable, __file__, folder, prefix, str(latency_ms / 1e3), str(connection_mb_s * 1e6)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

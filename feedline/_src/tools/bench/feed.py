@@ -17,15 +17,9 @@ _WARM_UP = 8
 
 
 def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
-    """Take batches in a loop that waits for each and does nothing with it.
+    """Take batches in a loop that waits for each and does nothing with it, for so many seconds after a warm-up.
 
-    Args:
-      feed: read pass after pass, if it ends.
-      seconds: duration, after a warm-up.
-
-    Returns:
-      {"rows_per_s", "gb_per_s", "batches_per_s", "read_s", "transform_s", "place_s", "wait_s": seconds a batch,
-      "threads", "workers", "batch_size"}; reading and transforming are summed over threads.
+    Stages are seconds a batch; reading and transforming are summed over threads.
     """
     leaves = jax.tree.leaves(feed.spec)
     batches = itertools.chain.from_iterable(itertools.repeat(feed))

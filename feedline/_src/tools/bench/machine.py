@@ -28,10 +28,6 @@ def in_a_process(call: Callable[..., dict[str, Any]], *arguments: Any) -> dict[s
     """`call(*arguments)` in a new process with the same environment. {"error": ...} if that process was killed.
 
     The call, its arguments and its result must be picklable. Exceptions come through.
-
-    Example:
-      >>> in_a_process(dict, [("answer", 42)])
-      {'answer': 42}
     """
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
@@ -42,12 +38,7 @@ def in_a_process(call: Callable[..., dict[str, Any]], *arguments: Any) -> dict[s
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, system, versions, what gathers columns, the current load, and the date.
-
-    Example:
-      >>> sorted(describe())
-      ['columns', 'cores', 'date', 'jax', 'load', 'memory_gib', 'numpy', 'processor', 'python', 'system']
-    """
+    """Processor, cores, memory, system, versions, what gathers columns, the current load, and the date."""
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": _processor(),
@@ -68,10 +59,6 @@ def compiled_bytes(executable: jax.stages.Compiled, spec: Any = (), waiting: int
 
     The total has the results that do not take the place of an argument, and so many batches that wait beside the
     one in use.
-
-    Args:
-      spec: the batches, as `feed.spec`.
-      waiting: prefetched batches and the one that is being placed.
     """
     told: Any = executable.memory_analysis()
     arguments, temporary = told.argument_size_in_bytes, told.temp_size_in_bytes
@@ -85,12 +72,7 @@ def compiled_bytes(executable: jax.stages.Compiled, spec: Any = (), waiting: int
 
 
 def device_limit() -> int:
-    """Bytes that a device may use. On the CPU backend: its part of the host memory that is free now.
-
-    Example:
-      >>> device_limit() > 1 << 20
-      True
-    """
+    """Bytes that a device may use. On the CPU backend: its part of the host memory that is free now."""
     device = jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if limit:

@@ -39,10 +39,6 @@ def modes(
     """{mode: its figures; with twice the rows a batch, under "doubled"}.
 
     Each mode is measured once a round, and rounds alternate their order. Times are medians over the rounds.
-
-    Args:
-      seconds: how long each measurement takes.
-      print_line: called with each line of the table.
     """
     found: dict[Mode, list[Figures]] = {mode: [] for mode in MODES}
     print_line(COLUMNS)

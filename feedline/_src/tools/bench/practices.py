@@ -92,12 +92,7 @@ def pairs(large: Workload) -> dict[str, Pair]:
 def practices(
     large: Workload, rounds: int, seconds: float, print_line: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """{practice: {"on": figures, "off": figures, "ratio": on ÷ off, "workload"}}.
-
-    Args:
-      seconds: how long each of `rounds` measurements takes.
-      print_line: called with each line of the table as soon as it is measured.
-    """
+    """{practice: {"on": figures, "off": figures, "ratio": on ÷ off, "workload"}}."""
     print_line(COLUMNS)
     found = {}
     for name, pair in pairs(large).items():

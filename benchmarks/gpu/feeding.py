@@ -1,4 +1,4 @@
-"""What a training loop loses to its input: accelerator utilisation, and the share of transfers under compute."""
+"""How fast are batches transferred, how much of that lies under compute, what does a loop lose to its input?"""
 
 import collections
 import contextlib
@@ -15,9 +15,15 @@ from shared.limit import filler
 from shared.rounds import alternate, compared
 
 import feedline
+from feedline._src.loader.staging import Staging
+from feedline._src.placement.place import Placement
 from feedline._src.tools.bench.feed import measure_feed
 from gpu.traced import traced
 
+_GROUP = 4
+"""Host batches that are created, untimed, before they are transferred one after the other."""
+_IN_FLIGHT = 2
+"""Transfers in progress at the same time, as with a feed at its default `prefetch`."""
 DEPTHS = (0, 1, 2, 3)
 AHEAD = (0, 8)
 """How many steps a loop dispatches ahead of the step that it waits for. 0: it waits for each step."""
@@ -27,6 +33,67 @@ _WARM_UP = 8
 _TRACED = 24
 _PROBE = 8
 """Matrix products in the step that measures the time of one product."""
+
+
+def transfer_cases(scale):
+    """Pageable memory and feedline's slabs, in one leaf and in many, to one device and to all."""
+    return {
+        f"{mb:g} MB, {leaves} leaves, {count} devices": functools.partial(_transfer, mb, leaves, count, scale)
+        for mb in scale.sizes_mb
+        for leaves in scale.leaves
+        for count in sorted({1, len(jax.devices())})
+    }
+
+
+def _transfer(mb, leaves, count, scale):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:count]), ("data",)), PartitionSpec("data"))
+    shard = int(mb * 1e6) // leaves // count
+    width = max(64, min(4096, shard // 64 * 64))  # rows of at most 4 KiB
+    shape = (max(1, shard // width) * count, width)
+    spec = [jax.ShapeDtypeStruct(shape, np.uint8, sharding=sharding)] * leaves
+    staging = Staging([(leaf.shape, np.dtype(np.uint8)) for leaf in spec], _GROUP)
+
+    def staged():
+        slabs = staging.lease()
+        for slab in slabs:
+            slab[...] = 1  # allocates its pages
+        return slabs
+
+    hosts = {"pageable": lambda: [np.full(leaf.shape, 1, np.uint8) for leaf in spec], "staged": staged}
+    placement, shardings = Placement.of(spec), [leaf.sharding for leaf in spec]
+    pinned = jax.device_put(
+        [np.full(leaf.shape, 1, np.uint8) for leaf in spec],
+        [sharding.with_memory_kind("pinned_host") for sharding in shardings],
+    )
+    size = sum(leaf.shape[0] * leaf.shape[1] for leaf in spec)
+    entrants = {name: functools.partial(_bytes_rate, host, placement.place, size) for name, host in hosts.items()}
+    entrants["pinned"] = functools.partial(
+        _bytes_rate, lambda: pinned, lambda x: jax.device_put(x, shardings), size
+    )
+    alternate(entrants, 1, 0)  # allocates memory on host and devices
+    rates = alternate(entrants, scale.rounds, scale.seconds)
+    return {
+        "mb": size / 1e6,
+        "leaves": len(spec),
+        "devices": spec[0].sharding.num_devices,
+        "bytes_per_s": compared(rates, "pinned"),
+    }
+
+
+def _bytes_rate(host, place, size, seconds):
+    """Bytes per second, from the call of `place` until the arrays are ready. `host` makes a batch, untimed."""
+    spent, moved, until = 0.0, 0, time.perf_counter() + seconds
+    while not moved or time.perf_counter() < until:
+        batches, placed = [host() for _ in range(_GROUP)], collections.deque()
+        began = time.perf_counter()
+        for batch in batches:
+            if len(placed) == _IN_FLIGHT:
+                jax.block_until_ready(placed.popleft())
+            placed.append(place(batch))
+        jax.block_until_ready(list(placed))
+        spent += time.perf_counter() - began
+        moved += size * _GROUP
+    return moved / spent
 
 
 class _Work(NamedTuple):

@@ -1,7 +1,4 @@
-"""Training on a GPU: the trainer's modes and practices, and the step as a share of the rate of matrix products.
-
-Each case is a process of its own, because a device never forgets its peak of memory.
-"""
+"""Which share of the rate of matrix products does a step of an MLP reach?"""
 
 import functools
 import itertools
@@ -14,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shared.rounds import alternate
 
 import feedline
-from feedline._src.tools.bench import modes, practices
-from feedline._src.tools.bench.machine import compiled_bytes, device_peak, in_a_process
+from feedline._src.tools.bench.machine import compiled_bytes, device_peak
+from feedline._src.tools.bench.modes import step_s
 from feedline._src.trainer.loop import train
 from feedline._src.trainer.modes import AXIS, Practices, compiled, mesh_for
 
@@ -26,55 +23,9 @@ _REPORT_EVERY = 10
 _BATCHES = 4  # in the data
 
 
-def modes_cases(scale):
-    """The step in bfloat16 beside matrix products, then each mode in float32, then what would fit."""
-    known = {}  # figures of the modes, for `_largest`
-    rounds, seconds = scale.training_rounds, scale.training_seconds
-    return {
-        "bfloat16": functools.partial(
-            _apart, matmul_share, scale.training, "bfloat16", scale.square, rounds, seconds
-        ),
-        **{mode: functools.partial(_mode, mode, scale, known) for mode in modes.MODES},
-        **{f"largest {mode}": functools.partial(_largest, mode, scale, known) for mode in modes.MODES[:2]},
-    }
-
-
-def practices_cases(scale):
-    """Each practice on and off, with as many rounds of as many seconds."""
-    rounds, seconds = scale.training_rounds, scale.training_seconds
-    return {
-        name: functools.partial(_apart, practices.measured, pair, rounds, seconds)
-        for name, pair in practices.pairs(scale.training).items()
-    }
-
-
-def _apart(call, *arguments):
-    found = in_a_process(call, *arguments)
-    if set(found) == {"error"}:
-        raise RuntimeError(found["error"])
-    return found
-
-
-def _mode(mode, scale, known):
-    known[mode] = _apart(mode_figures, scale.training, mode, scale.training_seconds)
-    return known[mode]
-
-
-def mode_figures(workload, mode, seconds):
-    """The figures of `feedline bench modes` for one mode, measured once, and the number of its devices."""
-    found = modes.measured(workload, mode, seconds, whole=False)
-    return {"mode": mode, "devices": mesh_for(mode).size, **found}
-
-
-def _largest(mode, scale, known):
-    """With several devices jit_multi stands for pmap, too."""
-    if mode not in known:
-        raise RuntimeError(f'it starts from the figures of the case "{mode}", which are missing; run both')
-    if mode == "jit_multi" and known[mode]["devices"] == 1:
-        return {"unavailable": "there is one device, so that it is the same as in jit_single"}
-    single = known[mode]
-    found = _apart(modes.largest, scale.training, mode, single, single["doubled"])
-    return {"mode": mode, "limit_bytes": single["limit_bytes"], "largest": found}
+def matmul_cases(scale):
+    """The step in bfloat16 beside matrix products, of a hidden layer's size and of square matrices."""
+    return {"bfloat16": lambda: matmul_share(scale.training, "bfloat16", scale.square, scale.rounds, 1.0)}
 
 
 def matmul_share(workload, compute, square, rounds, seconds):
@@ -143,7 +94,7 @@ class _Steps:
         self._state, progress = train(
             self._program, self._state, itertools.islice(batches, steps), report_every=_REPORT_EVERY
         )
-        self._step_s = modes.step_s(progress)
+        self._step_s = step_s(progress)
         return self._flops / self._step_s
 
 
