@@ -1,7 +1,5 @@
 """CSV files against the rows that they were written from."""
 
-import pickle
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -11,11 +9,7 @@ import pytest
 import feedline
 
 COUNT = 500
-ROWS = {
-    "label": np.arange(COUNT),
-    "score": np.arange(COUNT) / 8,
-    "good": np.arange(COUNT) % 2 == 0,
-}
+ROWS = {"label": np.arange(COUNT), "score": np.arange(COUNT) / 8, "good": np.arange(COUNT) % 2 == 0}
 
 
 def _text(rows, delimiter=","):
@@ -23,7 +17,7 @@ def _text(rows, delimiter=","):
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t"), ("tsv-00000-of-00001", "\t")])
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv-00000-of-00001", "\t")])
 def test_numbers_are_leaves(tmp_path, is_source_of, suffix, delimiter):
     (tmp_path / f"x.{suffix}").write_bytes(_text(ROWS, delimiter))
     source = feedline.open_source(tmp_path / f"x.{suffix}")
@@ -31,16 +25,13 @@ def test_numbers_are_leaves(tmp_path, is_source_of, suffix, delimiter):
         "label": np.int64, "score": np.float64, "good": np.bool_,
     }  # fmt: skip
     is_source_of(source, ROWS)
-    is_source_of(feedline.open_source(tmp_path / f"x.{suffix}", columns=["score"]), {"score": ROWS["score"]})
 
 
 def test_text_is_bytes(tmp_path):
     (tmp_path / "x.csv").write_bytes('n,text\n1,ä\n2,\n3,"a ""quoted"", line\nand another"\n'.encode())
-    source = pickle.loads(pickle.dumps(feedline.open_source(tmp_path / "x.csv")))
-    assert source.fields == ("n", "text")
+    source = feedline.open_source(tmp_path / "x.csv")
     texts = [record["text"] for record in source.records(np.array([2, 0, 1]))]
     assert texts == [b'a "quoted", line\nand another', "ä".encode(), b""]
-    assert source[-1]["n"] == 3
     (tmp_path / "y.csv").write_bytes(b"n,text\n1,\n2,\n")
     assert feedline.open_source(tmp_path / "y.csv", columns=["text"]).records(np.arange(2)) == [b"", b""]
 
@@ -49,6 +40,9 @@ def test_a_type_follows_from_all_rows(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"a\n" + b"1\n" * (1 << 20) + b"1.5\n")
     source = feedline.open_source(tmp_path / "x.csv")
     assert (source.spec["a"].dtype, source[-1]["a"]) == (np.float64, 1.5)
+    (tmp_path / "y.csv").write_text(f"a,b,c,d\n1.5,1e300,inf,nan\n{2**70},1,{2**53 - 1},-NaN\n")
+    source = feedline.open_source(tmp_path / "y.csv")
+    np.testing.assert_equal(source[1], {"a": 2.0**70, "b": 1.0, "c": 2.0**53 - 1, "d": np.nan})
 
 
 @pytest.mark.parametrize(
@@ -62,12 +56,6 @@ def test_integers_that_float64_rounds_are_refused(tmp_path, number, others):
     assert feedline.open_source(tmp_path / "x.csv", columns=["t"])[0] == b"x"
 
 
-def test_floats_are_large_infinite_or_nan(tmp_path):
-    (tmp_path / "x.csv").write_text(f"a,b,c,d\n1.5,1e300,inf,nan\n{2**70},1,{2**53 - 1},-NaN\n")
-    source = feedline.open_source(tmp_path / "x.csv")
-    np.testing.assert_equal(source[1], {"a": 2.0**70, "b": 1.0, "c": 2.0**53 - 1, "d": np.nan})
-
-
 def test_missing_numbers_are_nulls(tmp_path, sharding, delivered):
     (tmp_path / "x.csv").write_bytes(b"a,b\n1,1\n,2\nNA,3\n4,4\n5,5\n6,6\n7,7\n8,8\n")
     source = feedline.open_source(tmp_path / "x.csv")
@@ -75,9 +63,6 @@ def test_missing_numbers_are_nulls(tmp_path, sharding, delivered):
         _ = source[2]
     with pytest.raises(feedline.RowError, match=r"'a' has 2 nulls; fill nulls .*x\.csv"):
         feedline.Feed(source, 8, sharding)
-    (tmp_path / "y.csv").write_bytes(b"a\n" + b"1\n" * 8 + b"NA\n")
-    with pytest.raises(feedline.RowError, match="'a' has 1 null;"):
-        feedline.Feed(tmp_path / "y.csv", 8, sharding)
     reading = feedline.Reading(bad_rows="mask", bad_rows_budget=0.5)
     (batch,) = delivered(feedline.Feed(source, 8, sharding, epochs=1, reading=reading))
     assert sorted(np.asarray(batch["a"])[np.asarray(batch["valid"])].tolist()) == [1, *range(4, 9)]
@@ -86,10 +71,8 @@ def test_missing_numbers_are_nulls(tmp_path, sharding, delivered):
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (b"", "cannot be read as a CSV file: Empty CSV file"),
         (b"a,b\n", "at least one row, got .* with none"),
         (b"a,b\n1,2\n1,2,3\n", "cannot be read as a CSV file: .*Expected 2 columns, got 3.*correct the line"),
-        (b"a,a\n1,2\n", "has 'a' twice"),
         (b"a,b\n1,2024-01-01\n", r"'b' is date32.*cast it: .*columns=\['a'\]"),
         ("a,b\n1,2\n".encode("utf-16"), "must be UTF-8, and .*iconv"),
         (b"a,b\n1,2\n3,4", "must end with a line break.*append one"),

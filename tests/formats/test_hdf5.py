@@ -1,7 +1,6 @@
 """HDF5 files, local and in a store, compared with what h5py reads from them."""
 
 import fcntl
-import os
 import pickle
 import re
 import sys
@@ -112,29 +111,6 @@ def test_enums_are_their_numbers_and_bit_fields_unsigned(tmp_path):
     assert (found["colour"].dtype, found["bits"].dtype) == (np.int16, np.uint8)
 
 
-def test_several_files_follow_each_other(tmp_path, is_source_of):
-    for shard, rows in enumerate((slice(0, 20), slice(20, 25), slice(25, ROWS))):
-        written(tmp_path / f"{shard}.h5", image={"data": IMAGE[rows], "chunks": (5, 5, 3)}, label=LABEL[rows])
-    is_source_of(feedline.open_source(tmp_path / "*.h5"), {"image": IMAGE, "label": LABEL})
-    written(tmp_path / "9.h5", image=IMAGE.astype(np.int16), label=LABEL)
-    with pytest.raises(ValueError, match=r"9.h5 has int16"):
-        feedline.open_source(tmp_path / "*.h5")
-
-
-def test_files_with_and_without_bytes_do_not_follow_each_other(tmp_path):
-    with_jpegs(tmp_path / "0.h5")
-    written(tmp_path / "1.h5", image=np.zeros((ROWS, 16), np.uint8))  # as references to values are stored
-    with pytest.raises(ValueError, match=r"1.h5 has .*uint8\[16\].*0.h5 .*'bytes'.*; choose columns"):
-        feedline.open_source(tmp_path / "*.h5")
-    (tmp_path / "0.h5").rename(tmp_path / "2.h5")
-    with pytest.raises(ValueError, match=r"2.h5 has .*'bytes'.*1.h5 .*uint8"):
-        feedline.open_source(tmp_path / "*.h5")
-    with_jpegs(tmp_path / "1.h5")
-    source = feedline.open_source(tmp_path / "*.h5")
-    assert source.records(np.arange(2 * ROWS)[::-1]) == (2 * JPEGS)[::-1]
-    assert source.file_of(ROWS) == str(tmp_path / "2.h5")
-
-
 def test_a_dataset_without_any_row_written_costs_no_memory(tmp_path):
     path = written(
         tmp_path / "x.h5", x={"shape": (1 << 40, 3), "dtype": "f4", "chunks": (1024, 3), "fillvalue": 2}
@@ -218,27 +194,6 @@ def test_text_in_compound_elements_and_padded_with_spaces(tmp_path):
     assert (records[1]["end"], records[1]["x/tag"], records[1]["x/n"]) == (b"x", b"bb", 2)
 
 
-def test_a_feed_reads_decoded_records(tmp_path):
-    source = feedline.open_source(with_jpegs(tmp_path / "x.h5", label=LABEL))
-
-    def decode(record, out, row):
-        out["bytes"][...] = len(record["image"])
-        out["label"][...] = record["label"]
-
-    spec = {name: jax.ShapeDtypeStruct((), np.int32) for name in ("bytes", "label")}
-    decoded = feedline.decoded(source, decode, spec)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    with feedline.Feed(decoded, 12, sharding, epochs=1) as feed:
-        found = {
-            int(label): int(size)
-            for batch in feed
-            for label, size in zip(batch["label"], batch["bytes"], strict=True)
-        }
-    assert found == {row: len(jpeg) for row, jpeg in enumerate(JPEGS)}
-    with pytest.raises(TypeError, match=r"rows of <TableSource.* are bytes; say how they are decoded"):
-        feedline.Feed(tmp_path / "x.h5", 12, sharding)
-
-
 def test_a_row_that_is_read_twice_can_be_changed_in_place(tmp_path):
     box = np.arange(2.0 * ROWS).reshape(ROWS, 2)
     source = feedline.open_source(with_jpegs(tmp_path / "x.h5", box=box))
@@ -268,23 +223,6 @@ def test_other_threads_use_h5py_while_bytes_are_fetched(tmp_path, store):
     options = feedline.Store(cache=tmp_path / "cache", patience_s=5)
     source = feedline.open_source(f"{store.url}/x.h5", store=options)
     np.testing.assert_array_equal(source[9]["x"], IMAGE[9])
-
-
-def test_trouble_of_a_store_and_changes_are_no_bad_rows(store, tmp_path):
-    path = written(tmp_path / "x.h5", x={"data": IMAGE, "chunks": (7, 2, 2)})
-    store.objects["/x.h5"] = path.read_bytes()
-    address, options = f"{store.url}/x.h5", feedline.Store(cache=tmp_path / "cache", patience_s=0.2)
-    store.fault = lambda method, *request: 503 if method == "GET" else None
-    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2"):  # and not "damaged"
-        feedline.open_source(address, store=options)
-    store.fault = lambda *request: None
-    source = feedline.open_source(address, store=options)
-    packed = pickle.dumps(source)
-    store.objects["/x.h5"] += b"x"
-    np.testing.assert_array_equal(source[ROWS // 2]["x"], IMAGE[ROWS // 2])  # from the cache
-    with pytest.raises(feedline.FeedError, match="must not change") as caught:
-        pickle.loads(packed)
-    assert not isinstance(caught.value, feedline.RowError)
 
 
 ENDS = """
@@ -418,13 +356,6 @@ def test_what_is_no_rows_is_refused_with_a_change_that_works(tmp_path, name):
         feedline.open_source(path)
 
 
-def test_a_chosen_scalar_is_refused_and_others_are_left_out(tmp_path):
-    path = written(tmp_path / "x.h5", x=LABEL, step=3)
-    assert feedline.open_source(path).spec.keys() == {"x"}
-    with pytest.raises(ValueError, match="step: no rows: a scalar"):
-        feedline.open_source(path, columns=["x", "step"])
-
-
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_a_file_that_is_being_written_is_refused(tmp_path, libver):
     path, killed = tmp_path / "x.h5", tmp_path / "killed.h5"
@@ -445,20 +376,6 @@ def test_a_file_that_is_being_written_is_refused(tmp_path, libver):
             feedline.open_source(path)
     with h5py.File(path):  # somebody else reads it
         assert len(feedline.open_source(path)) == ROWS
-
-
-@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"fletcher32": True}])
-def test_truncated_files_are_an_error(tmp_path, options):
-    path = written(tmp_path / "x.h5", image={"data": np.tile(IMAGE, (20, 1, 1)), **options})
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match=r"x.h5 cannot be read as an HDF5 file: .*truncated"):
-        feedline.open_source(path)
-    path.write_bytes(whole)
-    source = feedline.open_source(path)
-    os.truncate(path, len(whole) // 2)
-    with pytest.raises(feedline.FeedError, match="a file must not change while a feed reads it"):
-        source[0]
 
 
 def test_damaged_values_are_bad_rows(tmp_path):

@@ -1,7 +1,6 @@
 """LMDB files beyond what test_conformance.py tries: what lmdb wrote is what is read."""
 
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -35,23 +34,6 @@ def test_entries_come_in_the_order_of_their_keys(tmp_path, name):
     values = feedline.open_source(source.file_of(0), columns=["value"])
     assert values[-1] == ENTRIES[ORDERED[-1]]
     assert "row bytes" in repr(values)
-
-
-def test_two_sources_of_a_file_and_many_threads(tmp_path):
-    path, failures = written(tmp_path / "x.lmdb", subdir=False), []
-    sources = [feedline.open_source(path, columns=["value"]) for _ in range(2)]
-
-    def read(seed):
-        rows = np.random.default_rng(seed).integers(0, len(ENTRIES), 200)
-        if sources[seed % 2].records(rows) != [ENTRIES[ORDERED[row]] for row in rows]:
-            failures.append(seed)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures
 
 
 @pytest.mark.parametrize("dupsort", [False, True])

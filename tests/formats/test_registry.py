@@ -1,4 +1,4 @@
-"""What formats declare: the registry, the docs and the extras say the same."""
+"""What formats declare: the registry, the docs and the extras say the same; the Python of docs/formats.md runs."""
 
 import pickle
 import pkgutil
@@ -11,23 +11,18 @@ from pathlib import Path
 import programs
 
 from feedline._src import formats
-from feedline._src.formats.registry import MODULES, Format, all_formats
+from feedline._src.formats.registry import MODULES, all_formats
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "formats.md").read_text()
 
 
-def test_each_declaration_is_in_the_registry():
+def test_each_declaration_is_in_the_registry_and_pickles_by_its_name():
     modules = [import_module(f"{formats.__name__}.{each.name}") for each in pkgutil.iter_modules(formats.__path__)]
     declared = {module.FORMAT for module in modules if hasattr(module, "FORMAT")}
     assert declared == set(all_formats())
     assert {suffix: form.name for form in all_formats() for suffix in form.suffixes} == MODULES
-
-
-def test_a_declaration_pickles_by_its_name():
-    for form in all_formats():
-        assert isinstance(form, Format)
-        assert pickle.loads(pickle.dumps(form)) is form
+    assert all(pickle.loads(pickle.dumps(form)) is form for form in all_formats())
 
 
 def test_the_registry_imports_no_format():
@@ -37,7 +32,7 @@ def test_the_registry_imports_no_format():
     assert loaded == {"feedline._src.formats.registry"}
 
 
-def test_the_table_in_the_docs():
+def test_the_table_in_the_docs_and_the_extras_of_the_package():
     """Suffixes, options and extras of docs/formats.md."""
     options, extras = {}, {}
     for row in re.findall(r"^\| (`\..*) \|$", PAGE, re.MULTILINE):
@@ -48,8 +43,28 @@ def test_the_table_in_the_docs():
         extras |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), needed[1] if needed else "")
     assert options == {suffix: set(form.takes) for form in all_formats() for suffix in form.suffixes}
     assert extras == {suffix: form.extra for form in all_formats() for suffix in form.suffixes}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {form.extra for form in all_formats()} - {""} <= set(declared)
 
 
-def test_the_extras_of_the_package():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {form.extra for form in all_formats()} - {""} <= set(extras)
+def test_the_python_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
+        exec(compile(block, "formats.md", "exec"), names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "96 {'tokens': ShapeDtypeStruct(shape=(2049,), dtype=uint16)}",
+        "[4 5 6 7] [0 1 2 3 0 0 0 0]",
+        "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8)",
+        "{'image': ShapeDtypeStruct(shape=(3072,), dtype=uint8)}",
+        "ShapeDtypeStruct(shape=(3072,), dtype=uint8)",
+        "{'score': ShapeDtypeStruct(shape=(), dtype=float64)}",
+        "{'embedding': ShapeDtypeStruct(shape=(2,), dtype=float64), "
+        "'stars': ShapeDtypeStruct(shape=(), dtype=int64)}",
+        "{'embedding': array([2.5, 1. ]), 'stars': np.int64(5)}",
+        "{'text': b'good good ', 'stars': np.int64(2)}",
+        "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8) 999",
+        "{'image': b'second', 'label': np.int64(1)}",
+        "ShapeDtypeStruct(shape=(3,), dtype=bfloat16)",
+    ]

@@ -4,11 +4,10 @@ import datetime
 import io
 import itertools
 import pickle
-import re
 import sys
-import threading
 from pathlib import Path
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -168,82 +167,47 @@ def test_views_in_arrow_are_refused(tmp_path, name):
 # --- what is refused ---
 
 
-_TIMES = [datetime.datetime(2020, 1, day) for day in (1, 2)]
-_LABELS = pa.array(["b", "a"]).dictionary_encode()
+_DAYS = [datetime.datetime(2020, 1, day) for day in (1, 2)]
+_CODES = pa.array(["b", "a"]).dictionary_encode()
+OTHER_ROWS = {  # by type: values, what to call, the numbers that this gives
+    "dictionary": (_CODES, "take its codes", lambda c: c.combine_chunks().indices, [0, 1]),
+    "date32": ([datetime.date(2020, 1, 1)] * 2, "pyarrow.int32", lambda c: c.cast(pa.int32()), [18262] * 2),
+    "timestamp": (_DAYS, "seconds_between", lambda c: pc.seconds_between(pc.min(c), c), [0, 86400]),
+    "time64": (
+        [datetime.time(0, 0, 1), datetime.time(0, 1)],
+        "seconds_between", lambda c: pc.seconds_between(pc.min(c), c), [0, 59],
+    ),
+    "duration": (pa.array([1_500, 6], pa.duration("ms")), "int64", lambda c: c.cast(pa.int64()), [1500, 6]),
+    "decimal": (pa.array([1, 2], pa.decimal128(9)), "float64", lambda c: c.cast(pa.float64()), [1.0, 2.0]),
+    "list": ([[1], [2]], "pyarrow.list_", lambda c: c.cast(pa.list_(pa.int64(), 1)), [[1], [2]]),
+    "struct": ([{"y": 1}, {"y": 2}], "table.flatten", lambda c: c.flatten()[0], [1, 2]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "found", "type_name", "remedy", "expected"),
-    [
-        (_LABELS, "dictionary", "take its codes", lambda c: c.combine_chunks().indices, [0, 1]),
-        ([datetime.date(2020, 1, 1)] * 2, "date32", "pyarrow.int32", lambda c: c.cast(pa.int32()), [18262] * 2),
-        (_TIMES, "timestamp", "seconds_between", lambda c: pc.seconds_between(pc.min(c), c), [0, 86400]),
-        (
-            pa.array([datetime.time(0, 0, 1), datetime.time(0, 1)]),
-            "time64",
-            "seconds_between",
-            lambda c: pc.seconds_between(pc.min(c), c),
-            [0, 59],
-        ),
-        (
-            pa.array([1_500, 61_000], pa.duration("ms")),
-            "duration",
-            "pyarrow.int64",
-            lambda c: c.cast(pa.int64()),
-            [1500, 61_000],
-        ),
-        (pa.array([1, 2], pa.decimal128(9)), "decimal", "float64", lambda c: c.cast(pa.float64()), [1.0, 2.0]),
-        ([[1], [2]], "list<", "pyarrow.list_", lambda c: c.cast(pa.list_(pa.int64(), 1)), [[1], [2]]),
-        (
-            [["a"]] * 2,
-            "list<",
-            "pyarrow.list_",
-            lambda c: pa.array([[1], [2]], pa.list_(pa.int64(), 1)),
-            [[1], [2]],
-        ),
-        ([{"y": 1}, {"y": 2}], "struct", "table.flatten", lambda c: c.flatten()[0], [1, 2]),
-    ],
-)
-def test_columns_of_other_rows_are_refused_with_a_remedy(tmp_path, values, found, type_name, remedy, expected):
+@pytest.mark.parametrize("kind", OTHER_ROWS)
+def test_columns_of_other_rows_are_refused_with_a_remedy(tmp_path, kind):
+    values, words, remedy, expected = OTHER_ROWS[kind]
     table = pa.table({"odd": values, "fine": [1, 2]})
     pq.write_table(table, tmp_path / "x.parquet")
-    rule = rf"rows of one size that are numbers, and 1 of the 2 of .*x\.parquet have others. 'odd' is {found}"
-    with pytest.raises(TypeError, match=rf"{rule}.*{type_name}.*Convert them, .*columns=\['fine'\]"):
+    rule = r"rows of one size that are numbers, and 1 of the 2 of .*x\.parquet have others"
+    with pytest.raises(TypeError, match=rf"{rule}. 'odd' is {kind}.*{words}.*Convert them, .*columns=\['fine'\]"):
         feedline.open_source(tmp_path / "x.parquet")
     feather.write_feather(table.set_column(0, "odd", remedy(table["odd"])), str(tmp_path / "y.arrow"))
     source = feedline.open_source(tmp_path / "y.arrow", columns=["odd"])
     assert [source[row]["odd"].tolist() for row in range(2)] == expected
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.feather"])
-@pytest.mark.parametrize("text", [{}, {"text": ["a", "b"]}])
-def test_all_columns_that_cannot_be_read_are_listed(tmp_path, name, text):
-    odd = {"when": _TIMES, "label": _LABELS, "price": pa.array([1, 2], pa.decimal128(9))}
-    with pytest.raises(TypeError) as caught:
-        feedline.open_source(written(tmp_path / name, **odd, fine=[1, 2], **text))
-    assert re.findall(r"'(\w+)' is (\w+)[^:]*: (\w+)", str(caught.value)) == [
-        ("when", "timestamp", "count"),
-        ("label", "dictionary", "take"),
-        ("price", "decimal128", "cast"),
-    ]
-    assert f"3 of the {4 + len(text)} of" in str(caught.value)
-    assert f"leave them out: columns={['fine', *text]}" in str(caught.value)
-
-
-def test_a_table_of_many_such_columns_lists_some(tmp_path):
-    path = written(tmp_path / "x.parquet", **{f"c{i}": _TIMES for i in range(30)})
+def test_all_columns_that_cannot_be_read_are_listed(tmp_path):
+    odd = {"when": _DAYS, "label": _CODES, "price": pa.array([1, 2], pa.decimal128(9))}
+    found = r"3 of the 5 of .*'when' is timestamp.*'label' is dict.*'price' is decimal.*columns=\['fine', 'text'\]"
+    with pytest.raises(TypeError, match=found):
+        feedline.open_source(written(tmp_path / "x.feather", **odd, fine=[1, 2], text=["a", "b"]))
+    path = written(tmp_path / "x.parquet", **{f"c{i}": _DAYS for i in range(30)})
     with pytest.raises(TypeError, match=r"30 of the 30 of .*'c19' is [^']*; … 10 more. Convert them, .* shows$"):
         feedline.open_source(path)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "feather"])
-def test_what_is_no_table_of_rows_is_refused(tmp_path, kind):
-    (tmp_path / f"folder.{kind}").mkdir()
-    with pytest.raises(ValueError, match=rf"is a folder; pass a glob .*folder\.{kind}/\*\.{kind}"):
-        feedline.open_source(tmp_path / f"folder.{kind}")
-    for columns in ({"x": pa.array([], pa.int64())}, {"x": pa.array([], pa.string())}):
-        with pytest.raises(ValueError, match=rf"at least one row, got .*x\.{kind}"):
-            feedline.open_source(written(tmp_path / f"x.{kind}", **columns))
+    pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["x", "x"]), path)
+    with pytest.raises(ValueError, match="has 'x' twice"):
+        feedline.open_source(path)
 
 
 @pytest.mark.parametrize("second", [{"x": [1.0]}, {"x": ["text"]}, {"x": [1], "y": [1]}])
@@ -253,17 +217,6 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path, second):
         pq.write_table(pa.table(second), tmp_path / "b.parquet")
         with pytest.raises(ValueError, match=r"must agree in columns.*b\.parquet has .*choose columns"):
             feedline.open_source(tmp_path / "?.parquet")
-
-
-def test_bytes_are_no_source_of_a_feed(tmp_path):
-    with pytest.raises(TypeError, match=r"TableSource.* are bytes; .*or leave columns of bytes and text out"):
-        feedline.Feed(written(tmp_path / "x.parquet", jpg=BYTES), 1, None)
-
-
-def test_names_that_occur_twice_are_refused(tmp_path):
-    pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["x", "x"]), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match="has 'x' twice"):
-        feedline.open_source(tmp_path / "x.parquet")
 
 
 def test_damage_within_a_row_group_is_an_error_of_its_rows(tmp_path):
@@ -327,23 +280,6 @@ def test_groups_are_fetched_before_they_are_read(store, options, large):
     assert 1 <= len([part for part in store.gets() if part[1] - part[0] > 1 << 20]) <= 3
 
 
-def test_footers_and_samples_of_several_files_are_fetched_together(bucket, options, large):
-    together, asked = threading.Barrier(3), set()
-    for i in range(3):
-        bucket.objects[f"/corpus/{i}.parquet"] = large
-
-    def fault(method, path, part):
-        if part is not None and path not in asked:
-            asked.add(path)
-            together.wait(timeout=10)
-
-    bucket.fault = fault
-    source = feedline.open_source("s3://corpus/*.parquet", columns=["y"], store=options)
-    assert (len(source), len([part for part in bucket.gets() if part])) == (600_000, 3)
-    asked.clear()
-    assert len(source.identity["files"]) == len(asked) == 3
-
-
 @pytest.mark.parametrize("name", ["stream.arrow", "compressed_stream.arrow"])
 def test_a_stream_is_fetched_once(store, options, tmp_path, name):
     store.objects["/x.arrow"] = written(tmp_path / name, **mixed(*KINDS["32 bits"])).read_bytes()
@@ -370,3 +306,91 @@ def test_changes_and_troubles_of_a_store_are_no_bad_rows(store, tmp_path, large,
         with pytest.raises(feedline.FeedError, match="must not change") as caught:
             ask()
         assert not isinstance(caught.value, feedline.RowError)
+
+
+# --- nulls ---
+
+
+NULL = [3, 63, 64, 65, 130, 299]
+
+
+def _nulls(**more):
+    """Rows 0 … 299 whose `label` is null at NULL. `fine` and `pair` have no nulls."""
+    label = pa.array([None if i in NULL else i for i in range(COUNT)], pa.int32())
+    return {"fine": np.arange(COUNT), "label": label, "pair": _list(np.arange(2 * COUNT).reshape(-1, 2)), **more}
+
+
+def _room(source, count):
+    return {name: np.empty((count, *row.shape), row.dtype) for name, row in source.spec.items()}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_each_null_is_a_bad_row_by_itself(tmp_path, sharding, delivered, name, cache_bytes):
+    path = written(tmp_path / name, **_nulls())
+    source = feedline.open_source(path, cache_bytes=cache_bytes)
+    out, good = _room(source, COUNT - len(NULL)), np.setdiff1d(np.arange(COUNT), NULL)[::-1]
+    source.read(good, out)
+    np.testing.assert_array_equal(out["label"], good)
+    asked = np.array([7, 130, 64, 3, 130])
+    rule = r"'label' is null in this row; fill nulls .*columns=.*bad_rows='substitute'"
+    with pytest.raises(feedline.RowError, match=rule) as error:
+        source.read(asked, _room(source, 5))
+    assert (error.value.row, error.value.file) == (130 if cache_bytes else 3, str(path))  # the first in its groups
+    some = feedline.open_source(path, columns=["fine"])
+    some.read(asked, _room(some, 5))
+    reading = feedline.Reading(threads=1, bad_rows="mask", bad_rows_budget=0.5)
+    order = feedline.Order(shuffle=False)
+    feed = feedline.Feed(source, 16, sharding, order=order, epochs=1, reading=reading, remainder="pad")
+    batches = delivered(feed)
+    fine, valid = (np.concatenate([batch[name] for batch in batches])[:COUNT] for name in ("fine", "valid"))
+    assert np.flatnonzero(~valid).tolist() == NULL
+    np.testing.assert_array_equal(fine[valid], np.flatnonzero(valid))
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_nulls_that_metadata_count_are_refused_when_a_feed_is_built(tmp_path, sharding, name):
+    path = written(tmp_path / name, **_nulls(text=["x"] * COUNT))
+
+    def decode(record, out, row):
+        out["fine"][...] = record["fine"]
+
+    decoded = feedline.decoded(path, decode, {"fine": jax.ShapeDtypeStruct((), np.int64)})
+    fine = feedline.open_source(path, columns=["fine"])
+    mixture = feedline.Mixture({"a": fine, "b": decoded}, weights={"a": 1, "b": 1})
+    for source in (feedline.open_source(path, columns=["label", "fine"]), decoded, mixture):
+        known = r"'label' has 6 nulls.*; fill nulls .*columns=.*bad_rows='substitute'"
+        with pytest.raises(feedline.RowError, match=known) as error:
+            feedline.Feed(source, 16, sharding)
+        assert (error.value.row, error.value.file) == (None, str(path))
+        reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=0.5)
+        feedline.Feed(source, 16, sharding, reading=reading).close()
+    feedline.Feed(fine, 16, sharding).close()
+
+
+def test_known_nulls_of_several_files_are_counted_together(tmp_path, sharding):
+    for i, values in enumerate(([*range(8)], [None, 3], [None, None])):
+        pq.write_table(pa.table({"x": pa.array(values, pa.int32())}), tmp_path / f"{i}.parquet")
+    with pytest.raises(feedline.RowError, match=r"'x' has 3 nulls in 2 of the 3 files; .*1\.parquet"):
+        feedline.Feed(feedline.open_source(tmp_path / "*.parquet"), 8, sharding)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1.0, 2.0], [1.0, None], None, [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        pa.array([[[1, 2]], [None], [[1, None]], [[5, 6]]], pa.list_(pa.list_(pa.int8(), 2), 1)),
+        pa.array([b"abc", None, None, b"def"], pa.binary(3)),
+        pa.array([True, None, None, False]),
+    ],
+    ids=["list", "nested", "bytes", "flag"],
+)
+def test_nulls_of_all_kinds(tmp_path, name, column):
+    source = feedline.open_source(written(tmp_path / name, x=column))
+    for row in (1, 2):
+        with pytest.raises(feedline.RowError, match="is null in this row"):
+            source.read(np.array([row]), _room(source, 1))
+    for row in (0, 3):
+        expected = column[row].as_py()
+        assert source[row]["x"].tolist() == (list(expected) if isinstance(expected, bytes) else expected)
