@@ -77,8 +77,8 @@ class Load:
             cpu_s = cost.make_s * self.busy / slower
             batches.append(
                 BatchTimes(
-                    cost.make_s, 0.0, 0.0, cost.place_s, cpu_s, 0.0, 0.0, 1.0, 0.0, wait_s, cost.loop_s,
-                    follows=True, drained=True, put=at, taken=at, late_s=None,
+                    cost.make_s, 0.0, 0.0, cost.place_s, cpu_s, 0.0, 0.0, wait_s, cost.loop_s,
+                    follows=True, drained=True, slot_s=1.0, put=at, taken=at, late_s=None,
                 )
             )  # fmt: skip
         return Window(batches, len(batches), True), _how(self, settings)

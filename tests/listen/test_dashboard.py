@@ -77,7 +77,6 @@ def test_the_dashboard_shows_what_a_user_asks_first():
     shown = {name for panel in PANELS for target in panel["targets"] for name in names_in(target["expr"])}
     unseen = {*NAMES} - shown
     assert unseen == {
-        "feedline_wait_ratio",  # 1 - feedline_au_ratio
         "feedline_host_buffers",
         "feedline_source_epochs",  # of mixtures only
         "feedline_store_requests_total",  # of stores only

@@ -22,8 +22,8 @@ def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0
     """Batches that all took as long, in seconds."""
     batches = [
         BatchTimes(
-            read, host, 0.0, place, cpu, 0.0, 0.0, slot, 0.0, wait, loop,
-            follows=True, drained=True, put=i * (loop + wait), taken=i * (loop + wait), late_s=late,
+            read, host, 0.0, place, cpu, 0.0, 0.0, wait, loop,
+            follows=True, drained=True, slot_s=slot, put=i * (loop + wait), taken=i * (loop + wait), late_s=late,
         )
         for i in range(count)
     ]  # fmt: skip

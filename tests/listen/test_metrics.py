@@ -50,7 +50,6 @@ def test_what_is_not_known_yet_is_left_out():
     assert everything - known == {
         "feedline_au_ratio",
         "feedline_wait_ratio",
-        "feedline_readiness_ratio",
         "feedline_transfer_seconds",
         "feedline_source_epochs",
         "feedline_store_requests_total",

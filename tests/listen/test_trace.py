@@ -9,7 +9,7 @@ from trace_file import ONE, STAGES, Trace, feed_of
 
 import feedline
 from feedline._src.listen import trace as traces
-from feedline._src.listen.trace import Events, Recording
+from feedline._src.listen.trace import Events, Records
 from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
 
 KINDS = [
@@ -75,11 +75,9 @@ def test_the_events_of_one_batch():
         PartTimes("feedline-read-10", 100.0, 1.0, 0.5, 0.25), PartTimes("feedline-read-2", 100.5, 1.0, 0.0, 0.0),
     ]  # fmt: skip
     placed = PlaceTimes("feedline-read-10", 102.0, 0.5, 0.1)
-    recording = Recording()
-    recording.keep(BatchRecord(102.0, 103.0, parts, placed, 7, (1, 20), 60))
-    recording.keep(105.0)
+    records = Records([BatchRecord(102.0, 103.0, parts, placed, 7, (1, 20), 60), 105.0])
     told = {"transfers": {102.0: 0.75}, "begins": lambda place: (place[0], place[1] + 4), "nbytes": 99}
-    events = Events(recording, (99.0, 110.0), 3, "feedline", **told)
+    events = Events(records, (99.0, 110.0), 3, "feedline", **told)
     assert events.origin == 100.0
     made = list(events)
     names = [e["args"]["name"] for e in made if e["name"] == "thread_name"]
@@ -148,7 +146,7 @@ def test_an_empty_block_and_any_name(name, tmp_path):
 
 
 def test_only_the_latest_batches_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(traces, "MAX_PARTS", 5)
+    monkeypatch.setattr(traces, "MAX_BATCHES", 5)
     with feed_of("one thread", tmp_path) as feed:
         with feed.trace(tmp_path / "trace.json") as path:
             assert len(list(feed)) == 10
@@ -156,12 +154,6 @@ def test_only_the_latest_batches_are_kept(tmp_path, monkeypatch):
         # 4 batches and the end of the pass
         assert [span.args["step"] for span in trace.named("step")] == [7, 8, 9, 10]
         assert trace.file["otherData"]["batches_left_out"] == 6
-        assert [event["name"] for event in trace.of("i")] == ["6 earlier batches are left out"]
-        monkeypatch.setattr(traces, "MAX_PARTS", 0)
-        feed.seek(0)
-        with feed.trace(tmp_path / "trace.json") as path:
-            next(feed), next(feed)
-        assert [span.args["step"] for span in Trace(path).named("step")] == [12]
 
 
 def test_the_origin_of_the_times(tmp_path):

@@ -61,7 +61,6 @@ def restless(monkeypatch):
                 return settings
 
         monkeypatch.setattr(Tuner, "look", look)
-        # asked for twice before it is taken up: whether there is one, and which one
         monkeypatch.setattr(Tuner, "proposal", property(proposal, lambda self, value: None), raising=False)
         return changes
 
@@ -101,6 +100,19 @@ def taken(feed, count):
     return found
 
 
+def assert_same(restless, make, count, changes, *, seed=0, auto=AUTO, **options):
+    """Batches, states and counts are those without changes of the settings."""
+    with Feed(make(), B, SHARDING, **options) as plain:
+        expected, counted = taken(plain, count), plain.statistics()
+    made = restless(seed)
+    with Feed(make(), B, SHARDING, **options, **auto) as feed:
+        assert taken(feed, count) == expected
+        found = feed.statistics()
+    assert len(made) > changes
+    for name in ("batches", "rows", "dropped_rows"):
+        assert getattr(found, name) == getattr(counted, name)
+
+
 OPTIONS = [
     {},
     {"remainder": "pad", "epochs": 2},
@@ -111,42 +123,18 @@ OPTIONS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "".join(options) or "plain")
-@pytest.mark.parametrize("seed", range(2))
-def test_batches_states_and_counts_are_those_without_changes(restless, options, seed):
-    with Feed(Columns(), B, SHARDING, **options) as plain:
-        expected, counted = taken(plain, 200), plain.statistics()
-    changes = restless(seed)
-    with Feed(Columns(), B, SHARDING, **options, **AUTO) as feed:
-        found = taken(feed, 200)
-        assert found == expected
-        assert len(changes) > 20
-        told = feed.statistics()
-        assert (told.batches, told.rows, told.dropped_rows) == (
-            counted.batches,
-            counted.rows,
-            counted.dropped_rows,
-        )
+@pytest.mark.parametrize("seed", range(len(OPTIONS)))
+def test_batches_states_and_counts_are_those_without_changes(restless, seed):
+    assert_same(restless, Columns, 200, 20, seed=seed, **OPTIONS[seed])
 
 
 def test_records_are_the_same(restless):
-    dataset = grain.MapDataset.range(N).map(lambda i: {"row": np.int32(i)})
-    with Feed(dataset, B, SHARDING) as plain:
-        expected = taken(plain, 100)
-    changes = restless(8)
-    with Feed(dataset, B, SHARDING, **AUTO) as feed:
-        assert taken(feed, 100) == expected
-    assert len(changes) > 10
+    assert_same(restless, lambda: grain.MapDataset.range(N).map(lambda i: {"row": np.int32(i)}), 100, 10, seed=8)
 
 
 @pytest.mark.parametrize("source", [stream, lambda: feedline.Lanes(lambda lane, count: stream(), 2)])
 def test_a_stream_goes_on_where_it_was(restless, source):
-    with Feed(source(), B, SHARDING, epochs=3, remainder="pad") as plain:
-        expected = taken(plain, 120)
-    changes = restless(chance=0.2)
-    with Feed(source(), B, SHARDING, epochs=3, remainder="pad", prefetch="auto") as feed:
-        assert taken(feed, 120) == expected
-    assert len(changes) > 10
+    assert_same(restless, source, 120, 10, epochs=3, remainder="pad", auto={"prefetch": "auto"})
 
 
 @pytest.mark.slow
@@ -250,44 +238,45 @@ class Slow(Columns):
 @pytest.mark.slow
 def test_it_finds_threads_and_says_so(caplog):
     caplog.set_level(logging.INFO, "feedline")
-    reading = Reading(threads="auto", limits=Limits(cores=2))
-    with Feed(Slow(100_000), B, SHARDING, reading=reading) as feed:
+    with Feed(Slow(100_000), B, SHARDING, reading=Reading(threads="auto", limits=Limits(cores=2))) as feed:
         assert (feed.reading.threads, feed.reading.workers, feed.reading.buffer, feed.prefetch) == (2, 0, 2, 2)
         deadline = time.monotonic() + 60
         while feed.reading.threads < 4 and time.monotonic() < deadline:
             next(feed)
             time.sleep(0.002)
         assert feed.reading.threads >= 4
-        assert feed.statistics().threads == feed.reading.threads
         for _ in range(20):
             next(feed)
             time.sleep(0.002)
-        report = feed.report()
-        assert report.settings["threads"] == feed.reading.threads
-        assert report.tuning[0].startswith("tries threads 2 → ")
-        assert f"  tuning {report.tuning[0]}" in str(report)
-        assert report.to_dict()["tuning"] == report.tuning
-        assert f"threads {feed.reading.threads}" in feed._repr_html_()
+        report, threads = feed.report(), feed.reading.threads
+        assert feed.statistics().threads == report.settings["threads"] == threads
+        assert f"threads {threads}" in feed._repr_html_()
+    assert report.tuning[0].startswith("tries threads 2 → ")
+    assert f"  tuning {report.tuning[0]}" in str(report)
+    assert report.to_dict()["tuning"] == report.tuning
     assert [record.message for record in caplog.records if record.message.startswith("tuning tries threads 2 → ")]
 
 
-FAILURES = [
-    feedline.WorkerError("a worker ended"),
-    RowError("the network cannot be reached\nfrom here", stage="read", row=3),
-    feedline.StallError("no stage has advanced"),
-    TypeError("cannot pickle a lock"),
-]
-
-
-@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
-def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monkeypatch, tmp_path, error):
-    path = tmp_path / "row.npy"
-    np.save(path, np.arange(N, dtype=np.int32))
-
+def failing(error):
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr("feedline._src.loader.workers.WorkerBatches", fail)
+    return fail
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        feedline.WorkerError("a worker ended"),
+        RowError("the network cannot be reached\nfrom here", stage="read", row=3),
+        TypeError("cannot pickle a lock"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monkeypatch, tmp_path, error):
+    path = tmp_path / "row.npy"
+    np.save(path, np.arange(N, dtype=np.int32))
+    monkeypatch.setattr("feedline._src.loader.workers.WorkerBatches", failing(error))
     with Feed({"row": str(path)}, B, SHARDING, reading=Reading(workers="auto")) as feed:
         before = taken(feed, 3)
         tuner = feed._listener.tuner
@@ -296,10 +285,12 @@ def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monke
         assert feed.reading.workers == 0
         tuner.look(feed._listener.accounts, feed._listener.circumstances)
         (told,) = tuner.history
-        assert re.match(rf"goes back to threads \d+: workers failed with {type(error).__name__}: ", told)
-        assert len(told.splitlines()) == 1
+        assert re.fullmatch(rf"goes back to threads \d+: workers failed with {type(error).__name__}: .*", told)
     with Feed({"row": str(path)}, B, SHARDING) as plain:
         assert before + after == taken(plain, 6)
+    reading = Reading(workers=1, buffer="auto")  # those that the user asked for are not replaced
+    with Feed({"row": str(path)}, B, SHARDING, reading=reading) as feed, pytest.raises(type(error)):
+        next(feed)
 
 
 def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
@@ -307,10 +298,7 @@ def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
         picklable = True
 
     source = Picklable()
-    monkeypatch.setattr(
-        "feedline._src.loader.workers.WorkerBatches", lambda reader, *rest: source.read([-1], None)
-    )
-    source.errors = [-1]
+    monkeypatch.setattr("feedline._src.loader.workers.WorkerBatches", failing(RowError("disk went away")))
     with Feed(source, B, SHARDING, order=feedline.Order(shuffle=False), reading=Reading(workers="auto")) as feed:
         expected = taken(feed, 2)
         while not feed.statistics().ready:  # until the threads that end now have read that row
@@ -322,22 +310,6 @@ def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
         assert feed.reading.workers == 0
         expected += taken(feed, 2)
     assert [int(batch["row"][0]) for batch, _ in expected] == [0, B, 2 * B, 3 * B]
-
-
-def test_workers_that_the_user_asked_for_are_not_replaced(monkeypatch, tmp_path):
-    path = tmp_path / "row.npy"
-    np.save(path, np.arange(N, dtype=np.int32))
-
-    def fail(*arguments):
-        raise feedline.WorkerError("a worker ended")
-
-    monkeypatch.setattr("feedline._src.loader.workers.WorkerBatches", fail)
-    reading = Reading(workers=1, buffer="auto")
-    with (
-        Feed({"row": str(path)}, B, SHARDING, reading=reading) as feed,
-        pytest.raises(feedline.WorkerError, match="a worker ended"),
-    ):
-        next(feed)
 
 
 def test_memory_stays_within_what_the_limit_counts(restless):
@@ -381,24 +353,23 @@ def test_refused(arguments, error, match):
         Feed(Columns(), B, SHARDING, **arguments)
 
 
-def test_limits_make_the_start_smaller():
-    reading = Reading(threads="auto", buffer="auto", limits=Limits(host_bytes=384 * 9, cores=1))
-    with Feed(Columns(), B, SHARDING, reading=reading, prefetch="auto") as feed:
-        assert (feed.reading.threads, feed.reading.buffer, feed.prefetch) == (1, 1, 2)
+@pytest.mark.parametrize(
+    ("reading", "prefetch", "found"),
+    [
+        (
+            {"threads": "auto", "buffer": "auto", "limits": Limits(host_bytes=384 * 9, cores=1)},
+            "auto",
+            (1, 0, 1, 2),
+        ),
+        ({"threads": "auto", "buffer": "auto"}, 0, (0, 0, 2, 0)),  # nothing is tuned
+        ({"threads": 2, "workers": "auto"}, 2, (2, 0, 2, 2)),  # a source in memory
+    ],
+)
+def test_what_a_feed_begins_with(reading, prefetch, found):
+    with Feed(Columns(), B, SHARDING, reading=Reading(**reading), prefetch=prefetch) as feed:
         next(feed)
-
-
-def test_a_source_in_memory_may_have_workers_auto():
-    with Feed({"x": np.arange(N)}, B, SHARDING, reading=Reading(workers="auto")) as feed:
-        next(feed)
-        assert feed.reading.workers == 0
-
-
-def test_without_prefetch_nothing_is_tuned():
-    with Feed(Columns(), B, SHARDING, reading=Reading(threads="auto", buffer="auto"), prefetch=0) as feed:
-        next(feed)
-        assert (feed.reading.threads, feed.reading.buffer, feed.prefetch) == (0, 2, 0)
-        assert feed._listener.tuner is None
+        assert (feed.reading.threads, feed.reading.workers, feed.reading.buffer, feed.prefetch) == found
+        assert (feed._listener.tuner is None) == (prefetch == 0)
 
 
 def test_a_feed_that_replaces_bad_rows_keeps_its_threads(tmp_path):

@@ -23,35 +23,28 @@ from feedline._src.record import BatchRecord
 
 _LATEST = 256
 """Batches whose times are kept one by one."""
+_SETTLE_EVERY, _MAX_RECORDS = 16, 1 << 12
+"""Records after which a placing thread adds them up, and that are kept if none does."""
+_SAMPLES, _MIN_GLANCES = 64, 8
+"""Of waits for the GIL, and of glances: fewer do not tell for what share of the time the devices are idle."""
 _BATCHES_PER_GIL_SAMPLE = 4
-"""Batches after which a placing thread measures how long it waits for the GIL."""
-_SETTLE_EVERY = 16
-"""Batches after which a placing thread adds the records up."""
-_MAX_RECORDS = 1 << 12
-_SAMPLES = 64
-"""Of waits for the GIL, and of glances."""
-_MIN_GLANCES = 8
-"""Fewer do not tell for what share of the time the devices are idle."""
 _MIN_FREE_BATCHES = 8
 """Batches made without waiting for a slot, from which on their rate is that of the input."""
-_PAUSE_FACTOR = 20
-"""A pause of the loop: its own time is longer than this × the median."""
-_BATCHES_PER_PAUSE = 50
-"""Pauses are rare if there is at most one in this many batches."""
+_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50
+"""A pause: the loop's own time is longer than 20 × the median. Pauses are rare: at most one in 50 batches."""
 
 
 class BatchTimes(NamedTuple):
-    """The times of one delivered batch, in seconds. The first eleven are summed over all batches.
+    """The times of one delivered batch, in seconds. Those before `follows` are summed over all batches.
 
     Attributes:
       read_s, transform_s, stage_s, place_s: of the threads that made it, summed over them.
       read_cpu_s, host_cpu_s, place_cpu_s: their processor time; `host` is transform and stage.
-      slot_s: for how long it waited in host memory until it might be placed.
-      empty_s: for how long no batch was ready before it.
       wait_s: for how long the training loop waited for it.
       loop_s: the training loop's own time before it asked for this batch; 0 after a break.
       follows: whether it was taken after another one without a break.
       drained: whether all batches that were read ahead while the first step compiled were taken before it.
+      slot_s: for how long it waited in host memory until it might be placed.
       put, taken: when it was placed, and when the training loop got it.
       late_s: for how long its transfer went on after the loop had got it; None: not known.
     """
@@ -63,12 +56,11 @@ class BatchTimes(NamedTuple):
     read_cpu_s: float
     host_cpu_s: float
     place_cpu_s: float
-    slot_s: float
-    empty_s: float
     wait_s: float
     loop_s: float
     follows: bool
     drained: bool
+    slot_s: float
     put: float
     taken: float
     late_s: float | None
@@ -148,26 +140,23 @@ class Accounts:
         """Of the latest transfers: when placing began → the seconds until all arrays were ready."""
         return self._ready_s.copy()
 
-    def sum_s(self, name: str) -> float:
-        """The sum over all batches of one of the fields of `BatchTimes` that are summed."""
+    def sums(self) -> dict[str, float]:
+        """The sums over all batches of the fields of `BatchTimes` that are summed."""
         self._settle()
-        return self._sums[_SUMMED.index(name)]
+        return dict(zip(_SUMMED, self._sums, strict=True))
 
     def times(self, window: Window | None) -> dict[str, Any]:
         """The fields of `Statistics` that are times, and shares of the time of a window."""
-        self._settle()
-        sums, transfers = dict(zip(_SUMMED, self._sums, strict=True)), self.transfers()
+        sums, transfers = self.sums(), self.transfers()
         waits = sorted(batch.wait_s for batch in self._latest.copy()) or [0.0]
-        del sums["slot_s"], sums["empty_s"]
         return {
             **sums,
             "wait_p50_s": waits[math.ceil(0.5 * len(waits)) - 1],
             "wait_p99_s": waits[math.ceil(0.99 * len(waits)) - 1],
             "wait_max_s": self._max_wait_s,
-            "transfer_s": sum(transfers.values()) / len(transfers) if transfers else None,
+            "transfer_s": statistics.fmean(transfers.values()) if transfers else None,
             "au": window and window.au,
             "wait_share": window and window.wait_share,
-            "readiness": window and window.readiness,
         }
 
     def window(self, since: float = -math.inf) -> Window | None:
@@ -210,41 +199,35 @@ class Accounts:
         if isinstance(record, float):
             self._before = None
             return
-        asked, taken, parts, placed, before = record.asked, record.taken, record.parts, record.placed, self._before
-        put, made = placed.began + placed.place_s, max((part.ended for part in parts), default=placed.began)
+        asked, taken, parts, placed, *_ = record
+        before, self._before = self._before, taken
         drained, self._filling = self._filling <= 0, self._filling - 1
-        ready_s = self._ready_s.get(placed.began)
+        made, ready_s = max((part.ended for part in parts), default=placed.began), self._ready_s.get(placed.began)
         batch = BatchTimes(
-            sum(part.read_s for part in parts),
-            sum(part.transform_s for part in parts),
-            sum(part.stage_s for part in parts),
-            placed.place_s,
-            sum(part.read_cpu_s for part in parts),
-            sum(part.host_cpu_s for part in parts),
-            placed.place_cpu_s,
-            slot_s=max(0.0, placed.began - made),
-            empty_s=max(0.0, put - (asked if before is None else before)),
+            read_s=sum(part.read_s for part in parts),
+            transform_s=sum(part.transform_s for part in parts),
+            stage_s=sum(part.stage_s for part in parts),
+            place_s=placed.place_s,
+            read_cpu_s=sum(part.read_cpu_s for part in parts),
+            host_cpu_s=sum(part.host_cpu_s for part in parts),
+            place_cpu_s=placed.place_cpu_s,
             wait_s=taken - asked,
             loop_s=0.0 if before is None else asked - before,
             follows=before is not None,
             drained=drained,
-            put=min(put, taken),
+            slot_s=max(0.0, placed.began - made),
+            put=min(placed.began + placed.place_s, taken),
             taken=taken,
             late_s=None if ready_s is None else max(0.0, placed.began + ready_s - taken),
         )
-        self._count_glances(batch, asked)
-        self._before = taken
         self._sums = tuple(map(operator.add, self._sums, batch[: len(_SUMMED)]))
         self._max_wait_s = max(self._max_wait_s, batch.wait_s)
         self._latest.append(batch)
-
-    def _count_glances(self, batch: BatchTimes, asked: float) -> None:
-        """Keep the glances since the batch before was taken: in the loop's own time, and in `next`."""
-        while self._glances and self._glances[0].at < batch.taken:
+        while self._glances and self._glances[0].at < taken:
             glance = self._glances.popleft()
-            if batch.drained and glance.at >= asked:
+            if drained and glance.at >= asked:
                 self._computing.append(glance.computes)
-            elif batch.drained and self._before is not None and glance.at >= self._before:
+            elif drained and before is not None and glance.at >= before:
                 self._idle.append(not glance.computes and not glance.runs_code)
 
 
@@ -337,11 +320,6 @@ class Window:
     def late_s(self) -> float:
         """For how long the transfer of a batch went on after the loop had got it, as far as that is known."""
         return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
-
-    @property
-    def readiness(self) -> float:
-        """The share of the time in which a placed batch was ready."""
-        return max(0.0, 1 - self.mean("empty_s") / self.period_s) if self.period_s else 1.0
 
     def _input_period_s(self) -> float:
         """Time between two batches while none waited for a slot; 0 if there was no such time lately."""

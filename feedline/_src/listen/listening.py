@@ -167,7 +167,7 @@ class FeedListener(BatchListener):
         store_wait, stores = 0.0, counted_of_stores()
         if stores is not None and access.tells_source:
             waited_s = stores["wait_s"] - self._waited_for_stores_s  # by other feeds of this process, too
-            store_wait = min(1.0, waited_s / max(1e-9, self.accounts.sum_s("read_s")))
+            store_wait = min(1.0, waited_s / max(1e-9, self.accounts.sums()["read_s"]))
         return Circumstances(
             stages.settings,
             own_cores(),
@@ -203,7 +203,7 @@ class FeedListener(BatchListener):
 
     def _warn_if_waiting(self, now: float) -> None:
         """Log the verdict, once, if the loop waited for more than a fifth of the last minute."""
-        wait_s = self.accounts.sum_s("wait_s")
+        wait_s = self.accounts.sums()["wait_s"]
         self._past.append((now, wait_s))
         while len(self._past) > 1 and now - self._past[1][0] >= _WARN_AFTER_S:
             self._past.popleft()

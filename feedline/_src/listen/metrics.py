@@ -102,7 +102,6 @@ METRICS = (
         "au",
     ),
     Metric("wait_ratio", "Share of the time in which the loop or its step waited for a batch.", "wait_share"),
-    Metric("readiness_ratio", "Share of the time in which a placed batch was ready.", "readiness"),
     Metric("wait_p50_seconds", "The median of the latest waits in next().", "wait_p50_s"),
     Metric("wait_p99_seconds", "The 99th percentile of the latest waits in next().", "wait_p99_s"),
     Metric("wait_max_seconds", "The longest wait in next().", "wait_max_s"),

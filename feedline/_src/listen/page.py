@@ -30,7 +30,7 @@ _BARS, _VALUES = 170, 574
 """Where bars and values begin."""
 Report = Any
 """A `Report`, whose module uses this one."""
-_BOLD, _PALE, _CODE = 'font-weight="600"', 'fill="#4d5660"', 'font-family="monospace"'
+_BOLD, _PALE = 'font-weight="600"', 'fill="#4d5660"'
 
 
 def save(report: Report, path: str | os.PathLike[str]) -> None:
@@ -63,13 +63,12 @@ def page(report: Report, picture: str) -> str:
 
 
 class Bar(NamedTuple):
-    """Parts of a time, (what, seconds), one after the other. `mark` distinguishes this bar from the others."""
+    """Parts of a time, (what, seconds), one after the other."""
 
     name: str
     parts: Sequence[tuple[str, float]]
     value: str
     note: str = ""
-    mark: str = ""
 
 
 def svg(report: Report) -> str:
@@ -77,122 +76,86 @@ def svg(report: Report) -> str:
     drawing = _Drawing()
     drawing.text(report.verdict[:1].upper() + report.verdict[1:], 24, _BOLD)
     if not report.drained:
-        warning = (
+        drawing.box(
+            "#fdf7dd",
             "Too few batches to be sure: some of them had been read ahead before the loop began, so input may "
-            "look faster than it is. Ask for a report after more steps."
+            "look faster than it is. Ask for a report after more steps.",
         )
-        drawing.box("#fdf7dd", (warning, ""))
-    drawing.box("#eef4fb", (f"Advice: {report.advice}", ""), (_code(report), _CODE))
-    if (slow := report.straggler) is not None:
-        drawing.chart(
-            f"Process {slow.process} is slower than the others: {STAGES[slow.stage]}, time of threads for a batch",
-            [("limits", "the process that holds up the others")],
-            [
-                Bar(
-                    f"process {slow.process}", [("limits", slow.stage_s)], _ms(slow.stage_s), "", "limits training"
-                ),
-                Bar("other processes", [("fast", slow.others_s)], _ms(slow.others_s), "median"),
-            ],
-        )
+    drawing.box("#eef4fb", f"Advice: {report.advice}")
     _draw_step(drawing, report)
     _draw_stages(drawing, report)
     drawing.y += 20
     for note in _notes(report):
         drawing.text(note, 12, _PALE)
     size = f'width="{_WIDTH}" height="{drawing.y + _MARGIN:.0f}" viewBox="0 0 {_WIDTH} {drawing.y + _MARGIN:.0f}"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="max-width: 100%; height: auto" '
-            'font-family="system-ui, sans-serif" fill="#1f2328">',
-            f"<title>{escape(report.verdict)}</title>",
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
-            *drawing.shapes,
-            "</svg>\n",
-        ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="max-width: 100%; height: auto" '
+        f'font-family="system-ui, sans-serif" fill="#1f2328">\n<title>{escape(report.verdict)}</title>\n'
+        '<rect width="100%" height="100%" fill="#ffffff"/>\n' + "\n".join([*drawing.shapes, "</svg>\n"])
     )
-
-
-def _code(report: Report) -> str:
-    """The advised change in Python; empty if the advice is no setting."""
-    if (change := report.change) is None:
-        return ""
-    room, _, name = change.setting.rpartition(".")
-    setting = f"{name}={change.then}" + (f", buffer={change.buffer[1]}" if change.buffer else "")
-    return f"feedline.Feed(..., reading=feedline.Reading({setting}))" if room else f"feedline.Feed(..., {setting})"
 
 
 def _draw_step(drawing: _Drawing, report: Report) -> None:
     """One step as it is, and as it is predicted to be after the change."""
-    step_s, wait_s, late_s = max(1e-9, report.step_s), report.wait_s, min(report.late_s, report.loop_s)
-    loop_s = report.loop_s - late_s
-    idle_s = min(report.idle_s or 0.0, loop_s)
-    parts = [("loop", loop_s - idle_s), ("idle", idle_s), ("late", late_s), ("wait", wait_s)]
-    bars = [Bar("measured", parts, _ms(report.step_s), f"wait {percent((wait_s + late_s) / step_s)}")]
+    late_s = min(report.late_s, report.loop_s)
+    idle_s = min(report.idle_s or 0.0, report.loop_s - late_s)
+    parts = {"loop": report.loop_s - late_s - idle_s, "idle": idle_s, "late": late_s, "wait": report.wait_s}
+    share = (report.wait_s + late_s) / max(1e-9, report.step_s)
+    bars = [Bar("measured", [*parts.items()], _ms(report.step_s), f"wait {percent(share)}")]
     if (change := report.change) is not None:
         then_s = report.loop_s / max(1e-9, 1 - change.wait_share)
-        note = f"wait {percent(change.wait_share)}, {change.setting.removeprefix('Reading.')} "
-        note += f"{change.now} → {change.then}" + (
-            ", buffer {} → {}".format(*change.buffer) if change.buffer else ""
-        )
-        parts = [("loop", report.loop_s), ("wait", then_s - report.loop_s)]
-        bars.append(Bar("predicted", parts, _ms(then_s), note))
-    legend = [
-        ("loop", f"the loop's own time {_ms(loop_s)}"),
-        ("idle", f"of which the devices are idle {_ms(idle_s)}"),
-        ("late", f"the loop has the batch, but its transfer goes on {_ms(late_s)}"),
-        ("wait", f"waiting for input {_ms(wait_s)}"),
-    ]
-    shown = {"loop": True, "idle": idle_s >= 0.01 * step_s, "late": late_s >= 0.01 * step_s, "wait": True}
-    where = "" if report.straggler is None else f" in process {report.process}"
-    title = f"One step of the training loop{where} takes {_ms(report.step_s)}"
-    drawing.chart(title, [each for each in legend if shown[each[0]]], bars)
+        note = f"wait {percent(change.wait_share)}, {change}"
+        predicted = [("loop", report.loop_s), ("wait", then_s - report.loop_s)]
+        bars.append(Bar("predicted", predicted, _ms(then_s), note))
+    legend = {
+        "loop": "the loop's own time",
+        "idle": "the same while the devices are idle",
+        "late": "the loop has the batch, but its transfer goes on",
+        "wait": "waiting for input",
+    }
+    shown = [(kind, f"{text} {_ms(parts[kind])}") for kind, text in legend.items() if parts[kind]]
+    drawing.chart(f"One step of the training loop takes {_ms(report.step_s)}", shown, bars)
 
 
 def _draw_stages(drawing: _Drawing, report: Report) -> None:
     """How long each stage would take for a batch if it worked alone, beside the loop's own time."""
     settings, slow = report.settings, report.straggler
     compute_s = max(1e-9, report.loop_s - report.late_s)
-    binds = {"compute": "compute", "loop": "compute"}.get(report.bound, report.bound)
-    if slow is not None and report.bound == "straggler":
-        binds = slow.stage if slow.process == report.process else ""
-    seconds = {name: compute_s / report.headroom[name] for name in ("read", "host", "place")}
-    kinds = {name: "slow" if each >= compute_s else "fast" for name, each in seconds.items()}
-    if binds in kinds:
-        kinds[binds] = "limits"
-    kinds["compute"], seconds["compute"] = "loop", compute_s
-    bars = [
-        Bar(
-            STAGES[name],
-            [(kinds[name], each)],
-            _ms(each),
-            f"headroom {factor(report.headroom[name])} ×",
-            "limits training" if name == binds else "",
-        )
-        for name, each in seconds.items()
-    ]
+    binds = report.bound
+    if slow is not None and binds == "straggler" and slow.process == report.process:
+        binds = slow.stage
+    bars, shown = [], {"pace"}
+    for name in ("read", "host", "place", "compute"):
+        seconds = compute_s if name == "compute" else compute_s / report.headroom[name]
+        kind = "limits" if name == binds else "slow" if seconds > compute_s else "fast"
+        kind = "loop" if name == "compute" else kind
+        shown.add(kind)
+        headroom = f"headroom {factor(report.headroom[name])} ×"
+        bars.append(Bar(STAGES[name], [(kind, seconds)], _ms(seconds), headroom))
     beyond = "what reaches beyond it is slower than training"
     if not settings["prefetch"]:
         beyond = "with prefetch 0 the loop makes each batch itself, so it waits even for fast input"
-    legend = [("pace", f"the loop's own time {_ms(compute_s)}: {beyond}")]
-    legend += [("limits", "the stage that limits training")] if "limits" in kinds.values() else []
-    legend += [("slow", "also slower than training")] if "slow" in kinds.values() else []
-    name = "workers" if settings["workers"] else "threads"
-    shared = f", with {settings[name]} {name}" if settings["prefetch"] and settings[name] > 1 else ""
-    drawing.chart(f"Time for a batch, stage by stage{shared}", legend, bars, compute_s)
+    legend = {
+        "pace": f"the loop's own time {_ms(compute_s)}: {beyond}",
+        "limits": "the stage that limits training",
+        "slow": "also slower than training",
+    }
+    kind = "workers" if settings["workers"] else "threads"
+    readers = f", with {settings[kind]} {kind}" if settings["prefetch"] and settings[kind] > 1 else ""
+    texts = [(kind, text) for kind, text in legend.items() if kind in shown]
+    drawing.chart(f"Time for a batch, stage by stage{readers}", texts, bars, compute_s)
 
 
 def _notes(report: Report) -> list[str]:
     """What was judged, and what the words mean."""
     ahead = "without those" if report.drained else "some of them"
-    whose = "" if report.straggler is None else ", in the process that waits most"
     return [
         "Settings: " + ", ".join(f"{name} {value:,}" for name, value in report.settings.items()),
         *(["Tuning: " + "; ".join(report.tuning)] if report.tuning else []),
         f"Judged by the latest {counted(report.batches, 'batch')} of process {report.process}, {ahead} read ahead "
         f"before the loop began. Processor time: {_ms(report.cpu_s)} a batch, of all threads that made it.",
-        f"AU, accelerator utilisation: the share of the time in which the devices computed{whose}.",
-        "Headroom: how many times as fast as the training loop a stage would be if it worked alone. At 1 × or "
-        "less, the stage makes the loop wait.",
+        "AU, accelerator utilisation: the share of the time in which the devices computed. Headroom: how many "
+        "times as fast as the loop a stage would be if it worked alone; at 1 × or less, it makes the loop wait.",
     ]
 
 
@@ -210,13 +173,11 @@ class _Drawing:
             self.y += 1.4 * size
             self._line(x, self.y - 0.25 * size, line, size, style)
 
-    def box(self, color: str, *paragraphs: tuple[str, str]) -> None:
-        """Texts, each with its style, on coloured ground."""
-        self.y += 16
-        at, top = len(self.shapes), self.y
-        self.y += 8
-        for text, style in paragraphs:
-            self.text(text, 15, style, x=_MARGIN + 16)
+    def box(self, color: str, text: str) -> None:
+        """Text on coloured ground."""
+        at, top = len(self.shapes), self.y + 16
+        self.y = top + 8
+        self.text(text, 15, x=_MARGIN + 16)
         self.y += 10
         self.shapes.insert(at, _rectangle(color, _MARGIN, top, _WIDTH - 2 * _MARGIN, self.y - top))
 
@@ -235,8 +196,7 @@ class _Drawing:
         scale = (_VALUES - 14 - _BARS) / (1.02 * longest_s)
         for bar in bars:
             middle, x = self.y + _BAR_HEIGHT / 2 + 5, float(_BARS)
-            self._line(_MARGIN, middle - (5 if bar.mark else 0), bar.name, 15, _BOLD if bar.mark else "")
-            self._line(_MARGIN, middle + 9, bar.mark, 12)
+            self._line(_MARGIN, middle, bar.name, 15, _BOLD if bar.parts[0][0] == "limits" else "")
             for kind, seconds in bar.parts:
                 shape = _rectangle(COLORS[kind], x, self.y + 0.2 * _BAR_HEIGHT, scale * seconds, 0.6 * _BAR_HEIGHT)
                 self.shapes.append(shape.replace("<rect", f'<rect class="{kind}"'))

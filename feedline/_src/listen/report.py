@@ -39,6 +39,11 @@ class Change(NamedTuple):
     stage_then_s: float = 0.0
     buffer: tuple[int, int] | None = None
 
+    def __str__(self) -> str:
+        """Example: threads 2 → 4, buffer 2 → 4."""
+        buffer = "" if self.buffer is None else ", buffer {} → {}".format(*self.buffer)
+        return f"{self.setting.removeprefix('Reading.')} {self.now} → {self.then}{buffer}"
+
 
 class Straggler(NamedTuple):
     """The process whose input is slower than that of the others.

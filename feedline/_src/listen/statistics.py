@@ -40,7 +40,6 @@ class Statistics:
         known. None: not known yet.
       wait_share: the share of the same time in which the devices were idle because the loop or its step waited for
         a batch. None: not known yet.
-      readiness: the share of the same time in which a placed batch was ready. None: not known yet.
       ready: placed batches that wait to be delivered now.
       threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.
       workers: worker processes.
@@ -76,7 +75,6 @@ class Statistics:
     transfer_s: float | None = None
     au: float | None = None
     wait_share: float | None = None
-    readiness: float | None = None
     ready: int = 0
     threads: int = 0
     workers: int = 0
@@ -137,7 +135,7 @@ def _readable(name: str, value: Any) -> str:
             f"hedged), {in_bytes(value['fetched_bytes'])} fetched, {counted(int(value['cached']), 'block')} "
             f"cached, waited {with_unit(value['wait_s'])}"
         )
-    if name in ("au", "wait_share", "readiness"):
+    if name in ("au", "wait_share"):
         return percent(value)
     if name.endswith("_s"):
         return with_unit(value)

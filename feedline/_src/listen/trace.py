@@ -28,9 +28,11 @@ from feedline._src.version import __version__
 
 _log = logging.getLogger("feedline")
 LOOP = "training loop"
-MAX_PARTS = 100_000
-"""Parts of batches that a trace holds: 60 MB of memory, 140 MB of file, or 14 MB compressed, written in 8 s."""
+MAX_BATCHES = 50_000
+"""Batches that a trace holds: of two parts each 60 MB of memory, 140 MB of file, or 14 MB compressed."""
 Event = dict[str, Any]
+Records = collections.deque[BatchRecord | float]
+"""The oldest first; a number is the time of a break."""
 
 
 @contextlib.contextmanager
@@ -38,16 +40,22 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
     """The context of `Feed.trace`."""
     process, processes = jax.process_index(), jax.process_count()
     file = file_of_process(path, process, processes)
-    recording, began = Recording(), time.perf_counter()
-    accounts.keep_with(recording.keep)
+    records, counted, began = Records(maxlen=MAX_BATCHES), itertools.count(), time.perf_counter()
+
+    def keep(record: BatchRecord | float) -> None:
+        records.append(record)
+        next(counted)
+
+    accounts.keep_with(keep)
     try:
         yield file
     finally:
         ended = time.perf_counter()
         accounts.keep_with(None)
+        left_out = next(counted) - len(records)
         try:
             events = Events(
-                recording,
+                records,
                 (began, ended),
                 process,
                 "feedline" if processes == 1 else f"feedline, process {process} of {processes}",
@@ -59,7 +67,7 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
                 "feedline": __version__,
                 "process": process,
                 "processes": processes,
-                "batches_left_out": recording.left_out,
+                "batches_left_out": left_out,
                 "origin_monotonic_s": events.origin,
                 "origin_unix_s": time.time() - (time.perf_counter() - events.origin),
             }
@@ -73,33 +81,6 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
             )
         except Exception:  # noqa: BLE001  a fault in what only listens must not end training
             _log.exception("feedline could not write the trace %s", file)
-
-
-class Recording:
-    """The latest records of a feed, of which `MAX_PARTS` parts are kept. One thread at a time calls `keep`.
-
-    Attributes:
-      records: the oldest first; a number is the time of a break.
-      left_out: how many batches before them were not kept.
-    """
-
-    def __init__(self) -> None:
-        self.records: collections.deque[BatchRecord | float] = collections.deque()
-        self.left_out = 0
-        self._parts = 0  # of `records`
-
-    def keep(self, record: BatchRecord | float) -> None:
-        """Keep one more record, and let go of the oldest ones where there are too many."""
-        self.records.append(record)
-        self._parts += _parts_in(record)
-        while self._parts > MAX_PARTS and len(self.records) > 1:
-            oldest = self.records.popleft()
-            self._parts -= _parts_in(oldest)
-            self.left_out += isinstance(oldest, BatchRecord)
-
-
-def _parts_in(record: BatchRecord | float) -> int:
-    return max(1, len(record.parts)) if isinstance(record, BatchRecord) else 1
 
 
 def file_of_process(path: str | os.PathLike[str], process: int, processes: int) -> Path:
@@ -154,7 +135,7 @@ class Events:
       origin: the time that is 0, in seconds as all times here: the earliest in the records.
 
     Args:
-      recording: the records.
+      records: of the batches.
       span: when the trace began and ended: the end of the last step.
       process: its index; the events have it as their process.
       title: the name of the process.
@@ -165,7 +146,7 @@ class Events:
 
     def __init__(
         self,
-        recording: Recording,
+        records: Records,
         span: tuple[float, float],
         process: int,
         title: str,
@@ -174,11 +155,11 @@ class Events:
         begins: Callable[[tuple[int, int]], Sequence[int]],
         nbytes: int,
     ) -> None:
-        self._recording = recording
+        self._records = list(records)
         self._process, self._title = process, title
         self._transfers, self._begins, self._nbytes = transfers, begins, nbytes
         began, self._ended = span
-        batches = [record for record in recording.records if isinstance(record, BatchRecord)]
+        batches = [record for record in records if isinstance(record, BatchRecord)]
         times = (min([b.asked, b.placed.began, *(part.began for part in b.parts)]) for b in batches)
         self.origin = min(times, default=began)
         threads = {part.thread for b in batches for part in b.parts} | {b.placed.thread for b in batches}
@@ -188,11 +169,8 @@ class Events:
         self._ids = itertools.count(process << 32)  # Perfetto refuses flows whose id is no integer
 
     def __iter__(self) -> Iterator[Event]:
-        if left_out := self._recording.left_out:
-            yield self._event("i", f"{left_out} earlier batches are left out", self.origin, s="p")
         ready: list[tuple[float, int]] = []
-        records = list(self._recording.records)
-        for record, following in itertools.zip_longest(records, records[1:]):
+        for record, following in itertools.zip_longest(self._records, self._records[1:]):
             if isinstance(record, BatchRecord):
                 left = following.asked if isinstance(following, BatchRecord) else following or self._ended
                 yield from self._batch(record, left)

@@ -315,15 +315,11 @@ def _advice(
             f"({STAGES[stage]} would bind next); a faster step trains faster{python}"
         )
     if change is not None:
-        buffer = "" if change.buffer is None else ", buffer {} → {}".format(*change.buffer)
-        faster = ""
+        waits, faster = f"wait {percent(window.wait_share)} → {percent(change.wait_share)}", ""
         if change.stage is not None:
             now_ms, then_ms = milliseconds(change.stage_now_s), milliseconds(change.stage_then_s)
             faster = f"{STAGES[change.stage]} {now_ms} → {then_ms} ms, "
-        return (
-            f"{change.setting.removeprefix('Reading.')} {change.now} → {change.then}{buffer}: {faster}wait "
-            f"{percent(window.wait_share)} → {percent(change.wait_share)}"
-        )
+        return f"{change}: {faster}{waits}"
     if how.searching:
         return f"nothing yet: better values of {', '.join(sorted(how.found))} are being looked for"
     prefetch = how.settings.prefetch
