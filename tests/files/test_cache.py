@@ -1,9 +1,11 @@
-"""The cache on local disk: damage, limits, several processes, kills."""
+"""The cache on local disk: damage, limits, several processes, kills, and folders that are deleted while in use."""
 
+import concurrent.futures
 import contextlib
 import errno
 import io
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -11,8 +13,10 @@ import sys
 import threading
 import time
 
+import numpy as np
 import programs
 import pytest
+from stored import RECORDS, ROWS, array_record, npy, zarr
 
 import feedline
 from feedline._src.files.cache import Cache, name_of
@@ -49,18 +53,6 @@ def test_a_damaged_block_is_fetched_again(tmp_path, damage):
     assert cache.get(NAME, 1000) is None
     cache.put(NAME, data)
     assert cache.get(NAME, 1000) == data
-
-
-def test_a_cache_that_is_deleted_while_it_is_used_is_made_again(tmp_path):
-    cache = Cache(str(tmp_path), 10_000)
-    cache.put(NAME, bytes(1000))
-    shutil.rmtree(tmp_path / "blocks")
-    assert cache.get(NAME, 1000) is None
-    assert not cache.has(NAME)
-    assert cache.find_whole(NAME, 1000) is None
-    assert cache.make_whole(NAME, 1000, io.BytesIO(bytes(1000))).is_there
-    cache.put(NAME, bytes(1000))
-    assert cache.get(NAME, 1000) == bytes(1000)
 
 
 def test_a_folder_where_a_block_would_lie_is_no_block(tmp_path):
@@ -125,17 +117,6 @@ def test_processes_share_a_cache_and_may_be_killed(tmp_path):
     ) < 1.3 * (1 << 20)
 
 
-def test_threads_that_store_the_same_block(tmp_path):
-    cache, data = Cache(str(tmp_path), 1 << 20), os.urandom(1000)
-    threads = [threading.Thread(target=cache.put, args=(NAME, data)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert cache.get(NAME, 1000) == data
-    assert len(list((tmp_path / "blocks" / NAME[:2]).iterdir())) == 1
-
-
 def test_a_whole_file_is_evicted_once_it_is_not_in_use(tmp_path):
     cache = Cache(str(tmp_path), 400_000)  # each of the others takes 8 KB
     whole, path = cache.make_whole(NAME, 50_000, io.BytesIO(bytes(50_000))), cache.path(NAME) + ".whole"
@@ -189,3 +170,122 @@ def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path,
 def test_the_default_limit_is_half_of_the_space(tmp_path):
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     assert 0.3 * free < Cache(str(tmp_path), None).limit_bytes < 0.7 * free
+
+
+# --- deleted and damaged while in use ---
+
+
+@contextlib.contextmanager
+def deleted_all_the_time(folder):
+    done = threading.Event()
+
+    def delete():
+        while not done.wait(0.001):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.fixture(params=["npy", "array_record", "zarr"])
+def url(request, store, tmp_path):
+    if request.param == "zarr":
+        return zarr(store, tmp_path)
+    data = npy(ROWS) if request.param == "npy" else array_record(tmp_path / "x")
+    store.objects[f"/x.{request.param}"] = data
+    return f"{store.url}/x.{request.param}"
+
+
+def rows_of(source):
+    return [source[row] for row in range(0, len(source), len(source) // 20)]
+
+
+@pytest.mark.slow
+def test_a_cache_that_is_deleted_all_the_time_changes_no_row(url, options):
+    expected = rows_of(feedline.open_source(url, store=options))
+    with deleted_all_the_time(options.folder):
+        for _ in range(3):
+            source = feedline.open_source(url, store=options)
+            for each in (source, pickle.loads(pickle.dumps(source))):
+                np.testing.assert_equal(rows_of(each), expected)
+            source.close()
+
+
+def test_a_source_that_was_opened_before_its_cache_was_deleted_reads_on(url, options):
+    source = feedline.open_source(url, store=options)
+    shutil.rmtree(options.folder)
+    found = rows_of(source)
+    shutil.rmtree(options.folder, ignore_errors=True)
+    np.testing.assert_equal(rows_of(source), found)
+    np.testing.assert_equal(rows_of(pickle.loads(pickle.dumps(source))), found)
+    assert source.identity
+
+
+def hdf5(path):
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "x", data=[np.frombuffer(each, np.uint8) for each in RECORDS], dtype=h5py.vlen_dtype("u1")
+        )
+    return path.read_bytes()
+
+
+def lmdb(path):
+    import lmdb
+
+    with lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 25) as env, env.begin(write=True) as entries:
+        for number, each in enumerate(RECORDS):
+            entries.put(b"%03d" % number, each)
+    return path.read_bytes()
+
+
+DAMAGE = {
+    "deleted": lambda path: path.unlink(),
+    "truncated": lambda path: os.truncate(path, 3 << 12),
+    "overwritten": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize(
+    ("write", "damage"),
+    [(array_record, "truncated"), (array_record, "overwritten"), (hdf5, "deleted"), (lmdb, "truncated")],
+)
+def test_a_whole_file_of_the_cache_that_is_damaged_in_use_is_fetched_again(
+    store, options, tmp_path, write, damage
+):
+    pytest.importorskip({"hdf5": "h5py"}.get(write.__name__, write.__name__))
+    name = f"x.{write.__name__}"
+    store.objects[f"/{name}"] = write(tmp_path / name)
+    source = feedline.open_source(f"{store.url}/{name}", store=options)
+    found = rows_of(source)
+    for _ in range(2):
+        for path in options.cache.rglob("*.whole"):
+            DAMAGE[damage](path)
+        np.testing.assert_equal(rows_of(source), found)
+    assert list(options.cache.rglob("*.whole"))
+
+
+def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
+    """Another program may have deleted the folder before each of their system calls."""
+    folder = str(tmp_path / "cache")
+    cache = Cache(folder, 100_000)
+
+    def use(_):
+        for i in range(200):
+            name, data = f"{i % 40:040}", bytes([i % 40]) * 5000
+            file = cache.open(name, 5000)
+            cache.write(file, 0, data)
+            assert os.pread(file.descriptor, 5000, 0) == data
+            assert cache.get(name, 5000) in (None, data)
+            cache.has(name)
+            assert cache.find_whole(name, 5000) or cache.make_whole(name, 5000, io.BytesIO(data))
+            Cache(folder, None)
+
+    with deleted_all_the_time(folder), concurrent.futures.ThreadPoolExecutor(3) as threads:
+        list(threads.map(use, range(3)))

@@ -1,13 +1,15 @@
-"""Files on local disk: bytes of one version, read in parts or mapped, also by another process."""
+"""Files on local disk: bytes of one version, read in parts or mapped; and the LRU cache."""
 
 import os
 import pickle
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import feedline
+from feedline._src.files.file import LruCache
 from feedline._src.files.files import Files
 
 DATA = bytes(np.random.default_rng(0).integers(0, 256, 100_000, np.uint8))
@@ -50,13 +52,6 @@ def test_memory_open_file_and_samples_have_the_same_bytes(file, path):
     copy = path.with_name("copy.bin")
     copy.write_bytes(DATA)
     assert Files([str(copy)])[0].digest == file.digest
-
-
-def test_samples_of_several_files_are_read_at_once(path):
-    copy = path.with_name("copy.bin")
-    copy.write_bytes(DATA[::-1])
-    files = Files([str(path), str(copy)])
-    assert files.samples([[(5, 3), (0, 1)], [(99_999, 9)]]) == [[DATA[5:8], DATA[:1]], [DATA[:1]]]
 
 
 def test_what_is_made_of_a_file_is_kept_beside_it_or_in_the_cache(path, monkeypatch):
@@ -121,3 +116,62 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
         Files([str(tmp_path / "absent.bin")])
     with pytest.raises(ValueError, match="is a folder"):
         Files([str(tmp_path)])
+
+
+def _reader(read, key, size=100):
+    def run():
+        read.append(key)
+        return np.zeros(size, np.uint8)
+
+    return run
+
+
+def test_the_least_recently_used_value_is_evicted():
+    cache, read = LruCache(300), []
+    for key in ("a", "b", "c", "a", "d", "a", "b"):  # d evicts b
+        cache.get(key, _reader(read, key))
+    assert read == ["a", "b", "c", "d", "b"]
+
+
+def test_a_value_larger_than_the_limit_is_cached_alone():
+    cache, read = LruCache(300), []
+    cache.get("small", _reader(read, "small"))
+    for _ in range(3):
+        cache.get("large", _reader(read, "large", 1000))
+    cache.get("small", _reader(read, "small"))
+    cache.get("large", _reader(read, "large", 1000))
+    assert read == ["small", "large", "small", "large"]
+
+
+def test_threads_that_need_one_value_read_it_once():
+    cache, read, gate = LruCache(300), [], threading.Event()
+
+    def slow():
+        read.append("a")
+        assert gate.wait(timeout=60)
+        return np.zeros(100, np.uint8)
+
+    got = []
+    threads = [threading.Thread(target=lambda: got.append(cache.get("a", slow))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    other = cache.get("b", lambda: np.ones(1, np.uint8))  # does not wait for "a"
+    gate.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert read == ["a"]
+    assert other[0] == 1
+    assert all(array is got[0] for array in got)
+
+
+def test_a_value_is_not_counted_if_the_cache_was_cleared_while_it_was_read():
+    cache, read = LruCache(250), []
+
+    def clearing():
+        cache.clear()
+        return np.zeros(100, np.uint8)
+
+    assert len(cache.get("a", clearing)) == 100
+    for key in ("b", "c", "b"):
+        cache.get(key, _reader(read, key))
+    assert read == ["b", "c"]

@@ -1,7 +1,8 @@
-"""Files in a store: the bytes of the object, whatever happens to the files of the cache meanwhile."""
+"""Files in a store: the bytes of the object, whatever happens to the cache; and what is asked of the store."""
 
+import asyncio
+import concurrent.futures
 import contextlib
-import hashlib
 import itertools
 import os
 import pickle
@@ -15,13 +16,15 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
+from stored import BLOCK, array_record, zarr
 
 import feedline
+from feedline._src.files.fetcher import REQUEST_BYTES, fetcher
 from feedline._src.files.file import File
 from feedline._src.files.files import Files
+from feedline._src.files.folder import Folder
 from feedline._src.native.library import library
 
-BLOCK = 1 << 21
 DATA = np.random.default_rng(0).integers(0, 256, 11 * BLOCK // 2, np.uint8).tobytes()
 needs_c = pytest.mark.skipif(library() is None, reason="without the C library nothing is mapped")
 
@@ -138,7 +141,6 @@ def test_without_the_c_library_nothing_is_mapped(url, options, monkeypatch):
     file = opened(url, options)
     file.read(np.array([0]), np.array([len(DATA)]))
     assert file.memory() is None
-    assert str(options.cache) not in Path("/proc/self/maps").read_text()
 
 
 def shorter_and_longer(path):
@@ -185,16 +187,6 @@ def test_a_mapped_object_is_fetched_again_where_its_files_are_damaged(store, opt
             DAMAGE[damage](path)
         for _ in range(6 if damage == "truncated and longer again" else 0):  # each read looks at one segment
             source.read(order, out)
-
-
-def test_a_block_whose_bytes_differ_is_fetched_again(store, url, options):
-    reads_all(opened(url, options))
-    for path in cache_files(options.cache):
-        data = path.read_bytes()
-        path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
-    store.requests.clear()
-    reads_all(opened(url, options))
-    assert store.gets()
 
 
 def test_deleted_files_give_back_their_space(url, options, monkeypatch):
@@ -415,46 +407,6 @@ def test_no_process_dies_whoever_deletes_and_truncates_files_of_the_cache(store,
     assert (sum(mapped) > 0) == (pure == "0" and library() is not None)
 
 
-FILLER = """
-import sys, numpy as np, feedline
-from feedline._src.files.files import Files
-from feedline._src.files.fetcher import fetcher
-file = Files([sys.argv[1]], feedline.Store(cache=sys.argv[2]))[0]
-print("ready", flush=True)
-sys.stdin.readline()
-offsets = (1 << 21) * np.array(eval(sys.argv[3]))
-data = file.read(offsets, np.full(len(offsets), 1 << 21))
-print(sum(map(len, data)), fetcher().counts.fetched_bytes, flush=True)
-sys.stdin.readline()
-data = file.read(np.array([0]), np.array([file.size]))[0]
-import hashlib; print(hashlib.sha256(data).hexdigest(), fetcher().counts.fetched_bytes)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_fill_one_object(store, url, tmp_path):
-    with contextlib.ExitStack() as stack:
-        both = [
-            stack.enter_context(
-                programs.started(
-                    [sys.executable, "-c", FILLER, url, str(tmp_path / "c"), blocks],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                )
-            )
-            for blocks in ("[0, 2, 4]", "[1, 3]")
-        ]  # fmt: skip
-        assert [each.stdout.readline() for each in both] == ["ready\n"] * 2
-        for expected in (3 * BLOCK, 2 * BLOCK), None:
-            for each in both:
-                each.stdin.write("\n")
-                each.stdin.flush()
-            if expected:
-                assert [each.stdout.readline().split() for each in both] == [[str(n)] * 2 for n in expected]
-        found = [each.stdout.read().split() for each in both]
-    assert {digest for digest, _ in found} == {hashlib.sha256(DATA).hexdigest()}
-    assert max(int(fetched) for _, fetched in found) < len(DATA), "each uses the blocks of the other"
-
-
 @pytest.mark.slow
 def test_a_process_that_is_killed_while_it_writes_leaves_no_wrong_block(store, url, tmp_path):
     """It is stopped inside its second block: half of its bytes are there, and no mark."""
@@ -502,3 +454,172 @@ os.wait()
     command = [sys.executable, "-W", "ignore", "-c", script, url, str(tmp_path / "c")]
     ended = programs.run(command, capture_output=True, text=True, timeout=60)
     assert ended.stdout.startswith("the threads that read stores do not survive a fork"), ended.stderr
+
+
+# --- requests ---
+
+
+def test_a_closed_source_asks_for_nothing_more(store, options, tmp_path):
+    """Not even again after errors, for as long as its patience lasts: 10 s."""
+    source, before = feedline.open_source(zarr(store, tmp_path), store=options), fetcher().counts.retries
+    failed = threading.Event()
+    store.fault = lambda method, path, part: (503 if "/c/" in path else None, failed.set())[0]
+    assert source.will_read(np.arange(64), 0)
+    assert failed.wait(10)
+    source.close()
+    assert is_quiet()
+    assert fetcher().counts.retries - before < 200
+
+
+def is_quiet():
+    """Whether no request is under way, or soon. One that is tried again would be there for 10 s."""
+    deadline = time.monotonic() + 5
+    while (left := asyncio.all_tasks(fetcher()._loop)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not left
+
+
+def test_after_an_error_nothing_more_is_asked_for(store, options):
+    """One part of an object is gone, and others would be asked for again while the patience lasts: 10 s."""
+    for name in "ab":
+        store.objects[f"/{name}.bin"] = bytes(12 << 20)
+    files = Files([f"{store.url}/a.bin", f"{store.url}/b.bin"], options)
+    folder = Folder(store.url, options)
+    assert folder.sizes(["a.bin", "b.bin"]) == [12 << 20] * 2
+
+    def fault(method, path, part):
+        return None if method == "HEAD" else 404 if path == "/a.bin" and not part[0] else 503
+
+    store.fault = fault
+    for read in (files.local_paths, lambda: folder.read(["a.bin", "b.bin"])):
+        with pytest.raises(feedline.FeedError, match="it is not there any more"):
+            read()
+        assert is_quiet()
+
+
+def test_chunks_that_two_threads_want_are_asked_for_once(store, options, tmp_path):
+    folder = Folder(zarr(store, tmp_path), options)
+    chunks = [f"c/{row}/0" for row in range(64)]
+    store.latency_s = 0.2
+    assert folder.will_read(chunks, 0, 1000)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        both = [threads.submit(folder.read, chunks) for _ in range(2)]
+        assert all(all(each.result(10)) for each in both)
+    gets = [request for request in store.requests if request[0] == "GET"]
+    assert len(gets) - fetcher().counts.hedged <= len(set(gets))
+
+
+def test_no_request_is_larger_than_the_memory_that_is_promised_for_one(store, options):
+    store.objects["/x.bin"] = os.urandom(10 << 20)
+    source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 10)), store=options)
+    item = source._opened[0]
+    assert item.samples([(5, 9 << 20), (7, 0)]) == [store.objects["/x.bin"][5 : 5 + (9 << 20)], b""]
+    assert max(stop - start for start, stop in store.gets()) <= REQUEST_BYTES
+
+
+def test_a_reader_of_a_whole_object_fetches_ahead_what_a_small_cache_holds(store, tmp_path):
+    store.objects["/x.bin"] = bytes(100 << 20)
+    options = feedline.Store(cache=tmp_path, cache_bytes=32 << 20)
+    source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 10)), store=options)
+    item = source._opened[0]
+    go_on = threading.Event()
+    store.fault = lambda *request: go_on.wait(20) and None
+    item.read_on_from(0)
+    assert 0 < len(item._pending) <= 4  # a quarter of the cache, in blocks of 2 MiB
+    go_on.set()
+    source.close()
+
+
+# --- whole objects ---
+
+
+@pytest.fixture
+def records(store, tmp_path):
+    """The address of one of two ArrayRecord files of the same size; the other is /1.array_record."""
+    for number in range(2):
+        written = array_record(tmp_path / "written", [bytes([number]) * 60_000 for _ in range(60)])
+        store.objects[f"/{number}.array_record"] = written
+    return f"{store.url}/0.array_record"
+
+
+def test_a_file_of_the_cache_that_always_changes_is_an_error(store, records, options):
+    file = Files([records], options)[0]
+
+    def truncates(local):
+        os.truncate(local, 1000)
+        raise ValueError("a bad row")
+
+    with pytest.raises(feedline.FeedError, match=r"of a cache must stay .*0\.array_record were changed 10 times"):
+        file.with_path(truncates)
+    with pytest.raises(ValueError, match="invalid literal"):  # of the file, not of the cache
+        file.with_path(int)
+    assert file.with_path(lambda local: Path(local).read_bytes()) == store.objects["/0.array_record"]
+
+
+def test_a_file_in_use_is_not_evicted_and_others_are(store, records, tmp_path):
+    size, other = len(store.objects["/0.array_record"]), records.replace("/0.", "/1.")
+    options = feedline.Store(cache=tmp_path, cache_bytes=size + size // 2, patience_s=1)
+    first = feedline.open_source(records, store=options)
+    with pytest.raises(feedline.FeedError, match=r"beside the \d+ in use are more than its cache_bytes"):
+        feedline.open_source(other, store=options)
+    assert first[0] == bytes(60_000)
+    first.close()
+    assert feedline.open_source(other, store=options)[0] == b"\1" * 60_000
+    assert len(list(tmp_path.rglob("*.whole"))) == 1
+    with pytest.raises(feedline.FeedError, match=r"the cache must hold all of them.*where cache_bytes=1000000"):
+        feedline.open_source(records, store=feedline.Store(cache=tmp_path, cache_bytes=1_000_000))
+
+
+WHOLE = """
+import sys
+from feedline import Store
+from feedline._src.files.files import Files
+file = Files([sys.argv[1]], Store(cache=sys.argv[2]))[0]
+print(len(open(file.path(), "rb").read()), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_processes_fetch_a_file_once(store, records, tmp_path):
+    """One of them is killed while it fetches, and another one then fetches the file."""
+    start, size = [sys.executable, "-c", WHOLE, records, tmp_path / "c"], len(store.objects["/0.array_record"])
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    store.bytes_s = 1000.0
+    with programs.started(start, **pipes) as killed:
+        while len(store.gets()) < 1:
+            time.sleep(0.01)
+            assert killed.poll() is None
+    store.bytes_s = None
+    store.requests.clear()
+    with programs.started(start, **pipes) as first, programs.started(start, **pipes) as second:
+        assert [process.stdout.readline() for process in (first, second)] == [f"{size}\n"] * 2
+    assert sum(stop - start for start, stop in store.gets()) == size
+
+
+MANY = """
+import os, resource, sys, feedline
+options = feedline.Store(cache=sys.argv[1], patience_s=20)
+feedline.open_source('s3://corpus/1?.array_record', store=options).close()  # what stays open of the libraries
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, used + 200))
+try:
+    feedline.open_source('s3://corpus/*.array_record', store=options)
+except feedline.FeedError as error:
+    assert "ulimit -n" in str(error), error
+else:
+    sys.exit("no error")
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 200, used + 200))
+source = feedline.open_source('s3://corpus/*.array_record', store=options)
+assert len(source) == 60 and source[59] == bytes(100)
+"""
+
+
+@pytest.mark.slow
+def test_more_files_than_may_be_open_are_an_error_that_says_so(store, tmp_path):
+    for number in range(60):
+        store.objects[f"/corpus/{number}.array_record"] = array_record(tmp_path / "x", [bytes(100)])
+    command = [sys.executable, "-c", MANY, tmp_path / "cache"]
+    environment = {**os.environ, **store.variables()}
+    ended = programs.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,397 @@
+"""Sources in a store: the same rows, identities and batches as from local files; what is fetched, and when."""
+
+import io
+import os
+import pickle
+import tarfile
+import threading
+import urllib.request
+from typing import ClassVar
+
+import jax
+import numpy as np
+import obstore
+import PIL.Image
+import pytest
+import store_server
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from obstore.store import S3Store
+from stored import BLOCK, LABELS, RECORDS, ROWS, npy, tar
+from test_docs import run
+
+import feedline
+from feedline._src.files.client import client_of
+from feedline._src.native.library import library
+from feedline._src.rows import digests
+
+SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+
+
+def test_a_feed_gives_the_batches_of_the_local_files(store, options, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
+    for name, array in (("x", ROWS), ("label", LABELS)):
+        np.save(tmp_path / f"{name}.npy", array)
+        store.objects[f"/{name}.npy"] = npy(array)
+
+    def feed(place):
+        return feedline.Feed({"x": f"{place}/x.npy", "label": f"{place}/label.npy"}, 64, SHARDING, epochs=1)
+
+    with feed(tmp_path) as local, feed(store.url) as remote:
+        for _ in range(10):
+            jax.tree.map(np.testing.assert_array_equal, next(remote), next(local))
+        state = remote.get_state()
+        requests = len(store.requests)  # others may follow
+        asked = remote.statistics()
+    assert asked.stores["requests"] >= requests > 0
+    assert asked.stores["fetched_bytes"] > ROWS.nbytes // 2
+    assert asked.stores["wait_s"] > 0
+    assert "B fetched" in str(asked)
+    assert store.url not in str(state)
+    with feed(tmp_path) as moved:  # a state of the remote data continues over the local copy
+        moved.set_state(state)
+        label = np.asarray(next(moved)["label"])
+        np.testing.assert_array_equal(label, moved.rows_of(state))
+
+
+def test_only_samples_are_fetched_to_open_a_source(store, options):
+    store.objects["/x.npy"] = npy(ROWS)
+    source = feedline.open_source(f"{store.url}/x.npy", store=options)
+    assert source.identity
+    gets = store.gets()
+    assert len(gets) <= 17
+    assert sum(stop - start for start, stop in gets) < 100_000
+    store.requests.clear()
+    again = feedline.open_source(f"{store.url}/x.npy", store=options)
+    assert again.identity == source.identity
+    assert [method for method, _, _ in store.requests] == ["HEAD"]  # the samples are in the cache
+
+
+def test_adjacent_blocks_are_fetched_together_many_at_a_time_and_once(store, options):
+    data = bytes(6 * 4 * BLOCK)
+    store.objects["/x.bin"] = data
+    source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 20)), store=options)
+    store.latency_s = 0.5
+    store.requests.clear()
+    rows, out = np.arange(len(source)), np.empty((len(source), 1 << 20), np.uint8)
+    threads = [threading.Thread(target=source.read, args=(rows, out.copy())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(store.gets()) == [(start, start + 2 * BLOCK) for start in range(0, len(data), 2 * BLOCK)]
+    assert store.most_at_once >= 6
+
+
+def test_sources_that_evict_each_other_are_mapped_and_read_in_turns(store, tmp_path):
+    store.objects |= {"/a.npy": npy(ROWS), "/b.npy": npy(ROWS[::-1])}
+    options = feedline.Store(cache=tmp_path, cache_bytes=10 * BLOCK)  # one of them, and a part of the other
+    sources = [feedline.open_source(f"{store.url}/{name}.npy", store=options) for name in "ab"]
+    wrong, mapped = [], []
+
+    def read(seed):
+        random, out = np.random.default_rng(seed), np.empty((300, 3000), np.uint8)
+        for turn in range(12):
+            which, rows = (turn // 4 + seed) % 2, random.integers(0, 5000, 300)
+            sources[which].read(rows, out)
+            mapped.append(sources[which].will_read is None)
+            if not (out == (ROWS, ROWS[::-1])[which][rows]).all():
+                wrong.append((which, rows))
+
+    for seeds in ([0], [1], range(4)):
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in seeds]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert not all(mapped)
+    assert library() is None or any(mapped)
+
+
+@pytest.mark.skipif(library() is None, reason="nothing of a store is mapped")
+def test_a_truncated_segment_of_a_mapped_object_gives_no_zeros(store, tmp_path):
+    """The last page of the rest is readable, and zero beyond its end."""
+    store.objects["/x.npy"] = npy(ROWS)
+    options = feedline.Store(cache=tmp_path, cache_bytes=64 << 20)  # eight segments of one block
+    source, out = feedline.open_source(f"{store.url}/x.npy", store=options), np.empty((4, 3000), np.uint8)
+    for number in range(8):
+        for _ in range(3):
+            source.read(np.arange(5000), np.empty_like(ROWS))
+        assert source.will_read is None  # it is mapped
+        end = min(number * BLOCK + 5000, 15_000_000)
+        file = source._files[0]
+        path = file.cache.path(file._segments[number])
+        os.truncate(path, end - number * BLOCK)
+        rows = np.arange(4) + max(0, end // 3000 - 2)
+        source.read(rows, out)
+        np.testing.assert_array_equal(out, ROWS[rows])
+
+
+def test_rows_are_fetched_before_they_are_read(store, tmp_path):
+    """The source is told which rows come next: the blocks of later batches are fetched while the first waits."""
+    store.objects["/x.bin"] = bytes(64 * BLOCK)
+    options = feedline.Store(cache=tmp_path, cache_bytes=1 << 30)
+    row = np.dtype((np.uint8, BLOCK))
+    source = feedline.open_source(f"{store.url}/x.bin", dtype=row, store=options)
+    reading = feedline.Reading(threads=1, buffer=1)
+    with feedline.Feed(source, 8, SHARDING, order=feedline.Order(seed=1), reading=reading, prefetch=1) as feed:
+        feed.seek(0, 24)
+        expected = feed.rows_of(feed.get_state())
+        store.requests.clear()
+        go_on = threading.Event()
+        store.fault = lambda *request: (len(store.requests) >= 30 and go_on.set()) or (go_on.wait(20) and None)
+        next(feed)
+        assert store.most_at_once >= 30  # of five batches, before the first has come
+    fetched = {block for start, stop in store.gets() for block in range(start // BLOCK, stop // BLOCK)}
+    assert set(np.asarray(expected).tolist()) <= fetched
+
+
+def test_arrays_in_a_store_and_on_local_disk_are_leaves_of_one_source(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
+    store.objects["/x.npy"] = npy(ROWS)
+    np.save(tmp_path / "label.npy", LABELS)
+    with feedline.Feed({"x": f"{store.url}/x.npy", "label": tmp_path / "label.npy"}, 64, SHARDING) as feed:
+        batch = next(feed)
+        np.testing.assert_array_equal(batch["x"], ROWS[np.asarray(batch["label"])])
+
+
+def test_ragged_rows_in_a_store(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
+    lengths = np.random.default_rng(0).integers(0, 9, 2000)
+    arrays = {"t": np.arange(lengths.sum()), "at": np.cumsum([0, *lengths]), "y": LABELS[:2000]}
+    for name, array in arrays.items():
+        store.objects[f"/{name}.npy"] = npy(array)
+    url = {name: f"{store.url}/{name}.npy" for name in arrays}
+    far = feedline.Ragged({"t": (url["t"], url["at"]), "y": url["y"]}, pad_to=(4, 8))
+    near = feedline.Ragged({"t": (arrays["t"], arrays["at"]), "y": arrays["y"]}, pad_to=(4, 8))
+    assert far.identity == near.identity
+    rows, told = np.append(np.random.default_rng(1).permutation(2000)[:500], 1999), 0
+    for _ in range(4):
+        told += far.will_read is not None and far.will_read(rows, 0)
+        assert far.padded_length(rows) == 8
+        out, expected = (
+            {name: np.empty((501, *leaf.shape), leaf.dtype) for name, leaf in near.spec.items()} for _ in range(2)
+        )
+        far.read(rows, out)
+        near.read(rows, expected)
+        jax.tree.map(np.testing.assert_array_equal, out, expected)
+    assert told
+
+
+def test_mixtures_of_arrays_in_stores_and_in_memory(store, options):
+    store.objects["/x.npy"] = npy(LABELS)
+    remote = feedline.open_source(f"{store.url}/x.npy", columns=["x"], store=options)
+    mixed = [
+        feedline.Mixture({"far": far, "near": {"x": -1 - LABELS}}, {"far": 2, "near": 1})
+        for far in (remote, {"x": LABELS})
+    ]
+    assert mixed[0].will_read is not None
+    assert getattr(mixed[1], "will_read", None) is None
+    with feedline.Feed(mixed[0], 64, SHARDING) as far, feedline.Feed(mixed[1], 64, SHARDING) as near:
+        for _ in range(5):
+            jax.tree.map(np.testing.assert_array_equal, next(far), next(near))
+
+
+@pytest.mark.slow
+def test_worker_processes_read_from_a_store(store, options):
+    store.objects["/x.npy"] = npy(LABELS)
+    source = feedline.open_source(f"{store.url}/x.npy", store=options)
+    with feedline.Feed(source, 64, SHARDING, reading=feedline.Reading(workers=1)) as feed:
+        for _ in range(3):
+            rows = feed.rows_of(feed.get_state())
+            np.testing.assert_array_equal(np.asarray(next(feed)), rows)
+
+
+def test_an_object_of_the_same_tag_is_not_read_by_an_old_index(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_server, "etag", lambda data: '"the tag of all versions"')
+    monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])
+    store.objects["/x.tar"] = tar(RECORDS)
+    options = feedline.Store(cache=tmp_path, patience_s=10)
+    expected = feedline.open_source(f"{store.url}/x.tar", store=options).records(np.arange(200))
+    moved = [*RECORDS[:99], RECORDS[99][:-2048], RECORDS[100] + bytes(2048), *RECORDS[101:]]
+    store.objects["/x.tar"] = tar(moved)
+    assert len(tar(moved)) == len(tar(RECORDS))
+    for path in (tmp_path / "blocks").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    again = feedline.open_source(f"{store.url}/x.tar", store=options)
+    assert again[150] == expected[150]
+    with pytest.raises(feedline.FeedError, match=r"built again with the same size.*Delete that index") as error:
+        again[100]
+    assert error.value.file == f"{store.url}/x.tar"
+
+
+def test_a_store_in_trouble_is_no_bad_row(store, tmp_path):
+    store.objects["/x.tar"] = tar(RECORDS)
+    options = feedline.Store(cache=tmp_path, patience_s=0.2)
+    source = feedline.open_source(f"{store.url}/x.tar", store=options)
+    for path in (tmp_path / "blocks").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    source.close()
+    source = pickle.loads(pickle.dumps(source))
+    store.fault = lambda *request: 503
+    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
+        source[0]
+    assert not isinstance(caught.value, feedline.RowError)
+
+
+class Told:
+    """Rows in memory, whose source need be told of reads at every second look."""
+
+    spec: ClassVar = {"x": jax.ShapeDtypeStruct((), np.int32)}
+    identity: ClassVar = {}
+    looks = 0
+
+    @property
+    def will_read(self):
+        self.looks += 1
+        return (lambda rows, ahead: True) if self.looks % 2 else None
+
+    def __len__(self):
+        return 64
+
+    def read(self, rows, out):
+        out["x"][:] = rows
+
+    def close(self):
+        pass
+
+
+def test_the_last_block_may_arrive_while_a_source_is_told_what_comes_next():
+    with feedline.Feed(Told(), 16, SHARDING, epochs=1) as feed:
+        assert len(list(feed)) == 4
+    mixture = feedline.Mixture({"a": Told(), "b": Told()}, {"a": 1, "b": 1})
+    assert all(mixture._will_read(np.arange(128), 0) for _ in range(3))
+
+
+# --- protocols ---
+
+
+@pytest.fixture
+def parts(bucket):
+    for i in range(3):
+        bucket.objects[f"/corpus/train/part-{i}.npy"] = npy(ROWS[100 * i : 100 * i + 100])
+    return bucket
+
+
+def test_objects_and_globs(parts, options):
+    one = feedline.open_source("gs://corpus/train/part-1.npy", store=options)
+    np.testing.assert_array_equal(one[7], ROWS[107])
+    assert all(path.startswith("/corpus/") for _, path, _ in parts.requests)
+    source = feedline.open_source("gs://corpus/train/part-*.npy", store=options)
+    assert len(source) == 300
+    np.testing.assert_array_equal(source[250], ROWS[250])
+    with pytest.raises(FileNotFoundError, match=r"there is no object gs://corpus/no\.npy"):
+        feedline.open_source("gs://corpus/no.npy", store=options)
+    with pytest.raises(FileNotFoundError, match=r"no object matches gs://corpus/train/\*\.npz"):
+        feedline.open_source("gs://corpus/train/*.npz", store=options)
+
+
+def test_objects_of_azure(bucket, options, monkeypatch):
+    """`az://`, as far as the server answers it: objects and ranges, and no listings."""
+    names = ("STORAGE_ACCOUNT_NAME", "STORAGE_ENDPOINT", "SKIP_SIGNATURE")
+    for name, value in zip(names, ("ours", bucket.url, "true"), strict=True):
+        monkeypatch.setenv(f"AZURE_{name}", value)
+    bucket.objects["/corpus/x.npy"] = npy(ROWS)
+    source = feedline.open_source("az://corpus/x.npy", store=options)
+    np.testing.assert_array_equal(source[7], ROWS[7])
+
+
+SECRET = "not-to-be-seen"
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        yield "http://{}:{}".format(*server.get_host_and_port())
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def amazon(endpoint, monkeypatch):
+    for name, value in {
+        "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    client_of.cache_clear()
+    request = urllib.request.Request(f"{endpoint}/corpus", method="PUT")
+    request.add_header(
+        "Authorization", "AWS4-HMAC-SHA256 Credential=AKIAEXAMPLE/20300101/us-east-1/s3/aws4_request"
+    )
+    urllib.request.urlopen(request).close()
+    store = S3Store("corpus", client_options={"allow_http": True})
+    for i in range(3):
+        obstore.put(store, f"train/part-{i}.npy", npy(ROWS[100 * i : 100 * i + 100]))
+    obstore.put(store, "train/deep/part-9.npy", npy(ROWS[900:950]))
+    obstore.put(store, "train/README.txt", b"text")
+    yield store
+    client_of.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("amazon")
+def test_globs_over_a_bucket(options):
+    source = feedline.open_source("s3://corpus/train/part-*.npy", store=options)
+    np.testing.assert_array_equal(source[250], ROWS[250])
+    assert len(source) == 300
+    assert len(feedline.open_source("s3://corpus/train/part-[!1].npy", store=options)) == 200
+    deep = feedline.open_source("s3://corpus/**/part-?.npy", store=options)
+    assert len(deep) == 350
+    np.testing.assert_array_equal(deep[0], ROWS[900])  # train/deep comes before train/part
+    with pytest.raises(FileNotFoundError, match=r"no object matches s3://corpus/train/\*.npz"):
+        feedline.open_source("s3://corpus/train/*.npz", store=options)
+    with pytest.raises(FileNotFoundError, match=r"there is no object s3://corpus/no\.npy"):
+        feedline.open_source("s3://corpus/no.npy", store=options)
+    for address in ("s3://absent/x.npy", "s3://absent/*.npy", "s3://absent/photos/"):
+        with pytest.raises(FileNotFoundError, match="there is no bucket s3://absent; check its name"):
+            feedline.open_source(address, store=options)
+
+
+@pytest.mark.slow
+def test_credentials_are_nowhere(amazon, options, tmp_path, monkeypatch):
+    source = feedline.open_source("s3://corpus/train/part-*.npy", store=options)
+    shown = [repr(source), repr(source.identity), repr(client_of("s3://corpus")), repr(options)]
+    shown.append(repr(pickle.dumps(source)))
+    obstore.delete(amazon, "train/part-1.npy")
+    with pytest.raises(feedline.FeedError) as caught:
+        source.read(np.arange(300), np.empty((300, 3000), np.uint8))
+    shown += [str(caught.value), repr(caught.value.__cause__), repr(caught.value.__context__)]
+    for path in tmp_path.rglob("*"):
+        shown.append(str(path))
+    assert not any(SECRET in each or "AKIA" in each for each in shown)
+
+
+def test_stores(bucket, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "other"))
+    photos = io.BytesIO()
+    with tarfile.open(fileobj=photos, mode="w") as archive:
+        for i in range(100):
+            for name, data in ((f"{i:03}.bin", bytes([i]) * 16), (f"{i:03}.cls", b"%d" % (i % 10))):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    bucket.objects = {
+        "/image.npy": npy(np.zeros((200, 4, 4), np.uint8)),
+        "/label.npy": npy(np.arange(200, dtype=np.int32) % 10),
+        "/tokens.bin": np.arange(1000, dtype=np.uint16).tobytes(),
+        "/photos.tar": photos.getvalue(),
+    }
+    for i in range(70):
+        image = io.BytesIO()
+        PIL.Image.fromarray(np.full((40, 50, 3), i, np.uint8)).save(image, "jpeg")
+        bucket.objects[f"/photos/{'ab'[i % 2]}/{i}.jpg"] = image.getvalue()
+    bucket.objects = {f"/my-bucket{path}": data for path, data in bucket.objects.items()}
+    names = run("docs/stores.md", bucket="s3://my-bucket")
+    assert "my-bucket" not in str(names["saved"])
+    step, tokens, windows, pixels, images, counts = capsys.readouterr().out.splitlines()
+    assert (step, tokens, windows, pixels) == ("20", "30 (33,)", "(8, 33)", "(64, 4, 4)")
+    assert images == "(64, 32, 32, 3) (64,)"
+    assert int(counts.split()[0]) > 4
