@@ -17,35 +17,33 @@ accepted and fails later. Such inputs are saved in --folder, and the exit code i
     python tests/fuzz/fuzz.py --inputs 10000             # of each format and state
     python tests/fuzz/fuzz.py --inputs 300 --format npy  # some of them; may be repeated
     python tests/fuzz/fuzz.py --format npy --only 17     # one input again, under the same --seed
-    python tests/fuzz/fuzz.py --inputs 1000000 --minutes 60 --seed 1 --record benchmarks/results/fuzz.json
+    python tests/fuzz/fuzz.py --inputs 1000000 --processes 2 --minutes 600 --seed 1 --record fuzz.json  # a night
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import queue
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fuzz_calls import CALLS
 from fuzz_checks import RestoredFeed, mutate, outcome_of, remove
-from fuzz_inputs import FILES, FORMATS, STATES
-from fuzz_outcome import Outcome
+from fuzz_inputs import FILES, FORMATS, STATES, Outcome
 
 EXPECTED = ("right", "other rows", "refused", "refused by the next batch", "accepted")
 """Outcomes that refute nothing; any other one does."""
@@ -83,32 +81,38 @@ class Input(NamedTuple):
         """The random generator of its mutations."""
         return random.Random(f"{self.seed} {self.format} {self.number}")
 
-    @property
-    def name(self) -> str:
-        """The name of its file, without a suffix."""
-        return f"{self.format.replace(' ', '-')}-{self.seed}-{self.number}"
+    def write(self, folder: Path, valid: Path) -> Path:
+        """Write its damaged file into a folder."""
+        suffix = FILES[self.format][0]
+        path = folder / f"{self.format.replace(' ', '-')}-{self.seed}-{self.number}{suffix}"
+        mutate(self.format, path, valid / f"{self.format}{suffix}", self.chance)
+        return path
 
 
 # --- in a child process ---
 
 
-def serve(folder: Path) -> None:
-    """Read inputs from standard input, one JSON line each, and print the outcome of each."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
+def serve(pipe: Any, folder: Path) -> None:
+    """Send the outcome of each input that comes. Valid files lie beside `folder`."""
+    os.dup2(os.open(folder / "stderr.txt", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 2)
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     calls = {**CALLS, **{kind: RestoredFeed(kind).resumed for kind in STATES}}
-    print("ready", flush=True)
-    for line in sys.stdin:
-        given = Input(*json.loads(line))
+    pipe.send("ready")
+    while True:
+        given: Input = pipe.recv()
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         before = memory_kib("VmRSS")
-        call = calls.get(given.format)
-        outcome = of_file(given, folder) if call is None else call(given.chance)
+        if given.format in calls:
+            outcome = calls[given.format](given.chance)
+        else:
+            path = given.write(folder, folder.parent / "valid")
+            outcome = outcome_of(given.format, path, given.chance)
+            remove(path)
         grown = memory_kib("VmHWM") - before
         if grown > MOST_KIB:
             outcome = Outcome("too much memory", f"{grown >> 10} MiB; {outcome}")
-        print(json.dumps(outcome), flush=True)
+        pipe.send(outcome)
 
 
 def memory_kib(name: str) -> int:
@@ -117,89 +121,57 @@ def memory_kib(name: str) -> int:
     return int(text.partition(f"{name}:")[2].split(maxsplit=1)[0])
 
 
-def of_file(given: Input, folder: Path) -> Outcome:
-    """The outcome of a damaged file."""
-    path = folder / f"{given.name}{FILES[given.format][0]}"
-    valid = folder / "valid" / f"{given.format}{path.suffix}"
-    mutate(given.format, path, valid, given.chance)
-    outcome = outcome_of(given.format, path, given.chance)
-    remove(path)
-    return outcome
-
-
 # --- in the parent ---
 
 
 class Child:
-    """A child process that takes one input at a time. Detects its death at once, and a hang after `limit_s`.
+    """A process that runs `serve`. Detects its death at once, and a hang after `limit_s`. One thread uses it."""
 
-    One thread uses and closes it. A second thread reads the child's output, and ends when the child exits.
-    """
-
-    def __init__(self, command: list[str | Path], folder: Path, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._errors = (folder / "stderr.txt").open("w+")
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        started = self._lines.get(timeout=120)
-        if started != "ready\n":
+    def __init__(self, serve: Callable[[Any, Path], None], folder: Path, limit_s: float) -> None:
+        self._folder, self._limit_s = folder, limit_s
+        folder.mkdir(exist_ok=True)
+        processes = multiprocessing.get_context("spawn")
+        self.pipe, theirs = processes.Pipe()
+        self._process = processes.Process(target=serve, args=(theirs, folder), daemon=True)
+        self._process.start()
+        theirs.close()  # so that its end of the pipe ends with it
+        if not self.pipe.poll(120) or self.pipe.recv() != "ready":
             raise SystemExit(f"a child process did not start: {self._stderr()}")
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
     def _stderr(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read()[-2000:]
-
-    def send(self, inputs: Iterable[Input]) -> None:
-        """Give it inputs, of which it takes one after the other."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the next outcome is a crash
-            self._process.stdin.write("".join(json.dumps(given) + "\n" for given in inputs))
-            self._process.stdin.flush()
+        path = self._folder / "stderr.txt"
+        return path.read_text(errors="replace")[-2000:] if path.exists() else ""
 
     def outcome(self, kind: str) -> Outcome:
         """The outcome of the next input, of this kind. After a crash or a hang the child cannot be used again."""
         limit_s = min(self._limit_s, _HANG_OF_A_LIBRARY_S) if (kind, "hang") in OF_A_LIBRARY else self._limit_s
-        try:
-            line = self._lines.get(timeout=limit_s)
-        except queue.Empty:
+        if not self.pipe.poll(limit_s):
             return Outcome("hang", f"longer than {limit_s:g} s")
-        if line:
-            return Outcome(*json.loads(line))
-        return Outcome("crash", f"exit code {self._process.wait()}: {self._stderr()}")
+        try:
+            return Outcome(*self.pipe.recv())
+        except (EOFError, ConnectionError):
+            self._process.join()
+            return Outcome("crash", f"exit code {self._process.exitcode}: {self._stderr()}")
 
     def close(self) -> None:
         """Kill the child, and wait for it."""
         self._process.kill()
-        self._process.communicate()
-        self._reader.join()
-        self._errors.close()
+        self._process.join()
+        self.pipe.close()
 
 
 def outcomes(
-    inputs: Iterable[Input], command: list[str | Path], folder: Path, limit_s: float
+    inputs: Iterable[Input], serve: Callable[[Any, Path], None], folder: Path, limit_s: float
 ) -> Iterator[tuple[Input, Outcome]]:
-    """The outcome of each input, in child processes that run `command`."""
+    """The outcome of each input, in one child process after the other."""
     child = None
     left = iter(inputs)
     waiting: collections.deque[Input] = collections.deque()
     try:
         while waiting := waiting or collections.deque(itertools.islice(left, _SENT_AT_ONCE)):
-            child = child or Child(command, folder, limit_s)
-            child.send(waiting)
+            child = child or Child(serve, folder, limit_s)
+            for given in waiting:
+                child.pipe.send(given)
             while waiting:
                 given = waiting.popleft()
                 outcome = child.outcome(given.format)
@@ -213,27 +185,46 @@ def outcomes(
             child.close()
 
 
-def write_valid(folder: Path) -> None:
+def in_processes(
+    inputs: Iterator[Input], work: Path, processes: int, limit_s: float
+) -> Iterator[tuple[Input, Outcome]]:
+    """The outcome of each input, from several processes at once: a thread for each takes the next inputs."""
+    lock, found = threading.Lock(), queue.SimpleQueue[Any]()
+
+    def taken() -> Input | None:
+        with lock:
+            return next(inputs, None)
+
+    def run(folder: Path) -> None:
+        try:
+            for each in outcomes(iter(taken, None), serve, folder, limit_s):
+                found.put(each)
+            found.put(None)
+        except BaseException as error:  # noqa: BLE001  # of any type: it is raised by the one who asks
+            found.put(error)
+
+    for number in range(processes):
+        threading.Thread(target=run, args=(work / str(number),), daemon=True).start()
+    while processes:
+        each = found.get()
+        if isinstance(each, BaseException):
+            raise each
+        if each is None:
+            processes -= 1
+        else:
+            yield each
+
+
+def write_valid(folder: Path) -> Path:
     """Write one valid file of each format."""
-    (folder / "valid").mkdir()
+    import feedline
+
+    folder.mkdir()
     for name, (suffix, write) in FILES.items():
-        path = folder / "valid" / f"{name}{suffix}"
-        write(path)
+        write(folder / f"{name}{suffix}")
         if " index" in name:
-            import feedline
-
-            feedline.open_source(path).close()  # makes the index
-
-
-def save(given: Input, outcome: Outcome, work: Path, folder: Path) -> None:
-    """Save an input that refutes, with its outcome."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{given.name}.txt").write_text(f"{outcome.kind}\n{outcome.detail}\n")
-    if given.format in FILES:
-        suffix = FILES[given.format][0]
-        path = folder / f"{given.name}{suffix}"
-        if not path.exists():
-            mutate(given.format, path, work / "valid" / f"{given.format}{suffix}", given.chance)
+            feedline.open_source(folder / f"{name}{suffix}").close()  # makes the index
+    return folder
 
 
 def inputs_of(kinds: Sequence[str], count: int, seed: int) -> Iterator[Input]:
@@ -250,12 +241,10 @@ def inputs_of(kinds: Sequence[str], count: int, seed: int) -> Iterator[Input]:
 
 def record(path: Path, counts: Mapping[str, collections.Counter[str]]) -> None:
     """Add counts to those in a file."""
-    kinds: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    kinds = {kind: collections.Counter(found) for kind, found in counts.items()}
     if path.exists():
         for kind, found in json.loads(path.read_text())["kinds"].items():
-            kinds[kind].update(found)
-    for kind, found in counts.items():
-        kinds[kind].update(found)
+            kinds.setdefault(kind, collections.Counter()).update(found)
     result = {
         "inputs": sum(found.total() for found in kinds.values()),
         "kinds": {kind: dict(sorted(kinds[kind].items())) for kind in sorted(kinds)},
@@ -267,37 +256,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1000, help="of each format and state")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, help="after which it ends, with fewer inputs")
+    parser.add_argument("--processes", type=int, default=1, help="child processes at once")
+    parser.add_argument("--minutes", type=float, default=1e9, help="after which it ends, with fewer inputs")
     parser.add_argument("--record", type=Path, help="a JSON file, to whose counts those of this run are added")
     parser.add_argument("--format", action="append", choices=FORMATS, help="one of them; may be repeated")
     parser.add_argument("--only", type=int, help="the number of one input, to run it again")
     parser.add_argument("--folder", type=Path, default=Path("fuzz"), help="for inputs that refute")
     parser.add_argument("--limit-s", type=float, default=30.0, help="of an input: longer is a hang")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        serve(options.child)
-        return
+    os.environ["JAX_PLATFORMS"] = "cpu"  # of the children
     kinds = options.format or FORMATS
     inputs = inputs_of(kinds, options.inputs, options.seed)
     if options.only is not None:
         inputs = iter([Input(kind, options.only, options.seed) for kind in kinds])
+    ends = time.monotonic() + 60 * options.minutes
+    timely = itertools.takewhile(lambda _: time.monotonic() < ends, inputs)
     counts: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in kinds}
-    began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended early"))  # the counts so far are recorded
     try:
-        with tempfile.TemporaryDirectory() as work:
-            write_valid(Path(work))
-            command: list[str | Path] = [sys.executable, __file__, "--child", work]
-            for given, outcome in outcomes(inputs, command, Path(work), options.limit_s):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
+            valid = write_valid(Path(work) / "valid")
+            for given, outcome in in_processes(timely, Path(work), options.processes, options.limit_s):
                 counts[given.format][outcome.kind] += 1
                 if refutes(given.format, outcome.kind):
-                    save(given, outcome, Path(work), options.folder)
-                    print(f"refuted: {given.name}: {outcome.kind}: {outcome.detail:.300}", file=sys.stderr)
+                    options.folder.mkdir(parents=True, exist_ok=True)
+                    name = f"{given.format.replace(' ', '-')}-{given.seed}-{given.number}"
+                    (options.folder / f"{name}.txt").write_text(f"{outcome.kind}\n{outcome.detail}\n")
+                    if given.format in FILES and not list(options.folder.glob(f"{name}.[!t]*")):
+                        given.write(options.folder, valid)
+                    print(f"refuted: {name}: {outcome.kind}: {outcome.detail:.300}", file=sys.stderr)
                 elif options.only is not None:
                     print(f"{outcome.kind}: {outcome.detail}")
-                if options.minutes and time.monotonic() > began + 60 * options.minutes:
-                    break
     finally:
         if options.record:
             record(options.record, counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from fuzz_outcome import Outcome
+from fuzz_inputs import Outcome
 
 ENVIRONMENTS: tuple[dict[str, str], ...] = (
     {

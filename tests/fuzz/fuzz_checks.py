@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import pickle
 import random
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import fuzz_inputs
-import fuzz_readers
+import fuzz_mutations
+import fuzz_seals
+import jax
 import numpy as np
-from fuzz_outcome import Outcome
+from fuzz_inputs import Outcome
 from written_formats import COUNT
 
 READ_BYTES = 64 << 20
@@ -28,8 +33,9 @@ def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
     """
     from feedline import FeedError
 
+    others = {"cache": _cached, "lane files": _lanes, "lane file": _lanes, "image": _image}
     try:
-        reader = fuzz_readers.reader_of(kind)
+        reader = others.get("image" if kind.startswith("image ") else kind)
         return _read(kind, path, chance) if reader is None else reader(path)
     except (ValueError, TypeError, FeedError, FileNotFoundError) as error:
         message = f"{type(error).__name__}: {error}"
@@ -44,9 +50,6 @@ def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
 
 def mutate(kind: str, path: Path, valid: Path, chance: random.Random) -> None:
     """Write the damaged input at `path`: a file, a folder, or a whole file with a damaged index."""
-    import fuzz_mutations
-    import fuzz_seals
-
     seal = fuzz_seals.SEALS.get(kind)
     if " index" not in kind:
         fuzz_mutations.write_mutated(path, valid, chance, seal or fuzz_mutations.mutated)
@@ -69,7 +72,7 @@ def remove(path: Path) -> None:
 
 
 def _read(kind: str, path: Path, chance: random.Random) -> Outcome:
-    source = fuzz_readers.opened(kind, path)
+    source = _opened(kind, path)
     again = pickle.loads(pickle.dumps(source)) if chance.random() < 0.1 else source
     case = fuzz_inputs.ALL_CASES.get(fuzz_inputs.OF_FORMATS.get(kind, ""))
     outcome = compared(again, chance, case)
@@ -93,25 +96,45 @@ def compared(source: Any, chance: random.Random, case: Any) -> Outcome:
     _ = source.identity
     last = len(source) - 1
     order = [0, last, *(chance.randint(0, last) for _ in range(30)), *range(min(len(source), 2 * COUNT))]
-    if hasattr(source, "records"):
-        return _compared_records(source, order, case)
-    return _compared_columns(source, order, case)
-
-
-def _compared_records(source: Any, order: list[int], case: Any) -> Outcome:
-    def read(rows: list[int]) -> list[Any]:
-        return [_plain(record) for record in source.records(np.array(rows, np.int64))]
-
-    first = read(order)
-    if first != read(order):
-        return Outcome("a second read gives other rows")
-    for i in (0, 1, len(order) // 2):
-        if read([order[i]]) != [first[i]]:
+    leaves = [] if hasattr(source, "records") else jax.tree.leaves(source.spec)
+    wide = sum(int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize for leaf in leaves)
+    if wide > READ_BYTES:
+        return Outcome("other rows", f"rows of {wide} bytes, not read")
+    order = order[: max(1, READ_BYTES // max(1, wide))]
+    first = _rows(source, order, 0)
+    if first != _rows(source, order, 255):
+        return Outcome("a second read gives other rows, or does not write all of its buffer")
+    for i in (0, 1 % len(order), len(order) // 2):
+        if _rows(source, [order[i]], 255) != [first[i]]:
             return Outcome("a row alone is another one than in a batch")
     source.file_of(order[-1])
-    if case is not None and len(source) == COUNT and first == [_plain(case.row(row)) for row in order]:
-        return Outcome("right")
-    return Outcome("other rows", f"{len(source)} records"[:200])
+    if case is not None and len(source) == COUNT:
+        if not leaves:
+            expected = [_plain(case.row(row)) for row in order]
+        else:
+            written = zip(jax.tree.leaves(case.expected(np.array(order))), leaves, strict=False)
+            expected = _by_row([a.astype(b.dtype) if a.dtype.kind == b.dtype.kind else a for a, b in written])
+        if first == expected:
+            return Outcome("right")
+    return Outcome("other rows", f"{source!r:.200}")
+
+
+def _rows(source: Any, rows: list[int], filling: int) -> list[list[Any]]:
+    """Rows, of columns the bytes of each leaf, read into a buffer of this byte: NaN is itself."""
+    if hasattr(source, "records"):
+        return [_plain(record) for record in source.records(np.array(rows, np.int64))]
+
+    def buffer(leaf: Any) -> Any:
+        size = len(rows) * int(np.prod(leaf.shape)) * leaf.dtype.itemsize
+        return np.frombuffer(bytearray([filling]) * size, leaf.dtype).reshape(len(rows), *leaf.shape)
+
+    out = jax.tree.map(buffer, source.spec)
+    source.read(np.array(rows, np.int64), out)
+    return _by_row(jax.tree.leaves(out))
+
+
+def _by_row(leaves: list[Any]) -> list[list[bytes]]:
+    return [[row.tobytes() for row in rows] for rows in zip(*leaves, strict=True)]
 
 
 def _plain(record: Any) -> list[Any]:
@@ -119,65 +142,21 @@ def _plain(record: Any) -> list[Any]:
     return [part if isinstance(part, bytes | int) else part.tolist() for part in parts]
 
 
-def _compared_columns(source: Any, order: list[int], case: Any) -> Outcome:
-    import jax
-
-    leaves = jax.tree.leaves(source.spec)
-    wide = sum(int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize for leaf in leaves)
-    order = order[: max(1, READ_BYTES // max(1, wide))]
-    if wide > READ_BYTES:
-        return Outcome("other rows", f"rows of {wide} bytes, not read")
-
-    def read(asked: list[int], filling: int) -> Any:
-        def buffer(leaf: Any) -> Any:
-            size = len(asked) * int(np.prod(leaf.shape)) * leaf.dtype.itemsize
-            return np.frombuffer(bytearray([filling]) * size, leaf.dtype).reshape(len(asked), *leaf.shape)
-
-        out = jax.tree.map(buffer, source.spec)
-        source.read(np.array(asked, np.int64), out)
-        return out
-
-    def same(a: Any, b: Any) -> bool:
-        """Whether dtypes, shapes and bytes are equal: NaN is itself."""
-        form = [jax.tree.map(lambda leaf: (leaf.dtype.str, leaf.shape, leaf.tobytes()), tree) for tree in (a, b)]
-        return bool(form[0] == form[1])
-
-    first = read(order, 0)
-    if not same(first, read(order, 255)):
-        return Outcome("not all of the buffer written")
-    for i in (0, 1, len(order) // 2):
-        i %= len(order)
-        if not same(read([order[i]], 255), jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], first)):
-            return Outcome("a row alone is another one than in a batch")
-    if case is not None and len(source) == COUNT:
-        expected = case.expected(np.array(order))
-        kinds = [jax.tree.map(lambda leaf: leaf.dtype.kind, tree) for tree in (expected, first)]
-        if kinds[0] == kinds[1]:  # numbers of text have 64 bits
-            expected = jax.tree.map(lambda leaf, found: leaf.astype(found.dtype), expected, first)
-        if same(first, expected):
-            return Outcome("right")
-    return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
-
-
 class RestoredFeed:
     """A feed of one kind that restores mutations of its state."""
 
     def __init__(self, kind: str) -> None:
-        import jax
-        from jax.sharding import SingleDeviceSharding
-
         import feedline
 
-        self._feed = feedline.Feed(_source(kind), 8, SingleDeviceSharding(jax.devices()[0]), prefetch=0)
+        self._feed = feedline.Feed(
+            _source(kind), 8, jax.sharding.SingleDeviceSharding(jax.devices()[0]), prefetch=0
+        )
         next(self._feed)
         next(self._feed)
         self._state = self._feed.get_state()
 
     def resumed(self, chance: random.Random) -> Outcome:
         """The outcome of restoring a mutation of the state."""
-        import fuzz_mutations
-        import jax
-
         state = fuzz_mutations.mutated_state(self._state, chance)
         mutated = json.dumps(state)
         try:
@@ -211,3 +190,94 @@ def _source(kind: str) -> Any:
         return feedline.Lanes(make_lane, 2)
     sources = {"a": {"x": numbers}, "b": {"x": numbers[:7]}}
     return feedline.Mixture(sources, weights={"a": 0.7, "b": 0.3})
+
+
+# --- readers ---
+
+
+def _opened(kind: str, path: Path) -> Any:
+    """The source of a file: opened from its path, from a store, or by `datasets`."""
+    import feedline
+
+    if kind == "dataset":
+        return feedline.open_source(_dataset(path))
+    case = fuzz_inputs.ALL_CASES.get(fuzz_inputs.OF_FORMATS.get(kind, ""))
+    options: dict[str, Any] = {} if case is None else case.options
+    if not kind.startswith("remote "):
+        return feedline.open_source(path, **options)
+    store = _server()
+    names = [file for one in path.parent.glob(f"{path.stem}.*") for file in (one, *one.rglob("*"))]
+    files = [file for file in names if file.is_file()]
+    store.objects = {f"/{file.relative_to(path.parent)}": file.read_bytes() for file in files}
+    cache = path.parent / "cache"
+    if len(store.requests) > 200:  # a source counts the files of its cache
+        store.requests.clear()
+        shutil.rmtree(cache)
+    cached = feedline.Store(cache=str(cache), cache_bytes=1 << 28, patience_s=1)
+    return feedline.open_source(f"{store.url}/{path.name}", store=cached, **options)
+
+
+def _dataset(path: Path) -> Any:
+    import datasets
+
+    try:
+        return datasets.Dataset.from_file(str(path))
+    except Exception as error:  # not feedline's reader
+        raise ValueError(f"{path}: {type(error).__name__}: {error}"[:2000]) from error
+
+
+@functools.cache
+def _server() -> Any:
+    """A store in this process, until it ends."""
+    sys.path.append(str(Path(__file__).parent.parent))
+    from store_server import serving
+
+    context = serving()
+    atexit.register(context.__exit__, None, None, None)
+    return context.__enter__()
+
+
+def _cached(path: Path) -> Outcome:
+    """A damaged block of the cache of stores: it is fetched again."""
+    from feedline._src.files.cache import Cache
+
+    cache = Cache(str(path.parent / "cache"), 1 << 30)
+    place = Path(cache.path("block"))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, place)
+    found = cache.get("block", len(fuzz_inputs.BLOCK))
+    if found is None:
+        return Outcome("refused")
+    right = found == fuzz_inputs.BLOCK
+    return Outcome("right" if right else "a wrong row in spite of a checksum")
+
+
+def _lanes(path: Path) -> Outcome:
+    """Damaged files of lanes. JSON without a checksum: another number is another state."""
+    from feedline import load_lanes
+
+    state = load_lanes(path)
+    json.dumps(state)
+    return Outcome("right" if state == fuzz_inputs.LANES else "other rows", str(state)[:200])
+
+
+def _image(path: Path) -> Outcome:
+    """An image that is decoded, cropped and resized twice."""
+    from feedline._src.images import ImageDecoder
+    from feedline._src.sources.decoded import Row
+
+    found = []
+    for filling in (0, 255):
+        for orient in (False, True):
+            decode = ImageDecoder(8, "random", True, (0.08, 1.0), (0.75, 4 / 3), orient, None, None)
+            out = {"image": np.full((8, 8, 3), filling, np.uint8)}
+            try:
+                decode(path.read_bytes(), out, Row(0, 0, 0, 7))
+            except MemoryError:
+                raise
+            except Exception as error:  # any one makes a bad row, to which the feed adds the file
+                raise ValueError(f"{path.name}: {error}") from error
+            found.append(out["image"])
+    if not (np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])):
+        return Outcome("not all of the buffer written")
+    return Outcome("other rows")

@@ -6,13 +6,21 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "formats"))
 
 from written_formats import CASES, X, write_zarr
+
+
+class Outcome(NamedTuple):
+    """What became of an input: one of `fuzz.EXPECTED`, or one that refutes; and the error, if there is one."""
+
+    kind: str
+    detail: str = ""
+
 
 VALUES = [b"", *(np.random.default_rng(1).bytes(length) for length in range(1, 300, 5))]
 """The files of a folder, and the bytes of a block of the cache."""
@@ -104,11 +112,8 @@ def write_image(path: Path) -> None:
     cv2.imwrite(str(path), image.astype(np.uint8))
 
 
-def write_log(path: Path) -> None:
-    path.write_text("step,loss,rows_per_s,wait_share\n10,2.5,1152.0,0.25\n20,1.5,1152.0,0.25\n")
-
-
 BLOCK = b"".join(VALUES)
+IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tiff", "ppm", "avif")
 LANES = {
     "step": 5,
     "position": 40,
@@ -118,15 +123,7 @@ LANES = {
 OTHERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "folder": (".photos", write_folder),
     "dataset": (".arrow", write_dataset),
-    "image jpeg": (".jpg", lambda path: write_image(path)),
-    "image png": (".png", lambda path: write_image(path)),
-    "image webp": (".webp", lambda path: write_image(path)),
-    "image gif": (".gif", lambda path: write_image(path)),
-    "image bmp": (".bmp", lambda path: write_image(path)),
-    "image tiff": (".tiff", lambda path: write_image(path)),
-    "image ppm": (".ppm", lambda path: write_image(path)),
-    "image avif": (".avif", lambda path: write_image(path)),
-    "log": (".csv", lambda path: write_log(path)),
+    **{f"image {kind}": (f".{kind}", write_image) for kind in IMAGES},
     "cache": (".block", write_block),
     "lane files": (".lanes", write_lanes),
     "lane file": (".lanes", write_lane),

@@ -14,33 +14,15 @@ from typing import Any
 Change = Callable[[bytes, random.Random], bytes]
 _METADATA = ("zarr.json", ".zarray", ".zgroup", "_METADATA", "_CHECKPOINT_METADATA")
 NUMBERS = (
-    b"0",
-    b"-1",
-    b"1",
-    b"7",
-    b"255",
-    b"65536",
-    b"2147483648",
-    b"1099511627776",
-    b"9223372036854775807",
-    b"1e3",
-)
-NUMBERS += (b"10" * 20, b"4.5", b"null", b"true", b'"x"', b"[]")
+    b"0", b"-1", b"1", b"7", b"255", b"65536", b"2147483648", b"1099511627776", b"9223372036854775807", b"1e3",
+    b"10" * 20, b"4.5", b"null", b"true", b'"x"', b"[]",
+)  # fmt: skip
 WORDS = (
-    b"<i4",
-    b"<f8",
-    b"|S0",
-    b"|V0",
-    b"|V2",
-    b"|O",
-    b"<U4",
-    b"bool",
-    b"complex64",
-    b"float99",
-    b"'''",
-    b"(",
-    b"{}",
-)
+    b"<i4", b"<f8", b"|S0", b"|V0", b"|V2", b"|O", b"<U4", b"bool", b"complex64", b"float99", b"'''", b"(", b"{}",
+)  # fmt: skip
+VALUES = (
+    None, -1, 0, 1, 3, 2**31, 2**63, 2**70, 1.5, float("nan"), True, "x", "", [], {}, [None], {"x": 1},
+)  # fmt: skip
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -96,9 +78,7 @@ def _numbered(data: bytes, chance: random.Random) -> bytes:
         start -= 1
     while end < len(data) and 48 <= data[end] < 58:
         end += 1
-    same_length = "".join(
-        chance.choices("123456789", k=end - start)
-    ).encode()  # so that the header keeps its length
+    same_length = "".join(chance.choices("123456789", k=end - start)).encode()  # the header keeps its length
     return data[:start] + chance.choice((same_length, chance.choice(NUMBERS))) + data[end:]
 
 
@@ -187,34 +167,15 @@ def mutated_state(state: Any, chance: random.Random) -> Any:
         container = chance.choice(containers)
         keys = list(container) if isinstance(container, dict) else list(range(len(container)))
         key = chance.choice(keys) if keys else "x"
-        values = (
-            None,
-            -1,
-            0,
-            1,
-            3,
-            2**31,
-            2**63,
-            2**70,
-            1.5,
-            float("nan"),
-            True,
-            "x",
-            "",
-            [],
-            {},
-            [None],
-            {"x": 1},
-        )
         change = chance.random()
         if change < 0.2 and keys:
             del container[key]
         elif isinstance(container, list):
-            container.append(chance.choice(values))
+            container.append(chance.choice(VALUES))
         elif change < 0.3:
-            container[chance.choice(("x", "7", "lanes", "next_index"))] = chance.choice(values)
+            container[chance.choice(("x", "7", "lanes", "next_index"))] = chance.choice(VALUES)
         else:
-            container[key] = chance.choice(values)
+            container[key] = chance.choice(VALUES)
     return state
 
 

@@ -48,16 +48,16 @@ def tar(data: bytes, chance: random.Random) -> bytes:
 
 def _change_field(header: bytearray, chance: random.Random) -> None:
     start, size = chance.choice(((0, 100), (124, 12), (124, 12), (156, 1), (156, 1), (157, 100), (345, 155)))
-    values = {
-        12: (
-            b"77777777777\0",
-            b"-7777777777\0",
-            b"\x80" + b"\xff" * 11,
-            b"\xff" * 12,
-            b"\x80" + bytes(10) + b"\1",
-        ),
-        1: tuple(b"0123456789LKxgSXVDMN\0"[i : i + 1] for i in range(21)),
-    }.get(size, (b"../../x.png\0", b"/x.png\0", b"a/../b.x\0", b".x\0", b"\xff.x\0", b"\0" * size, b"x" * size))
+    names = (b"../../x.png\0", b"/x.png\0", b"a/../b.x\0", b".x\0", b"\xff.x\0", b"\0" * size, b"x" * size)
+    sizes = (
+        b"7" * 11 + b"\0",
+        b"-7777777777\0",
+        b"\x80" + b"\xff" * 11,
+        b"\xff" * 12,
+        b"\x80" + bytes(10) + b"\1",
+    )
+    types = tuple(b"0123456789LKxgSXVDMN\0"[i : i + 1] for i in range(21))
+    values = {12: sizes, 1: types}.get(size, names)
     value = chance.choice((*values, chance.randbytes(size)))[:size]
     header[start : start + len(value)] = value
 
@@ -69,21 +69,8 @@ def tar_extended(data: bytes, chance: random.Random) -> bytes:
         "GNU.sparse.realsize", "GNU.sparse.name", "GNU.sparse.numblocks", "hdrcharset", "mtime", "x",
     )  # fmt: skip
     values = (
-        "0",
-        "1",
-        "-1",
-        "9" * 20,
-        "9" * 5000,
-        "0,1",
-        "1,2,3",
-        "x",
-        "",
-        "../x.y",
-        "1.5",
-        "nan",
-        "inf",
-        "BINARY",
-    )
+        "0", "1", "-1", "9" * 20, "9" * 5000, "0,1", "1,2,3", "x", "", "../x.y", "1.5", "nan", "inf", "BINARY",
+    )  # fmt: skip
     records = b""
     for _ in range(chance.choice((1, 2, 3))):
         record = f"{chance.choice(keys)}={chance.choice(values)}\n".encode()
@@ -112,18 +99,8 @@ def tfrecord(data: bytes, chance: random.Random) -> bytes:
         starts.append(at)
         at += 16 + int.from_bytes(data[at : at + 8], "little")
     at = chance.choice(starts)
-    values = (
-        0,
-        1,
-        len(data),
-        len(data) - at - 16,
-        1 << 31,
-        1 << 62,
-        1 << 63,
-        (1 << 64) - 1,
-        chance.getrandbits(9),
-    )
-    length = chance.choice(values).to_bytes(8, "little")
+    sizes = (0, 1, len(data), len(data) - at - 16, 1 << 31, 1 << 62, 1 << 63, (1 << 64) - 1, chance.getrandbits(9))
+    length = chance.choice(sizes).to_bytes(8, "little")
     crc = google_crc32c.value(length)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     return data[:at] + length + masked.to_bytes(4, "little") + data[at + 12 :]

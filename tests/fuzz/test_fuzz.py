@@ -1,7 +1,9 @@
 """Damaged files and states: a short run of fuzz.py, which can run millions of inputs."""
 
+import os
 import random
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -13,6 +15,7 @@ import feedline
 from feedline._src.formats import tfrecord
 from feedline._src.sources.arrays import ArraySource
 
+UNWRITTEN = "a second read gives other rows, or does not write all of its buffer"
 SCRIPT = Path(__file__).with_name("fuzz.py")
 
 
@@ -40,27 +43,35 @@ def test_some_hundred_inputs_give_no_wrong_rows_bad_errors_crashes_or_hangs(scri
     assert not (tmp_path / "refuting").exists()
 
 
-STAND_IN = """
-import json, os, sys, time
-print("ready", flush=True)
-for line in sys.stdin:
-    _, number, _ = json.loads(line)
-    if number == 1:
-        os.abort()
-    if number == 3:
-        time.sleep(600)
-    print(json.dumps(["right", str(number)]), flush=True)
-"""
+def stand_in(pipe, folder):
+    pipe.send("ready")
+    while True:
+        given = pipe.recv()
+        if given.number == 1:
+            os.abort()
+        if given.number == 3:
+            threading.Event().wait()
+        pipe.send(("right", str(given.number)))
 
 
 @pytest.mark.slow
 def test_a_crash_and_a_hang_are_of_one_input_and_the_next_ones_go_on(scripts, tmp_path):
     fuzz, _ = scripts
     inputs = [fuzz.Input("npy", number, 0) for number in range(5)]
-    found = list(fuzz.outcomes(inputs, [sys.executable, "-c", STAND_IN], tmp_path, limit_s=8))
+    found = list(fuzz.outcomes(inputs, stand_in, tmp_path, limit_s=8))
     assert [given.number for given, _ in found] == [0, 1, 2, 3, 4]
     assert [outcome.kind for _, outcome in found] == ["right", "crash", "right", "hang", "right"]
     assert "exit code -6" in found[1][1].detail
+
+
+@pytest.mark.slow
+def test_several_processes_try_each_input_once(scripts, tmp_path, monkeypatch):
+    fuzz, _ = scripts
+    monkeypatch.setattr(fuzz, "serve", stand_in)
+    inputs = [fuzz.Input("npy", number, 0) for number in range(100, 400)]
+    found = list(fuzz.in_processes(iter(inputs), tmp_path, processes=2, limit_s=8))
+    assert sorted(given.number for given, _ in found) == list(range(100, 400))
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
 def test_a_comparison_of_reads_finds_what_refutes(scripts):
@@ -75,8 +86,8 @@ def test_a_comparison_of_reads_finds_what_refutes(scripts):
         def read(self, rows, out):
             super().read(rows[::2], {name: room[::2] for name, room in out.items()})
 
-    assert fuzz_checks.compared(Half([case.rows]), chance, case).kind == "not all of the buffer written"
-    assert "not all of the buffer written" not in fuzz.EXPECTED
+    assert fuzz_checks.compared(Half([case.rows]), chance, case).kind == UNWRITTEN
+    assert UNWRITTEN not in fuzz.EXPECTED
 
 
 def test_a_wrong_record_in_spite_of_a_checksum_refutes(scripts, tmp_path, monkeypatch):
