@@ -120,6 +120,22 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Sequence[int
     return options, new
 
 
+def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float], place: Sequence[int]) -> Sizes:
+    """The stages of a running feed with other weights of its mixture. Arguments as of `moved`.
+
+    Raises:
+      ValueError, TypeError: it reads no mixture, or the weights do not suit it.
+      ProcessError: processes give other weights, or at other places.
+    """
+    reading = options.reading
+    with collective_build(
+        _processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s
+    ) as collective:
+        sizes = sizes.reweighted(lambda access: access.with_weights(weights, place[2]))
+        collective.agree(described(options, sizes.first, list(place)))
+    return sizes
+
+
 def _connected(service: Coordination, key: str, options: FeedOptions, sizes: Sizes, processes: int) -> Sizes:
     from feedline._src.agreement.in_step import InStep, LatestValues
 

@@ -7,18 +7,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
 from typing import Any
 
-from feedline._src import state as states
 from feedline._src.agreement.monitor import failure, out_of_step
-from feedline._src.build import moved, refuse_everywhere
+from feedline._src.build import refuse_everywhere
 from feedline._src.errors import ProcessError, StallError
 from feedline._src.feed_options import FeedOptions
 from feedline._src.grain_face import GrainFace
 from feedline._src.life import MOMENT_S, Delivered
-from feedline._src.options import Auto, Order, Reading, checked_integer
-from feedline._src.order.schedule import BatchSizes, Cursor, Remainder
+from feedline._src.moves import Moves
+from feedline._src.options import Auto, Order, Reading
+from feedline._src.order.schedule import BatchSizes, Remainder
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import Transform
 from feedline._src.record import BatchRecord
@@ -28,7 +27,7 @@ from feedline._src.shown import Shown
 _log = logging.getLogger("feedline")
 
 
-class Feed(Shown, GrainFace):
+class Feed(Shown, Moves, GrainFace):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
@@ -203,105 +202,6 @@ class Feed(Shown, GrainFace):
                 )
                 self._stop(0 if stuck else MOMENT_S, reads=False)
                 raise
-
-    def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
-        """Go on from a state: the next batch begins with the first row that was not delivered.
-
-        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine. With random
-        access the state's position is at most the number of rows, where its epoch ends.
-
-        Args:
-          state: what `get_state` returned, perhaps after a round trip through JSON.
-          allow: fields of its fingerprint that may differ: "rows", "spec", "data", "order", "format".
-
-        Raises:
-          ValueError: the state was saved over other data (the message names the field), lies beyond the data,
-            or contradicts itself.
-        """
-        step, cursor = states.check(state, self._stages.fingerprint, allow)
-        access, lanes = self._stages.access, None
-        if access.owners:
-            lanes = states.check_lanes(state, len(access.owners), [str(lane) for lane in access.local_lanes])
-        self._go_to(Delivered(step, cursor, lanes), restored=(step, cursor))
-
-    def seek(self, epoch: int, position: int = 0) -> None:
-        """Go to a place in the data: the next batch begins there, or with the next epoch if none is left.
-
-        `step` is kept.
-
-        Args:
-          epoch: at least 0.
-          position: in the epoch's order, at most the number of rows: there the epoch ends. Streams have no random
-            access: only 0.
-
-        Raises:
-          ValueError: there is no such place; the message names the largest position.
-        """
-        epoch = checked_integer("epoch", epoch, at_least=0)
-        position = checked_integer("position", position, at_least=0)
-        if max(epoch, position) >= 1 << 63:
-            raise ValueError(
-                f"seek takes an epoch and a position below 2^63, got epoch {epoch}, position {position}"
-            )
-        if position and self._stages.access.owners:
-            raise ValueError(
-                f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
-            )
-        states.check_position(position, self._stages.fingerprint["rows"])
-        self._go_to(Delivered(self._delivered.step, Cursor(epoch, position), None))
-
-    def start(self) -> None:
-        """Begin to read ahead, if the feed does not yet: the first `next` then waits less.
-
-        Call it after `set_state` and before the model is restored or compiled. Without it the first `next` begins.
-        At the end of a pass it does nothing.
-
-        Raises:
-          ValueError: the feed is closed.
-          ProcessError: with several processes, another one went to another place by `seek` or `set_state`.
-        """
-        with self._single_thread:
-            self._check_open()
-            if self._run is None and not self._exhausted:
-                self._use(self._next_stages)
-                self._run = self._start()
-
-    def move(self, sharding: Any) -> None:
-        """Go on on another mesh of the same processes, as from eight devices to six: the rows stay the same.
-
-        The next batch begins with the first row that was not delivered. With several processes, all of them call
-        it after the same batch. The batch size must suit the new mesh. Batches that were placed ahead are dropped,
-        and their rows read again.
-
-        Args:
-          sharding: as of the feed.
-
-        Raises:
-          ValueError, TypeError: the sharding does not suit the batch, or other processes own its devices. The feed
-            goes on where it was.
-          ProcessError: processes move to other meshes, or after other batches.
-
-        Example:
-          >>> import jax, numpy as np
-          >>> feed = Feed(np.arange(48), 12, jax.devices()[0], order=Order(shuffle=False))
-          >>> first = next(feed)
-          >>> feed.move(jax.devices()[-1])
-          >>> second = next(feed)
-          >>> second.tolist()[0], second.devices() == {jax.devices()[-1]}
-          (12, True)
-          >>> feed.close()
-        """
-        with self._single_thread:
-            self._check_open()
-            if self._diagnosed is not None:
-                raise ValueError(
-                    "a feed stays on its mesh while it is diagnosed; leave the context of diagnose first"
-                )
-            options, sizes = moved(self._sizes, self._options, sharding, self._place())
-            self._stop(MOMENT_S, reads=False)  # a stream's next iterator may share state with the one that reads
-            stages = sizes.at(self._delivered.step)
-            self._use(stages if stages.bounds is None else stages.tuned(self._stages.settings))
-            self._sizes, self._options = sizes, options
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import weakref
 from types import FrameType
@@ -18,7 +19,7 @@ from feedline._src.listen.statistics import Counters
 from feedline._src.options import Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.prefetch.handover import INSIDE, Closed
-from feedline._src.run import Loops, Placed, Run, Runs, Stages, close_all, run_of
+from feedline._src.run import Loops, Placed, Run, Runs, Sizes, Stages, close_all, run_of
 from feedline._src.runtime.confined import ProcessBound, SingleThread
 from feedline._src.runtime.ending import exits
 
@@ -130,6 +131,13 @@ class Life(ProcessBound):
         # last: after an interrupt before it, all of this is done again
         self._more_bytes, self._stages = self._more_bytes + self._counted.batches * more, stages
 
+    def _reweigh(self, sizes: Sizes) -> None:
+        """Go on with other weights of a mixture; there is no run."""
+        new = sizes.at(self._delivered.step)
+        self._stages = dataclasses.replace(self._stages, access=new.access, fingerprint=new.fingerprint)
+        self._listener.changed(self._stages)
+        self._sizes = sizes
+
     def _start(self) -> Run[Placed]:
         # compare where `seek` or `set_state` went with where other processes went; a move on the spot is none
         in_step, place = self._stages.in_step, self._place()
@@ -151,7 +159,9 @@ class Life(ProcessBound):
         self._run = None
         return self._runs.stop(timeout_s, reads=reads)
 
-    def _go_to(self, delivered: Delivered, restored: tuple[int, Cursor] | None = None) -> None:
+    def _go_to(
+        self, delivered: Delivered, restored: tuple[int, Cursor] | None = None, weighted: Sizes | None = None
+    ) -> None:
         with self._single_thread:
             self._check_open()
             if self._diagnosed is not None:
@@ -162,6 +172,8 @@ class Life(ProcessBound):
             stages.access.check_cursor(delivered.cursor)
             self._stop(MOMENT_S, reads=False)
             self._use(stages)
+            if weighted is not None:
+                self._reweigh(weighted)
             self._loops.moved(restored)
             self._listener.interrupted()
             self._moved_from = self._moved_from or self._place()

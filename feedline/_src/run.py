@@ -103,6 +103,19 @@ class Sizes:
         """The stages for the batch after `step` batches."""
         return next(stages for first, stages in reversed(self.by_step) if step >= first)
 
+    def reweighted(self, change: Callable[[RandomAccess | Stream], RandomAccess | Stream]) -> Sizes:
+        """The same with other weights of a mixture: where rows are read and placed stays."""
+        by_step = []
+        for step, stages in self.by_step:
+            access = change(stages.access)
+            if access.order is not None:
+                order = {**stages.fingerprint["order"], **access.order.as_json()}
+                stages = dataclasses.replace(
+                    stages, access=access, fingerprint={**stages.fingerprint, "order": order}
+                )
+            by_step.append((step, stages))
+        return dataclasses.replace(self, by_step=tuple(by_step))
+
     def close(self) -> None:
         """Close the source, if it is ours, and let go of idle memory. All runs have ended."""
         for _, stages in self.by_step:

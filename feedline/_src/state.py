@@ -89,6 +89,18 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
     return step, cursor
 
 
+def order_and_position(state: Any) -> tuple[Any, int]:
+    """The order of a state's first epoch and its position there, before it is checked; else None and 0."""
+    fingerprint = state.get("fingerprint") if isinstance(state, Mapping) else None
+    if (
+        not isinstance(fingerprint, Mapping)
+        or state.get("epoch") != 0
+        or not isinstance(state.get("position"), int)
+    ):
+        return None, 0
+    return fingerprint.get("order"), state["position"]
+
+
 def check_position(position: int, rows: int | None, name: str = "position") -> None:
     """Refuse a position beyond the data. Position `rows`, the end of an epoch, is valid.
 

@@ -60,6 +60,32 @@ def test_processes_that_move_at_other_places_are_told_on_each(outcome):
         assert "process 1" in told
 
 
+@case()
+def weighs(here):
+    """Batches before and after new weights; and, of two processes, what each is told that gives other ones."""
+    sources = {name: {"x": np.arange(100 * i, 100 * i + 100)} for i, name in enumerate("ab")}
+    told = ""
+    with feedline.Feed(feedline.Mixture(sources, {"a": 1, "b": 1}), 16, sharding_of("data", here.devices)) as feed:
+        found = [next(feed)]
+        feed.set_weights({"a": 1, "b": 3})
+        found.append(next(feed))
+        with pytest.raises(feedline.ProcessError) as raised:
+            feed.set_weights({"a": 1, "b": 1 + jax.process_index()})
+        told = str(raised.value)
+        found.append(next(feed))
+    return found, PerProcess(told)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_weights_change_on_all_processes_or_on_none(outcome, topology):
+    found, told = outcome(topology, weighs)
+    phases = [(0, {"a": 1, "b": 1}), (16, {"a": 1, "b": 3})]
+    sources = {name: {"x": np.arange(100 * i, 100 * i + 100)} for i, name in enumerate("ab")}
+    with feedline.Feed(feedline.Mixture(sources, phases), 16, jax.devices()[0]) as feed:
+        assert_same(found, [jax.tree.map(np.asarray, next(feed)) for _ in found])
+    assert all("order" in each for each in told)
+
+
 def items(lane, count):
     return grain.MapDataset.range(1000)[lane::count].map(lambda i: {"row": np.int32(i)}).to_iter_dataset()
 

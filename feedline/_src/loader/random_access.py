@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -124,6 +125,18 @@ class RandomAccess:
     @property
     def batch_size(self) -> int:
         return self.schedule.batch_size
+
+    def with_weights(self, weights: Mapping[str, float], position: int) -> RandomAccess:
+        """See `Source`."""
+        return self._reading(self.source.with_weights(weights, position))
+
+    def with_weights_of(self, order: Any, position: int) -> RandomAccess:
+        """See `Source`."""
+        source = self.source.with_weights_of(order, position)
+        return self if source is self.source else self._reading(source)
+
+    def _reading(self, source: Source) -> RandomAccess:
+        return dataclasses.replace(self, source=source, order=source.order_for(None))
 
     @property
     def may_use_workers(self) -> bool:

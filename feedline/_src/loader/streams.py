@@ -84,6 +84,14 @@ class Stream:
     def local_rows(self) -> int:
         return len(self.form.rows)
 
+    def with_weights(self, weights: Mapping[str, float], position: int) -> Stream:
+        """TypeError: it is mixed by Grain."""
+        raise TypeError("only a feedline.Mixture has weights that change, and this feed reads a stream")
+
+    def with_weights_of(self, order: Any, position: int) -> Stream:
+        """Itself."""
+        return self
+
     @property
     def items(self) -> int:
         return self.batch_size // self.lanes.count

@@ -60,6 +60,11 @@ def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
     )
 
 
+def phases_of_state(order: Any) -> dict[int, dict[str, float]]:
+    """The weights of a mixture from each position on, by the order of a fingerprint; empty if it has none."""
+    return dict(order["phases"]) if _phases({"order": order}, "phases") else {}
+
+
 def _phases(fingerprint: Mapping[str, Any], key: str) -> bool:
     """Whether the order of a fingerprint has a well-formed list of (place, value) under a key."""
     order = fingerprint.get("order")

@@ -174,6 +174,18 @@ class Source(Indexed):
         """The order in which a feed reads that was asked for this one."""
         return SingleOrder(asked or Order(shuffle=self.shuffled), self.epoch_rows)
 
+    def with_weights(self, weights: Mapping[str, float], position: int) -> Source:
+        """A mixture with other weights from a position on.
+
+        Raises:
+          TypeError, ValueError: it is none; or the weights, or the position, do not suit it.
+        """
+        raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
+
+    def with_weights_of(self, order: Any, position: int) -> Source:
+        """A mixture with the weights that a state's order has before a position, and this one has not."""
+        return self
+
     def padded_length(self, rows: Indices) -> int:
         """The length of the ragged leaves in a batch of these rows, which is the same in each process."""
         raise NotImplementedError

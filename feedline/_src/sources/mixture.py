@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -19,6 +21,7 @@ from feedline._src.order.apportionment import counts_of
 from feedline._src.order.compiled import Positions
 from feedline._src.order.epoch import RowOrder
 from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
+from feedline._src.order.past import phases_of_state
 from feedline._src.order.phases import Phase
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.source import Columns, Cut, OwnOrder, Source, WillRead
@@ -125,6 +128,41 @@ class Mixture(Source):
     def order_for(self, asked: Order | None) -> MixtureOrder:
         """Its own: a feed refuses another."""
         return self.order
+
+    def with_weights(self, weights: Mapping[str, float], position: int) -> Mixture:
+        """See `Source`. Phases that begin later stay."""
+        if self.order.end != "endless":
+            raise ValueError(
+                f'weights of a running feed change in a mixture without an end, got end="{self.order.end}"; give '
+                "its weights as phases, Mixture(sources, weights=[(0, ...), (position, ...)])"
+            )
+        if position == 0:
+            raise ValueError("before the first batch, give the weights to Mixture")
+        return self._with_phases({**self._phases(self.order.as_json()), position: weights})
+
+    def with_weights_of(self, order: Any, position: int) -> Mixture:
+        """See `Source`: those that `with_weights` gave the mixture of the state."""
+        own, saved = self._phases(self.order.as_json()), self._phases(order)
+        begun = {
+            start: counts for start, counts in saved.items() if start < position or start == position not in own
+        }
+        before = {start: counts for start, counts in own.items() if start < position}
+        if self.order.end != "endless" or before.items() == begun.items() or not before.items() <= begun.items():
+            return self
+        return self._with_phases(own | begun)
+
+    def _phases(self, order: Any) -> dict[int, Mapping[str, float]]:
+        """The weights from each position on, by the order of a state, which leaves those of 0 out."""
+        none = dict.fromkeys(self._sources, 0)
+        return {start: none | counts for start, counts in phases_of_state(order).items()}
+
+    def _with_phases(self, phases: Mapping[int, Mapping[str, float]]) -> Mixture:
+        """The same open sources with other weights."""
+        weights = sorted(phases.items())
+        mixture = copy.copy(self)
+        mixture._arguments = {**self._arguments, "weights": weights}
+        mixture.order = dataclasses.replace(self.order, phases=_phases_of(weights, self._sources))
+        return mixture
 
     @property
     def identity(self) -> dict[str, Any]:

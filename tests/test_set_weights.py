@@ -1,0 +1,85 @@
+"""`feed.set_weights`: the rows of a mixture that was given the same phases, also after a restore."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from feedline import Feed, Mixture
+
+SOURCES = {"a": {"x": np.arange(100)}, "b": {"x": np.arange(100, 200)}}
+BEFORE, AFTER, LATER = {"a": 1, "b": 1}, {"a": 1, "b": 3}, {"a": 3, "b": 1}
+PLANNED = [(0, BEFORE), (64, LATER)]
+
+
+def taken(feed, count):
+    return [np.asarray(batch["x"]).tolist() for batch in itertools.islice(feed, count)]
+
+
+@pytest.mark.parametrize("weights", [BEFORE, PLANNED], ids=["one phase", "a curriculum"])
+@pytest.mark.parametrize("workers_and_prefetch", [0, 2])
+def test_rows_are_those_of_a_mixture_with_this_phase(weights, workers_and_prefetch, sharding):
+    phases = sorted([*([(0, weights)] if weights is BEFORE else weights), (24, AFTER)], key=lambda phase: phase[0])
+    with Feed(Mixture(SOURCES, phases), 8, sharding) as feed:
+        expected, end = taken(feed, 10), feed.get_state()
+    with Feed(Mixture(SOURCES, weights), 8, sharding, prefetch=workers_and_prefetch) as feed:
+        found = taken(feed, 3)
+        feed.set_weights(AFTER)
+        states = [feed.get_state()]
+        for count in (3, 4):
+            found += taken(feed, count)
+            states.append(feed.get_state())
+    assert found == expected
+    assert states[-1] == end
+    for state, done in zip(states, (3, 6), strict=False):
+        with Feed(Mixture(SOURCES, weights), 16, sharding) as feed:  # with the weights that the program began with
+            feed.set_state(json.loads(json.dumps(state)))
+            rows = np.concatenate(taken(feed, 2))
+            np.testing.assert_array_equal(rows, np.concatenate(expected[done : done + 4]))
+            feed.set_state(states[0])
+            assert feed.rows_of(states[0]).tolist() == feed.rows_of(feed.get_state()).tolist()
+
+
+def test_a_restore_keeps_to_the_weights_that_a_program_gives_for_later(sharding):
+    with Feed(Mixture(SOURCES, BEFORE), 8, sharding) as feed:
+        taken(feed, 3)
+        feed.set_weights(AFTER)
+        taken(feed, 1)
+        state = feed.get_state()
+    both = [(0, BEFORE), (24, AFTER), (32, LATER)]
+    with Feed(Mixture(SOURCES, both), 8, sharding) as feed:
+        taken(feed, 4)
+        expected = taken(feed, 3)
+    with Feed(Mixture(SOURCES, [(0, BEFORE), (32, LATER)]), 8, sharding) as feed:
+        feed.set_state(state)
+        assert taken(feed, 3) == expected
+    with Feed(Mixture(SOURCES, LATER), 8, sharding) as feed, pytest.raises(ValueError, match="order"):
+        feed.set_state(state)
+
+
+@pytest.mark.parametrize(
+    ("source", "weights", "error", "message"),
+    [
+        (SOURCES["a"], BEFORE, TypeError, "only a feedline.Mixture"),
+        (Mixture(SOURCES, BEFORE, end="first_exhausted"), AFTER, ValueError, "without an end"),
+        (Mixture(SOURCES, BEFORE), {"a": 1}, ValueError, "'b'"),
+        (Mixture(SOURCES, BEFORE), {"a": -1, "b": 1}, ValueError, "not negative"),
+    ],
+)
+def test_what_does_not_suit_is_refused_and_the_feed_goes_on(source, weights, error, message, sharding):
+    with Feed(source, 8, sharding) as feed, Feed(source, 8, sharding) as other:
+        next(feed)
+        with pytest.raises(error, match=message):
+            feed.set_weights(weights)
+        assert taken(feed, 2) == taken(other, 3)[1:]
+
+
+def test_before_the_first_batch_it_is_refused():
+    with Feed(Mixture(SOURCES, BEFORE), 8, jax.devices()[0]) as feed:
+        with pytest.raises(ValueError, match="before the first batch"):
+            feed.set_weights(AFTER)
+        feed.close()
+        with pytest.raises(ValueError, match="closed"):
+            feed.set_weights(AFTER)
