@@ -250,8 +250,9 @@ OF_FEEDLINE = {
     "life": ["run", "build", "building", "listen", "feed_options", "order.schedule", "agreement.in_step",
              "agreement.monitor", "prefetch.handover", "runtime", "errors", "options"],
     "shown": ["life", "run", "listen", "feed_options", "order.schedule", "state", "notebook", "options"],
-    "feed": ["shown", "life", "build", "plan.asked", "placement.plan", "order.schedule", "agreement.monitor",
-             "record", "runtime", "state", "errors", "grain_face", "feed_options", "options"],
+    "moves": ["life", "build", "order.schedule", "state", "options"],
+    "feed": ["shown", "moves", "life", "build", "plan.asked", "placement.plan", "order.schedule",
+             "agreement.monitor", "record", "runtime", "errors", "grain_face", "feed_options", "options"],
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
         "prefetch", "listen", "record", "runtime", "options",
