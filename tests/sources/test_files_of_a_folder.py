@@ -151,9 +151,9 @@ def test_the_identity_is_of_names_and_content_not_of_the_place(place, tmp_path):
     ("content", "path", "message"),
     [
         ({".a": b""}, "/", "at least one row, and the folder .* has no files that are not hidden"),
-        ({"cat/1.jpg": b"", "README": b"x"}, "/", "has README beside the folder cat.*open_source.*/\\*\\*/"),
-        ({"a/1.jpg": b"1", "a/b/2.jpg": b"2"}, "/", "and not deeper, and .*/a has the folder b"),
-        ({"train/cat/1.jpg": b""}, "/", "has the folder cat; open .*/train if its folders are the classes"),
+        ({"cat/1.jpg": b"", "README": b"x"}, "/", "has README and cat.*open_source.*/\\*\\*/"),
+        ({"a/1.jpg": b"1", "a/b/2.jpg": b"2"}, "/", "has a.1.jpg and a.b.2.jpg"),
+        ({"train/cat/1.jpg": b""}, "/", "open a folder whose folders are the classes"),
         ({"cat/1.jpg": b"", "x.npy": b""}, "/**/*.*", "one format, got .jpg, .npy"),
         ({"1.parquet": b"", "z.json": b""}, "/", r"1.parquet holds many rows; open .*/\*.parquet"),
         ({"_SUCCESS": b"", "train-00000-of-00001": b""}, "/", "holds many rows"),

@@ -186,7 +186,6 @@ class MixtureOrder:
 
     @property
     def shown(self) -> MixtureOrder:
-        """See `RowOrder`."""
         return self
 
     def substitutes(self, epoch: int, position: int, row: int) -> Indices:

@@ -63,7 +63,6 @@ class EncodedRows(Indexed):
     instead = ""
 
     def records(self, rows: npt.NDArray[np.int64]) -> Sequence[Record]:
-        """See `EncodedSource`."""
         raise NotImplementedError
 
     def _single(self, row: int) -> Record:
@@ -82,7 +81,6 @@ class UserRecords(EncodedRows):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `EncodedSource`."""
         found: dict[str, Any] = self._given.identity
         return found
 
@@ -96,17 +94,14 @@ class UserRecords(EncodedRows):
         return len(self._given)
 
     def records(self, rows: npt.NDArray[np.int64]) -> Sequence[Record]:
-        """See `EncodedSource`."""
         found: Sequence[Record] = self._given.records(rows)
         return found
 
     def file_of(self, row: int) -> str | None:
-        """See `EncodedSource`."""
         found: str | None = self._given.file_of(row)
         return found
 
     def close(self) -> None:
-        """See `EncodedSource`."""
         self._given.close()
 
 

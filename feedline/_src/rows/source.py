@@ -270,7 +270,6 @@ class UserSource(Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `RowSource`."""
         found: dict[str, Any] = self._given.identity
         return found
 
@@ -293,7 +292,6 @@ class UserSource(Source):
         return None if known is None else known(row)
 
     def padded_length(self, rows: Indices) -> int:
-        """See `Source`."""
         return int(self._given.padded_length(rows))
 
     def read(self, rows: Indices, out: Any) -> None:
@@ -301,14 +299,12 @@ class UserSource(Source):
         _check_returned(self._given.read(rows, out))
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """See `Source`."""
         if self.positioned:
             _check_returned(self._given.read_positioned(rows, out))
         else:
             self.read(rows.index, out)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: npt.NDArray[Any]) -> None:
-        """See `Source`."""
         _check_returned(self._given.read_leaf(leaf, rows, columns, out))
 
 

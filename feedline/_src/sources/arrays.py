@@ -181,7 +181,6 @@ class ArraySource(Source):
 
     @property
     def arrays(self) -> ArraySource | None:
-        """See `Source`."""
         return None if self.is_remote else self
 
     @classmethod

@@ -65,9 +65,13 @@ class DatasetRows(Source):
         ]
         for name in found.table.column_names:
             columns = [piece[name] for piece in pieces]
-            if any(column.null is not None for column in columns):
-                nulls: list[Any] = [np.zeros(c.rows, np.bool_) if c.null is None else c.null for c in columns]
-                _check_no_null(name, np.concatenate(nulls)[... if found.rows is None else found.rows])
+            null = np.concatenate([np.zeros(c.rows, np.bool_) if c.null is None else c.null for c in columns])
+            if len(rows := np.flatnonzero(null[... if found.rows is None else found.rows])):
+                raise ValueError(
+                    f"every column of a row must have a value, and {name!r} is null in {len(rows):,} of "
+                    f"{found.count:,} rows, the first of them row {rows[0]:,}; fill them with dataset.map "
+                    f"(docs/hugging_face.md), or {_LEAVE_OUT.format(name=name)}"
+                )
         self._found, self._rows = found, Shards([found.count])
         self._table = ArraySource([{name: column.values for name, column in piece.items()} for piece in pieces])
         self.spec = self._table.spec
@@ -111,16 +115,6 @@ class DatasetRows(Source):
 
     def __reduce__(self) -> Any:
         return DatasetRows, (self._found,)
-
-
-def _check_no_null(name: str, null: npt.NDArray[np.bool_]) -> None:
-    rows = np.flatnonzero(null)
-    if len(rows):
-        raise ValueError(
-            f"every column of a row must have a value, and {name!r} is null in {len(rows):,} of {len(null):,} "
-            f"rows, the first of them row {rows[0]:,}; fill them with dataset.map (docs/hugging_face.md), or "
-            f"{_LEAVE_OUT.format(name=name)}"
-        )
 
 
 class DatasetRecords(EncodedRows):
@@ -205,20 +199,18 @@ def _form(values: npt.NDArray[Any]) -> str:
 
 def _taken(name: str, column: AnyColumn, local: Indices, rows: Indices) -> list[Any]:
     """The values of a column: the rows `local` of a piece, which are `rows` of the dataset."""
-    if column.null is not None and (bad := np.flatnonzero(column.null[local])).size:
-        raise RowError(
-            f"every column of a row must have a value, and {name!r} is null in this row; take another row in its "
-            f"place, feedline.Reading(bad_rows='substitute'), or {_LEAVE_OUT.format(name=name)}",
-            stage="read",
-            row=int(rows[bad[0]]),
-        )
-    try:
-        return column.take(local)
-    except (OSError, MemoryError, ValueError) as error:
-        check_may_open(error, "a column of the dataset")
-        raise RowError(
-            f"column {name!r} of this dataset could not be read: {error}; make the dataset again, or take another "
-            "row in its place: feedline.Reading(bad_rows='substitute')",
-            stage="read",
-            row=int(rows[0]),
-        ) from error
+    bad, why, cause = 0, f"every column of a row must have a value, and {name!r} is null in this row", None
+    if column.null is None or not (null := np.flatnonzero(column.null[local])).size:
+        try:
+            return column.take(local)
+        except (OSError, MemoryError, ValueError) as error:
+            check_may_open(error, "a column of the dataset")
+            why, cause = f"column {name!r} of this dataset could not be read: {error}", error
+    else:
+        bad = int(null[0])
+    raise RowError(
+        f"{why}; take another row in its place, feedline.Reading(bad_rows='substitute'), or "
+        f"{_LEAVE_OUT.format(name=name)}",
+        stage="read",
+        row=int(rows[bad]),
+    ) from cause

@@ -154,7 +154,7 @@ class DecodedSource(Source):
         self.encoded.check_rows()
 
     def check_decoder(self) -> None:
-        """Decode one record twice, over different memory, and compare.
+        """Decode one record twice, over different memory, and compare. Up to three are tried.
 
         Raises:
           ValueError: the results differ.
@@ -169,7 +169,18 @@ class DecodedSource(Source):
                 failure = failure or error
                 continue
             for leaf, first, second in zip(self._spec.leaves, once, again, strict=True):
-                self._check_same(row, leaf.name, first, second)
+                if (differs := first != second).any():
+                    unwritten = not first[differs].any() and (second[differs] == 0xFF).all()
+                    found, change = (
+                        "wrote other values when it was called again",
+                        "draw numbers from row.key alone",
+                    )
+                    if unwritten:
+                        found, change = "leaves a part of it unwritten", "fill the rest with zeros"
+                    raise ValueError(
+                        "decode must write every element of a row, and the same for the same record and row; of "
+                        f"row {row} it {found}, in {leaf.name}; {change}"
+                    )
             return
         if failure is not None:
             raise failure
@@ -182,20 +193,6 @@ class DecodedSource(Source):
             each[...] = byte
         self.read(np.array([row], np.int64), self._spec.tree(leaves))
         return memory
-
-    def _check_same(
-        self, row: int, name: str, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]
-    ) -> None:
-        differs = first != second
-        if not differs.any():
-            return
-        unwritten = bool((first[differs] == 0x00).all() and (second[differs] == 0xFF).all())
-        found = "leaves a part of it unwritten" if unwritten else "wrote other values when it was called again"
-        raise ValueError(
-            f"decode must write every element of a row, and the same for the same record and row; of row {row} it "
-            f"{found}, in {name}; "
-            + ("fill the rest with zeros" if unwritten else "draw random numbers from row.key alone")
-        )
 
     def _decode_into(self, record: Record, targets: Sequence[npt.NDArray[Any]], i: int, row: Row) -> None:
         try:

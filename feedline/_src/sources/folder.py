@@ -14,6 +14,7 @@ from feedline._src.files.client import Listed
 from feedline._src.files.file import irregular
 from feedline._src.files.folder import Folder, folder_of, listed_folder
 from feedline._src.files.store import Store
+from feedline._src.rows import digests
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices
 from feedline._src.rows.source import WillRead
@@ -27,14 +28,11 @@ class FolderSource(EncodedRows):
     No descriptor stays open. A file that was deleted, or differs from when it was listed or first read, is a
     `FeedError`.
 
-    Args:
-      folder: its files, in the order of their rows.
-      classes: the names of the class folders in sorted order, if the files lie in class folders.
-      class_ends: for each class, the row after its last one.
-
     Attributes:
-      fields: ("file", "label"), or None without classes.
-      classes: the names of the classes, or None. A label is an index of it.
+      classes: the names of the class folders in sorted order, or None. A label is an index of it.
+
+    Args:
+      class_ends: for each class, the row after its last one.
     """
 
     def __init__(
@@ -47,8 +45,7 @@ class FolderSource(EncodedRows):
     @property
     def identity(self) -> dict[str, Any]:
         """All names relative to the folder, and sizes and sampled bytes of up to 64 files."""
-        sampled = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_FILES).astype(np.int64)).tolist()
-        files = self._folder.digests(sampled)
+        files = self._folder.digests(digests.sampled(len(self), _SAMPLED_FILES))
         return {"kind": "files", "count": len(self), "names": self._folder.names.digest, "files": files}
 
     @property
@@ -116,24 +113,18 @@ def open_folder(address: str, store: Store | None) -> FolderSource:
         )
     if not depths.any():
         return FolderSource(folder)
-    below = f"open_source({f'{glob.escape(folder.name)}/**/*.jpg'!r})"
-    if not depths.all():
-        file, inner = names[int(np.argmin(depths))], names[int(np.argmax(depths))].partition("/")[0]
-        if file == "dataset_dict.json":  # of Hugging Face: DatasetDict.save_to_disk
+    if not depths.all() or depths.max() > 1:
+        least, most = names[int(np.argmin(depths))], names[int(np.argmax(depths))]
+        if least == "dataset_dict.json":  # of Hugging Face: DatasetDict.save_to_disk
+            split = f"{folder.name}/{most.partition('/')[0]}"
             raise ValueError(
                 f"a source is the dataset of one split, and {folder.name} has a folder for each; open one of "
-                f"them: open_source({f'{folder.name}/{inner}'!r})"
+                f"them: open_source({split!r})"
             )
         raise ValueError(
             f"the files of a folder lie directly in it, or all of them in class folders, and {folder.name} has "
-            f"{file} beside the folder {inner}; move one of them away, or choose files by a glob: {below}"
-        )
-    if depths.max() > 1:
-        name, deeper, *_ = names[int(np.argmax(depths))].split("/")
-        raise ValueError(
-            f"files lie in a folder or in its class folders, and not deeper, and {folder.name}/{name} has the "
-            f"folder {deeper}; open {folder.name}/{name} if its folders are the classes, or take files at any "
-            f"depth, without labels, by a glob: {below}"
+            f"{least} and {most}; move one of them away, open a folder whose folders are the classes, or choose "
+            f"files without labels by a glob: open_source({f'{glob.escape(folder.name)}/**/*.jpg'!r})"
         )
     classes = sorted((name for name in folder.folders() if not name.startswith(".")), key=os.fsencode)
     ends = [bisect.bisect_right(names, os.fsencode(name), key=_class_of) for name in classes]
@@ -145,22 +136,14 @@ def _class_of(name: str) -> bytes:
 
 
 def open_files(files: Sequence[str] | Sequence[Listed], store: Store | None) -> FolderSource:
-    """These files, in this order, without labels.
-
-    Args:
-      files: local paths, or objects that a store listed.
-
-    Raises:
-      ValueError: one of them is a folder, or no regular file.
-    """
+    """These local files or listed objects, in this order, without labels. ValueError: one is no regular file."""
     for file in files:
-        if not isinstance(file, str) or os.path.isfile(file):
-            continue
-        if os.path.isdir(file):
-            raise ValueError(
-                f"a glob must match files, and {file} is a folder; open a folder of class folders by its own "
-                f"path: open_source({os.path.dirname(file) or '.'!r})"
-            )
-        if os.path.exists(file):  # a link to nothing is an error when it is read
+        if not isinstance(file, str) or os.path.isfile(file) or not os.path.exists(file):
+            continue  # a link to nothing is an error when it is read
+        if not os.path.isdir(file):
             raise irregular(file)
+        raise ValueError(
+            f"a glob must match files, and {file} is a folder; open a folder of class folders by its own "
+            f"path: open_source({os.path.dirname(file) or '.'!r})"
+        )
     return FolderSource(folder_of(files, store))

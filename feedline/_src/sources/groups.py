@@ -262,7 +262,6 @@ class GroupSource(_GroupedRows, Source):
             self.read_leaf(leaf, rows, (slice(None),) * (target.ndim - 1), target)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
-        """See `Source`."""
         for groups, part, local, here in self._pieces(leaf, rows):
             firsts = np.cumsum([0, *(group.rows for group in groups[:-1])])
             target = out[here]  # a copy, unless these are all groups

@@ -86,12 +86,8 @@ def _found(place: str, belongs: dict[str, Any], named: bool) -> Index:
             raise ValueError("its first line is damaged")
         header = json.loads(rest)
         fields, count = header["fields"], header["count"]
-        names = fields if named else [""]
-        if (
-            not all(isinstance(each, str) for each in names)
-            or len(set(names)) != len(names)
-            or type(count) is not int
-        ):
+        names = [""] if fields is None and not named else fields
+        if type(names) is not list or type(count) is not int or len({*map(str, names)}) != len(names):
             raise ValueError("its fields are impossible")
         size = len(line) + 8 * ENTRY * count * len(names)
         if {name: header.get(name) for name in belongs} != belongs or count < 0 or (count and not names):
@@ -156,7 +152,6 @@ class IndexedFile:
         return offset, header + length
 
     def read(self, records: Indices, fields: Sequence[str] | None) -> list[Record]:
-        """See `RecordReader.read`."""
         entries = self._entries(records, fields)
         offset, header, length, _ = entries.reshape(-1, ENTRY).T
         # apart, since cutting the header off a large part would copy it; small ones are merged all the same
