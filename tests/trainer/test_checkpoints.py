@@ -83,7 +83,7 @@ def run(mode, steps, folder, every=3, sizes=SMALL, seen=None):
         while feed.get_state()["step"] < steps:
             state, metrics = program.step(state, next(feed))
             if state.step % every == 0:
-                checkpoints.save_if_finite(int(state.step), state, [metrics])
+                checkpoints.save_if_finite(state, [metrics])
             if seen is not None:
                 seen.append(values(state))
             losses.append(float(metrics[0]))
@@ -138,7 +138,7 @@ def test_a_step_is_saved_once_and_none_from_a_bad_loss_on(tmp_path):
         for loss in (1.0, 2.0, float("nan")):
             state, _ = program.step(state, next(feed))
             for _ in range(2):
-                checkpoints.save_if_finite(int(state.step), state, [jnp.array([loss, 0])])
+                checkpoints.save_if_finite(state, [jnp.array([loss, 0])])
         next(feed)
         with pytest.raises(ValueError, match="trainer has done 3 and the feed has delivered 4; begin with a new"):
             checkpoints.save(state)

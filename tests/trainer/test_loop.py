@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from feedline._src.trainer import loop
-from feedline._src.trainer.loop import NotFinite, Progress, evaluate, train
+from feedline._src.trainer import loop as module
+from feedline._src.trainer.loop import Loop, NotFinite, Progress, evaluate, train
 from feedline._src.trainer.modes import Program
 
 
@@ -47,7 +47,7 @@ class Metrics:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(jax, "device_get", lambda array: array)
     return clock
 
@@ -116,9 +116,11 @@ def test_no_batch_is_refused_unless_steps_were_done_before(clock):
 
 
 def test_after_a_step_training_may_be_ended_and_no_other_batch_is_taken(clock):
-    asked = []
-    batches = (asked.append(k) or {"label": np.zeros(10)} for k in itertools.count())
-    _, progress = train(program_of(clock), State(0), batches, after_step=lambda state, metrics: state.step == 4)
+    asked, loop = [], Loop(program_of(clock), 0)
+    for state in loop.steps(State(0), (asked.append(k) or {"label": np.zeros(10)} for k in itertools.count())):
+        if state.step == 4:
+            break
+    progress = loop.end()
     assert (progress.step, progress.loss, asked) == (4, 7.0, [0, 1, 2, 3])
 
 

@@ -18,7 +18,7 @@ import re
 import socket
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -149,7 +149,7 @@ class Checkpoints:
         restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
         return restored
 
-    def save_if_finite(self, step: int, state: State, metrics: Iterable[jax.Array]) -> None:
+    def save_if_finite(self, state: State, metrics: list[jax.Array]) -> None:
         """Save, unless parameters or unchecked losses are not finite: that would displace a good checkpoint."""
         if all(math.isfinite(step[0]) for step in steps_of(metrics)) and all_finite(state.params):
             self.save(state)

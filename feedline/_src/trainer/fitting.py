@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +17,7 @@ import optax
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
-from feedline._src.trainer.loop import Evaluation, NotFinite, Progress, crosses, evaluate, train
+from feedline._src.trainer.loop import Evaluation, Loop, NotFinite, Progress, crosses, evaluate
 from feedline._src.trainer.modes import Measure, Mode, Practices, Program, compiled
 from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task, all_finite
 
@@ -203,34 +203,43 @@ def fit(
                 f"the feed delivers steps_per_call={per_call} batches at once, which must divide the steps to do: "
                 f"{left} are left to step {steps:,}; give other steps, or another steps_per_call"
             )
-        run = _Run(feed, program, done, report_every, callbacks, after_step)
-        if checkpoints is not None:
-            run.each.append((save_every, checkpoints.save_if_finite))
-        if evaluation is not None and evaluate_every is not None:
-            measured = measuring(evaluation, measure)
+        places = _Places(feed, program, done, report_every)
+        measured = None if evaluation is None else measuring(evaluation, measure)
+        history: list[dict[str, float]] = []
+        evaluations: dict[int, Evaluation] = {}  # those that were not reported yet, by their steps
+        stopped = False
 
-            def test(step: int, state: State, metrics: Iterable[jax.Array]) -> None:
-                run.evaluations[step] = evaluate(measured, state.params, _whole_pass(evaluation))
+        def report(progress: Progress) -> None:
+            places.compare(progress.step, _STEPS_PER_COMPARISON)
+            if progress.step in evaluations:
+                tested = evaluations.pop(progress.step).metrics
+                metrics = {**progress.metrics, **{f"eval_{name}": mean for name, mean in tested.items()}}
+                progress = dataclasses.replace(progress, metrics=metrics)
+            history.append({"step": progress.step, **progress.metrics})
+            for callback in callbacks if jax.process_index() == 0 else ():
+                callback(progress)
 
-            run.each.append((evaluate_every, test))
+        loop = Loop(program, done, report, report_every, practices.guard_transfers)
+        batches = itertools.islice(places.batches(), None if left is None else left // per_call)
         try:
-            state, progress = train(
-                program,
-                state,
-                itertools.islice(run.batches(), None if left is None else left // per_call),
-                report=run.report,
-                report_every=report_every,
-                guard_transfers=practices.guard_transfers,
-                after_step=run.after_step,
-            )
+            for state in loop.steps(state, batches):  # noqa: B020  the last state stays
+                step, before = places.step, places.step - per_call
+                if checkpoints is not None and crosses(before, step, save_every):
+                    checkpoints.save_if_finite(state, loop.unfetched())
+                if measured is not None and evaluate_every and crosses(before, step, evaluate_every):
+                    evaluations[step] = evaluate(measured, state.params, _whole_pass(evaluation))
+                if after_step is not None and after_step(step):
+                    stopped = True
+                    break
+            progress = loop.end()
         except NotFinite as error:
-            raise run.not_finite(error.message, error.step) from error
-        run.compare_places(progress.step)
+            raise places.not_finite(error.message, error.step) from error
+        places.compare(progress.step)
         if progress.rows and not all_finite(state.params):
-            raise run.not_finite(
+            raise places.not_finite(
                 f"the parameters are not finite after step {progress.step:,}, though its loss is", progress.step
             )
-        if steps is not None and progress.step < steps and not run.stopped:
+        if steps is not None and progress.step < steps and not stopped:
             _log.warning(
                 "training ended after step %d of %d, because the feed ended; give it more epochs, or epochs=None",
                 progress.step,
@@ -238,39 +247,19 @@ def fit(
             )
         if checkpoints is not None:
             checkpoints.save(state)
-    return Fitted(state, run.history, progress, run.stopped, measuring)
+    return Fitted(state, history, progress, stopped, measuring)
 
 
-class _Run:
-    """One run of the loop: does what is due after a step, keeps the history, and notes where batches began.
+class _Places:
+    """Where in the data the last batches began: compared with the other processes, and named if a loss is bad."""
 
-    Attributes:
-      each: (n, function): called every n steps with the step, the state and the metrics not fetched yet.
-      evaluations: those that were not reported yet, by their steps.
-      stopped: whether `after_step` of the user ended training.
-    """
-
-    def __init__(
-        self,
-        feed: Any,
-        program: Program,
-        done: int,
-        report_every: int,
-        callbacks: Sequence[Callback],
-        then: Callable[[int], bool | None] | None,
-    ) -> None:
-        self.each: list[tuple[int, Callable[[int, State, Iterable[jax.Array]], None]]] = []
-        self.evaluations: dict[int, Evaluation] = {}
-        self.history: list[dict[str, float]] = []
-        self.stopped = False
+    def __init__(self, feed: Any, program: Program, done: int, report_every: int) -> None:
+        self.step = done  # the last one dispatched
         self._feed = feed
         self._is_feed = hasattr(feed, "rows_of")  # of feedline, or with its interface
         self._done = self._compared = done  # steps of earlier runs
-        self._step = done  # the last one dispatched
-        self._steps_per_call = program.steps_per_call
-        self._callbacks = callbacks if jax.process_index() == 0 else ()
-        self._then = then
-        # where the last calls' batches began: those whose losses are not fetched yet, and those in flight
+        self._per_call = program.steps_per_call
+        # of the calls whose losses are not fetched yet, and of those in flight
         self._places: collections.deque[tuple[int, int]] = collections.deque(maxlen=report_every + 8)
         self._step_places = StepPlaces("fit", {device.process_index for device in program.mesh.devices.flat})
         if self._is_feed:
@@ -286,41 +275,23 @@ class _Run:
             except StopIteration:
                 return
             self._places.append(place)
-            self._step += self._steps_per_call
+            self.step += self._per_call
             yield batch
 
-    def after_step(self, state: State, metrics: Iterable[jax.Array]) -> bool:
-        for every, due in self.each:
-            if crosses(self._step - self._steps_per_call, self._step, every):
-                due(self._step, state, metrics)
-        self.stopped = bool(self._then is not None and self._then(self._step))
-        return self.stopped
-
-    def compare_places(self, step: int) -> None:
-        """Compare where the batch of a step began with the other processes."""
-        if self._places:
+    def compare(self, step: int, every: int = 1) -> None:
+        """Compare where the batch of a step began with the other processes, if that is due."""
+        if self._places and (every == 1 or crosses(self._compared, step, every)):
             self._compared = step
-            self._step_places.compare(step, *self._places[-1 - (self._step - step) // self._steps_per_call])
-
-    def report(self, progress: Progress) -> None:
-        if crosses(self._compared, progress.step, _STEPS_PER_COMPARISON):
-            self.compare_places(progress.step)
-        if progress.step in self.evaluations:
-            tested = self.evaluations.pop(progress.step).metrics
-            metrics = {**progress.metrics, **{f"eval_{name}": mean for name, mean in tested.items()}}
-            progress = dataclasses.replace(progress, metrics=metrics)
-        self.history.append({"step": progress.step, **progress.metrics})
-        for callback in self._callbacks:
-            callback(progress)
+            self._step_places.compare(step, *self._places[-1 - (self.step - step) // self._per_call])
 
     def not_finite(self, found: str, step: int) -> FeedError:
         """The error that ends training, with the rows of the step if the feed can name them. Reads no data."""
-        later_calls, later_steps = divmod(self._step - step, self._steps_per_call)
+        later_calls, later_steps = divmod(self.step - step, self._per_call)
         rows, epoch, position = "the rows", None, None
         if self._is_feed and later_calls < len(self._places):
             epoch, position = self._places[-1 - later_calls]
             state = self._feed.get_state()
-            before = state["step"] - (later_calls + 1) * self._steps_per_call  # gives the size of the batch
+            before = state["step"] - (later_calls + 1) * self._per_call  # gives the size of the batch
             with contextlib.suppress(TypeError, ValueError):  # a stream has no row indices
                 found_rows = self._feed.rows_of({**state, "step": before, "epoch": epoch, "position": position})
                 of_step = found_rows.reshape(-1, found_rows.shape[-1])[-1 - later_steps].tolist()

@@ -70,74 +70,64 @@ class Progress:
         return self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
 
 
-def train(
-    program: Program,
-    state: State,
-    batches: Iterable[Batch],
-    *,
-    report: Callable[[Progress], None] | None = None,
-    report_every: int = 10,
-    guard_transfers: bool = True,
-    after_step: Callable[[State, Iterable[jax.Array]], bool | None] | None = None,
-) -> tuple[State, Progress]:
-    """Run the step on every batch.
+class Loop:
+    """Runs a program's step on batches, and counts steps, rows and times.
 
     At most two calls of the step run while the host asks for a batch. The metrics of `report_every` steps stay on
     the devices and are fetched together, after these steps are done; no other data moves between host and devices.
-    Each fetch checks that every loss is finite.
-
-    `after_step` is called with each new state, which the next step donates, and the metrics not fetched yet,
-    before the next batch is asked for. If its result is true, training ends. `NotFinite` of an earlier step
-    replaces an error of the iterator, which is then its cause.
+    Each fetch checks that every loss is finite, and then calls `report`: after the first step, at every multiple
+    of `report_every` steps, and at the end.
     """
-    meter = _Meter(program, int(jax.device_get(state.step)), report_every, report)
-    guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
-    for batch in meter.timed(iter(batches)):
-        rows = rows_in(batch, program.steps_per_call)
-        with guard:
-            state, metrics = program.step(state, batch)
-        meter.running.append((metrics, rows))
-        ended = after_step(state, meter.unfetched()) if after_step else False
-        meter.finish(_IN_FLIGHT if meter.progress.rows else 0)
-        if guard_transfers:
-            guard = jax.transfer_guard("disallow")
-        if ended:
-            break
-    meter.finish()
-    if not meter.progress.step:
-        raise ValueError(
-            "training needs at least one batch, and the iterator gave none; see its rows and remainder"
-        )
-    meter.fetch()
-    return state, meter.progress
-
-
-def steps_of(metrics: Iterable[jax.Array]) -> list[list[float]]:
-    """The metrics of each step, fetched from those of some calls; the loss is the first."""
-    calls = jax.device_get(list(metrics))
-    return [step for call in calls for step in call.reshape(-1, call.shape[-1]).tolist()]
-
-
-def crosses(before: int, after: int, every: int) -> bool:
-    """Whether a multiple of `every` lies in (before, after]."""
-    return before // every != after // every
-
-
-class _Meter:
-    """Counts steps, rows and times; fetches metrics, checks and reports them."""
 
     def __init__(
-        self, program: Program, resumed: int, report_every: int, report: Callable[[Progress], None] | None
+        self,
+        program: Program,
+        resumed: int,
+        report: Callable[[Progress], None] | None = None,
+        report_every: int = 10,
+        guard_transfers: bool = True,
     ) -> None:
-        self.progress = Progress(resumed, {}, resumed, 0, 0.0, 0, 0.0)
-        self.running: collections.deque[tuple[jax.Array, int]] = collections.deque()  # metrics and rows in flight
-        self._finished: list[jax.Array] = []  # metrics that are not fetched yet
+        self.progress = Progress(resumed, {}, resumed, 0, 0.0, 0, 0.0)  # of the finished steps
         self._program = program
-        self._report_every = report_every
         self._report = report
+        self._report_every = report_every
+        self._guard_transfers = guard_transfers
+        self._running: collections.deque[tuple[jax.Array, int]] = collections.deque()  # metrics and rows in flight
+        self._finished: list[jax.Array] = []  # metrics that are not fetched yet
         self._started_s = 0.0  # when the first step had finished
 
-    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
+        """Each new state, before the next batch is asked for; the next step donates it. Call `end` afterwards.
+
+        A loss that is not finite replaces a later error of the iterator, which is then its cause.
+        """
+        guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
+        for batch in self._timed(iter(batches)):
+            rows = rows_in(batch, self._program.steps_per_call)
+            with guard:
+                state, metrics = self._program.step(state, batch)
+            self._running.append((metrics, rows))
+            yield state
+            self._finish(_IN_FLIGHT if self.progress.rows else 0)
+            if self._guard_transfers:
+                guard = jax.transfer_guard("disallow")
+
+    def end(self) -> Progress:
+        """Wait for all steps, and report the last one."""
+        self._finish(0)
+        if not self.progress.step:
+            raise ValueError(
+                "training needs at least one batch, and the iterator gave none; see its rows and remainder"
+            )
+        if self._finished:
+            self._fetch()
+        return self.progress
+
+    def unfetched(self) -> list[jax.Array]:
+        """The metrics of all calls that are not fetched yet."""
+        return [*self._finished, *(metrics for metrics, _ in self._running)]
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches. After the first step, time spent in the iterator is counted."""
         while True:
             asked_s = time.perf_counter()
@@ -146,10 +136,8 @@ class _Meter:
             except StopIteration:
                 return
             except Exception as error:
-                # an earlier loss that is not finite comes first; a running step may wait for a lost process
-                unchecked = self.unfetched() if jax.process_count() == 1 else self._finished
-                try:
-                    self._checked(unchecked)
+                try:  # with several processes, a running step may wait for a lost one
+                    self._checked(self.unfetched() if jax.process_count() == 1 else self._finished)
                 except NotFinite as bad:
                     raise bad from error
                 raise
@@ -157,15 +145,10 @@ class _Meter:
                 self._set(wait_s=self.progress.wait_s + time.perf_counter() - asked_s)
             yield batch
 
-    def unfetched(self) -> Iterator[jax.Array]:
-        """The metrics of all calls that are not fetched yet."""
-        yield from self._finished
-        yield from (metrics for metrics, _ in self.running)
-
-    def finish(self, in_flight: int = 0) -> None:
+    def _finish(self, in_flight: int) -> None:
         """Wait until no more than so many calls run; count those that are done, fetch metrics if it is time."""
-        while len(self.running) > in_flight:
-            metrics, rows = self.running.popleft()
+        while len(self._running) > in_flight:
+            metrics, rows = self._running.popleft()
             self._finished.append(metrics.block_until_ready())
             now_s, before = time.perf_counter(), self.progress
             self._set(step=before.step + self._program.steps_per_call, rows=before.rows + rows)
@@ -174,19 +157,16 @@ class _Meter:
             else:
                 self._started_s = now_s
             if not before.rows or crosses(before.step, self.progress.step, self._report_every):
-                self.fetch()
+                self._fetch()
 
-    def fetch(self) -> None:
-        """Fetch and report the metrics of the finished steps since the last fetch."""
-        if not self._finished:
-            return
+    def _fetch(self) -> None:
         fetched = self._checked(self._finished)
         self._finished.clear()
         self._set(metrics=dict(zip(self._program.metrics, fetched[-1], strict=True)))
         if self._report is not None:
             self._report(self.progress)
 
-    def _checked(self, metrics: Iterable[jax.Array]) -> list[list[float]]:
+    def _checked(self, metrics: list[jax.Array]) -> list[list[float]]:
         """Fetch metrics, of which those of `_finished` come first. Raises `NotFinite` for the first such loss."""
         first = self.progress.step + 1 - len(self._finished) * self._program.steps_per_call
         fetched = steps_of(metrics)
@@ -197,6 +177,24 @@ class _Meter:
 
     def _set(self, **counted: Any) -> None:
         self.progress = dataclasses.replace(self.progress, **counted)
+
+
+def train(program: Program, state: State, batches: Iterable[Batch], **options: Any) -> tuple[State, Progress]:
+    """Run the step on all batches of a finite iterable. `options` are those of `Loop`."""
+    loop = Loop(program, int(jax.device_get(state.step)), **options)
+    for after in loop.steps(state, batches):
+        state = after
+    return state, loop.end()
+
+
+def steps_of(metrics: list[jax.Array]) -> list[list[float]]:
+    """The metrics of each step, fetched from those of some calls; the loss is the first."""
+    return [step for call in jax.device_get(metrics) for step in call.reshape(-1, call.shape[-1]).tolist()]
+
+
+def crosses(before: int, after: int, every: int) -> bool:
+    """Whether a multiple of `every` lies in (before, after]."""
+    return before // every != after // every
 
 
 @dataclasses.dataclass(frozen=True)
