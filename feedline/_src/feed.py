@@ -180,7 +180,7 @@ class Feed(Shown, Moves, GrainFace):
                 counted = self._counted.plus(steps, rows, dropped_rows, len(bad))
                 record = BatchRecord(
                     asked, time.perf_counter(), parts, placed.times,
-                    delivered.step, before.cursor, rows, dropped_rows, bad, counted.batches,
+                    delivered.step, before.cursor, rows, bad, counted.batches,
                 )  # fmt: skip
                 self._listener.told(record)
                 if self._stages.in_step is not None and self._diagnosed is None:

@@ -17,13 +17,8 @@ class PartTimes(NamedTuple):
     """How a thread or a worker process made a part of a process-local batch.
 
     Attributes:
-      thread: its name.
-      began: when it began.
-      read_s: reading rows from the source.
-      transform_s: in the user's transform.
       stage_s: getting host memory, and writing casts, cuts and results of the transform into it.
       read_cpu_s, host_cpu_s: the processor time of the thread: while it read; in the other two together.
-      rows: how many it read; 0: not known.
     """
 
     thread: str
@@ -33,33 +28,20 @@ class PartTimes(NamedTuple):
     stage_s: float = 0.0
     read_cpu_s: float = 0.0
     host_cpu_s: float = 0.0
-    rows: int = 0
-
-    @property
-    def made_s(self) -> float:
-        """How long it took."""
-        return self.read_s + self.transform_s + self.stage_s
 
     @property
     def ended(self) -> float:
         """When it ended."""
-        return self.began + self.made_s
+        return self.began + self.read_s + self.transform_s + self.stage_s
 
 
 class PlaceTimes(NamedTuple):
-    """How a batch was placed.
-
-    Attributes:
-      thread: the name of the thread.
-      began: when it began.
-      place_s: in the JAX calls that make the global arrays. Transfers may continue afterwards.
-      place_cpu_s: the processor time of the thread in them.
-    """
+    """How a batch was placed."""
 
     thread: str
     began: float
-    place_s: float
-    place_cpu_s: float
+    place_s: float  # in the JAX calls that make the global arrays. Transfers may continue afterwards
+    place_cpu_s: float  # the processor time of the thread in them
 
 
 class BatchRecord(NamedTuple):
@@ -72,7 +54,6 @@ class BatchRecord(NamedTuple):
       step: batches delivered over all resumes, with this one.
       before: epoch and position after the batch before.
       rows: of the global batch, without padding.
-      dropped_rows: rows that the remainder left out before it.
       bad: the bad rows of this process in it, as `BadRow`s.
       batches: delivered since the feed was built, with this one.
     """
@@ -84,7 +65,6 @@ class BatchRecord(NamedTuple):
     step: int = 0
     before: tuple[int, int] = (0, 0)
     rows: int = 0
-    dropped_rows: int = 0
     bad: Sequence[Any] = ()
     batches: int = 0
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -104,12 +105,6 @@ def test_the_largest_stage_binds_if_the_loop_waits(stage):
     assert report.headroom["compute"] == pytest.approx(1.5)
 
 
-def test_little_waiting_is_compute():
-    report = judge(window(read=0.010, wait=0.0004), HOW)
-    assert report.bound == "compute"
-    assert "nothing to change: input could be 2 times as fast as the loop (reading" in report.advice
-
-
 def test_python_during_which_the_devices_are_idle_is_no_compute():
     report = judge(window(read=0.001, wait=0.0001, loop=0.030, idle=0.99), HOW)
     assert (report.bound, report.change) == ("loop", None)
@@ -120,87 +115,92 @@ def test_python_during_which_the_devices_are_idle_is_no_compute():
         "for input 0 % (AU 1 %)"
     )
     assert "in 29.7 ms of its own, the devices were idle" in str(report)
-    assert "faster step" not in report.advice
     assert json.loads(json.dumps(report.to_dict()))["idle_s"] == pytest.approx(0.0297)
 
 
-def test_a_loop_whose_devices_compute_mostly_is_compute():
-    assert judge(window(read=0.001, idle=0.0), HOW).au == 1.0
-    report = judge(window(read=0.001, idle=0.3), HOW)
-    assert (report.bound, report.au) == ("compute", pytest.approx(0.7))
-    assert report.advice.endswith(
-        "so does less Python between steps, in which the devices are idle 30 % of the time"
-    )
+SLOW_DISK = {"read": 0.400, "wait": 0.015, "cpu": 0.001}
+SLOW = {"read": 0.060, "wait": 0.020}
 
 
-def test_a_loop_that_waits_is_limited_by_its_input_although_it_leaves_the_devices_idle():
-    """Less Python in the loop would make it wait longer, and train no faster."""
-    report = judge(window(read=0.028, wait=0.004, cpu=0.001, idle=0.9), HOW)
-    assert (report.bound, report.au) == ("read", pytest.approx(0.001 / 0.014))
-    assert report.wait_share == pytest.approx(0.004 / 0.014)
+def but(how=HOW, **more):
+    return dataclasses.replace(how, **more)
 
 
-def test_more_threads_help_reading_that_waits_but_not_reading_that_computes():
-    times = {"read": 0.028, "wait": 0.004}
-    waits = judge(window(**times, cpu=0.001), HOW)
-    assert waits.advice == "threads 2 → 3, buffer 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %"
-    computes = judge(window(**times, cpu=0.028), dataclasses.replace(HOW, cores=2))
-    assert computes.change is None
-    assert "reading needs 28.0 ms of processor time a batch on 2 cores" in computes.advice
+DEEP = HOW.having(threads=16, buffer=32, prefetch=32)
+HELD = but(gil_wait_s=0.005, may_use_workers=True)
+HOLDS = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
 
 
-def test_a_slow_disk_that_threads_cannot_help():
-    how = HOW.having(threads=16, buffer=32, prefetch=32)
-    report = judge(window(read=0.400, wait=0.015, cpu=0.001), how)
-    assert "storage is slower than training" in report.advice
+@pytest.mark.parametrize(
+    ("given", "how", "bound", "advice"),
+    [
+        ({"read": 0.010, "wait": 0.0004}, HOW, "compute", "nothing to change: input could be 2 times as fast "),
+        ({"read": 0.001, "idle": 0.3}, HOW, "compute",  ".*less Python between .* idle 30 % of the time$"),
+        # less Python in the loop would make it wait longer
+        ({"read": 0.028, "wait": 0.004, "cpu": 0.001, "idle": 0.9}, HOW, "read", "threads 2 → 3"),
+        (
+            {"read": 0.028, "wait": 0.004, "cpu": 0.001}, HOW, "read",
+            "threads 2 → 3, buffer 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %$",
+        ),
+        (
+            {"read": 0.028, "wait": 0.004, "cpu": 0.028}, but(cores=2), "read",
+            "no setting helps: reading needs 28.0 ms of processor time a batch on 2 cores",
+        ),
+        (SLOW_DISK, DEEP, "read", "no setting helps: storage is slower .*; if fewer threads are as fast"),
+        (
+            SLOW_DISK, but(store_wait=0.9), "read",
+            "no setting helps: the store is the limit, for which threads wait 90 % of the time of reading; ",
+        ),
+        (SLOW_DISK, but(store_wait=0.4), "read", "threads 2 → "),
+        (HOLDS, HELD, "host", "workers 0 → 4: "),
+        (HOLDS, but(HELD, may_use_workers=False), "host", ".*host work holds the GIL, so"),
+        # a transform that sleeps does not hold the GIL, however busy the machine is
+        (
+            {"host": 0.0088, "cpu": 0.0011, "wait": 0.0024, "loop": 0.002},
+            but(HELD, gil_wait_s=0.004, cores=2), "host", "threads 2 → ",
+        ),
+        (SLOW, but(found=frozenset({"buffer"})), "read", "threads 2 →"),
+        (
+            SLOW, but(found=frozenset(HOW.settings._fields)), "read",
+            "no setting helps: storage is slower than training",
+        ),
+        (
+            SLOW,
+            but(found=frozenset({"threads", "workers"}), searching=True), "read",
+            "nothing yet: better values of threads, workers are being looked for",
+        ),
+        ({"place": 0.4, "wait": 0.015}, DEEP, "place", "no setting helps: ship fewer bytes"),
+        ({"wait": 0.001, "late": 0.004}, HOW.having(prefetch=1), "place", "prefetch 1 → 2: a transfer overlaps "),
+    ],
+)  # fmt: skip
+def test_what_limits_training_and_what_to_change(given, how, bound, advice):
+    report = judge(window(**given), how)
+    assert report.bound == bound
+    assert re.match(advice, report.advice), report.advice
+    assert not report.held_up
 
 
-def test_a_store_that_is_the_limit_is_named_and_no_threads_are_advised():
-    how = dataclasses.replace(HOW, store_wait=0.9)
-    report = judge(window(read=0.400, wait=0.015, cpu=0.001), how)
-    assert report.advice.startswith(
-        "no setting helps: the store is the limit, for which threads wait 90 % of the time"
-    )
-    assert judge(window(read=0.400, wait=0.015, cpu=0.001), dataclasses.replace(how, store_wait=0.4)).change
-
-
-def test_python_that_holds_the_lock_but_takes_a_fraction_of_the_loop_is_no_limit():
-    """Its own figures clear the stage: something else keeps threads from running."""
-    given = window(read=0.006, loop=0.100, wait=0.019, cpu=0.006)
-    report = judge(given, dataclasses.replace(HOW, gil_wait_s=0.005, may_use_workers=True))
-    assert report.headroom["read"] > 16
-    assert (report.bound, report.held_up, report.change) == ("loop", True, None)
-    assert report.verdict.startswith("the machine is busy: ")
-
-
-def test_python_that_holds_the_lock_needs_workers():
-    held = dataclasses.replace(HOW, gil_wait_s=0.005, may_use_workers=True)
-    times = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
-    report = judge(window(**times), held)
-    assert (report.change.setting, report.change.then) == ("Reading.workers", 4)
-    report = judge(window(**times), dataclasses.replace(held, may_use_workers=False))
-    assert "holds the GIL" in report.advice
-
-
-def test_a_transform_that_sleeps_does_not_hold_the_gil_however_busy_the_machine_is():
-    how = dataclasses.replace(HOW, gil_wait_s=0.004, may_use_workers=True, cores=2)
-    for seconds in (0.0088, 0.100):
-        report = judge(window(host=seconds, cpu=0.0011, wait=seconds / 2 - 0.002, loop=0.002), how)
-        assert (report.bound, report.change.setting) == ("host", "Reading.threads")
-        assert "GIL" not in str(report)
-
-
-@pytest.mark.parametrize("gil_wait_s", [0.0, 0.006])
-def test_no_stage_is_named_that_its_own_figures_clear(gil_wait_s):
-    given = window(read=0.0008, place=0.0004, cpu=0.0005, wait=0.0019)
-    report = judge(given, dataclasses.replace(HOW, gil_wait_s=gil_wait_s))
+@pytest.mark.parametrize(
+    ("given", "how"),
+    [
+        ({"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019}, HOW),
+        (
+            {"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019},
+            but(gil_wait_s=0.006),
+        ),
+        # it holds the GIL, but for a fraction of the loop's time
+        ({"read": 0.006, "loop": 0.100, "wait": 0.019, "cpu": 0.006}, HELD),
+    ],
+)
+def test_no_stage_is_named_that_its_own_figures_clear(given, how):
+    report = judge(window(**given), how)
     assert min(report.headroom[stage] for stage in ("read", "host", "place")) > 16
     assert (report.bound, report.held_up, report.change) == ("loop", True, None)
     assert report.verdict == (
         "the machine is busy: threads of the feed wait for the GIL or a processor, and the loop waits for input "
         "16 % of the time (AU 84 %)"
     )
-    assert report.advice.startswith("no setting helps: a batch needs 0.500 ms of processor time")
+    assert report.advice.startswith("no setting helps: a batch needs ")
 
 
 def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
@@ -211,7 +211,7 @@ def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
     report = judge(given, HOW)
     assert (report.bound, report.held_up) == ("read", False)
     assert report.change.setting in ("Reading.buffer", "prefetch")
-    held = judge(given, dataclasses.replace(HOW, gil_wait_s=0.006))
+    held = judge(given, but(gil_wait_s=0.006))
     assert (held.bound, held.held_up, held.change) == ("loop", True, None)
 
 
@@ -235,33 +235,22 @@ def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
 
 @pytest.mark.parametrize(
     "how",
-    [
-        HOW,
-        HOW.having(threads=0, workers=2),
-        dataclasses.replace(HOW, stream=True),
-        HOW.having(threads=0, prefetch=0),
-    ],
+    [HOW, HOW.having(threads=0, workers=2), but(stream=True), HOW.having(prefetch=0)],
     ids=lambda how: how.reader,
 )
-@pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
-def test_every_way_of_reading_gets_an_advice(how, factor):
-    for stage, held in itertools.product(["read", "host", "place"], [0.0, 0.01]):
-        given = window(**{stage: factor * 0.02}, wait=0.01 * factor, cpu=0.001)
+def test_every_way_of_reading_gets_an_advice(how):
+    cases = itertools.product(["read", "host", "place"], [0.0, 0.01], [0.1, 1.0, 5.0])
+    for stage, held, times in cases:
+        given = window(**{stage: times * 0.02}, wait=0.01 * times, cpu=0.001)
         report = judge(given, dataclasses.replace(how, gil_wait_s=held))
         assert len(report.advice) > 20
         assert math.isfinite(report.wait_share)
         assert report.change is None or report.change.wait_share < report.wait_share
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(150.4, "150"), (1.504, "1.5"), (999.6, "over 1000"), (9e9, "over 1000"), (0.752, "0.752"), (1e-9, "0.001")],
-)
-def test_a_factor_has_no_exponent(value, text):
-    assert factor(value) == text
-
-
-def test_nothing_is_less_than_nothing_and_one_is_singular():
+def test_how_numbers_are_written():
+    values = [150.4, 1.504, 999.6, 9e9, 0.752, 1e-9]
+    assert [factor(value) for value in values] == ["150", "1.5", "over 1000", "over 1000", "0.752", "0.001"]
     assert (milliseconds(-1e-12), percent(-1e-9), milliseconds(1.2345)) == ("0.000", "0 %", "1,234")
     assert [counted(n, "batch") for n in (0, 1, 1234)] == ["0 batches", "1 batch", "1,234 batches"]
     report = str(judge(window(count=1, read=0.0001, loop=0.015, wait=-1e-12), HOW))
@@ -293,9 +282,7 @@ def test_the_process_that_reads_slowly_is_the_straggler():
         "for input 50 % of the time"
     )
     assert here.advice == "look at process 1: its own report says what to change there"
-    there = judge(
-        window(read=0.040, place=0.001, wait=0.010, cpu=0.001), dataclasses.replace(HOW, process=1), others
-    )
+    there = judge(window(read=0.040, place=0.001, wait=0.010, cpu=0.001), but(process=1), others)
     assert (there.bound, there.change.setting) == ("straggler", "Reading.threads")
 
 
@@ -310,23 +297,3 @@ def test_the_process_that_reads_slowly_is_the_straggler():
 )
 def test_no_straggler(processes):
     assert straggler(processes) is None
-
-
-# --- settings that are "auto" ---
-
-
-@pytest.mark.parametrize(
-    ("found", "advice"),
-    [
-        (set(), "threads 2 →"),
-        ({"buffer", "prefetch"}, "threads 2 →"),
-        ({"threads", "workers", "buffer", "prefetch"}, "no setting helps: storage is slower than training"),
-    ],
-)
-def test_advice_leaves_out_what_is_found_while_running(found, advice):
-    slow = window(read=0.060, wait=0.020)
-    report = judge(slow, dataclasses.replace(HOW, found=frozenset(found)))
-    assert report.advice.startswith(advice)
-    assert report.bound == "read"
-    searching = judge(slow, dataclasses.replace(HOW, found=frozenset(["threads", "workers"]), searching=True))
-    assert searching.advice == "nothing yet: better values of threads, workers are being looked for"

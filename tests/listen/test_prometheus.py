@@ -85,7 +85,7 @@ def test_names_kinds_units_and_help_are_those_of_the_table(feed):
         assert strict[short].unit == metric.unit
 
 
-def test_nothing_is_read_before_a_scrape_and_nothing_on_the_thread_that_trains(feed):
+def test_statistics_are_read_when_asked_for_and_on_another_thread(feed):
     asked = []
 
     class Watched:
@@ -97,28 +97,18 @@ def test_nothing_is_read_before_a_scrape_and_nothing_on_the_thread_that_trains(f
     with serve(watched, port=0) as server:
         assert asked == []
         scraped(server)
-        assert len(asked) == 1
-        assert asked[0] is not threading.current_thread()
+    assert [thread is threading.current_thread() for thread in asked] == [False]
 
 
 def test_several_feeds_have_labels_of_their_own(feed, sharding):
-    with (
-        feedline.Feed({"x": np.zeros((640, 2))}, 32, sharding) as test,
-        serve({"train": feed, 'a "b"\\\n': test}, port=0) as server,
-    ):
-        next(test)
-        text = scraped(server)
+    with feedline.Feed({"x": np.zeros((640, 2))}, 32, sharding) as fresh:
+        with serve({"train": feed, 'a "b"\\\n': fresh}, port=0) as server:
+            text = scraped(server)
         assert values(text, feed="train")["feedline_rows_total", ""] == 1280
-        assert values(text, feed='a "b"\\\n')["feedline_rows_total", ""] == 32
-        assert text.count("# TYPE feedline_rows_total") == 1
-
-
-def test_before_the_first_batch_there_are_totals_and_no_verdict(sharding):
-    with feedline.Feed({"x": np.zeros((640, 2))}, 32, sharding) as fresh, serve(fresh, port=0) as server:
-        found = values(scraped(server))
+        found = values(text, feed='a "b"\\\n')
+        assert found["feedline_rows_total", ""] == 0  # before the first batch there is no verdict
+        assert not any(name in ("feedline_bound", "feedline_au_ratio") for name, _ in found)
         next(fresh)
-    assert found["feedline_batches_total", ""] == 0
-    assert not any(name in ("feedline_bound", "feedline_au_ratio") for name, _ in found)
 
 
 def test_a_closed_feed_is_still_served_and_a_collected_one_no_longer(sharding):
@@ -163,12 +153,10 @@ def test_a_port_in_use_is_an_error_with_a_fix_and_training_goes_on(feed):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"port": -1}, ValueError, "port must be at least 0, got -1"),
         ({"port": 65536}, ValueError, "port must be at most 65535, got 65536; give port=0 for a free one"),
         ({"port": "9464"}, TypeError, "port must be an integer"),
         ({"host": None}, TypeError, "host must be a str, such as '127.0.0.1', got None"),
-        ({"feeds": {}}, ValueError, r"feeds must be a feed, or feeds by name, such as \{'train': feed\}"),
-        ({"feeds": {1: None}}, ValueError, "feeds must be a feed, or feeds by name"),
+        ({"feeds": {1: None}}, ValueError, "feeds must be a feed, or feeds by name, such as"),
         ({"feeds": [1, 2]}, TypeError, r"feed must have a method statistics\(\), .* got \[1, 2\]; give the feed"),
     ],
 )
@@ -197,27 +185,6 @@ def test_a_registry_of_ones_own(feed):
     assert values(generate_latest(registry).decode(), feed="mine")["feedline_rows_total", ""] == 1280
     with pytest.raises(ValueError, match="Duplicated timeseries"):  # one collector serves all feeds
         registry.register(FeedCollector({"other": feed}))
-
-
-def test_scrapes_at_once_while_training(feed):
-    failures = []
-
-    def scrape():
-        try:
-            for _ in range(5):
-                assert values(scraped(server))["feedline_batches_total", ""] >= 20
-        except BaseException:  # noqa: BLE001  of any type: the test shows it
-            failures.append(sys.exception())
-
-    with serve(feed, port=0) as server:
-        threads = [threading.Thread(target=scrape) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            next(feed)
-        for thread in threads:
-            thread.join()
-    assert failures == []
 
 
 @pytest.mark.slow

@@ -35,35 +35,23 @@ _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50
 
 
 class BatchTimes(NamedTuple):
-    """The times of one delivered batch, in seconds. Those before `follows` are summed over all batches.
+    """The times of one delivered batch, in seconds. Those before `follows` are summed over all batches."""
 
-    Attributes:
-      read_s, transform_s, stage_s, place_s: of the threads that made it, summed over them.
-      read_cpu_s, host_cpu_s, place_cpu_s: their processor time; `host` is transform and stage.
-      wait_s: for how long the training loop waited for it.
-      loop_s: the training loop's own time before it asked for this batch; 0 after a break.
-      follows: whether it was taken after another one without a break.
-      drained: whether all batches that were read ahead while the first step compiled were taken before it.
-      slot_s: for how long it waited in host memory until it might be placed.
-      put, taken: when it was placed, and when the training loop got it.
-      late_s: for how long its transfer went on after the loop had got it; None: not known.
-    """
-
-    read_s: float
+    read_s: float  # these four: of the threads that made it, summed over them
     transform_s: float
     stage_s: float
     place_s: float
-    read_cpu_s: float
+    read_cpu_s: float  # these three: their processor time; `host` is transform and stage
     host_cpu_s: float
     place_cpu_s: float
-    wait_s: float
-    loop_s: float
-    follows: bool
-    drained: bool
-    slot_s: float
-    put: float
-    taken: float
-    late_s: float | None
+    wait_s: float  # of the training loop, for this batch
+    loop_s: float  # its own time before it asked for this batch; 0 after a break
+    follows: bool  # whether it was taken after another one without a break
+    drained: bool  # whether all that was read ahead while the first step compiled was taken before it
+    slot_s: float  # in host memory until it might be placed
+    put: float  # when it was placed
+    taken: float  # when the training loop got it
+    late_s: float | None  # for how long its transfer went on after that; None: not known
 
     @property
     def host_s(self) -> float:
@@ -82,10 +70,8 @@ _SUMMED = BatchTimes._fields[: BatchTimes._fields.index("follows")]
 class Accounts:
     """Adds up what the batches of one feed cost.
 
-    `told` and `interrupted` are for the training thread; the other methods may be called by any.
-
-    Args:
-      ahead: batches that may have been made before the first one is taken.
+    `told` and `interrupted` are for the training thread; the other methods may be called by any. `ahead`: batches
+    that may have been made before the first one is taken.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -167,12 +153,9 @@ class Accounts:
             return Window.of(latest, _mean(self._idle), _mean(self._computing) or 0.0)
 
     def keep_with(self, keep: Callable[[BatchRecord | float], None] | None) -> None:
-        """From now on call `keep` with each record, in order; a number is the time of a break. None: no longer.
+        """From now on call `keep` with each record, in order, on one thread at a time. None: no longer.
 
-        Any thread may call it; `keep` is called by one thread at a time.
-
-        Raises:
-          ValueError: the records are kept already.
+        A number is the time of a break. ValueError: the records are kept already.
         """
         self._settle()  # what was delivered before
         if keep is not None and self._keep is not None:
@@ -237,19 +220,12 @@ def _mean(samples: Sequence[bool]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Batches that the training loop took one after the other. All times are means of a batch, in seconds.
+    """Batches that the training loop took one after the other. All times are means of a batch, in seconds."""
 
-    Attributes:
-      batches: their times, the oldest first; at least one.
-      last: how many of them, at the end, were taken one after the other without a break.
-      drained: whether what had been read ahead before the loop began was taken before them.
-      idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
-    """
-
-    batches: Sequence[BatchTimes]
-    last: int
-    drained: bool
-    idle_s: float | None = None
+    batches: Sequence[BatchTimes]  # the oldest first; at least one
+    last: int  # how many of them, at the end, were taken one after the other without a break
+    drained: bool  # whether what had been read ahead before the loop began was taken before them
+    idle_s: float | None = None  # of the loop's own time, while the devices computed nothing; None: not known
 
     @classmethod
     def of(
@@ -259,11 +235,8 @@ class Window:
 
         The first batch of a pass counts, since the loop waits for it; but not that of the feed, nor the step after
         it, which compiles. A rare pause of the loop, as for an evaluation, counts as a usual step. Time in which
-        the loop waited while the devices still computed counts as its own.
-
-        Args:
-          idle_share: of the loop's own time outside of `next`: in which the devices computed nothing.
-          computing_share: of the time in `next`: in which they still computed.
+        the loop waited while the devices still computed counts as its own: `computing_share` of the time in
+        `next`. `idle_share`: of its time outside of `next`, in which they computed nothing.
         """
         drained = [batch for batch in latest if batch.drained]
         following = [batch for batch in latest if batch.follows]

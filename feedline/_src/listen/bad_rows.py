@@ -16,33 +16,21 @@ from feedline._src.rows.bad_rows import BadRow
 
 @dataclasses.dataclass
 class Quarantine:
-    """Holds bad rows against the budget of `Reading`, and writes each to its file once.
-
-    Attributes:
-      reading: has both.
-      rows: that this process supplies of each batch.
-      process: its index, for the file.
-      source_rows: all rows of the source; None: a stream, whose items may be others in each epoch.
-      seen: the bad rows so far, each once, or the items of a stream by epoch. No more than the budget and a batch.
-    """
+    """Holds bad rows against the budget of `Reading`, and writes each to its file once."""
 
     reading: Reading
-    rows: int
+    rows: int  # that this process supplies of each batch
     process: int
-    source_rows: int | None
+    source_rows: int | None  # None: a stream, whose items may be others in each epoch
+    # the bad rows so far, each once, or the items of a stream by epoch. No more than the budget and a batch
     seen: set[int | tuple[int, int]] = dataclasses.field(default_factory=set)
     _ends_whole: bool = False  # whether the last line of the file is known to be a whole one
 
     def enter(self, bad: Sequence[BadRow], *, batches: int) -> None:
         """Take down the bad rows of a batch that is about to be delivered, but those of an earlier epoch.
 
-        Args:
-          bad: of this process.
-          batches: how many are delivered with this one.
-
-        Raises:
-          RowError: they are more than the budget. They are in the file all the same.
-          OSError: the file cannot be written.
+        `batches`: how many are delivered with this one. RowError: they are more than the budget; they are in the
+        file all the same. OSError: the file cannot be written.
         """
         for row in bad:
             key = row.row if self.source_rows is not None else (row.epoch, row.row)

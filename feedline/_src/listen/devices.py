@@ -35,13 +35,10 @@ _MEASURED_S = 1e-3
 
 
 class TransferWatch:
-    """Reports when the arrays of a batch are ready. Any thread may call it; it never waits.
+    """Reports when the arrays of a batch are ready: its `began`, and the seconds since then. It never waits.
 
     At most two batches are watched at a time, so that no more memory is kept alive; further ones are left out. The
     thread starts with the first batch, and ends when the watch is garbage collected.
-
-    Args:
-      report: called with the `began` of a batch and the seconds since then.
     """
 
     def __init__(self, report: Callable[[float, float], None]) -> None:
@@ -68,27 +65,19 @@ def _wait(
 
 
 class Glance(NamedTuple):
-    """What a look at the devices found.
-
-    Attributes:
-      at: when.
-      computes: whether arrays other than batches were being computed.
-      runs_code: whether the process may have run a step on CPU devices, which shows in no array.
-    """
+    """What a look at the devices found."""
 
     at: float
-    computes: bool
-    runs_code: bool
+    computes: bool  # whether arrays other than batches were being computed
+    runs_code: bool  # whether the process may have run a step on CPU devices, which shows in no array
 
 
 class StepWatch:
     """Glances at the devices at random moments, to find out when they compute what the training loop dispatched.
 
     A step that is being computed has arrays that are not ready and are no batch. The share of glances that find
-    none is the share of the time in which the devices are idle. A thread glances while batches are placed.
-
-    Args:
-      report: called with each glance, on that thread.
+    none is the share of the time in which the devices are idle. A thread glances while batches are placed, and
+    calls `report` with each glance.
     """
 
     def __init__(self, report: Callable[[Glance], None]) -> None:

@@ -42,17 +42,10 @@ class Diagnosis:
     Attributes:
       steps_s: the mean time of a step in each phase of `PHASES` that was measured.
       first_batch_s: from the start of the feed to its first batch; None: there was none.
-      steps: how many steps were judged in each phase.
     """
 
     steps_s: dict[str, float] = dataclasses.field(default_factory=dict)
     first_batch_s: float | None = None
-    steps: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def add(self, phase: str, step_s: float, steps: int) -> None:
-        """So many steps of this phase took so long on average."""
-        self.steps_s[phase] = step_s
-        self.steps[phase] = steps
 
     @property
     def au(self) -> float | None:
@@ -107,18 +100,8 @@ _JOIN_S = 30.0
 class DiagnosingPipeline:
     """Gives so many batches in four phases, `PHASES`, and writes the times of their steps into `diagnosis`.
 
-    It has the methods of a pipeline: one thread takes, the owner closes it from any thread.
-
-    Args:
-      stages: of the feed.
-      after, lanes: where the feed is. Each phase that reads begins there.
-      listener: told of the batches that are placed.
-      steps: of all phases together.
-      diagnosis: gets the times.
-      over: called by `take` once the last phase is over; None: nothing is.
-
-    Raises:
-      ValueError: too few steps.
+    It has the methods of a `Run`: one thread takes, the owner closes it from any thread. Each phase that reads
+    begins where the feed is. `take` calls `over` once the last phase is over. ValueError: too few `steps`.
     """
 
     waiting = 0
@@ -217,7 +200,7 @@ class DiagnosingPipeline:
     def _note(self, phase: str, since: float, counted: int) -> None:
         self._finish = lambda: None
         _wait_for_devices()
-        self._diagnosis.add(phase, (time.perf_counter() - since) / counted, counted)
+        self._diagnosis.steps_s[phase] = (time.perf_counter() - since) / counted
 
     def _keep(self, host: HostBatch) -> Placed:
         self._host = host

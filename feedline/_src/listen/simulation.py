@@ -25,30 +25,19 @@ class Costs(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """How a feed works ahead.
+    """How a feed works ahead."""
 
-    Attributes:
-      readers: threads or worker processes that make batches in host memory at a time.
-      readers_place: whether these threads also place the batches; else one more thread does.
-      parts: in how many parts a batch is made.
-      ahead: most batches that are being made or wait in host memory.
-      prefetch: most placed batches that wait; 0: the training loop makes and places each batch itself.
-    """
-
-    readers: int
-    readers_place: bool
-    parts: int
-    ahead: int
-    prefetch: int
+    readers: int  # threads or worker processes that make batches in host memory at a time
+    readers_place: bool  # whether these also place the batches; else one more thread does
+    parts: int  # in how many parts a batch is made
+    ahead: int  # most batches that are being made or wait in host memory
+    prefetch: int  # most placed batches that wait; 0: the training loop makes and places each batch itself
 
 
 def simulated_wait_s(costs: Sequence[Costs], setting: Setting, cpu_s: float = 0.0) -> float:
     """The mean time that the training loop waits for a batch in the long run.
 
-    Args:
-      costs: of each batch, in their order; at least one.
-      setting: how the feed works ahead.
-      cpu_s: a batch cannot be made faster than this: its processor time ÷ the processors that can work on it.
+    `cpu_s`: a batch cannot be made faster than this: its processor time ÷ the processors that can work on it.
 
     Example:
       Two threads make in 10 ms each what the loop uses in 4 ms: a batch comes every 5 ms.

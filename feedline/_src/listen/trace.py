@@ -84,11 +84,7 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
 
 
 def file_of_process(path: str | os.PathLike[str], process: int, processes: int) -> Path:
-    """The absolute path to which this process writes its trace.
-
-    Raises:
-      OSError: a file cannot be written there.
-    """
+    """The absolute path to which this process writes its trace. OSError: a file cannot be written there."""
     path = Path(path).absolute()
     if processes > 1:
         name, dot, suffixes = path.name.partition(".")
@@ -103,14 +99,7 @@ def file_of_process(path: str | os.PathLike[str], process: int, processes: int) 
 
 
 def write_trace(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -> None:
-    """Write the file whole, or not at all; compressed if it ends in ".gz".
-
-    Args:
-      facts: about the whole trace.
-
-    Raises:
-      OSError: it could not be written.
-    """
+    """Write the file whole, or not at all; compressed if it ends in ".gz". OSError: it could not be written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with (
@@ -129,16 +118,10 @@ def write_trace(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -
 
 
 class Events:
-    """The events of all batches that were recorded.
-
-    Attributes:
-      origin: the time that is 0, in seconds as all times here: the earliest in the records.
+    """The events of all batches that were recorded. The earliest time in the records, `origin`, is 0.
 
     Args:
-      records: of the batches.
       span: when the trace began and ended: the end of the last step.
-      process: its index; the events have it as their process.
-      title: the name of the process.
       transfers: when placing began → the seconds until all arrays were ready, where that is known.
       begins: where a batch begins, from the place after the one before.
       nbytes: of the process-local part of a batch.

@@ -72,20 +72,11 @@ class Measured(NamedTuple):
 
 
 class Search:
-    """Proposes settings. For one thread at a time; it has no clock: time is that of the batches.
-
-    Attributes:
-      history: what was tried, and what came of it, one sentence each.
-      settled: whether the search has ended.
-
-    Args:
-      bounds: what may be changed, and how far.
-      start: the settings in use.
-    """
+    """Proposes settings. For one thread at a time; it has no clock: time is that of the batches."""
 
     def __init__(self, bounds: Bounds, start: Settings) -> None:
-        self.history: collections.deque[str] = collections.deque(maxlen=_MAX_HISTORY)
-        self.settled = False
+        self.history: collections.deque[str] = collections.deque(maxlen=_MAX_HISTORY)  # what came of each trial
+        self.settled = False  # whether the search has ended
         self._bounds = bounds
         self._asked = start  # the settings that were proposed last
         self._best = start
@@ -96,12 +87,7 @@ class Search:
         self._again_s, self._pause_s = -math.inf, _PAUSE_S  # no new search before then
 
     def propose(self, window: Window, how: Circumstances) -> Settings | None:
-        """The settings to go on with; None: those in use.
-
-        Args:
-          window: batches that were made with the settings in use.
-          how: how the feed works now.
-        """
+        """The settings to go on with; None: those in use. `window`: batches that were made with these."""
         if how.settings != self._asked:  # the last proposal has not been taken up
             return self._asked
         if not _is_enough(window, how):
@@ -261,17 +247,12 @@ class Tuner:
     Threads that place batches call `look`, one at a time. The training thread reads `proposal`, gives up its
     pipeline, and calls `changed`; until then there is no other proposal. So an interrupt in between makes it do
     the same again.
-
-    Attributes:
-      proposal: settings to change to; None: none.
-      start: those that the feed began with, without workers that this tuner chose.
-      changed_at: when settings changed the last time.
     """
 
     def __init__(self, bounds: Bounds, start: Settings) -> None:
         self.proposal: Settings | None = None
-        self.start = start
-        self.changed_at = -math.inf
+        self.start = start  # what the feed began with, without workers that this tuner chose
+        self.changed_at = -math.inf  # when settings changed the last time
         self._may_use_workers = "workers" in bounds.tunable
         self._search = Search(bounds, start)
         self._looked_at = -math.inf
@@ -279,7 +260,7 @@ class Tuner:
 
     @property
     def history(self) -> Sequence[str]:
-        """What was tried so far, and what came of it."""
+        """What was tried so far, and what came of it: the latest 32 sentences."""
         return tuple(self._search.history)
 
     @property

@@ -31,29 +31,17 @@ _MAX_BATCHES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Circumstances:
-    """How a feed works, and on what.
-
-    Attributes:
-      settings: the numbers in use; `prefetch` 0: the caller makes each batch.
-      cores: that this process may use.
-      stream: whether one thread reads a stream.
-      gil_wait_s: how long a thread that gave up the GIL waits for it, or for a processor.
-      may_use_workers: whether the source could travel to worker processes.
-      store_wait: the share of the time of reading in which threads waited for a store on the network.
-      process: index of this process.
-      found: names of the settings that are "auto": advice leaves them out.
-      searching: whether better ones are being looked for.
-    """
+    """How a feed works, and on what."""
 
     settings: Settings
     cores: int
-    stream: bool = False
-    gil_wait_s: float = 0.0
+    stream: bool = False  # whether one thread reads a stream
+    gil_wait_s: float = 0.0  # of a thread that gave up the GIL, for it or for a processor
     may_use_workers: bool = False
-    store_wait: float = 0.0
+    store_wait: float = 0.0  # the share of the time of reading in which threads waited for a store
     process: int = 0
-    found: frozenset[str] = frozenset()
-    searching: bool = False
+    found: frozenset[str] = frozenset()  # the settings that are "auto": advice leaves them out
+    searching: bool = False  # for better values of these
 
     @property
     def reader(self) -> Reader:
@@ -117,14 +105,7 @@ class ProcessTimes(NamedTuple):
 def judge(
     window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()
 ) -> Report:
-    """The report on a feed.
-
-    Args:
-      window: the batches to judge by.
-      how: how the feed works.
-      others: the times of all processes, if there are several; this one's may be among them.
-      tuning: what was tried of settings that are "auto".
-    """
+    """The report on a feed. `others`: the times of all processes, if there are several."""
     alone_s, wait_share = _alone_s(window, how), window.wait_share
     waits_in_next = wait_share >= LITTLE and window.wait_s >= window.late_s
     held_up = waits_in_next and _is_held_up(window, how, alone_s)
@@ -288,7 +269,7 @@ def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) ->
 def shares_gil(window: Window, how: Circumstances) -> bool:
     """Whether Python code of the feed holds the GIL and makes its threads take turns.
 
-    A thread that computes holds it no longer than that. Threads that sleep wait for others, or for a processor.
+    Threads that wait for it longer than they compute wait for others, or for a processor.
     """
     computes = window.mean("cpu_s") > max(_MIN_CPU_S, how.gil_wait_s)
     return how.reader == "threads" and how.gil_wait_s > _MAX_GIL_WAIT_S and computes

@@ -253,9 +253,8 @@ class RandomAccess:
             bad = self._replace_bad(part, error)
             read_s, read_cpu_s = watch.total()
             return PartTimes(thread, watch.began, read_s, read_cpu_s=read_cpu_s), bad
-        stage_s, rows = finish_s - transform_s, len(part.offsets)
-        times = PartTimes(thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s, rows)
-        return times, []
+        stage_s = finish_s - transform_s
+        return PartTimes(thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s), []
 
     def _locate_and_read(self, part: _Part) -> _Part:
         """Read rows, with one call for each epoch. Returns the part with their indices."""
