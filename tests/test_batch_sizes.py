@@ -1,7 +1,5 @@
 """Batch sizes that change at given steps: the rows of a run stay, and only their cuts into batches move."""
 
-import json
-
 import grain
 import jax
 import numpy as np
@@ -50,20 +48,6 @@ def test_the_rows_are_those_of_a_loop_over_steps(sharding, remainder, prefetch):
         assert feed.statistics().rows == sum(map(len, whole))
 
 
-@pytest.mark.parametrize("at", range(12))
-def test_a_state_goes_on_with_the_size_of_its_step(sharding, at):
-    whole = expected(SIZES, "wrap", 14)
-    with Feed(ROWS, SIZES, sharding, remainder="wrap", prefetch=0) as feed:
-        states = [feed.get_state() for _ in zip(range(at), feed, strict=False)]
-        states = json.loads(json.dumps([*states, feed.get_state()]))
-        feed.set_state(states[0])  # back over all changes
-        np.testing.assert_array_equal(next(feed)["x"], whole[min(at, 1) if at else 0])
-    with Feed(ROWS, SIZES, sharding, remainder="wrap") as feed:
-        feed.set_state(states[-1])
-        for rows, batch in zip(whole[at:], feed, strict=False):
-            np.testing.assert_array_equal(batch["x"], rows)
-
-
 def test_a_state_takes_other_sizes_from_its_step_on(sharding):
     with Feed(ROWS, SIZES, sharding, remainder="wrap") as feed:
         states = [feed.get_state() for _ in zip(range(6), feed, strict=False)]
@@ -96,15 +80,6 @@ def test_passes_end_and_begin_whatever_the_size(sharding):
     with Feed(ROWS, [(0, 48), (1, 64)], sharding, epochs=1, remainder="pad") as feed:
         padded = [np.asarray(batch["valid"]).sum() for batch in feed]
         assert padded == [48, 52]
-
-
-def test_diagnosing_leaves_the_feed_at_its_step(sharding, capsys):
-    with Feed(ROWS, [(0, 8), (2, 16)], sharding, remainder="wrap") as feed:
-        next(feed), next(feed)
-        with feed.diagnose(steps=40):
-            sizes = {len(batch["x"]) for batch in feed}
-        assert sizes == {16}
-        np.testing.assert_array_equal(next(feed)["x"], expected([(0, 8), (2, 16)], "wrap", 3)[2])
 
 
 @pytest.mark.parametrize(

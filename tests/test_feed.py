@@ -6,13 +6,12 @@ import itertools
 import json
 import re
 import threading
-from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from background import PATIENCE_S, spawn
+from background import PATIENCE_S
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -93,15 +92,6 @@ def test_a_batch_may_be_larger_than_an_epoch(remainder, epochs):
         assert np.asarray(batches[0]["row"]).tolist() == [order[i % 13] for i in range(31)]
 
 
-@pytest.mark.parametrize("remainder", REMAINDERS)
-def test_the_pass_without_an_end_begins_like_the_others(remainder):
-    with feed_of(20, 8, remainder=remainder) as feed:
-        some = [rows_in(batch) for _, batch in zip(range(25), feed, strict=False)]
-        assert some == expected_batches(20, 8, remainder, range(14))[:25]
-        with pytest.raises(TypeError, match=r"an endless feed has no length; give it epochs"):
-            len(feed)
-
-
 def test_a_feed_is_its_own_iterator_and_each_pass_takes_the_next_epochs():
     with feed_of(20, 8, epochs=1) as feed:
         assert iter(feed) is feed
@@ -174,20 +164,6 @@ def test_what_goes_on_on_purpose_does_not_warn():
             assert len(list(zip(range(2), feed, strict=False))) == 2
 
 
-def test_a_loop_after_an_error_does_not_warn():
-    def transform(batch, rows):
-        if failing and 16 in rows.position:
-            raise failing.pop()
-        return batch
-
-    for error in (OSError("once"), KeyboardInterrupt()):
-        failing = [error]
-        with feed_of(40, 8, epochs=1, transform=transform, prefetch=0) as feed:
-            with pytest.raises(type(error)):
-                list(feed)
-            assert len(list(feed)) == 3
-
-
 EMPTY = (
     r"gets no batch: the state was saved at the end of a pass, in epoch 0, .* in range\(feed.epoch, epochs\), with"
     r" .*; or leave it out, feed.seek\(1\), and for epoch in range\(1, epochs\)"
@@ -225,13 +201,6 @@ def test_an_empty_pass_after_set_state_warns_once_and_both_loops_that_it_shows_a
         assert next(feed, None) is None  # and this is none
 
 
-def test_a_loop_bounded_by_zip_takes_no_batch_more():
-    with feed_of(40, 8) as feed:
-        taken = [rows_in(batch) for _, batch in zip(range(3), feed, strict=False)]
-        assert feed.get_state()["step"] == 3
-        assert [*taken, rows_in(next(feed))] == expected_batches(40, 8, "drop", [0])[:4]
-
-
 def test_a_state_is_of_what_was_delivered_however_much_is_prefetched():
     with feed_of(43, 8, remainder="pad", epochs=1, prefetch=9) as feed:
         fresh = feed.get_state()
@@ -254,12 +223,6 @@ def test_a_state_is_of_what_was_delivered_however_much_is_prefetched():
             assert resumed.get_state() == saved
             assert [rows_in(batch) for batch in resumed] == left
             assert resumed.get_state()["step"] == 6
-
-
-def test_a_state_stays_small():
-    with feed_of(43, 8) as feed:
-        next(feed)
-        assert len(json.dumps(feed.get_state())) < 1000
 
 
 @pytest.mark.parametrize(
@@ -328,32 +291,6 @@ def test_a_place_beyond_the_data_is_refused_and_changes_nothing(remainder):
             assert rows_in(next(feed)) == order_of(43, 1)[:8]
 
 
-def test_a_state_of_a_longer_source_is_refused_where_this_one_has_no_such_place():
-    with Feed({"row": np.arange(1000, dtype=np.int32)}, 100, WHOLE) as longer:
-        [next(longer) for _ in range(9)]
-        state = longer.get_state()
-    with Feed({"row": np.arange(400, dtype=np.int32)}, 100, WHOLE) as shorter:
-        with pytest.raises(ValueError, match=r"the state's position counts .* an epoch has 400; got 900\."):
-            shorter.set_state(state, allow=("rows", "data"))
-        shorter.set_state({**state, "position": 300}, allow=("rows", "data"))
-        assert (shorter.epoch, shorter.position) == (0, 300)
-
-
-@pytest.mark.parametrize("other", [1, 7, 43, 60])
-@pytest.mark.parametrize("remainder", REMAINDERS)
-@pytest.mark.parametrize("batch_size", [5, 8, 31, 43, 100])
-def test_every_state_of_a_feed_is_a_place_for_one_of_another_batch_size(batch_size, remainder, other):
-    if remainder == "drop" and max(batch_size, other) > 43:
-        return
-    with feed_of(43, batch_size, remainder=remainder) as feed, feed_of(43, other, remainder="pad") as another:
-        for _, batch in zip(range(12), feed, strict=False):
-            state = feed.get_state()
-            another.set_state(state)
-            if remainder != "drop":
-                last = [row for row in rows_in(batch) if row >= 0][-1]
-                assert order_of(43, state["epoch"])[state["position"] - 1] == last
-
-
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_rows_of_a_state_are_those_of_the_batch_that_follows_it(remainder):
     with feed_of(43, 8, remainder=remainder, epochs=3) as feed:
@@ -388,16 +325,6 @@ def test_epoch_and_position_are_those_of_the_next_batch(remainder):
             "wrap": [divmod(8 * k, 20) for k in range(7)],
         }[remainder]
     )
-
-
-def test_steps_per_epoch():
-    steps = {}
-    for remainder in ("drop", "pad"):
-        with feed_of(20, 8, remainder=remainder) as feed:
-            steps[remainder] = feed.steps_per_epoch
-    assert steps == {"drop": 2, "pad": 3}
-    with feed_of(20, 8, remainder="wrap") as feed, pytest.raises(TypeError, match='remainder "wrap" has no whole'):
-        feed.steps_per_epoch  # noqa: B018
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
@@ -443,52 +370,11 @@ def test_a_repr_says_what_a_feed_is_and_where_it_stands():
         next(feed)
         assert re.fullmatch(told.format(0, 16), repr(feed))
         feed.seek(1, 1437)
-        page = feed._repr_html_()
     assert re.fullmatch(told.format(1, "1,437, closed"), repr(feed))
-    settings, spec = ElementTree.fromstring(f"<div>{page}</div>")
-    told = {name.text: value.text for name, value in settings.iter("tr")}
-    assert (told["position"], told["epochs"], told["prefetch"]) == ("1,437", "2", "2")
-    assert re.fullmatch(r"threads \d+, workers 0, buffer 2", told["reading"])
-    heads, first, second = ([cell.text for cell in row] for row in spec.iter("tr"))
-    assert heads == ["leaf of a batch", "dtype", "global shape", "sharding"]
-    assert first == ["<y>.z", "float32", "(16,)", "P() on Mesh(data=2)"]
-    assert second[:3] == ["x", "uint8", "(16, 4, 2)"]
-
     many = {f"leaf{i:02}": np.arange(8) for i in range(30)}
     with Feed(many, 8, WHOLE) as feed:
         assert repr(feed).endswith("leaf11: int32[8], and 18 more>")
-        assert feed._repr_html_().count("leaf") == 1 + 12
-        assert "and 18 more" in feed._repr_html_()
-    assert "feedline.Feed: not built" in object.__new__(Feed)._repr_html_()
     assert repr(object.__new__(Feed)) == "<feedline.Feed: not built>"  # a debugger inside the constructor
-
-
-def test_a_repr_waits_for_nothing_and_touches_no_device(monkeypatch):
-    inside, gate, mine = threading.Event(), threading.Event(), threading.current_thread()
-
-    def unused_here(function):
-        def called(*args, **options):
-            assert threading.current_thread() is not mine
-            return function(*args, **options)
-
-        return called
-
-    def transform(batch, rows):
-        if len(rows.index) > 1:
-            inside.set()
-            assert gate.wait(PATIENCE_S)
-        return batch
-
-    with feed_of(40, 8, transform=transform) as feed:
-        waiting = spawn(lambda: next(feed))
-        assert inside.wait(PATIENCE_S)
-        with monkeypatch.context() as patch:
-            for name in ("devices", "device_put", "make_array_from_callback", "block_until_ready"):
-                patch.setattr(jax, name, unused_here(getattr(jax, name)))
-            assert "position 0" in repr(feed)
-            assert "position" in feed._repr_html_()
-        gate.set()
-        waiting.result(PATIENCE_S)
 
 
 def test_spec_is_that_of_the_batches():

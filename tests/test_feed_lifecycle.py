@@ -3,7 +3,6 @@
 import copy
 import functools
 import gc
-import itertools
 import pickle
 import signal
 import sys
@@ -118,19 +117,6 @@ def test_an_error_in_the_transform_is_the_users_own():
         assert any(entry.name == "transform" for entry in caught.traceback)
         assert "feedline: in the transform, at epoch 0, position 24" in caught.value.__notes__
         assert delivered + [rows_in(batch) for batch in feed] == ORDER
-
-
-def test_a_state_saved_after_an_error_resumes_at_the_batch_that_failed():
-    source = Rows()
-    source.errors = [OSError("disk")]
-    with feed_of(source) as feed:
-        delivered = [rows_in(next(feed)) for _ in range(3)]
-        with pytest.raises(RowError, match="disk"):
-            next(feed)
-        state = feed.get_state()
-    with feed_of(source, prefetch=0) as resumed:
-        resumed.set_state(state)
-        assert delivered + [rows_in(batch) for batch in resumed] == ORDER
 
 
 def test_a_signal_while_next_waits_loses_nothing(monkeypatch):
@@ -285,23 +271,6 @@ def test_an_interrupt_at_any_line_of_the_first_next_leaves_nothing_held():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_an_interrupt_at_any_line_of_the_end_skips_nothing(prefetch):
-    for line in range(1, 1000):
-        with feed_of(Rows(), prefetch=prefetch) as feed:
-            assert [rows_in(next(feed)) for _ in range(8)] == ORDER
-            where, _ = interrupted_at(line, lambda: next(feed, "end"))
-            assert next(feed, "end") == "end"
-            assert (feed.get_state()["epoch"], feed.get_state()["step"]) == (0, 8)
-            interrupted_at(line, lambda: iter(feed))
-            iter(feed)
-            assert (feed.epoch, feed.position) == (1, 0)
-        if where is None:
-            break
-    assert line > 20
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("move", ["seek", "set_state"])
 def test_an_interrupt_at_any_line_of_a_move_leaves_it_done_or_undone(move):
     for line in range(1, 1000):
@@ -336,23 +305,6 @@ def test_two_threads_in_one_feed_are_refused_and_the_feed_stays_usable(monkeypat
         source.gate.set()
         delivered.append(waiting.result(PATIENCE_S))
         assert delivered + [rows_in(batch) for batch in feed] == ORDER
-
-
-def test_threads_that_take_turns_share_a_feed():
-    lock, delivered, start = threading.Lock(), [], threading.Barrier(4)
-
-    def take():
-        start.wait(PATIENCE_S)
-        for _ in range(16):
-            with lock:
-                delivered.append(rows_in(next(feed)))
-
-    with feed_of(Rows(), epochs=8) as feed:
-        for thread in [spawn(take) for _ in range(4)]:
-            thread.result(PATIENCE_S)
-    assert delivered[:8] == ORDER
-    for epoch in range(8):
-        assert sorted(itertools.chain(*delivered[8 * epoch : 8 * epoch + 8])) == [*range(N)]
 
 
 def test_a_closed_feed_refuses_everything_but_a_look():
@@ -496,19 +448,6 @@ def test_a_feed_that_is_dropped_ends_its_threads(cycle):
     assert dropped() is None
     assert left_behind(before) == []
     assert rows_in(batch) == ORDER[0]
-
-
-def test_a_dropped_feed_ends_even_while_it_reads():
-    source = Rows(row=ORDER[0][0])
-    source.gate.clear()
-    before = threading.enumerate()
-    feed = feed_of(source, reading=Reading(threads=1, stall_warning_s=0.05, stall_error_s=0.05))
-    with pytest.raises(StallError):
-        next(feed)
-    del feed
-    gc.collect()
-    source.gate.set()
-    assert left_behind(before) == []
 
 
 def test_without_prefetch_the_caller_does_everything():

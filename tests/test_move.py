@@ -106,29 +106,6 @@ def test_a_move_that_does_not_suit_changes_nothing():
         feed.move(on(4))
 
 
-def test_bad_rows_are_counted_over_a_move(tmp_path):
-    class Bad(feedline.RowSource):
-        spec, identity = {"row": jax.ShapeDtypeStruct((), np.int32)}, {"kind": "bad"}
-
-        def __len__(self):
-            return 48
-
-        def read(self, rows, out):
-            if 3 in rows:
-                raise feedline.RowError("it is bad", stage="read", row=3)
-            out["row"][...] = rows
-
-        def close(self):
-            pass
-
-    reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=1, quarantine=tmp_path / "bad.jsonl")
-    with feedline.Feed(Bad(), 24, on(8), reading=reading) as feed:
-        taken(feed, 2)
-        feed.move(on(4))
-        taken(feed, 4)  # the same row again, in later epochs
-    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 1
-
-
 class Waits(feedline.RowSource):
     """Says when it is read."""
 

@@ -249,7 +249,7 @@ OF_FEEDLINE = {
                "options"],
     "life": ["run", "build", "building", "listen", "feed_options", "order.schedule", "agreement.in_step",
              "agreement.monitor", "prefetch.handover", "runtime", "errors", "options"],
-    "shown": ["life", "run", "listen", "feed_options", "order.schedule", "state", "notebook", "options"],
+    "shown": ["life", "run", "listen", "feed_options", "order.schedule", "state", "options"],
     "moves": ["life", "build", "order.schedule", "state", "options"],
     "feed": ["shown", "moves", "life", "build", "plan.asked", "placement.plan", "order.schedule",
              "agreement.monitor", "record", "runtime", "errors", "grain_face", "feed_options", "options"],

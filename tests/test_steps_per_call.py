@@ -203,15 +203,6 @@ def test_bad_rows_are_masked_in_their_step():
     assert sum(int((~batch["valid"]).sum()) for batch in batches) == 9
 
 
-def test_memory_does_not_grow():
-    reading = feedline.Reading(threads=2, buffer=3)
-    with feed_of(4, reading=reading, prefetch=2) as feed:
-        for _ in range(300):
-            next(feed)
-        # those of docs/design.md, however the threads take turns; "y" is read into a slab of its own and cast
-        assert feed.statistics().slabs <= (len(ROWS) + 1) * (3 + 2 + 3)
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [

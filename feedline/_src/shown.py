@@ -256,70 +256,24 @@ class Shown(Life):
         return traced(path, self._stages, self._listener.accounts)
 
     def __repr__(self) -> str:
-        facts = ", ".join(f"{name} {fact}" for name, fact in self._facts())
-        return f"<feedline.Feed: {facts or 'not built'}>"
-
-    def _repr_html_(self) -> str:
-        """Two tables for a notebook: settings and position, and the spec of a batch."""
-        from feedline._src.notebook import table
-
-        facts = self._facts()[:-1]
-        if not facts:
-            return table("feedline.Feed: not built", [])
-        threads, workers, buffer, prefetch = self._stages.settings
-        settings = [
-            ("prefetch", f"{prefetch:,}"),
-            ("reading", f"threads {threads}, workers {workers}, buffer {buffer}"),
-        ]
-        leaves = jax.tree_util.tree_leaves_with_path(self._next_stages.placement.spec)
-        spec = [
-            (_name(path), leaf.dtype.name, f"{leaf.shape}", _layout(leaf))
+        if "_runs" not in vars(self):
+            return "<feedline.Feed: not built>"
+        rows, form = self._stages.fingerprint["rows"], self._stages.fingerprint["format"]
+        leaves, name_of = jax.tree_util.tree_leaves_with_path(self.spec), jax.tree_util.keystr
+        shown = [
+            f"{name_of(path, simple=True, separator='.') or 'batch'}: {leaf.dtype.name}{list(leaf.shape)}"
             for path, leaf in leaves[:_MAX_LEAVES_SHOWN]
         ]
         if len(leaves) > _MAX_LEAVES_SHOWN:
-            spec.append((f"and {len(leaves) - _MAX_LEAVES_SHOWN} more", "", "", ""))
-        return table("feedline.Feed", [*facts, *settings]) + table(
-            "feedline.Feed.spec", spec, ("leaf of a batch", "dtype", "global shape", "sharding")
-        )
-
-    def _facts(self) -> list[tuple[str, str]]:
-        """Names and values, in words. Of a feed that could not be built there are none."""
-        if "_runs" not in vars(self):
-            return []
-        fingerprint, cursor = (
-            self._stages.fingerprint,
-            self._next_stages.access.next_cursor(self._delivered.cursor),
-        )
-        rows = fingerprint["rows"]
-        return [
-            ("rows", f"of {fingerprint['format']}" if rows is None else f"{rows:,}"),
-            ("batch_size", f"{self.batch_size:,}"),
-            ("remainder", self.remainder),
-            ("epochs", "endless" if self.epochs is None else f"{self.epochs:,}"),
-            ("order", "its own" if self.order is None else repr(self.order)),
-            ("epoch", f"{cursor.epoch:,}"),
-            ("position", f"{cursor.position:,}" + (", closed" if self._closed else "")),
-            ("spec", _described(self._next_stages.placement.spec)),
-        ]
-
-
-def _described(spec: Any) -> str:
-    """The leaves of a batch, as in ``image: uint8[64, 28, 28], label: int32[64]``."""
-    leaves = jax.tree_util.tree_leaves_with_path(spec)
-    named = [f"{_name(path)}: {leaf.dtype.name}{list(leaf.shape)}" for path, leaf in leaves[:_MAX_LEAVES_SHOWN]]
-    return ", ".join(
-        [*named, f"and {len(leaves) - _MAX_LEAVES_SHOWN} more"] if len(leaves) > _MAX_LEAVES_SHOWN else named
-    )
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "batch"
-
-
-def _layout(leaf: jax.ShapeDtypeStruct) -> str:
-    """How a leaf is sharded; of another sharding than `NamedSharding`, its class."""
-    sharding = leaf.sharding
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return type(sharding).__name__
-    mesh = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-    return f"P({', '.join(map(repr, sharding.spec))}) on Mesh({mesh})"
+            shown.append(f"and {len(leaves) - _MAX_LEAVES_SHOWN} more")
+        facts = {
+            "rows": f"of {form}" if rows is None else f"{rows:,}",
+            "batch_size": f"{self.batch_size:,}",
+            "remainder": self.remainder,
+            "epochs": "endless" if self.epochs is None else f"{self.epochs:,}",
+            "order": "its own" if self.order is None else repr(self.order),
+            "epoch": f"{self.epoch:,}",
+            "position": f"{self.position:,}" + (", closed" if self._closed else ""),
+            "spec": ", ".join(shown),
+        }
+        return f"<feedline.Feed: {', '.join(f'{name} {fact}' for name, fact in facts.items())}>"

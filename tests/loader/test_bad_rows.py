@@ -333,15 +333,6 @@ def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
         next(feed)
 
 
-def test_a_share_is_counted_without_rounding_errors():
-    bad = [BadRow(i, 0, i, i, 0, "it is damaged", None) for i in range(8)]
-    reading = Reading(bad_rows="mask", bad_rows_budget=0.07)
-    quarantine = Quarantine(reading, rows=100, process=0, source_rows=1000)  # 0.07 · 100 > 7 in floats
-    quarantine.enter(bad[:7], batches=1)
-    with pytest.raises(RowError, match="allows 7 bad rows"):
-        quarantine.enter(bad, batches=1)
-
-
 @pytest.mark.parametrize("size", [B, [(0, B), (9, B // 2)]])
 def test_a_row_that_is_bad_in_each_epoch_counts_once(sharding, tmp_path, size):
     path = tmp_path / "bad.jsonl"
@@ -353,16 +344,6 @@ def test_a_row_that_is_bad_in_each_epoch_counts_once(sharding, tmp_path, size):
     assert sorted(json.loads(line)["row"] for line in path.read_text().splitlines()) == [3, 26]
 
 
-def test_a_share_of_bad_rows_does_not_grow_with_the_epochs(sharding):
-    """Of a thousand rows the hundredth part may be bad, however often they are delivered."""
-    reading = Reading(bad_rows="mask", bad_rows_budget=0.01)
-    quarantine = Quarantine(reading, rows=100, process=0, source_rows=1000)
-    bad = [BadRow(0, 0, i, i, 0, "it is damaged", None) for i in range(11)]
-    quarantine.enter(bad[:10], batches=10)
-    with pytest.raises(RowError, match=r"allows 10 bad rows in the 1000 rows .* and 11 are"):
-        quarantine.enter(bad[10:], batches=1000)
-
-
 def test_items_of_a_stream_count_in_each_epoch():
     """Number 3 may be another item then."""
     quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=1), rows=B, process=0, source_rows=None)
@@ -370,29 +351,6 @@ def test_items_of_a_stream_count_in_each_epoch():
     quarantine.enter([item, item], batches=1)
     with pytest.raises(RowError, match="allows 1 bad rows"):
         quarantine.enter([item._replace(epoch=1)], batches=10)
-
-
-def test_a_state_does_not_know_of_bad_rows(sharding):
-    with _feed(sharding, Columns()) as feed, _feed(sharding, Columns(bad=())) as good:
-        with pytest.raises(ValueError, match="over other data"):
-            feed.set_state({**good.get_state(), "fingerprint": {}})
-        next(feed), next(good)
-        assert feed.get_state() == good.get_state()
-        good.set_state(feed.get_state())
-        assert np.asarray(next(good)["row"]).tolist() == list(range(16, 32))
-
-
-def test_a_resumed_feed_has_the_same_substitutes(sharding):
-    reading = Reading(bad_rows="substitute", bad_rows_budget=99)
-    options = {"order": Order(SEED), "epochs": EPOCHS, "remainder": "wrap", "reading": reading}
-    whole = [row for batch in expected("wrap") for row, _, _ in batch]
-    rows, state = [], None
-    for size in (8, 24, 16, 40):
-        with Feed(Columns(), size, sharding, **options) as feed:
-            feed.set_state(state) if state else None
-            rows += np.asarray(next(feed)["row"]).tolist()
-            state = json.loads(json.dumps(feed.get_state()))
-    assert rows == whole[: len(rows)]
 
 
 def test_a_source_without_a_good_row_is_an_error_after_few_reads(sharding):
@@ -501,30 +459,6 @@ def test_what_a_signal_handler_raises_in_a_read_is_no_bad_row(sharding, tmp_path
             assert feed.statistics().bad_rows == 0
 
 
-def test_an_earlier_exception_of_a_handler_explains_no_bad_row(sharding, alarmed):
-    """An alarm that is handled while another read fails is the context of that error, and not its cause."""
-    alarm = alarmed(too_late)
-    with _feed(sharding, Columns(), bad_rows_budget=99, prefetch=0) as feed:
-        try:
-            alarm()
-        except TimeoutError:
-            next(feed)
-        assert feed.statistics().bad_rows == 1
-
-
-def test_a_signal_handler_that_raises_while_a_decoder_is_checked_ends_that(tmp_path, alarmed):
-    alarm = alarmed(too_late)
-
-    def decode(record, out, row):
-        alarm()
-        out["row"][...] = row.index
-
-    (tmp_path / "0.bin").write_bytes(b"x")
-    (tmp_path / "1.bin").write_bytes(b"x")
-    with pytest.raises(TimeoutError, match="in a function"):
-        decoded(tmp_path, decode, {"row": jax.ShapeDtypeStruct((), np.int32)})
-
-
 def test_of_two_bad_rows_in_a_batch_the_first_is_raised_whichever_was_read_first(sharding):
     class SlowFirst(Columns):
         def read(self, rows, out):
@@ -563,17 +497,6 @@ def test_the_first_row_must_be_good(sharding):
 
     with pytest.raises(RowError, match=r"it is damaged \[stage read, row 0\]"):
         _feed(sharding, First(_damaged))
-
-
-def test_the_row_that_the_transform_gets_first_must_be_good(sharding):
-    message = (
-        r"when the feed is built.*Columns failed to read it with OSError: it is damaged \[stage read, row 0\]"
-    )
-    with pytest.raises(RowError, match=message):
-        _feed(sharding, Columns(bad={0}), transform=lambda batch, rows: batch)
-    with _feed(sharding, Columns(bad={0})) as feed:  # of columns nothing else is learnt from a row
-        next(feed)
-        assert feed.statistics().bad_rows == 1
 
 
 def test_a_full_disk_under_the_quarantine_is_named_and_the_batch_is_read_again(sharding, tmp_path):
@@ -720,35 +643,7 @@ def test_a_stream_whose_first_item_does_not_fit_has_no_substitute(sharding):
         next(feed)
 
 
-def test_a_bad_item_is_raised_if_its_substitute_is_refused_too(sharding):
-    def refuse(batch, rows):
-        if 5 in rows.position:
-            raise RowError("refused", row=5)
-        return batch
-
-    reading = Reading(bad_rows="substitute", bad_rows_budget=99)
-    message = r"refused \[row 5, epoch 0, position 5\]"
-    with (
-        Feed(_stream({}), B, sharding, transform=refuse, reading=reading) as feed,
-        pytest.raises(RowError, match=message),
-    ):
-        next(feed)
-
-
 # --- the file ---
-
-
-def test_the_row_error_of_a_transform_may_have_fields_that_are_no_strings(sharding, tmp_path):
-    def refuse(batch, rows):
-        if 3 in rows.index:
-            raise RowError(OSError("it is damaged"), row=3, file=tmp_path)
-        return batch
-
-    path = tmp_path / "bad.jsonl"
-    with _feed(sharding, Columns(bad=()), transform=refuse, bad_rows_budget=99, quarantine=path) as feed:
-        next(feed)
-    (line,) = map(json.loads, path.read_text().splitlines())
-    assert (line["error"], line["file"]) == ("it is damaged", str(tmp_path))
 
 
 def test_the_file_stays_where_it_is_when_the_program_changes_directory(sharding, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -69,20 +68,6 @@ def test_workers_give_the_same_batches_and_leave_nothing(sharding, delivered, pa
         assert one["platform_is_cpu"].all()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.slow
-def test_workers_resume_where_the_state_says(sharding, path):
-    def run(reading, state, count):
-        with Feed({"x": path}, 16, sharding, epochs=1, reading=reading) as feed:
-            feed.set_state(state) if state else None
-            rows = [np.asarray(batch["x"])[:, 0] for _, batch in zip(range(count), feed, strict=False)]
-            return rows, feed.get_state()
-
-    whole, _ = run(Reading(), None, 12)
-    head, state = run(Reading(workers=1), None, 5)
-    tail, _ = run(Reading(workers=2), state, 7)
-    np.testing.assert_array_equal(head + tail, whole)
 
 
 def _explode(batch, rows):
@@ -160,19 +145,6 @@ def test_big_endian_rows_arrive_right(sharding, delivered, dtype):
     values = np.arange(64).astype(dtype)
     batches = delivered(Feed({"x": values}, 8, sharding, order=Order(shuffle=False), epochs=1))
     np.testing.assert_array_equal(np.concatenate([batch["x"] for batch in batches]), np.arange(64))
-
-
-def test_no_reading_thread_outlives_the_feed(sharding, path):
-    before = set(threading.enumerate())
-    feed = Feed({"x": path}, 8, sharding, reading=Reading(threads=4, buffer=4))
-    next(feed)
-    mine = set(threading.enumerate()) - before
-    assert {thread.name for thread in mine} == {f"feedline-read-{i}" for i in range(8)}
-    assert all(thread.daemon for thread in mine)
-    feed.close()
-    for thread in mine:
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def test_a_feed_is_not_built_in_a_process_that_is_still_importing(monkeypatch):

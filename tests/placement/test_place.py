@@ -11,7 +11,6 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from partitions import (
     DEVICES,
-    INTERLEAVED,
     any_layout,
     cut,
     devices_of,
@@ -46,10 +45,6 @@ batches = meshes().flatmap(
 
 def struct_of(layout, dtype):
     return jax.ShapeDtypeStruct(layout.shape, dtype, sharding=layout.sharding)
-
-
-def struct_of_rows(sharding):
-    return jax.ShapeDtypeStruct((8, 4), np.int32, sharding=sharding)
 
 
 @given(leaves=batches)
@@ -100,13 +95,6 @@ def test_a_missing_leaf_is_not_overlooked():
         placement.place([np.arange(8, dtype=np.int32)])
 
 
-@pytest.mark.parametrize("rows", [7, 9, 16])
-def test_a_leaf_of_another_size_is_not_cut(rows):
-    placement = Placement.of(sharded_spec([jax.ShapeDtypeStruct((), np.int32)], 8, BY_ROW))
-    with pytest.raises(ValueError, match=rf"\[{rows}\]"):
-        placement.place([np.arange(rows, dtype=np.int32)])
-
-
 @given(layout=any_layout, dealt=processes)
 @settings(max_examples=100, deadline=None)
 def test_the_plan_of_a_process_follows_from_its_devices_and_the_global_shape_from_its_part(layout, dealt):
@@ -144,16 +132,6 @@ def test_a_part_that_the_devices_of_its_process_do_not_divide_is_refused():
         assert sharded_like(np.zeros(6), BY_ROW).shape == (16,)
         with pytest.raises(ValueError, match=r"multiple of the 3 shards .*, got 2; 3 would work$"):
             sharded_like(np.zeros(2), BY_ROW)
-
-
-def test_a_column_cut_that_the_devices_of_a_process_do_not_divide_is_refused():
-    mine = devices_of(BY_ROW_AND_COLUMN, INTERLEAVED)[1]
-    with only(mine):
-        assert sharded_like(np.zeros((2, 6)), BY_ROW_AND_COLUMN).shape == (2, 12)
-        with pytest.raises(
-            ValueError, match=r"^batch: the size of axis 1 must .* the 2 shards .*got 5; 4 or 6 would"
-        ):
-            sharded_like(np.zeros((2, 5)), BY_ROW_AND_COLUMN)
 
 
 @pytest.mark.parametrize(

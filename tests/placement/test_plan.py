@@ -20,7 +20,6 @@ from partitions import (
     DEVICES,
     EACH,
     INTERLEAVED,
-    Layout,
     any_layout,
     cut,
     devices_of,
@@ -151,25 +150,6 @@ def test_adjacent_columns_are_a_slice_so_that_cutting_them_copies_nothing(order,
     assert plan.whole_columns == (order is None)
 
 
-@pytest.mark.parametrize("size", [0, 8])
-def test_an_axis_without_elements(size):
-    sharding = NamedSharding(mesh_of((8,)), P("a"))
-    plan = plan_leaf(sharding, (size, 0), DEVICES[:4], "x")
-    assert plan.local_shape == (size // 2, 0)
-    assert plan.whole_columns
-
-
-@pytest.mark.parametrize("device", [0, 5])
-def test_a_single_device_owns_everything(device):
-    sharding = SingleDeviceSharding(DEVICES[device])
-    plan = plan_leaf(sharding, (5, 3), [DEVICES[device]], "x")
-    assert plan.local_shape == (5, 3)
-    assert plan.whole_columns
-    assert shards_of(sharding, 2) == (1, 1)
-    with pytest.raises(ValueError, match=r"^x: this process owns no device .* so it can supply no rows\. Build"):
-        plan_leaf(sharding, (5, 3), [DEVICES[device - 1]], "x")
-
-
 def test_a_process_without_a_device_of_the_mesh_is_refused():
     sharding = NamedSharding(mesh_of((4,)), P("a"))
     with pytest.raises(ValueError, match=r"^images: this process owns no device of the sharding's mesh"):
@@ -194,14 +174,6 @@ def test_the_union_of_rows_holds_each_row_of_which_a_leaf_needs_anything(leaves,
         union = union_of_rows(plans)
         assert union.dtype == np.int64
         assert union.tolist() == np.flatnonzero(needed).tolist()
-
-
-def test_the_union_of_a_sequence_sharded_and_a_row_sharded_leaf():
-    mesh = mesh_of((2, 4))
-    by_row, by_column = NamedSharding(mesh, P(("a", "b"))), NamedSharding(mesh, P("a", "b"))
-    plans = [plan_leaf(sharding, (8, 4), DEVICES[5:7], "x") for sharding in (by_row, by_column)]
-    assert plans[0].rows.tolist() == [5, 6]
-    assert plans[1].rows.tolist() == union_of_rows(plans).tolist() == [4, 5, 6, 7]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,21 +207,6 @@ def test_replicas_are_the_processes_that_own_the_same_elements(layout, dealt):
     for process, others in elements.items():
         (group,) = (group for group in groups if process in group)
         assert group == sorted(other for other in owners if elements[other] == others)
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        (P("a"), [[0, 1], [2, 3]]),
-        (P("b"), [[0, 2], [1, 3]]),
-        (P(), [[0, 1, 2, 3]]),
-        (P(("a", "b")), [[0], [1], [2], [3]]),
-        (P("a", "b"), [[0], [1], [2], [3]]),
-    ],
-)
-def test_replicas_of_four_processes_with_a_device_each(spec, expected):
-    sharding = FakeSharding(NamedSharding(mesh_of((2, 2)), spec), EACH)
-    assert replicas(sharding, (4, 4)) == expected
 
 
 @given(layout=any_layout, at=st.integers(0, 2), size=st.integers(1, 100))
@@ -299,20 +256,6 @@ def test_a_scalar_is_refused(sharding):
         plan_leaf(sharding, (), DEVICES, "x")
 
 
-class Stubborn(FakeSharding):
-    """A sharding of another kind, which has no spec and divides nothing."""
-
-    device_set = frozenset(DEVICES)
-
-    def shard_shape(self, shape):
-        raise ValueError("not today")
-
-
-def test_the_error_of_another_kind_of_sharding_is_raised_with_the_name_of_the_leaf():
-    with pytest.raises(ValueError, match=r"^x: the sharding cannot divide shape \(8, 2\): not today$"):
-        plan_leaf(Stubborn(None, None), (8, 2), DEVICES, "x")
-
-
 @given(layout=any_layout)
 @settings(max_examples=100, deadline=None)
 def test_shards_of_each_axis(layout):
@@ -321,23 +264,6 @@ def test_shards_of_each_axis(layout):
     assert shards_of(gspmd(layout.sharding, len(layout.shape)), len(layout.shape)) == shards_of(
         layout.sharding, len(layout.shape)
     )
-
-
-def test_a_gspmd_sharding_of_another_rank_is_refused():
-    sharding = gspmd(NamedSharding(mesh_of((8,)), P("a")), 2)
-    with pytest.raises(
-        ValueError, match=r"^x: the sharding cannot divide shape \(8,\): .* not for arrays of 1 axes$"
-    ):
-        plan_leaf(sharding, (8,), DEVICES, "x")
-
-
-@pytest.mark.parametrize("spec", [P("a"), P(None, "a"), P("b", "a")])
-def test_columns_that_are_adjacent_are_never_listed(spec):
-    """So a row of 2^60 elements is planned quickly and in little memory."""
-    plan = plan_leaf(NamedSharding(mesh_of((2, 4)), spec), (8, 1 << 60), DEVICES[:4], "x")
-    expected = slice(0, 1 << 59) if len(spec) > 1 else slice(None)
-    assert plan.columns == (expected,)
-    assert plan.local_shape == (8 if len(spec) > 1 else 4, len(range(1 << 60)[expected]))
 
 
 def test_a_device_or_a_spec_under_set_mesh_stands_for_its_sharding():
@@ -353,17 +279,6 @@ def test_a_device_or_a_spec_under_set_mesh_stands_for_its_sharding():
         }
         assert local_rows(P("a"), 16).tolist() == list(range(16))
     assert local_rows(DEVICES[0], 3).tolist() == [0, 1, 2]
-
-
-@given(layout=any_layout, dealt=processes)
-@settings(max_examples=100, deadline=None)
-def test_the_sharding_of_the_batch_axis_alone_equals_that_of_the_array(layout, dealt):
-    alone = Layout(batch_axis_sharding(layout.sharding), layout.shape[:1])
-    for devices in devices_of(layout.sharding, dealt).values():
-        needed = owned(layout, devices).reshape(layout.shape[0], -1).any(axis=1)
-        np.testing.assert_array_equal(owned(alone, devices), needed)
-        with only(devices):
-            assert local_rows(layout.sharding, layout.shape[0]).tolist() == np.flatnonzero(needed).tolist()
 
 
 def test_local_rows_of_a_permuted_mesh_need_not_be_adjacent():
@@ -398,9 +313,3 @@ def test_the_batch_axis_stays_in_the_memory_where_the_batch_lies():
 def test_batch_sizes_that_have_no_local_rows(size, error, match):
     with pytest.raises(error, match=match):
         local_rows(NamedSharding(mesh_of((8,)), P("a")), size)
-
-
-@pytest.mark.parametrize("sharding", [None, P("a"), mesh_of((8,))])
-def test_local_rows_refuses_an_object_that_is_no_sharding(sharding):
-    with pytest.raises(TypeError, match=r"^a NamedSharding or a SingleDeviceSharding is needed .* got "):
-        local_rows(sharding, 8)

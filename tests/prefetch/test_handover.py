@@ -7,8 +7,6 @@ import sys
 
 import pytest
 from background import PATIENCE_S, spawn
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from interleave import Deadlock, Queue, Turns, all_orders
 
 from feedline._src.prefetch.handover import Closed, Empty, Handover
@@ -179,22 +177,6 @@ def test_every_order_of_close_and_another(other, ready):
     assert all_orders(check) >= 10
 
 
-@pytest.mark.slow
-@given(
-    depth=st.integers(1, 3),
-    count=st.integers(0, 4),
-    producers=st.integers(1, 4),
-    closes=st.integers(0, 2),
-    data=st.data(),
-)
-@settings(max_examples=300, deadline=None)
-def test_drawn_orders_of_all_roles(depth, count, producers, closes, data):
-    scene = Scene(lambda able: data.draw(st.sampled_from(able)), depth, count, producers)
-    closers = {f"close_{i}": scene.close for i in range(closes)}
-    scene.turns.run(consume=scene.consume, **scene.producers, **closers)
-    scene.check()
-
-
 def test_the_producer_stops_at_exactly_depth_items():
     for depth in (1, 2, 5):
         scene = Scene(lambda able: able[0], depth, depth + 1)
@@ -235,14 +217,6 @@ def test_waiting_counts_items_that_are_ready_and_not_the_end():
     assert [handover.take(0), handover.waiting] == ["a", 1]
     handover.close()
     assert handover.waiting == 0
-
-
-def test_nothing_within_the_time_is_not_the_end():
-    handover = Handover(1)
-    with pytest.raises(Empty):
-        handover.take(0)
-    handover.put(0, "late")
-    assert handover.take(0) == "late"
 
 
 @pytest.mark.parametrize("side", ["wait_for_slot", "put", "finish", "take"])

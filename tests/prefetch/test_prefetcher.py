@@ -1,7 +1,6 @@
 """The placement thread, and what reading threads and its synchronous double share with it: order, errors, ends."""
 
 import gc
-import logging
 import queue
 import threading
 import traceback
@@ -10,7 +9,7 @@ import weakref
 import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 
-from feedline import Reading, StallError
+from feedline import Reading
 from feedline._src.prefetch.handover import Closed
 from feedline._src.prefetch.pipelines import Prefetcher, Readers, Synchronous
 from feedline._src.prefetch.watch import Watch
@@ -183,17 +182,6 @@ def test_exactly_depth_placed_items_wait(depth):
     assert run.join(PATIENCE_S) is None
 
 
-@pytest.mark.parametrize("end", [StopIteration(7), KeyError("bad row")])
-def test_the_end_needs_no_slot_and_waits_for_nobody(end):
-    run = prefetcher(Source("a", "b", end), depth=2)
-    assert run.join(PATIENCE_S) is None  # it is done, though both slots are taken
-    assert run.waiting == 2
-    assert [run.take(), run.take()] == ["a", "b"]
-    with pytest.raises(type(end)) as caught:
-        run.take()
-    assert caught.value is end
-
-
 def test_an_error_that_was_handled_keeps_nothing_alive(run_of):
     class BadRow(Exception):
         pass
@@ -212,22 +200,6 @@ def test_an_error_that_was_handled_keeps_nothing_alive(run_of):
     run.close()
     assert run.join(PATIENCE_S) is None
     assert error() is None
-
-
-def test_one_wait_is_one_sleep_however_long(monkeypatch):
-    steps = Steps()
-    source = Source("a", gated="a")
-    run = prefetcher(source, watch=steps)
-    takes = []
-    take = run._handover.take
-    monkeypatch.setattr(run._handover, "take", lambda timeout: takes.append(timeout) or take(timeout))
-    taken = spawn(run.take)
-    arrived(source.inside)
-    arrived(steps.consumer_waits)
-    source.gate.set()
-    assert taken.result(PATIENCE_S) == "a"
-    assert takes == [0, None]  # a look, and a sleep
-    run.close()
 
 
 def test_close_while_the_consumer_waits():
@@ -320,15 +292,6 @@ def test_the_placement_thread_may_close_it(stage):
         run.take()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_close_before_start(kind):
-    run = KINDS[kind](Source("a"), str)
-    run.close()
-    assert run.join(PATIENCE_S) is None
-    with pytest.raises(Closed):
-        run.take()
-
-
 def test_an_error_in_closing_takes_the_place_of_the_end():
     run = prefetcher(Source("a", on_close=OSError("disk")))
     assert run.take() == "a"
@@ -341,78 +304,3 @@ def test_an_error_in_closing_is_noted_on_the_error_before_it():
     with pytest.raises(KeyError, match="bad row") as caught:
         run.take()
     assert caught.value.__notes__ == ["feedline: closing the source failed, too: OSError('disk')"]
-
-
-def test_an_error_in_closing_after_close_is_logged(caplog):
-    run = prefetcher(Source(*range(20), on_close=OSError("disk")))
-    run.close()
-    assert run.join(PATIENCE_S) is None
-    (record,) = caplog.records
-    assert (record.name, record.levelno, record.getMessage()) == (
-        "feedline",
-        logging.WARNING,
-        "closing the source failed",
-    )
-    assert str(record.exc_info[1]) == "disk"
-
-
-def test_a_run_that_is_dropped_is_let_go_of_at_once(run_of):
-    run = run_of(Source("a", "b", "c"))
-    assert run.take() == "a"
-    run.close()
-    assert run.join(PATIENCE_S) is None
-    alive = weakref.ref(run)
-    gc.disable()  # counting references must do
-    try:
-        del run
-        assert alive() is None
-    finally:
-        gc.enable()
-
-
-def test_its_thread_is_named_and_never_holds_up_an_exit():
-    source = Source("a", gated="a")
-    run = prefetcher(source)
-    arrived(source.inside)
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "feedline-place")
-    assert thread.daemon
-    source.gate.set()
-    run.close()
-
-
-def test_without_a_thread_all_happens_on_the_callers():
-    threads = set()
-    source = Source("a", "b")
-    run = Synchronous(source, lambda host: threads.add(threading.current_thread()) or host, Watch(Reading()))
-    run.start()
-    assert (run.take(), run.waiting) == ("a", 0)
-    run.close()
-    assert threads == {threading.current_thread()}
-    assert source.closed_by == [threading.current_thread().name]
-
-
-@pytest.mark.parametrize("stage", ["read", "place"])
-def test_a_stall_is_warned_of_once_and_then_raised(caplog, stage):
-    source = Source("a", "b", gated="a" if stage == "read" else None)
-    inside, gate = source.inside, source.gate
-
-    def place_that_hangs(host):
-        if stage == "place":
-            inside.set()
-            arrived(gate)
-        return host
-
-    watch = Watch(Reading(stall_warning_s=0.05, stall_error_s=1))
-    run = prefetcher(source, place_that_hangs, watch=watch)
-    arrived(inside)
-    with pytest.raises(
-        StallError, match=f'the last was "{stage}", 0 batches after the next one are placed'
-    ) as caught:
-        run.take()
-    assert caught.value.stage == stage
-    (record,) = caplog.records
-    assert "-- feedline-place\n" in record.getMessage()
-    assert ("in __next__" if stage == "read" else "in place_that_hangs") in record.getMessage()
-    gate.set()
-    assert run.take() == "a"  # what hung came in the end
-    run.close()

@@ -146,14 +146,6 @@ def test_without_reads_a_join_waits_for_no_read():
     assert run.join(PATIENCE_S) is None
 
 
-def test_parts_begin_in_the_order_of_the_batches():
-    batches = Batches(5, 3)
-    run = readers(batches, threads=1)
-    assert [run.take() for _ in range(5)] == list(range(5))
-    ended(run)
-    assert batches.begun == [(number, part) for number in range(5) for part in range(3)]
-
-
 def test_the_thread_that_completes_a_batch_places_it():
     both, placed_by = threading.Barrier(2), []
     batches = Batches(1, 2, lambda number, part: both.wait(PATIENCE_S))
@@ -162,21 +154,6 @@ def test_the_thread_that_completes_a_batch_places_it():
     ended(run)
     assert placed_by == [batches.completed_by[0]]
     assert all(name.startswith("feedline-read-") for name in placed_by)
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
-def test_fewer_batches_than_may_be_ahead(count):
-    run = readers(Batches(count), threads=5)
-    assert [run.take() for _ in range(count)] == list(range(count))
-    assert ended(run) == "rest"
-
-
-def test_all_threads_end_once_all_is_placed():
-    run = readers(Batches(4), depth=9)
-    assert run.join(PATIENCE_S) is None
-    assert run.waiting == 4
-    assert [run.take() for _ in range(4)] == [0, 1, 2, 3]
-    assert ended(run) == "rest"
 
 
 @pytest.mark.parametrize("stage", ["read", "place"])
@@ -263,13 +240,3 @@ def test_a_reading_thread_may_close_it_and_does_not_wait_for_itself():
         run.take()
     assert run.join(PATIENCE_S) is None
     assert [name[:14] for name in told] == ["feedline-read-"]
-
-
-def test_its_threads_never_hold_up_an_exit():
-    gate = threading.Event()
-    run = readers(Batches(9, 1, lambda number, part: arrived(gate)))
-    mine = [thread for thread in threading.enumerate() if thread.name.startswith("feedline-read-")]
-    assert len(mine) == 4  # two that read, and one for each batch more that may wait for its slot
-    assert all(thread.daemon for thread in mine)
-    gate.set()
-    run.close()

@@ -9,7 +9,7 @@ import grain
 import jax
 import numpy as np
 import pytest
-from background import PATIENCE_S, arrived, spawn
+from background import PATIENCE_S, arrived
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from feedline import Feed, Reading, StallError
 from feedline._src.prefetch import watch as module
 from feedline._src.prefetch.handover import Empty
 from feedline._src.prefetch.pipelines import Prefetcher
-from feedline._src.prefetch.watch import Watch, alarmed, stacks
+from feedline._src.prefetch.watch import Watch, alarmed
 
 
 class Clock:
@@ -39,28 +39,6 @@ def clock(monkeypatch):
 @pytest.fixture
 def watch(clock):
     return Watch(Reading(stall_warning_s=30, stall_error_s=300))
-
-
-def test_only_time_in_which_the_consumer_waits_counts(watch, clock):
-    watch.advanced("read")
-    clock.now += 1000  # a long training step: nobody waits
-    watch.waits()
-    assert watch.patience_s() == 30
-    clock.now += 12
-    assert watch.patience_s() == 18
-    clock.now += 20
-    assert watch.patience_s() == 0
-
-
-def test_progress_restarts_the_count(watch, clock, caplog):
-    watch.waits()
-    clock.now += 29
-    watch.advanced("place")
-    assert watch.patience_s() == 30
-    clock.now += 29
-    watch.warn_or_raise(0)
-    assert not caplog.records
-    assert watch.patience_s() == 1
 
 
 def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, caplog):
@@ -90,14 +68,6 @@ def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, 
         watch.warn_or_raise(0)
     assert caught.value.stage == "read"
     assert len(caplog.records) == 1
-
-
-def test_each_wait_has_a_warning_of_its_own(watch, clock, caplog):
-    for _ in range(2):
-        watch.waits()
-        clock.now += 30
-        watch.warn_or_raise(0)
-    assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize(("warning_s", "first", "waited_s"), [(30, 5, 5), (4.9, 4.9, 5.5)])
@@ -172,22 +142,6 @@ def test_a_prefetcher_warns_and_raises_at_the_seconds_of_an_oracle(progress, com
         except StallError:
             heard.append(("error", clock.now))
     assert heard == expected_complaints(progress, comes_at, warning_s, error_s)
-
-
-def test_stacks_show_where_each_thread_is():
-    here, go_on = threading.Event(), threading.Event()
-
-    def a_read_that_hangs():
-        here.set()
-        arrived(go_on)
-
-    hanging = spawn(a_read_that_hangs)
-    arrived(here)
-    message = stacks()
-    go_on.set()
-    hanging.result(PATIENCE_S)
-    assert "-- MainThread\n" in message
-    assert "in a_read_that_hangs" in message
 
 
 @pytest.fixture

@@ -132,20 +132,6 @@ print("end", time.time(), flush=True)
     assert done.stdout.splitlines()[-1] == "left []"
 
 
-def test_only_the_exception_of_the_main_thread_is_shown(tmp_path):
-    done, _ = run(
-        tmp_path,
-        """
-feed = feedline.Feed(np.zeros((800, 2)), 8, sharding)
-next(feed)
-raise SystemError("mine")
-""",
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "SystemError: mine"
-    assert done.stderr.count("Traceback") == 1
-
-
 WATCHED = {
     "a feed, for the step": """
 feed = feedline.Feed(np.zeros((64, 2)), 8, sharding, prefetch=0)
@@ -182,31 +168,6 @@ assert not step.is_ready()
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_iterator_whose_close_raises_does_not_keep_the_others_from_being_closed(tmp_path):
-    done, _ = run(
-        tmp_path,
-        """
-class Numbers:
-    def __init__(self, name):
-        self.name = name
-    def __iter__(self):
-        return self
-    def __next__(self):
-        return np.zeros(8)
-    def close(self):
-        print("closing", self.name, flush=True)
-        raise OSError(self.name)
-batches = [feedline.prefetch_to_mesh(Numbers(name), sharding, 0) for name in ("first", "second")]
-for each in batches:
-    next(each)
-""",
-    )
-    assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["closing first", "closing second"]
-    told = "closing a feed at the end of the program failed: OSError"
-    assert sorted(done.stderr.splitlines()) == [f"{told}('first')", f"{told}('second')"]
-
-
 def test_a_feed_is_refused_in_a_forked_process_and_continues_in_the_parent(tmp_path):
     done, _ = run(
         tmp_path,
@@ -235,31 +196,3 @@ feed.close()
     assert [line.startswith("a feed works in the process that built it, ") for line in message] == [True] * 3
     assert "a fork of it: threads, JAX's too, do not survive a fork. Start the process by mult" in message[0]
     assert (state, parent) == ("state 1", "went on 2")
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_prefetch_to_mesh_is_refused_in_a_forked_process_and_continues_in_the_parent(tmp_path, prefetch):
-    done, _ = run(
-        tmp_path,
-        f"""
-batches = feedline.prefetch_to_mesh((np.full(8, i) for i in range(9)), sharding, {prefetch})
-next(batches)
-sys.stdout.flush()
-if os.fork() == 0:
-    try:
-        next(batches)
-    except ValueError as error:
-        print(error, flush=True)
-    batches.close()
-    os._exit(0)  # JAX's own end may hang in a forked process
-os.wait()
-print("went on", int(next(batches)[0]))
-batches.close()
-""",
-        flags=("-W", "ignore"),
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    message, parent = done.stdout.splitlines()
-    assert message.startswith("the iterator of prefetch_to_mesh works in the process that built it, ")
-    assert message.endswith('"spawn"), and there call prefetch_to_mesh again, with an iterator of its own')
-    assert parent == "went on 1"

@@ -22,19 +22,6 @@ def main():
 """
 
 
-def test_a_script_that_rewrites_its_file_in_each_worker_gets_an_error(tmp_path):
-    script = """
-np.save("x.npy", np.arange(64, dtype=np.float32))
-if __name__ == "__main__":
-    with feedline.Feed({"x": "x.npy"}, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
-        next(feed)
-"""
-    done, _ = run(tmp_path, script)
-    assert done.returncode == 1
-    message = "A worker process imports your script again: what writes the file must stand under `if __name__ =="
-    assert message in done.stderr
-
-
 @pytest.mark.parametrize("end", ["", "feed.close()", "feed.close(); del batch"])
 def test_workers_leave_no_process_and_no_named_memory(tmp_path, end):
     body = f"""

@@ -8,7 +8,7 @@ import pytest
 from background import PATIENCE_S, spawn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline import Feed, Lanes, Order, Reading, RowError, prefetch_to_mesh
+from feedline import Feed, Order, Reading, RowError, prefetch_to_mesh
 from feedline._src.runtime.jax_settings import JaxSettings, known
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
@@ -29,22 +29,6 @@ def wide_by_jax(i):
 
 def computed_by_jax(batch, rows):
     return {"n": np.asarray(jnp.asarray(WIDE)[rows.index]), "f": np.asarray(jnp.asarray(TINY)[rows.index])}
-
-
-class Doubled:
-    """A `RowSource` of the user's own, whose reads compute with JAX."""
-
-    spec = jax.ShapeDtypeStruct((), np.int64)
-    identity: dict = {}  # noqa: RUF012
-
-    def __len__(self):
-        return 32
-
-    def read(self, rows, out):
-        out[:] = np.asarray(jnp.asarray(WIDE)[rows] * 2)
-
-    def close(self):
-        pass
 
 
 def lane(index, count):
@@ -95,20 +79,6 @@ def test_a_feed_built_in_a_64_bit_context_delivers_64_bits(source, prefetch):
         check(list(feed))
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_row_source_computes_in_64_bits(prefetch):
-    with jax.enable_x64(True):
-        feed = Feed(Doubled(), 8, SHARDING, order=IN_ORDER, epochs=1, prefetch=prefetch)
-    with feed:
-        assert np.concatenate([np.asarray(batch) for batch in feed]).tolist() == (2 * WIDE).tolist()
-
-
-def test_lanes_compute_in_64_bits():
-    with jax.enable_x64(True), Feed(Lanes(lane, 4), 8, SHARDING, epochs=1) as feed:
-        rows = np.concatenate([np.asarray(batch["n"]) for batch in feed])
-    assert sorted(rows.tolist()) == WIDE.tolist()
-
-
 def test_a_transform_computes_in_64_bits():
     with jax.enable_x64(True):
         feed = Feed({"n": np.arange(32)}, 8, SHARDING, order=IN_ORDER, epochs=1, transform=computed_by_jax)
@@ -123,25 +93,6 @@ def test_worker_processes_compute_in_64_bits(tmp_path):
     with jax.enable_x64(True):
         source = {"n": str(tmp_path / "n.npy")}
         feed = Feed(source, 8, SHARDING, order=IN_ORDER, epochs=1, transform=computed_by_jax, reading=reading)
-    with feed:
-        check(list(feed))
-
-
-@pytest.mark.slow
-def test_worker_processes_unpickle_in_64_bits(tmp_path):
-    """A worker unpickles the transform, and the `jax.Array` that it holds, before it reads."""
-    np.save(tmp_path / "n.npy", np.arange(32))
-    with jax.enable_x64(True):
-        held = jnp.asarray(WIDE)
-        feed = Feed(
-            {"n": str(tmp_path / "n.npy")},
-            8,
-            SHARDING,
-            order=IN_ORDER,
-            epochs=1,
-            transform=lambda batch, rows: {"n": np.asarray(held)[rows.index], "f": TINY[rows.index]},
-            reading=Reading(workers=1),
-        )
     with feed:
         check(list(feed))
 

@@ -9,7 +9,6 @@ import pytest
 from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import NamedSharding, PartitionSpec
 
 from feedline import Feed, FeedError, Lanes, Reading
 
@@ -99,16 +98,6 @@ def test_batches_and_a_resume_with_another_batch_size(sharding, lengths, size, o
     assert rest == expected + epoch_of(items, other, remainder, first) * (epochs - whole - 1)
 
 
-def test_one_lane_gives_the_same_batches_as_its_stream(sharding):
-    dataset = grain.MapDataset.range(20).map(lambda i: {"x": np.int32(i)}).to_iter_dataset()
-    states = []
-    for source in (dataset, Lanes(lambda lane, count: dataset, 1)):
-        with Feed(source, 8, sharding, epochs=2, remainder="wrap") as feed:
-            assert [seen_of(batch)[0][0] for batch in feed] == [0, 8, 16, 4, 12]
-            states.append(feed.get_state())
-    assert states[0] == states[1]
-
-
 def test_a_transform_sees_the_round_robin(sharding):
     def transform(batch, rows):
         return {"x": batch["x"], "at": rows.position.astype(np.int32)}
@@ -116,16 +105,6 @@ def test_a_transform_sees_the_round_robin(sharding):
     with Feed(lanes_of([8, 8]), 8, sharding, epochs=1, transform=transform) as feed:
         rows = [(int(x), int(at)) for batch in feed for x, at in zip(batch["x"], batch["at"], strict=True)]
     assert sorted(rows, key=lambda row: row[1]) == [(at % 2 * STRIDE + at // 2, at) for at in range(16)]
-
-
-def test_every_epoch_begins_each_lane_again(sharding):
-    with Feed(lanes_of([9, 12]), 8, sharding) as feed:
-        places = []
-        for _, batch in zip(range(5), feed, strict=False):
-            state = feed.get_state()
-            places.append((seen_of(batch)[0][0], state["epoch"], state["position"]))
-        assert places == [(0, 0, 8), (4, 0, 16), (0, 1, 8), (4, 1, 16), (0, 2, 8)]
-        assert feed.statistics().dropped_rows == 10
 
 
 def test_a_lane_that_fails_is_named_after_the_batches_before_it(sharding):
@@ -240,69 +219,6 @@ def test_a_lane_with_a_wrong_state_is_named_and_continues_from_the_right_one(sha
                 go_on_from(feed, {**state, "lanes": {**state["lanes"], "1": lane}})
         feed.set_state(state)
         assert [seen_of(batch)[0][0] for batch in feed] == [4, 8, 12, 16]
-
-
-def test_a_lane_that_ended_has_an_index_below_the_position(sharding):
-    """With "pad": lane 1 has five items, and the state after the third batch counts twelve of each lane."""
-    with Feed(lanes_of([20, 5]), 8, sharding, epochs=1, remainder="pad") as feed:
-        [next(feed) for _ in range(3)]
-        state = feed.get_state()
-        assert (state["position"], state["lanes"]["1"]) == (24, {"next_index": 5})
-        feed.set_state(state)
-        assert [seen_of(batch)[0][0] for batch in feed] == [12, 16]
-
-
-class Twice(grain.DatasetIterator):
-    """A user's iterator that gives each element twice; its state is the next element."""
-
-    def __init__(self, elements):
-        super().__init__()
-        self.elements, self.index, self.again = elements, 0, False
-
-    def __next__(self):
-        if self.index == len(self.elements):
-            raise StopIteration
-        item = self.elements[self.index]
-        self.index, self.again = self.index + self.again, not self.again
-        return {"x": np.int32(item)}
-
-    def get_state(self):
-        return {"next_index": self.index}
-
-    def set_state(self, state):
-        self.index = state["next_index"]
-
-
-class Elements(grain.IterDataset):
-    """A dataset whose iterator is a `Twice` or another class."""
-
-    def __init__(self, elements, iterator=Twice):
-        super().__init__()
-        self.elements, self.iterator = elements, iterator
-
-    def __iter__(self):
-        return self.iterator(self.elements)
-
-
-def test_an_index_of_a_users_own_iterator_may_mean_anything(sharding):
-    def make_lane(lane, count):
-        return Elements(range(lane, 40, count)).map(lambda row: row)
-
-    with Feed(Lanes(make_lane, 2), 8, sharding, epochs=1) as feed:
-        next(feed)
-        state = feed.get_state()
-        assert state["lanes"]["1"] == {"next_index": 2}
-        second = seen_of(next(feed))
-        feed.set_state(state)
-        assert seen_of(next(feed)) == second
-
-
-def test_a_leaf_that_every_device_holds_whole(sharding):
-    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
-    with Feed(lanes_of([9, 20]), 8, everywhere, epochs=1, remainder="pad") as feed:
-        assert jax.tree.map(seen_of, list(feed), is_leaf=lambda x: isinstance(x, dict)) == epoch_of(
-            items_of([9, 20]), 8, "pad", 0
-        )
 
 
 def _rows(lane, count):

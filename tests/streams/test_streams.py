@@ -1,7 +1,6 @@
 """Streams (`grain.IterDataset`): the ends, the state, and what a batch holds."""
 
 import json
-import threading
 
 import grain
 import jax
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline import Feed, FeedError, Lanes, Order, Reading
+from feedline import Feed, FeedError, Order, Reading
 
 
 def _stream(n, keep=lambda record: True):
@@ -75,16 +74,6 @@ def test_a_second_pass_begins_the_stream_again(sharding):
         assert passes == [[0, 8]] * 3
         assert feed.epoch == 2
         assert feed.statistics().dropped_rows == 12
-
-
-@pytest.mark.parametrize("bad", [{"batch_size": 7}, {"order": Order()}])
-def test_a_feed_that_is_refused_leaves_no_thread(sharding, bad):
-    before = set(threading.enumerate())
-    with pytest.raises(ValueError, match=r"multiple|order"):
-        Feed(grain.MapDataset.range(99).to_iter_dataset(), **{"batch_size": 8, "sharding": sharding, **bad})
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def test_packing_restores_exactly(sharding):
@@ -178,29 +167,6 @@ class Own(grain.DatasetIterator):
         self._parent.set_state(state)
 
 
-def _decorated(function):
-    def wrapper(*given):
-        return function(*given)
-
-    return wrapper
-
-
-class Ending(Own):
-    """As `Own`, with an end of its own and a decorated `__next__`."""
-
-    def __init__(self, parent):
-        super().__init__(parent)
-        self.left = iter(range(19))
-
-    @_decorated
-    def __next__(self):
-        return self._read()
-
-    def _read(self):
-        next(self.left)
-        return next(self._parent)
-
-
 class OwnDataset(grain.IterDataset):
     def __init__(self, parent, iterator):
         super().__init__(parent)
@@ -215,15 +181,6 @@ MISTAKES = {
     "map of a MapDataset": lambda at: grain.MapDataset.range(40).map(_stopping(at)).to_iter_dataset(ONE),
     "on Grain's threads": lambda at: grain.MapDataset.range(40).map(_stopping(at)).to_iter_dataset(),
     "filter": lambda at: _stream(40).filter(lambda row: _stopping(at)(row["x"]) is not None),
-    "random map": lambda at: (
-        grain.MapDataset.range(40).to_iter_dataset(ONE).seed(1).random_map(lambda x, random: _stopping(at)(x))
-    ),
-    "prefetched": lambda at: grain.experimental.ThreadPrefetchIterDataset(
-        grain.MapDataset.range(40).to_iter_dataset(ONE).map(_stopping(at)), prefetch_buffer_size=3
-    ),
-    "repeated": lambda at: grain.experimental.RepeatIterDataset(
-        grain.MapDataset.range(40).to_iter_dataset(ONE).map(_stopping(at)), 1
-    ),
     "under a user's iterator": lambda at: OwnDataset(
         grain.MapDataset.range(40).to_iter_dataset(ONE).map(_stopping(at)), Own
     ),
@@ -249,26 +206,11 @@ def test_a_stopiteration_of_a_function_is_no_end(sharding, kind):
 @pytest.mark.parametrize(
     "over", [lambda stream: stream, lambda stream: stream.map(dict), lambda s: s.filter(bool)]
 )
-@pytest.mark.parametrize("iterator", [Own, Ending])
-def test_the_end_of_a_users_own_iterator_is_an_end(sharding, iterator, over):
-    stream = over(OwnDataset(_stream(19 if iterator is Own else 40), iterator))
+def test_the_end_of_a_users_own_iterator_is_an_end(sharding, over):
+    stream = over(OwnDataset(_stream(19), Own))
     with Feed(stream, 8, sharding, epochs=2) as feed:
         assert [int(batch["x"][0]) for batch in feed] == [0, 8] * 2
         assert feed.statistics().dropped_rows == 6
-
-
-def test_a_function_that_makes_a_lane_must_not_raise_stopiteration(sharding):
-    calls = iter(range(1))
-
-    def make_lane(lane, count):
-        next(calls)
-        return _stream(40)
-
-    with (
-        Feed(Lanes(make_lane, 1), 8, sharding) as feed,
-        pytest.raises(FeedError, match="lane 0 failed after 0 items of epoch 0 with StopIteration, raised by"),
-    ):
-        next(feed)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 7])

@@ -347,8 +347,8 @@ class Synchronous(Generic[H, T]):
             if self._closed:
                 raise Closed
             self._watch.waits()
+            self._watch.advanced("read")
             with self._watch.alarmed():
-                self._watch.advanced("read")
                 host = next(self._source)
                 self._watch.advanced("place")
                 return _placed(self._place, host)
