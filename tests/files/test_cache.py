@@ -24,11 +24,6 @@ from feedline._src.files.cache import Cache, name_of
 NAME = name_of("s3://bucket/x", "tag", 0, 1000)
 
 
-def test_names_tell_address_version_and_range_apart():
-    names = {name_of(url, tag, *part) for url in "ab" for tag in "ab" for part in ((0, 1), (0, 2), (1, 2))}
-    assert len(names) == 12
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -165,11 +160,6 @@ def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path,
     with pytest.raises(feedline.FeedError, match=r"cannot be written \(No space left.*set FEEDLINE_CACHE"):
         cache.put(f"{9:040}", bytes(100_000))
     assert cache.get(f"{9:040}", 100_000) is None
-
-
-def test_the_default_limit_is_half_of_the_space(tmp_path):
-    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    assert 0.3 * free < Cache(str(tmp_path), None).limit_bytes < 0.7 * free
 
 
 # --- deleted and damaged while in use ---

@@ -178,30 +178,6 @@ def test_ragged_rows_in_a_store(store, tmp_path, monkeypatch):
     assert told
 
 
-def test_mixtures_of_arrays_in_stores_and_in_memory(store, options):
-    store.objects["/x.npy"] = npy(LABELS)
-    remote = feedline.open_source(f"{store.url}/x.npy", columns=["x"], store=options)
-    mixed = [
-        feedline.Mixture({"far": far, "near": {"x": -1 - LABELS}}, {"far": 2, "near": 1})
-        for far in (remote, {"x": LABELS})
-    ]
-    assert mixed[0].will_read is not None
-    assert getattr(mixed[1], "will_read", None) is None
-    with feedline.Feed(mixed[0], 64, SHARDING) as far, feedline.Feed(mixed[1], 64, SHARDING) as near:
-        for _ in range(5):
-            jax.tree.map(np.testing.assert_array_equal, next(far), next(near))
-
-
-@pytest.mark.slow
-def test_worker_processes_read_from_a_store(store, options):
-    store.objects["/x.npy"] = npy(LABELS)
-    source = feedline.open_source(f"{store.url}/x.npy", store=options)
-    with feedline.Feed(source, 64, SHARDING, reading=feedline.Reading(workers=1)) as feed:
-        for _ in range(3):
-            rows = feed.rows_of(feed.get_state())
-            np.testing.assert_array_equal(np.asarray(next(feed)), rows)
-
-
 def test_an_object_of_the_same_tag_is_not_read_by_an_old_index(store, tmp_path, monkeypatch):
     monkeypatch.setattr(store_server, "etag", lambda data: '"the tag of all versions"')
     monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])
@@ -261,8 +237,6 @@ class Told:
 def test_the_last_block_may_arrive_while_a_source_is_told_what_comes_next():
     with feedline.Feed(Told(), 16, SHARDING, epochs=1) as feed:
         assert len(list(feed)) == 4
-    mixture = feedline.Mixture({"a": Told(), "b": Told()}, {"a": 1, "b": 1})
-    assert all(mixture._will_read(np.arange(128), 0) for _ in range(3))
 
 
 # --- protocols ---

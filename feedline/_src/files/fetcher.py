@@ -26,47 +26,33 @@ from feedline._src.runtime.exit import close_at_exit
 
 _log = logging.getLogger("feedline")
 T = TypeVar("T")
-AT_ONCE = 64
-"""Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s. Half as
-many of twice the size would hold as much memory, but give half of that."""
-REQUEST_BYTES = 1 << 22
-"""The largest request, and what one in flight takes of memory."""
-MOST = 2 * AT_ONCE
-"""Requests that wait or are in flight: more are not fetched ahead."""
+AT_ONCE = (
+    64  # requests in flight. Half as many of twice the size would hold as much memory, and give half the bytes/s
+)
+REQUEST_BYTES = 1 << 22  # the largest request, and what one in flight takes of memory
+MOST = 2 * AT_ONCE  # requests that wait or are in flight: more are not fetched ahead
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_UNREACHABLE_S = 10.0
-"""The most patience for a store that was never reached, whose address may be wrong."""
+_UNREACHABLE_S = 10.0  # the most patience for a store that was never reached, whose address may be wrong
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 _DURATIONS, _FEWEST_DURATIONS = 256, 20
-_LATE = 1.5
-"""Times the 95th percentile: requests that share a link take almost the same time, and asking for some of them
-twice takes bandwidth from the others."""
-_HEDGED = 0.1
-"""The largest share of requests that are asked twice: a store that is slow as a whole must not get twice the
-load."""
+_LATE = 1.5  # times the 95th percentile: requests that share a link take almost the same time
+_HEDGED = (
+    0.1  # the largest share of requests asked twice: a store that is slow as a whole must not get twice the load
+)
 _SHORTEST_HEDGE_S = 0.02
-_MOST_SAMPLES, _SAMPLE_BYTES = 16, 1 << 12
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 12
 
 
 @dataclasses.dataclass
 class Counts:
-    """What was asked of stores by this process: `Statistics.stores`.
+    """What was asked of stores by this process: `Statistics.stores`."""
 
-    Attributes:
-      requests: of all kinds, the repeated ones among them.
-      fetched_bytes: that came.
-      retries: requests that were repeated after an error.
-      hedged: requests that took 1.5 times as long as 95 % of the others, and were asked a second time.
-      cached: blocks that were in the cache on local disk.
-      wait_s: for how long reads waited for blocks, summed over threads.
-    """
-
-    requests: int = 0
+    requests: int = 0  # of all kinds, the repeated ones among them
     fetched_bytes: int = 0
-    retries: int = 0
-    hedged: int = 0
-    cached: int = 0
-    wait_s: float = 0.0
+    retries: int = 0  # requests that were repeated after an error
+    hedged: int = 0  # requests that took 1.5 times as long as 95 % of the others, and were asked a second time
+    cached: int = 0  # blocks that were in the cache on local disk
+    wait_s: float = 0.0  # for how long reads waited for blocks, summed over threads
 
 
 class Fetcher:
@@ -85,8 +71,7 @@ class Fetcher:
         self._slots: asyncio.Semaphore
         self._running: set[concurrent.futures.Future[Any]] = set()
         # of the thread only:
-        self._durations: dict[int, collections.deque[float]] = {}
-        """Of the last requests, by the logarithm of their size."""
+        self._durations: dict[int, collections.deque[float]] = {}  # of requests, by the logarithm of their size
         self._warned = -math.inf
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -214,21 +199,17 @@ class Fetcher:
     def _run(self) -> None:
         assert self._loop is not None
         self._loop.run_forever()
-        self._loop.run_until_complete(_drain())
-        self._loop.close()
+        for task in (tasks := asyncio.all_tasks(self._loop)):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.wait([self._loop.create_task(asyncio.sleep(0.05)), *tasks]))
+        self._loop.close()  # the last answers have arrived
 
     def close(self) -> None:
         """Cancel all requests. Later ones are refused."""
-
-        def cancel(loop: asyncio.AbstractEventLoop) -> None:
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.stop()
-
         with self._lock:
             self._closed = True
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(cancel, self._loop)
+                self._loop.call_soon_threadsafe(self._loop.stop)
 
     def join(self, timeout_s: float) -> str | None:
         """Wait for the thread. Returns its name if it is still alive."""
@@ -245,20 +226,13 @@ _WAIT = (
 _FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
 
 
-async def _drain() -> None:
-    """Let cancelled requests end, and their last answers arrive."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.sleep(0.05)
-
-
 @functools.cache
 def fetcher() -> Fetcher:
     return Fetcher()
 
 
 def counted() -> dict[str, float] | None:
-    """The present `Counts` of this process by name; None: no store was read."""
+    """The `Counts` by name; None: no store was read."""
     counts = vars(fetcher().counts)
     return dict(counts) if any(counts.values()) else None
 
@@ -341,7 +315,7 @@ class Origin:
             raise
         if not version.nonce:
             return version
-        step = max(_SAMPLE_BYTES, -(-version.size_bytes // _MOST_SAMPLES))
+        step = max(_SAMPLE_BYTES, -(-version.size_bytes // _SAMPLES))
         parts = [(at, min(at + _SAMPLE_BYTES, version.size_bytes)) for at in range(0, version.size_bytes, step)]
         found = await gathered(self._asked(url, version, *part) for part in parts)
         self._samples += [
@@ -354,7 +328,7 @@ class Origin:
         """Bytes `start` to `stop` of an object, as a buffer. FileNotFoundError, or FeedError as of `patiently`."""
         data = await self._asked(url, version, start, stop)
         if version.nonce:
-            if len(self._samples) < _MOST_SAMPLES:  # before: another first request compares this one's sample
+            if len(self._samples) < _SAMPLES:  # before: another first request compares this one's sample
                 self._samples.append(_Sample(url, version, start, bytes(memoryview(data)[:_SAMPLE_BYTES])))
             await self._compare()
         return data

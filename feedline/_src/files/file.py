@@ -146,8 +146,7 @@ class File:
         return self._memory
 
     def path(self) -> str:
-        """A local path of all bytes. An object is fetched whole, and stays in the cache while this `File`
-        lives."""
+        """A local path of all bytes: an object is fetched whole, and stays in the cache as long as this `File`."""
         return self.place
 
     def with_path(self, use: Callable[[str], T]) -> T:
@@ -160,8 +159,7 @@ class File:
         return True
 
     def open(self, sequential: bool = False) -> BinaryIO:
-        """A file object of the bytes, for one thread. If it is read from start to end, an object is fetched
-        ahead."""
+        """A file object of the bytes, for one thread. If it is `sequential`, an object is fetched ahead."""
         opened = OpenFile(self.place, self._version)
         return os.fdopen(os.dup(opened.descriptor), "rb")
 
