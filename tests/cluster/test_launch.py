@@ -5,7 +5,6 @@ of its own (pidfd), which the kernel makes readable at its end. So nothing here 
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -22,7 +21,6 @@ import programs
 import pytest
 
 from feedline._src.tools.launch.command import Launch
-from feedline._src.tools.launch.supervisor import cannot_start
 
 DEADLINE_S = 30
 LAUNCHER = """
@@ -34,12 +32,11 @@ FEEDLINE = [sys.executable, "-m", "feedline._src.tools.main"]
 
 
 @contextlib.contextmanager
-def started(command, *, before=(), stderr=subprocess.PIPE, unread_s=30, **options):
+def started(command, *, before=(), stderr=subprocess.PIPE, **options):
     """A launcher in a process of its own, which is ended with the block and at the deadline."""
     options = {"command": command, "processes": 2, **options}
-    program = f"from feedline._src.tools.launch import supervisor\nsupervisor._UNREAD_S = {unread_s}\n{LAUNCHER}"
     with programs.started(
-        [*before, sys.executable, "-c", program, json.dumps(options)],
+        [*before, sys.executable, "-c", LAUNCHER, json.dumps(options)],
         limit_s=DEADLINE_S,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -104,18 +101,6 @@ def test_lines_are_prefixed_and_keep_their_stream():
     assert sorted(done.stderr.splitlines()) == [f"[{p}] err" for p in range(3)]
 
 
-def test_a_launcher_in_each_of_several_processes_starts_runs_of_its_own_and_says_so(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
-    done = finished(sh("echo $FEEDLINE_PROCESSES"), processes=1)
-    assert (done.returncode, done.stdout) == (0, "[0] 1\n")
-    assert done.stderr.startswith(
-        "feedline launch: each of 2 processes, found torchrun's variables (RANK=0), starts a run of its own; "
-    )
-    monkeypatch.setenv("RANK", "1")
-    assert finished(sh("true"), processes=1).stderr == ""
-
-
 @pytest.mark.parametrize(
     ("label", "shown"),
     [
@@ -133,7 +118,7 @@ def test_a_very_long_line_is_split():
     out = finished(sh("head -c 400000 /dev/zero | tr '\\0' x; echo; echo end"), processes=1).stdout
     *pieces, end = (line.removeprefix("[0] ") for line in out.splitlines())
     assert ("".join(pieces), end) == ("x" * 400000, "end")
-    assert max(map(len, pieces)) <= 1 << 17  # an incomplete line, and what completes it
+    assert len(pieces) > 1
 
 
 def test_lines_written_in_pieces_are_not_mixed():
@@ -161,9 +146,6 @@ def test_long_lines_are_not_mixed_when_both_streams_are_one_file():
     assert len(out.splitlines()) == 200
 
 
-UNREAD = (
-    "feedline launch: the end of the output is lost, since nobody reads it; read all of it, or write it to a file"
-)
 ENDLESS = "trap 'exit 0' TERM; echo $$ >&2; yes $FEEDLINE_PROCESS & %s; wait; wait"
 
 
@@ -182,27 +164,24 @@ def await_full(pipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["signal", "timeout", "failure", "two signals"])
 def test_a_launcher_whose_output_nobody_reads_obeys_signals_and_deadlines(end):
-    """As `feedline launch ... | less`: a write blocks there until somebody reads on."""
+    """As `feedline launch ... | less`: a write blocks there until somebody reads on, or a signal gives that up."""
     fails = "[ $FEEDLINE_PROCESS = 1 ] && { sleep 1; echo the cause >&2; exit 3; }" if end == "failure" else ":"
-    options = {"timeout_s": 3} if end == "timeout" else {}
-    with started(sh(ENDLESS % fails), unread_s=1000 if end == "two signals" else 0.5, **options) as launcher:
-        if "signal" in end:
+    with started(sh(ENDLESS % fails), **({"timeout_s": 3} if end == "timeout" else {})) as launcher:
+        pids = [int(launcher.stderr.readline().split()[1]) for _ in range(2)]
+        with watched(pids) as left:
             await_full(launcher.stdout)
-            launcher.send_signal(signal.SIGTERM)
+            if "signal" in end:
+                launcher.send_signal(signal.SIGTERM)
+            assert left() == []
         if end == "two signals":
-            pids = [int(launcher.stderr.readline().split()[1]) for _ in range(2)]
-            with contextlib.suppress(ProcessLookupError), watched(pids) as left:
-                assert left() == []
             while launcher.poll() is None:
                 launcher.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # the next one may be needed, but not sooner
                     launcher.wait(3)
-        code = launcher.wait()
-        err = launcher.stderr.read()
-    assert code == {"timeout": 124, "failure": 3}.get(end, 0)
-    assert UNREAD in err
+        _, err = launcher.communicate()
+        code = launcher.returncode
+    assert code == {"timeout": 124, "failure": 3, "signal": 0, "two signals": 128 + signal.SIGTERM}[end]
     assert "Traceback" not in err
-    assert "never retrieved" not in err
     if end == "failure":
         assert "process 1 of 2 exited with code 3; the others were stopped. Its last lines:\n" in err
         assert "[1] the cause\n" in err
@@ -216,19 +195,6 @@ def test_output_that_is_read_late_is_complete():
         out = launcher.stdout.read()
         assert launcher.wait() == 0
     assert [out.count(f"[{process}] {process}\n") for process in range(2)] == [30000, 30000]
-
-
-@pytest.mark.slow
-def test_output_that_is_read_slowly_is_complete():
-    """The reader takes longer for what was read from the process at once than the launcher waits for a read."""
-    with started(sh("yes | head -c 65536"), processes=1, unread_s=2) as launcher:
-        out = b""
-        while piece := os.read(launcher.stdout.fileno(), 8192):
-            out += piece
-            time.sleep(0.2)
-        assert launcher.wait() == 0
-        assert launcher.stderr.read() == ""
-    assert out == b"[0] y\n" * 32768
 
 
 def test_the_processes_have_no_input():
@@ -312,8 +278,8 @@ def test_a_process_without_heartbeats_is_named_not_the_one_that_jax_ends():
     done = finished([sys.executable, "-c", program], processes=2, cpu=True, grace_s=0.1)
     assert done.returncode == 128 + signal.SIGABRT
     told = (
-        "feedline launch: process 1 of 2 was silent: it did not end, but sent no heartbeats, for which jax ended "
-        "process 0; the others were stopped. Its last lines:\n"
+        "feedline launch: process 1 of 2 was silent, so that jax ended process 0; the others were stopped. "
+        "Its last lines:\n"
     )
     assert told in done.stderr
     assert done.stderr.rstrip().endswith("[1] about to stop")
@@ -494,8 +460,12 @@ def test_a_daemon_that_keeps_the_output_open_does_not_block_the_launcher():
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        ("no-such-program", 127, "cannot run no-such-program: No such file or directory; correct it"),
-        ("/etc/passwd", 126, "cannot run /etc/passwd: Permission denied; make it executable"),
+        ("no-such-program", 127, "cannot run no-such-program: No such file or directory; correct it, or give its"),
+        (
+            "/etc/passwd",
+            126,
+            "cannot run /etc/passwd: Permission denied; correct it, or give its path, or its int",
+        ),
     ],
 )
 def test_a_command_that_cannot_be_run(command, code, message, capfd):
@@ -503,66 +473,12 @@ def test_a_command_that_cannot_be_run(command, code, message, capfd):
     assert message in capfd.readouterr().err
 
 
-def test_a_folder_of_path_that_is_closed_to_this_user_hides_no_typing_mistake():
-    refused = OSError(errno.EACCES, os.strerror(errno.EACCES))  # what the kernel says of such a folder
-    code, message = cannot_start(["no-such-program"], refused)
-    assert (code, message.partition(";")[0]) == (127, "cannot run no-such-program: No such file or directory")
-    assert cannot_start(["/closed/folder/program"], refused)[0] == 126
-
-
-def test_a_script_without_its_interpreter_is_named(tmp_path, monkeypatch, capfd):
-    script = tmp_path / "train"
-    script.write_text("#!/no/such/python\n")
-    script.chmod(0o700)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for command in (str(script), "train"):
-        assert Launch(1, command=(command,)).run() == 127
-        assert "its first line names an interpreter that is not there" in capfd.readouterr().err
-
-
-def test_a_script_that_is_not_on_path_needs_its_path(tmp_path, monkeypatch, capfd):
-    script = tmp_path / "train.py"
-    script.write_text("#!/bin/sh\n")
-    script.chmod(0o700)
-    monkeypatch.chdir(tmp_path)
-    assert Launch(1, command=("train.py",)).run() == 127
-    assert "this folder has it, but PATH does not: give its path, as in `./train.py`, or" in capfd.readouterr().err
-    assert Launch(1, command=("./train.py",)).run() == 0
-
-
 def test_too_few_files_for_all_processes():
-    done = finished(["true"], processes=100, before=["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"])
+    done = finished(["sleep", "1000"], processes=100, before=["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"])
     assert done.returncode == 126
-    assert "cannot run true: Too many open files; the launcher may open no further file" in done.stderr
-    assert "raise `ulimit -n`" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("number", "fix"),
-    [
-        (errno.EAGAIN, "raise the limit of processes (`ulimit -u`, or pids.max of the control group)"),
-        (errno.ENOEXEC, "name its interpreter first, as in"),
-        (errno.EIO, "Input/output error; try whether it runs without the launcher"),
-    ],
-)
-def test_each_reason_has_its_own_fix(number, fix):
-    code, message = cannot_start(["train.py"], OSError(number, os.strerror(number)))
-    assert code == 126
-    assert fix in message
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"command": ()}, "needs a command after --, found none; for example -- python train.py"),
-        ({"processes": 0}, "--processes must be at least 1, got 0"),
-        ({"devices_per_process": 0}, "--devices-per-process must be at least 1, got 0"),
-        ({"timeout_s": 0}, "--timeout-s is finite and above 0, found 0 s; leave it out"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        Launch(**{"command": ("true",), "processes": 1, **options}).run()
+    assert (
+        "cannot run sleep: Too many open files; try whether it runs without the launcher, and raise" in done.stderr
+    )
 
 
 def test_the_handlers_of_the_caller_are_restored():
@@ -599,11 +515,6 @@ def test_two_processes_join_and_compute_together():
             rf"\(FEEDLINE_PROCESS={process}\), coordinator 127.0.0.1:\d+, all local devices"
         )
         assert len(re.findall(line, done.stderr)) == 1
-
-
-def test_options_after_the_command_are_passed_to_it():
-    done = run_feedline("launch", "--processes", "1", "--", "echo", "--processes", "7", "--", "--help")
-    assert (done.returncode, done.stdout) == (0, "[0] --processes 7 -- --help\n")
 
 
 def test_launch_without_a_command_shows_an_example():

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
@@ -38,7 +38,7 @@ _ABORT, _ACKNOWLEDGED, _LEFT = "feedline/abort", "feedline/acknowledged", "feedl
 _HEARTBEAT, _STATUS, _ENDED = "feedline/heartbeat", "feedline/status", "feedline/ended"
 _FIRST_END, _SILENT = f"{_STATUS}/first_end", f"{_STATUS}/silent"
 _SUCCESS = ""
-_FAILED = re.compile(rb"feedline: process (\d+) failed: ")
+_BLAMED = re.compile(rb"feedline: (?:process (\d+) failed: |no answer from process(?:es)? (\d+))")
 _FOREVER_S = 1e9
 _BEATS = 4  # missed in a row by a silent process; one more may be missed by chance
 _CALLS_PER_S = 500  # of the heartbeats of all processes: thousands of processes beat more rarely
@@ -85,15 +85,15 @@ def _report(service: Coordination, process: int | None, arguments: dict[str, Any
         service.set(_ABORT, json.dumps([process, arguments]))
 
 
-def failed_process(lines: Sequence[bytes]) -> int | None:
-    """The process that failed, from what another one writes when it ends because of that; None: it says nothing.
+def blamed_process(line: bytes) -> tuple[int, bool] | None:
+    """The process that another one names as failed or silent in a line of its output, and whether it is silent.
 
     Example:
-      >>> failed_process([b"step 7", b"feedline.ProcessError: feedline: process 0 failed: OSError: no space"])
-      0
+      >>> blamed_process(b"feedline: process 0 failed: OSError: no space"), blamed_process(b"step 7")
+      ((0, False), None)
     """
-    found = map(_FAILED.search, lines)  # inside a line: another thread may write while Python writes a traceback
-    return next((int(match[1]) for match in found if match), None)
+    match = _BLAMED.search(line)  # inside a line: another thread may write while Python writes a traceback
+    return match and (int(match[1] or match[2]), match[1] is None)
 
 
 def out_of_step(found: str) -> ProcessError:

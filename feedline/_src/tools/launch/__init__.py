@@ -4,6 +4,6 @@ A map::
 
     command        the command line
     environments   the environment variables of each process; a port and GPUs for them
-    supervisor     an event loop over output, signals, deadlines and ends of the processes
+    supervisor     the processes: their output, signals, deadlines and ends
     process_group  no process outlives the launcher
 """

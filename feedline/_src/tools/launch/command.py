@@ -78,11 +78,9 @@ class Launch:
             process_environments,
             reserved_port,
             visible_gpus,
-            warn_if_nested,
         )
         from feedline._src.tools.launch.supervisor import Supervisor
 
-        warn_if_nested(os.environ)
         with reserved_port() as port:
             environments = process_environments(
                 os.environ,
@@ -92,15 +90,8 @@ class Launch:
                 devices_per_process=self.devices_per_process,
                 gpus=visible_gpus(os.environ),
             )
-            supervisor = Supervisor(
-                self.command,
-                environments,
-                grace_s=self.grace_s,
-                stop_s=self.stop_s,
-                timeout_s=self.timeout_s,
-                label=self.label,
-            )
-            return supervisor.run()
+            limits = self.grace_s, self.stop_s, self.timeout_s
+            return Supervisor(self.command, environments, *limits, label=self.label).run()
 
     def _job(self) -> Job:
         if self.timeout_s is not None:

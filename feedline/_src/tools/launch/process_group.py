@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-# Signals that ask a process to end. The guard ignores them, because it must outlive the group.
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-
+"""Signals that ask a process to end. The guard ignores them, because it must outlive the group."""
 _GUARD = "trap '' HUP INT TERM; echo ready; read -r _; kill -s KILL 0"
 
 
@@ -24,14 +23,9 @@ class ProcessGroup:
 
     1. No process outlives the owner. A process that is being started has the writing end too, and joins the
        group before it executes its program, which closes that end. The guard wakes when the last copy is closed;
-       then every process is in the group, and so are its children.
-    2. No signal reaches another program. The group's number is the guard's pid, which the kernel does not use
+       then every process is in the group, and so are its children; not a program that leaves it (`setsid`).
+    2. No signal reaches another program. The group's number, `pid`, is the guard's, which the kernel does not use
        again before the owner has reaped the guard; that happens last.
-
-    A program that leaves the group (`setsid`, a daemon) is not killed with it, but still gets signals if the owner
-    started it directly.
-
-    Called, owned and closed by one thread.
 
     Example:
       >>> with ProcessGroup() as group:
@@ -43,14 +37,11 @@ class ProcessGroup:
     def __enter__(self) -> Self:
         self._started: list[subprocess.Popen[bytes]] = []
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
+            ["/bin/sh", "-c", _GUARD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
-        # Once it is ready, it ignores the signals that are sent to the group.
+        self.pid = self._guard.pid
         with self._guard.stdout as ready:  # type: ignore[union-attr]
-            ready.readline()
+            ready.readline()  # now it ignores the signals that are sent to the group
         return self
 
     def start(
@@ -64,32 +55,21 @@ class ProcessGroup:
     ) -> subprocess.Popen[bytes]:
         """Starts a program in the group. A stream that is None is inherited. `OSError` if it cannot be run."""
         child = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            bufsize=0,
-            process_group=self._guard.pid,
+            command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=0, process_group=self.pid
         )
         self._started.append(child)
         return child
 
     def signal(self, number: int) -> None:
         """Sends a signal to every process of the group, including children of the programs."""
-        os.killpg(self._guard.pid, number)
-        for child in self._started:
-            if child.poll() is None and os.getpgid(child.pid) != self._guard.pid:
-                child.send_signal(number)
+        os.killpg(self.pid, number)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.signal(signal.SIGKILL)
         for child in self._started:
-            child.wait()
-            for stream in (child.stdout, child.stderr):
-                if stream is not None:
-                    stream.close()
-        with self._guard:  # Closes the pipe and reaps the guard.
+            with child:  # closes its pipes and reaps it
+                pass
+        with self._guard:
             pass
