@@ -119,7 +119,7 @@ def test_a_decoder_may_return_lists_of_numbers(tmp_path):
     out = {"n": np.empty(7, np.int64)}
     source.read(np.arange(7), out)
     assert out["n"].tolist() == [0, 1, 2, 3, 0, 1, 2]
-    with pytest.raises(feedline.RowError, match=r"got a list with a ndarray in it; .*stack"):
+    with pytest.raises(feedline.RowError, match=r"got a list of ndarray .*stack"):
         feedline.open_source(tmp_path / "x.array_record", decode=lambda rs: [np.zeros(2) for _ in rs])
 
 

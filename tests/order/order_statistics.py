@@ -8,7 +8,6 @@ must be rejected. Every statistic is Pearson's: Σ (seen - expected)² / varianc
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -96,27 +95,12 @@ def feedlines(n: int) -> Rows:
     return lambda key, positions: rows_at(Order(key[0]), n, key[1], positions)
 
 
-def truly_random(n: int) -> Rows:
-    return lambda key, positions: np.random.default_rng(key).permutation(n)[positions]
-
-
 def weak_rounds(n: int, rounds: int = 1) -> Rows:
     return lambda key, positions: feistel(n, words("order", *key)[:rounds], positions.astype(np.uint64))
 
 
-def nearly_linear(x, key, tweaks, mixed, spare):
-    """The round function without its xor."""
-    np.multiply(x, np.uint32((key & M32 | 1) * 0x85EBCA6B & M32), out=mixed)
-    mixed += np.uint32(key >> 32)
-
-
 def weak_key(n: int) -> Rows:
     return lambda key, positions: rows_at(Order(sum(key)), n, 0, positions)
-
-
-def inverse(rows: Rows) -> Rows:
-    """The position of each row, if called with all positions."""
-    return lambda key, positions: np.argsort(rows(key, positions))
 
 
 def chi_square_tail(x: float, df: int) -> float:
@@ -170,92 +154,7 @@ def neighbours(rows: Rows, n: int, b: int, step: int, keys: Sequence[Key]) -> fl
     return evenness(np.concatenate(apart) % n, n)
 
 
-def correlation(rows: Rows, n: int, keys: Sequence[Key]) -> float:
-    """Are the rows at p and p + 1 uncorrelated? Pearson's r · √n is a standard normal."""
-    orders = [rows(key, np.arange(n)) for key in keys]
-    return chi_square_tail(sum(n * np.corrcoef(o, np.roll(o, 1))[0, 1] ** 2 for o in orders), len(keys))
-
-
-def progressions(rows: Rows, n: int, b: int, step: int, keys: Sequence[Key]) -> float:
-    """Does the row at p + 2 step have nothing to do with the progression that the rows at p and p + step begin?"""
-    here = spots(n, b)
-    x, y, z = (np.concatenate([rows(key, (here + i * step) % n) for key in keys]) for i in range(3))
-    return evenness((x - y + z - y) % n, n)
-
-
-def low_bits(rows: Rows, n: int, b: int, steps: Sequence[int], keys: Sequence[Key]) -> float:
-    """Are the lowest six bits at p, and at p + each sum of some of the steps, fair when added without carry?"""
-    corners = [spots(n, b)]
-    for step in steps:
-        corners += [(corner + step) % n for corner in corners]
-    bits = [np.concatenate([rows(key, corner) for key in keys]) for corner in corners]
-    return evenness(np.bitwise_xor.reduce(bits) & 63, 64)
-
-
-def kept_distances(rows: Rows, a: int, b: int, keys: Sequence[Key]) -> float:
-    """Are positions i·b apart, and their rows again i·b up to b (mod n = a·b), only by chance?
-
-    Each of the b · a (a - 1) / 2 pairs of positions in one column is, with probability b / (n - 1).
-    """
-    pairs = 0
-    for key in keys:
-        moved = (rows(key, np.arange(a * b)).reshape(a, b) // b - np.arange(a)[:, None]) % a
-        pairs += _alike(moved * b + np.arange(b))
-    expected = len(keys) * b * (a * (a - 1) / 2) * b / (a * b - 1)
-    return chi_square_tail((pairs - expected) ** 2 / expected, 1)
-
-
-def kept_bits(rows: Rows, a: int, b: int, keys: Sequence[Key]) -> float:
-    """Do positions in one row of the grid differ in the same bits as their columns do, only by chance?
-
-    Each of the a · b (b - 1) / 2 pairs of them does, with probability a / (n - 1).
-    """
-    pairs = 0
-    for key in keys:
-        moved = rows(key, np.arange(a * b)).reshape(a, b) % b ^ np.arange(b)
-        pairs += _alike(moved + np.arange(a)[:, None] * b)
-    expected = len(keys) * a * (b * (b - 1) / 2) * a / (a * b - 1)
-    return chi_square_tail((pairs - expected) ** 2 / expected, 1)
-
-
-def _alike(values: NDArray[np.int64]) -> int:
-    """How many pairs of equal values there are."""
-    counts = np.bincount(values.ravel())
-    return int((counts * (counts - 1) // 2).sum())
-
-
 def distance(rows: Rows, n: int, b: int, pairs: Sequence[tuple[Key, Key]]) -> float:
     """Are the rows that two keys put at one position any distance apart?"""
     here = spots(n, b)
     return evenness(np.concatenate([rows(one, here) - rows(other, here) for one, other in pairs]) % n, n)
-
-
-def fixed_points(rows: Rows, n: int, pairs: Sequence[tuple[Key, Key]]) -> float:
-    """Do two keys put the same row at as many positions as two random permutations?"""
-    here = np.arange(n)
-    return matches([int((rows(one, here) == rows(other, here)).sum()) for one, other in pairs])
-
-
-def permutations(rows: Rows, n: int, keys: Sequence[Key]) -> float:
-    """Is each of the n! permutations as frequent as the others?"""
-    frequency = dict.fromkeys(itertools.permutations(range(n)), 0)
-    for key in keys:
-        frequency[tuple(rows(key, np.arange(n)).tolist())] += 1
-    return evenness(np.repeat(np.arange(len(frequency)), [*frequency.values()]), len(frequency), len(frequency))
-
-
-def single_row(rows: Rows, n: int, position: int, keys: Sequence[Key]) -> float:
-    """Is the row at one position anything, as the key changes?"""
-    return evenness(np.concatenate([rows(key, np.array([position])) for key in keys]), n, 32)
-
-
-def flips(keys: Keys) -> list[float]:
-    """Does each bit of seed, epoch and position, when flipped, flip half the key?"""
-    positions = rows_at(Order(1), 2**62, 0, np.arange(200))
-    here = keys(5, 9, positions)
-    flipped = (
-        [keys(5 ^ 1 << bit, 9, positions) for bit in range(64)],
-        [keys(5, 9 ^ 1 << bit, positions) for bit in range(64)],
-        [keys(5, 9, positions ^ 1 << bit) for bit in range(63)],
-    )
-    return [fair_bits(np.concatenate([here ^ there for there in part])) for part in flipped]

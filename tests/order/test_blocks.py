@@ -10,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order
-from feedline._src.order import blocks
-from feedline._src.order.blocks import BlockLayout, _shuffled_in_windows
 from feedline._src.order.epoch import rows_at
-from feedline._src.order.permutation import CHUNK, LARGEST, words
-
-LIMIT = 1e-6  # a smaller p-value is not chance
+from feedline._src.order.permutation import CHUNK, LARGEST
 
 word = st.integers(0, 2**64 - 1)
 few = st.integers(1, 12)
@@ -104,57 +100,6 @@ def test_blocked_orders_never_change():
     found = [rows_at(Order(1, Blocks(100, 5)), 1050, 2, np.arange(4)).tolist()]
     found += [rows_at(Order(1, Blocks(341, 64)), 10**9, 2, np.arange(4)).tolist()]
     assert found == [[311, 305, 1026, 392], [963499214, 585769190, 366083034, 69059449]]
-
-
-@pytest.mark.parametrize("pair", statistics.PAIRS)
-def test_two_keys_put_a_block_anywhere(pair):
-    n, pairs = 3000, [statistics.PAIRS[pair](seed) for seed in range(100)]
-
-    def order_of_blocks(key, positions):  # each window is one block
-        return rows_at(Order(key[0], Blocks(10, 1)), 10 * n, key[1], positions * 10) // 10
-
-    def weak(key, positions):
-        return order_of_blocks((sum(key), 0), positions)
-
-    assert statistics.fixed_points(order_of_blocks, n, pairs) > LIMIT
-    assert (statistics.fixed_points(weak, n, pairs) < LIMIT) == (pair in ("equal sums", "exchanged"))
-
-
-def in_windows(key, rows, window, count):
-    """The permutations of `count` windows, one in each row."""
-    n = rows * window * count
-    layout, padded = BlockLayout.of(Blocks(rows, window), n, words("blocks", *key)), np.arange(n, dtype=np.uint64)
-    moved = _shuffled_in_windows(layout, n, *key, padded).reshape(count, -1)
-    return (moved - moved.min(1, keepdims=True)).astype(np.int64)
-
-
-def alike(one, other):
-    """The p-value, if by chance, of the number of positions with the same row."""
-    return statistics.matches((one == other).sum(1).tolist())
-
-
-def test_each_window_is_shuffled_independently(monkeypatch):
-    for rows, window in ((16, 64), (100, 33)):
-        here = in_windows((1, 0), rows, window, 400)
-        assert alike(here[1:], here[:-1]) > LIMIT
-        for key in ((1, 1), (2, 0), (0, 1)):
-            assert alike(here, in_windows(key, rows, window, 400)) > LIMIT
-        apart = (here[1:] - here[:-1]) % here.shape[1]
-        assert statistics.evenness(apart.ravel(), here.shape[1]) > LIMIT
-        steps = (here[:, 1:] - here[:, :-1]) % here.shape[1]
-        assert statistics.evenness(steps.ravel() - 1, here.shape[1] - 1) > LIMIT
-    monkeypatch.setattr(blocks, "_tweaks", lambda window, keys: np.zeros(window.shape, np.uint32))
-    here = in_windows((1, 0), 16, 64, 400)
-    assert alike(here[1:], here[:-1]) < LIMIT
-
-
-def test_the_short_block_stands_anywhere():
-    window_of_last_row = []
-    for seed in range(2000):
-        order = whole(Order(seed, Blocks(10, 1)), 75)  # 8 windows of a block
-        window_of_last_row.append(int(np.flatnonzero(order == 74)[0]) // 10)
-    assert set(window_of_last_row) == set(range(8))
-    assert statistics.evenness(np.array(window_of_last_row), 8, 8) > LIMIT
 
 
 def test_labels_in_a_batch_of_sorted_data():

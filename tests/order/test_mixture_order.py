@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from feedline._src.options import Blocks, Order
 from feedline._src.order.apportionment import LARGEST_BLOCK, arranged, counts_of
 from feedline._src.order.mixture import MixtureOrder, seed_of_source
-from feedline._src.order.phases import ENDLESS, Phase
+from feedline._src.order.phases import Phase
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 
@@ -145,17 +145,6 @@ def test_each_row_of_a_source_stands_once_in_each_of_its_epochs(mixture):
         own = rows[(rows >= first) & (rows < first + length)] - first
         whole = own[: len(own) // length * length].reshape(-1, length)
         assert (np.sort(whole) == np.arange(length)).all()
-
-
-def test_far_away_the_shares_are_the_same():
-    lengths, orders = (10**9, 10**12, 5), tuple(map(Order, range(3)))
-    order = MixtureOrder(tuple("abc"), lengths, orders, (Phase(0, (7, 2, 1)),))
-    assert order.rows == ENDLESS
-    for start in (10**15, 2**62, ENDLESS - 10_000):
-        start -= start % 10
-        sources = np.searchsorted(order.firsts[1:], order.rows_at(0, range(start, start + 5000)), "right")
-        assert np.bincount(sources).tolist() == [3500, 1000, 500]
-        assert order.taken(start) == (start // 10 * 7, start // 10 * 2, start // 10)
 
 
 def test_pinned_rows():

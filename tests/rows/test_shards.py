@@ -19,12 +19,6 @@ def test_the_shard_of_a_row_is_found(lengths, data):
     np.testing.assert_array_equal(shards.of(np.arange(sum(lengths))), expected)
 
 
-def test_one_long_shard_among_many_tiny_ones():
-    lengths = [1] * 500 + [100_000] + [1] * 500
-    rows = np.arange(sum(lengths))
-    np.testing.assert_array_equal(Shards(lengths).of(rows), np.repeat(np.arange(1001), lengths))
-
-
 @given(LENGTHS, st.data())
 def test_split_gives_each_offset_once_with_its_row_in_the_shard(lengths, data):
     shards = Shards(lengths)

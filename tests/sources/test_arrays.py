@@ -49,23 +49,6 @@ def test_shards_follow_each_other_and_rows_come_in_any_order_with_repeats(length
         np.testing.assert_array_equal(out[name], whole[name][rows])
 
 
-@pytest.mark.parametrize("layout", ["C", "F", "strided", "big-endian"])
-def test_any_memory_layout_reads_the_same(layout):
-    x = _rows(20, 4)
-    stored = {"C": x, "F": np.asfortranarray(x), "strided": np.repeat(x, 2, 0)[::2], "big-endian": x.astype(">f4")}
-    out = {"x": np.empty((3, 4), stored[layout].dtype)}
-    ArraySource([{"x": stored[layout]}]).read(np.array([19, 0, 7]), out)
-    np.testing.assert_array_equal(out["x"], x[[19, 0, 7]])
-
-
-def test_a_strided_out_is_written():
-    x = _rows(10)
-    room = np.zeros((4, 3, 2), np.float32)
-    ArraySource([x]).read(np.array([3, 1, 4, 1]), room[..., 0])
-    np.testing.assert_array_equal(room[..., 0], x[[3, 1, 4, 1]])
-    assert not room[..., 1].any()
-
-
 @pytest.mark.parametrize(
     "columns",
     [(slice(1, 3), slice(None)), (np.array([0, 2]), slice(None)), (np.array([0, 3]), np.array([4, 1]))],
@@ -90,11 +73,6 @@ def test_npy_and_stored_npz_are_mapped_and_compressed_npz_is_read(tmp_path):
         for got, leaf in zip(jax.tree.leaves(_read(open_source(tmp_path / name), range(50))), leaves, strict=True):
             np.testing.assert_array_equal(got, leaf)
     np.testing.assert_array_equal(_read(open_source(tmp_path / "fortran.npy"), range(50)), x)
-
-
-def test_a_name_with_brackets_that_exists_is_a_file_and_no_pattern(tmp_path):
-    np.save(tmp_path / "rows[1].npy", np.arange(3))
-    assert len(open_source(tmp_path / "rows[1].npy")) == 3
 
 
 def test_a_pickled_source_holds_paths_and_not_the_rows(tmp_path):
@@ -135,11 +113,6 @@ def test_a_folder_in_place_of_a_file_is_refused_with_the_glob_that_works(tmp_pat
         open_source(tmp_path / f"folder{suffix}", **options)
 
 
-def test_the_names_of_columns_may_come_from_a_generator(tmp_path):
-    np.savez(tmp_path / "xy.npz", x=np.arange(3), y=np.arange(3), z=np.arange(3))
-    assert open_source(tmp_path / "xy.npz", columns=(name for name in "zx")).spec.keys() == {"z", "x"}
-
-
 def test_a_truncated_or_foreign_file_is_refused_before_it_is_read(tmp_path):
     with pytest.raises(ValueError, match=r"cut\.npy cannot be read .* promises \d+ bytes, but there are \d+"):
         open_source(_truncated(tmp_path / "cut.npy"))
@@ -159,12 +132,6 @@ def test_a_truncated_or_foreign_file_is_refused_before_it_is_read(tmp_path):
         open_source(tmp_path / "none.npz")
     with pytest.raises(ValueError, match=r"files of rows end in \.npy, .*, got .*rows\.odd; rename"):
         open_source(tmp_path / "rows.odd")
-
-
-def test_objects_in_files_are_refused(tmp_path):
-    np.save(tmp_path / "objects.npy", np.array([{}, []], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="no Python objects"):
-        open_source(tmp_path / "objects.npy")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Encoded records as rows: what a decoder gets, what it must do, and which rows come where."""
 
 import pickle
-import threading
 
 import jax
 import numpy as np
@@ -163,39 +162,7 @@ def test_a_wrong_decoder_is_found_before_training(folder, decoder, error, messag
         decoded(folder, decoder, {"text": SPEC["text"]})
 
 
-def test_the_decoder_is_checked_with_a_record_that_is_whole(folder):
-    (folder / "00").write_bytes(b"broken")
-    assert len(decoded(folder, decode, SPEC)) == ROWS
-    for row in (ROWS // 2, ROWS - 1):
-        (folder / f"{row:02d}").write_bytes(b"broken")
-    with pytest.raises(RowError, match="cannot be decoded") as error:
-        decoded(folder, decode, SPEC)
-    assert error.value.file == str(folder / "00")
-
-
 @pytest.mark.parametrize("source", [{"x": np.zeros(3)}, [b"a", b"b"], 7])
 def test_what_has_no_records_is_refused(source):
     with pytest.raises(TypeError, match="decoded needs encoded records, got"):
         decoded(source, decode, SPEC)
-
-
-def test_a_spec_without_numbers_is_refused(folder):
-    with pytest.raises(TypeError, match="an accelerator holds numbers and booleans"):
-        decoded(folder, decode, {"text": jax.ShapeDtypeStruct((), np.dtype("U3"))})
-
-
-def test_threads_decode_at_once(folder):
-    meet = threading.Barrier(2, timeout=20)
-
-    def together(record, out, row):
-        out[...] = row.index
-        if ready:
-            meet.wait()
-
-    ready = []
-    source = decoded(folder, together, jax.ShapeDtypeStruct((), np.int32))
-    ready.append(True)
-    order = Order(shuffle=False)
-    with Feed(source, 2, jax.devices()[0], order=order, reading=Reading(threads=2, buffer=1)) as feed:
-        assert next(feed).tolist() == [0, 1]
-        meet.abort()

@@ -172,19 +172,6 @@ def test_the_identity_follows_the_rows_only(tmp_path):
     assert all(other != identity for other in others)
 
 
-def test_a_mixture_of_datasets(tmp_path):
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    one, other = saved(numbers(), tmp_path / "one"), numbers(seed=1)
-    for second in (other, other.shuffle(seed=0)):
-        sources = {"one": feedline.open_source(one), "other": feedline.open_source(second)}
-        mixture = feedline.Mixture(sources, weights={"one": 1, "other": 1})
-        with feedline.Feed(mixture, 2 * COUNT, sharding) as feed:
-            batch = next(feed)
-        for number, dataset in enumerate((one, second)):
-            found = np.sort(np.asarray(batch["tokens"])[np.asarray(batch["source"]) == number, 0])
-            np.testing.assert_array_equal(found, sorted(row["tokens"][0] for row in dataset))
-
-
 # --- images, text and bytes ---
 
 
@@ -234,18 +221,6 @@ def test_images_and_text_are_encoded_rows(tmp_path, paths, select):
     assert only.spec["box"].shape == (2,)
     with pytest.raises(IndexError):
         source[len(dataset)]
-
-
-def test_images_are_decoded_like_those_of_a_folder(tmp_path):
-    dataset = saved(encoded(tmp_path), tmp_path / "saved").shuffle(seed=0)
-    images = feedline.images.decode(feedline.open_source(dataset), size=9)
-    for i in range(COUNT):
-        assert abs(images[i]["image"].mean() - np.asarray(dataset[i]["image"]).mean()) < 2
-        assert images[i]["label"] == dataset[i]["label"]
-    moved = saved(encoded(tmp_path, paths=True), tmp_path / "other", 1).shuffle(seed=0)  # saving copies the files
-    assert feedline.images.decode(feedline.open_source(moved)).identity == images.identity
-    other = saved(encoded(tmp_path), tmp_path / "third").shuffle(seed=1)
-    assert feedline.open_source(other).identity != images.identity["records"]
 
 
 def decode_text(record, out, row):
@@ -353,16 +328,6 @@ def test_what_is_refused(case):
         assert feedline.open_source(dataset, columns=["good"]).spec.keys() == {"good"}
 
 
-def test_a_feed_refuses_splits_and_streams_with_the_same_errors():
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    for case in ("splits", "a stream"):
-        make, kind, message = REFUSED[case]
-        with pytest.raises(kind, match=message):
-            feedline.Feed(make(), 1, sharding)
-    with pytest.raises(TypeError, match=r"rows of <DatasetRecords: .* are bytes; say how they are decoded"):
-        feedline.Feed(feedline.open_source(Dataset.from_dict({"text": ["a"]})), 1, sharding)
-
-
 def test_options_and_columns():
     dataset = of([1, 2], Value("int8"))
     with pytest.raises(ValueError, match="option columns alone, got cache_bytes"):
@@ -425,11 +390,6 @@ def test_relative_paths_lead_where_they_were_opened(tmp_path, monkeypatch):
             assert (opened[0], opened.file_of(0)) == (JPEGS[1], path)
 
 
-def test_a_dataset_is_recognized_while_another_thread_imports_the_library(monkeypatch):
-    monkeypatch.delattr(datasets.dataset_dict, "DatasetDict")  # as long as the module is half imported
-    assert feedline.open_source(of([1], Value("int8")))[0]["x"] == 1
-
-
 def test_a_saved_folder_is_read_without_the_library(tmp_path):
     saved(numbers(), tmp_path / "saved")
     done = programs.run(
@@ -445,19 +405,6 @@ def test_a_saved_folder_is_read_without_the_library(tmp_path):
         check=True,
     )
     assert done.stdout == f"{COUNT} ShapeDtypeStruct(shape=(2, 3), dtype=uint8)\n"
-
-
-def test_a_saved_folder_of_images_and_chosen_columns(tmp_path):
-    photos = Dataset.from_dict(
-        {"image": JPEGS, "text": WORDS, "label": [1] * COUNT},
-        features=Features({"image": Image(), "text": Value("string"), "label": ClassLabel(names=["a", "b"])}),
-    )
-    expected = feedline.open_source(saved(photos, tmp_path / "saved"))
-    source = feedline.open_source(tmp_path / "saved")
-    assert [source[i] for i in range(COUNT)] == [expected[i] for i in range(COUNT)]
-    assert feedline.open_source(tmp_path / "saved", columns=["label"])[3] == {"label": 1}
-    with pytest.raises(ValueError, match="window is for"):
-        feedline.open_source(tmp_path / "saved", window=3)
 
 
 def test_caches_of_map_are_no_rows(tmp_path):
@@ -487,15 +434,6 @@ def test_rows_that_a_file_of_indices_selects(tmp_path):
     for pattern in ("data-*.arrow", "data-00000-of-00002.arrow"):
         with pytest.raises(ValueError, match=r"a file of indices selects .*; open the folder by its path"):
             feedline.open_source(folder / pattern)
-
-
-def test_a_folder_of_splits_names_one_of_them(tmp_path):
-    datasets.DatasetDict({"test": of([1], Value("int8")), "train": of([2], Value("int8"))}).save_to_disk(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"the dataset of one split, .* open one of them: open_source\('.*/test'\)"
-    ):
-        feedline.open_source(tmp_path)
-    assert feedline.open_source(tmp_path / "train")[0]["x"] == 2
 
 
 @pytest.mark.parametrize(
@@ -578,12 +516,6 @@ def test_worker_processes_map_the_files(tmp_path):
     with feedline.Feed(feedline.open_source(dataset), 8, sharding, transform=double, reading=reading) as feed:
         rows = feed.rows_of(feed.get_state())
         np.testing.assert_array_equal(next(feed)["grey"], np.array(dataset[rows]["grey"], np.uint8) * 2)
-
-
-def test_workers_refuse_numbers_in_memory():
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    with pytest.raises(ValueError, match="holds arrays in memory"):
-        feedline.Feed(feedline.open_source(numbers()), 8, sharding, reading=feedline.Reading(workers=1))
 
 
 @pytest.mark.slow

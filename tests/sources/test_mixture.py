@@ -232,20 +232,6 @@ def test_phases_change_the_weights_and_a_state_takes_another_future(sharding):
         feed.set_state(at_96, allow=("order",))
 
 
-def test_a_source_may_be_added_later_on(sharding):
-    two = {name: columns(name) for name in ("web", "code")}
-    with Feed(Mixture(two, {"web": 3, "code": 1}), 16, sharding) as feed:
-        next(feed)
-        state = feed.get_state()
-    phases = [(0, {"web": 3, "code": 1, "books": 0}), (16, WEIGHTS)]
-    three = Mixture({**two, "books": columns("books")}, phases)
-    with Feed(three, 16, sharding) as feed:
-        with pytest.raises(ValueError, match="its 'data' is"):
-            feed.set_state(state)
-        feed.set_state(state, allow=("data",))
-        assert_delivers(feed, expected(three.order, phases=[(0, (3, 1, 0)), (16, COUNTS)]), 5, 16)
-
-
 def test_states_over_other_mixtures_are_refused(sharding):
     with Feed(arrays(), 16, sharding) as feed:
         next(feed)
@@ -298,21 +284,6 @@ def test_a_bad_row_is_replaced_by_one_of_its_source(sharding, tmp_path, policy):
         assert_delivers(feed, whole, 10)
     noted = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert [(note["row"], note["position"]) for note in noted] == [(24, bad[0])]  # once
-
-
-def test_the_error_of_a_bad_row_names_it(sharding):
-    class Named(Rows):
-        def read(self, rows, out):
-            if self.bad in rows:
-                raise feedline.RowError("it is damaged", stage="read", row=self.bad, file="code.bin")
-            super().read(rows, out)
-
-    for source, message in ((Named, r"it is damaged \(in 'code' of the mixture\)"), (Rows, "OSError: unreadable")):
-        with Feed(arrays(sources={"code": source("code", bad=4)}), 16, sharding) as feed:
-            with pytest.raises(feedline.RowError, match=message) as error:
-                assert_delivers(feed, expected(arrays().order), 10)
-            assert (error.value.row, error.value.epoch) == (24, 0)
-            assert expected(arrays().order)["y"]["z"][error.value.position] == 2004
 
 
 SPEC = {"x": np.zeros((5, 4), np.float32)}
@@ -385,15 +356,3 @@ def test_a_feed_refuses_what_a_mixture_has_itself(sharding):
         Feed(arrays(), 16, sharding, epochs=1)
     with pytest.raises(ValueError, match="10 rows cannot fill one of 16; use a batch size of at most 8"):
         Feed(both(SPEC, SPEC, end="all_exhausted"), 16, sharding)
-
-
-def test_sources_of_one_row_and_batches_larger_than_the_data(sharding):
-    one = Mixture({"a": {"x": np.arange(1)}, "b": {"x": np.arange(10, 12)}}, {"a": 1, "b": 3})
-    with Feed(one, 64, sharding) as feed:
-        batch = next(feed)
-        assert np.bincount(batch["source"]).tolist() == [16, 48]
-        assert np.bincount(batch["x"])[[0, 10, 11]].tolist() == [16, 24, 24]
-    alone = Mixture({"a": {"x": np.arange(5)}}, {"a": 0.1}, end="all_exhausted")
-    with Feed(alone, 8, sharding, remainder="pad", epochs=1) as feed:
-        (batch,) = feed
-        assert sorted(np.asarray(batch["x"])[np.asarray(batch["valid"])].tolist()) == [0, 1, 2, 3, 4]

@@ -60,9 +60,3 @@ def test_files_of_text_name_the_page_that_says_what_to_do(tmp_path, name, page):
 def test_what_is_no_path_and_no_address_is_refused(address, match):
     with pytest.raises(ValueError, match=match):
         feedline.open_source(address)
-
-
-@pytest.mark.parametrize("patience_s", ["a", None, True])
-def test_a_patience_is_a_number_of_seconds(patience_s):
-    with pytest.raises(TypeError, match=f"patience_s must be a number of seconds, got {patience_s!r}"):
-        feedline.Store(patience_s=patience_s)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline import Feed, FeedError, Mixture, Order, Ragged, Reading, RowError
-from feedline._src.loader.staging import shortened
+from feedline import Feed, FeedError, Mixture, Order, Ragged, Reading
 from feedline._src.order.epoch import rows_at
 
 N, B, PAD_TO, PAD = 43, 8, (3, 6, 20), 7
@@ -106,16 +105,6 @@ def test_rows_are_read_as_by_a_loop(lengths, pad_to, shape, dtype, of_offsets, d
         assert (wide[..., 1] == 1).all()
 
 
-def test_a_row_that_exceeds_its_bucket_is_named():
-    rows = np.array([0, 1])
-    with pytest.raises(
-        RowError, match=r"fit the bucket of its batch, and row 1 of 'tokens' has length 3, the bucket 2"
-    ):
-        Ragged({"tokens": ragged([1, 3])}, (4,)).read(
-            rows, {"tokens": np.empty((2, 2), np.int32), "tokens_length": np.empty(2, np.int32)}
-        )
-
-
 def test_a_single_row_and_the_description():
     source = Ragged({"tokens": ragged([1, 2])}, (4,), -1)
     assert source[1]["tokens"].tolist() == [9, 10, -1, -1]
@@ -152,21 +141,6 @@ def test_the_identity_tells_sources_apart(other):
 
 
 # --- feeds ---
-
-
-@pytest.mark.parametrize("remainder", ["drop", "pad", "wrap"])
-def test_batches_over_two_epochs(remainder, sharding, delivered):
-    order = Order(seed=3)
-    got = delivered(Feed(documents(), B, sharding, order=order, epochs=2, remainder=remainder))
-    epochs = [rows_at(order, N, epoch, np.arange(N)) for epoch in range(2)]
-    whole = N // B * B
-    run = np.concatenate(epochs if remainder != "drop" else [epoch[:whole] for epoch in epochs])
-    run = run[: len(run) // B * B] if remainder == "wrap" else run
-    seen = []
-    for batch in got:
-        check(batch, batch["y"].tolist())  # padding included: it repeats rows
-        seen += batch["y"][batch.get("valid", np.ones(B, bool))].tolist()
-    assert seen == run.tolist()
 
 
 def test_a_step_is_compiled_once_for_each_bucket(sharding):
@@ -279,35 +253,7 @@ def test_a_mixture_has_the_bucket_of_all_its_rows(sharding, delivered):
     assert seen == set(PAD_TO)
 
 
-def test_a_mixture_with_rows_of_one_length_has_the_largest_bucket(sharding, delivered):
-    plain = {"tokens": np.full((N, PAD_TO[-1]), 5, np.int32), "tokens_length": np.full(N, 9, np.int32)}
-    sources = {"short": Ragged({"tokens": ragged(np.ones(N, int))}, PAD_TO), "plain": plain}
-    batches = delivered(
-        Feed(Mixture(sources, {"short": 1, "plain": 1}, end="first_exhausted"), B, sharding, epochs=1)
-    )
-    assert {batch["tokens"].shape for batch in batches} == {(B, PAD_TO[-1])}
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_batch_sizes_that_change(prefetch, sharding, delivered):
-    sizes = [(0, B), (2, 2 * B)]
-    got = delivered(Feed(documents(), sizes, sharding, epochs=1, order=Order(seed=1), prefetch=prefetch))
-    rows = rows_at(Order(seed=1), N, 0, np.arange(N))
-    assert [len(batch["y"]) for batch in got] == [B, B, 2 * B]
-    for batch, at in zip(got, (0, B, 2 * B), strict=True):
-        check(batch, rows[at : at + len(batch["y"])])
-
-
 # --- memory ---
-
-
-def test_a_shortened_array_is_the_beginning_of_its_memory():
-    whole = np.arange(24).reshape(2, 6, 2)
-    short = shortened(whole, 3)
-    assert short.shape == (2, 3, 2)
-    assert short.flags.c_contiguous
-    assert short.ravel().tolist() == list(range(12))
-    assert np.shares_memory(short, whole)
 
 
 # --- bad input ---

@@ -1,7 +1,6 @@
 """Records of a `grain.MapDataset` or of any object with `__len__` and `__getitem__`."""
 
 import grain
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,14 +60,6 @@ def test_records_that_share_one_buffer_are_written_before_the_next_is_read(shard
     one = Reading(threads=1)  # several would write into that buffer at a time
     for batch in delivered(Feed(OneBuffer(), 64, sharding, epochs=1, reading=one)):
         np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
-
-
-def test_records_are_read_one_by_one_if_grain_gives_too_few_at_once():
-    dataset = _dataset()
-    dataset._getitems = lambda indices: [dataset[i] for i in indices[:-1]]
-    out = {"x": np.empty((10, 3), np.float32), "y": np.empty(10, np.int64)}
-    RecordSource(dataset).read(np.arange(10), out)
-    assert out["y"].tolist() == list(range(10))
 
 
 def test_grains_random_maps_differ_between_epochs_and_repeat_with_the_run(sharding, delivered):
@@ -131,86 +122,6 @@ def test_python_numbers_take_the_first_records_dtype():
     assert out["f"].tolist() == [1.5, 0.5]
 
 
-def test_a_float_where_the_first_record_has_an_integer_is_refused():
-    source = RecordSource(grain.MapDataset.source([{"x": 1}, {"x": 2.5}]))
-    with pytest.raises(RowError, match=r"batch\['x'\] is float64\[\], the first record's int64\[\]"):
-        source.read(np.array([1]), {"x": np.empty(1, np.int64)})
-
-
-@pytest.mark.parametrize(("first", "later"), [(np.float32(0), 1e300), (np.int8(0), 300)])
-def test_a_python_number_that_does_not_fit_the_first_records_dtype_is_refused(first, later):
-    source = RecordSource(grain.MapDataset.source([{"x": first}, {"x": later}]))
-    with pytest.raises(RowError, match=r"1e\+300 does not fit float32|300 out of bounds for int8"):
-        source.read(np.array([1]), {"x": np.empty(1, first.dtype)})
-
-
-class Tensor:
-    """Stands for a tensor of PyTorch: its dtype is not NumPy's, and NumPy makes an array of it, or fails to."""
-
-    def __init__(self, values, error=None):
-        self.values, self.error = values, error
-        self.shape, self.dtype = values.shape, "torch.float32"
-
-    def __array__(self, dtype=None, copy=None):
-        if self.error is not None:
-            raise self.error
-        return self.values
-
-
-class Image:
-    """Stands for an image of Pillow, which has the older protocol."""
-
-    def __init__(self, values):
-        self.values = values
-        self.__array_interface__ = values.__array_interface__
-
-
-def _ids(i):
-    return [i, i + 1, i + 2]
-
-
-WITH_LEAVES = {
-    "a list": (lambda i: {"x": _ids(i), "y": i}, np.int64),
-    "a list of floats": (lambda i: {"x": [float(x) for x in _ids(i)], "y": i}, np.float64),
-    "a list of NumPy numbers": (lambda i: {"x": [np.int16(x) for x in _ids(i)], "y": i}, np.int16),
-    "a tensor": (lambda i: {"x": Tensor(np.array(_ids(i), np.float32)), "y": i}, np.float32),
-    "an image": (lambda i: {"x": Image(np.array(_ids(i), np.uint8)), "y": i}, np.uint8),
-    "a jax.Array": (lambda i: {"x": jax.numpy.array(_ids(i), np.float32), "y": i}, np.float32),
-    "nothing masked": (lambda i: {"x": np.ma.masked_array(_ids(i), mask=[False] * 3), "y": i}, np.int64),
-}
-
-
-@pytest.mark.parametrize("kind", WITH_LEAVES)
-@pytest.mark.parametrize("stream", [False, True])
-def test_whatever_numpy_makes_an_array_of_is_a_leaf(sharding, delivered, kind, stream):
-    record, dtype = WITH_LEAVES[kind]
-    dataset = grain.MapDataset.range(100).map(record)
-    if not stream:
-        assert RecordSource(dataset).spec["x"] == jax.ShapeDtypeStruct((3,), dtype)
-    (batch,) = delivered(Feed(dataset.to_iter_dataset() if stream else dataset, 96, sharding, epochs=1))
-    np.testing.assert_array_equal(batch["x"], np.arange(96)[:, None] + np.arange(3))
-    np.testing.assert_array_equal(batch["y"], np.arange(96))
-
-
-def test_nested_lists_are_one_array_and_a_record_may_be_a_list():
-    source = RecordSource(grain.MapDataset.source([[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [0, 1, 2]]]))
-    out = np.empty((2, 2, 3), np.int64)
-    source.read(np.array([1, 0]), out)
-    assert source.spec == jax.ShapeDtypeStruct((2, 3), np.int64)
-    assert out.tolist() == [[[7, 8, 9], [0, 1, 2]], [[1, 2, 3], [4, 5, 6]]]
-
-
-def test_a_list_where_the_first_record_has_an_array_takes_its_dtype():
-    source = RecordSource(
-        grain.MapDataset.source([{"x": np.zeros(2, np.float32)}, {"x": [1, 2]}, {"x": [1e300, 0.0]}])
-    )
-    out = {"x": np.empty((1, 2), np.float32)}
-    source.read(np.array([1]), out)
-    assert out["x"].tolist() == [[1, 2]]
-    with pytest.raises(RowError, match=r"\[1e\+300, 0.0\] does not fit float32.*row 2"):
-        source.read(np.array([2]), out)
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_a_python_number_must_fit_the_first_records_dtype_also_one_that_is_not_numpys(dtype):
     rows = [np.zeros((), jnp.dtype(dtype)), 1, 2.0, 1e300, [1e300], np.inf]
@@ -233,18 +144,13 @@ UNFIT = [
     ),
     (np.ma.masked, ValueError, r"1 of these 1 values are masked"),
     ([[1], [2, 3]], ValueError, r"batch\['x'\]: a list in a record .* got lists of different lengths; pad to one"),
-    (["a", "b"], ValueError, "must be an array of numbers, got a list with a str in it"),
-    ([1, None], ValueError, "got a list with a NoneType in it"),
+    (["a", "b"], ValueError, "must be an array of numbers, got a list of str with dtype <U1"),
+    ([1, None], ValueError, "got a list of int with dtype object"),
     ([[], []], ValueError, "got an empty list"),
     (
         [np.zeros(3), np.zeros(3)],
         ValueError,
-        "got a list with a ndarray in it; .*numpy.stack arrays, or use a tuple",
-    ),
-    (
-        Tensor(np.zeros(3), RuntimeError("it requires grad")),
-        TypeError,
-        "failed on this Tensor with RuntimeError: it req",
+        "got a list of ndarray with .*numpy.stack arrays, or use a tuple",
     ),
 ]
 
@@ -272,47 +178,10 @@ def test_a_masked_record_is_a_bad_row(sharding, delivered):
     assert rows[13].tolist() == [rows[13, 0]] * 3  # another row, whole
 
 
-class Copying:
-    """Stands for a tensor that NumPy must copy: its arrays share no memory."""
-
-    def __init__(self):
-        self.values = [0, 0, 0]
-
-    def __setitem__(self, places, values):
-        self.values[places] = values
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.values)
-
-
-class OneObject(Records):
-    """A decoder that writes every record into the same list or tensor."""
-
-    def __init__(self, ids):
-        super().__init__(200)
-        self.ids = ids
-
-    def __getitem__(self, i):
-        self.ids[:] = [i, i, i]
-        return {"x": self.ids, "y": i}
-
-
-@pytest.mark.parametrize("kind", [list, Copying])
-def test_records_that_share_one_object_are_written_before_the_next_is_read(sharding, delivered, kind):
-    shared = [0, 0, 0] if kind is list else Copying()
-    for batch in delivered(Feed(OneObject(shared), 64, sharding, epochs=1, reading=Reading(threads=1))):
-        np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
-
-
 @pytest.mark.parametrize("first", [{"x": "text"}, {"x": b"bytes"}, {"x": np.array(["a"])}, {}])
 def test_records_that_hold_no_numbers_are_refused(sharding, first):
     with pytest.raises(TypeError, match=r"leaf|holds numbers"):
         Feed(Records(at={0: first}), 8, sharding)
-
-
-def test_an_empty_dataset_is_refused(sharding):
-    with pytest.raises(ValueError, match="at least one row, got a MapDataset of length 0"):
-        Feed(grain.MapDataset.source([]), 8, sharding)
 
 
 @pytest.mark.parametrize("threads", [0, 1, 5])

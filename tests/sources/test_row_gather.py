@@ -51,16 +51,6 @@ def test_rows_of_any_size_distance_and_address_are_gathered(shape, dtype, more, 
     assert not wide[..., 1].any()
 
 
-def test_rows_that_are_not_contiguous_are_gathered():
-    x = np.arange(24).reshape(4, 6)
-    for parts in ([np.asfortranarray(x)], [x[::-1]], [x, x[::2]], [x[:, ::2], x[:0, ::2]]):
-        whole = np.concatenate(parts)
-        for columns in (slice(1, 3), np.array([0, 2]), slice(None)):
-            out = np.empty((4, *whole[0, columns].shape), x.dtype)
-            RowGather(parts).read(np.array([3, 0, 0, len(whole) - 1]), (columns,), out)
-            np.testing.assert_array_equal(out, whole[[3, 0, 0, -1]][:, columns])
-
-
 @pytest.mark.parametrize("lengths", [[5], [2, 3], [0, 5, 0]])
 @pytest.mark.parametrize("row", [-1, 5, 2**40, -(2**63)])
 def test_a_row_out_of_range_is_refused_and_nothing_is_written(lengths, row):

@@ -38,15 +38,6 @@ def test_windows_never_cross_the_border_of_a_file(tmp_path, is_source_of, kind, 
     is_source_of(source, {"tokens": _cut(shards, length, stride or length)})
 
 
-def test_rows_of_two_axes_and_columns_of_windows(tmp_path):
-    x = np.arange(60, dtype=np.float32).reshape(20, 3)
-    np.save(tmp_path / "x.npy", x)
-    source = feedline.open_source(tmp_path / "x.npy", window=6, stride=4)
-    out = np.empty((2, 3, 3), np.float32)
-    source.read_leaf(0, np.array([3, 0]), (slice(0, 3), slice(None)), out)
-    np.testing.assert_array_equal(out, [x[12:15], x[0:3]])
-
-
 def test_raw_records_are_dicts_of_their_fields(tmp_path, is_source_of):
     random = np.random.default_rng(0)
     records = np.empty(50, RECORD)
@@ -61,25 +52,6 @@ def test_raw_records_are_dicts_of_their_fields(tmp_path, is_source_of):
         is_source_of(source, {"image": records["image"], "label": records["label"]})
     only = feedline.open_source(tmp_path / "records.npy", columns=["label"])
     is_source_of(only, {"label": records["label"]})
-
-
-def test_a_feed_over_tokens_delivers_each_window_once(tmp_path, sharding, delivered):
-    np.arange(401, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
-    source = feedline.open_source(tmp_path / "tokens.bin", dtype=np.uint16, window=9, stride=8, columns=["tokens"])
-    got = np.concatenate(
-        [batch["tokens"] for batch in delivered(feedline.Feed(source, 16, sharding, epochs=1, remainder="pad"))]
-    )
-    np.testing.assert_array_equal(np.unique(got[:, 0]), np.arange(0, 400, 8))
-    np.testing.assert_array_equal(got, got[:, :1] + np.arange(9))
-
-
-def test_identity_follows_windows_and_data(tmp_path):
-    for name, add in (("a", 0), ("b", 0), ("c", 1)):
-        np.arange(add, 100 + add, dtype=np.uint8).tofile(tmp_path / f"{name}.bin")
-    a, b, c = (feedline.open_source(tmp_path / f"{n}.bin", dtype=np.uint8, window=8).identity for n in "abc")
-    assert a == b != c
-    assert a != feedline.open_source(tmp_path / "a.bin", dtype=np.uint8, window=8, stride=7).identity
-    assert str(tmp_path) not in str(a)
 
 
 @pytest.mark.parametrize(

@@ -94,20 +94,22 @@ def _missing_in(value: Any) -> int:
 
 
 def _of_list(name: str, value: list[Any]) -> Array:
-    first: Any = value
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
     try:
         array = np.asarray(value)
+        found = (
+            f"a list of {type(_first(value)).__name__} with dtype {array.dtype}" if array.size else "an empty list"
+        )
+        if array.dtype.kind in "biufc" and array.size and np.ndim(_first(value)) == 0:
+            return array
     except ValueError:
         found = "lists of different lengths"
-    else:
-        if array.dtype.kind in "biufc" and np.ndim(first) == 0:
-            return array
-        numbers = (int, float, complex, np.number, np.bool_)
-        other = next((x for x in array.reshape(-1).tolist() if not isinstance(x, numbers)), first)
-        found = f"a list with a {type(other).__name__} in it" if array.size else "an empty list"
     raise ValueError(
         f"{name}: a list in a record must be an array of numbers, got {found}; pad to one length, numpy.stack "
         "arrays, or use a tuple where each element is a leaf of its own"
     )
+
+
+def _first(value: Any) -> Any:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return value
