@@ -140,8 +140,12 @@ class File:
         that calls `check_open` before and accepts what is left of that danger for the user's own local files.
         """
         if self._memory is None:
-            file = OpenFile(self.place, self._version)
-            mapped: Any = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
+            try:
+                file = OpenFile(self.place, self._version)
+                mapped: Any = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
+            except OSError as error:
+                check_may_open(error, self.name)
+                raise
             self._memory = np.frombuffer(mapped, np.uint8)
         return self._memory
 
