@@ -78,10 +78,10 @@ class Load:
             batches.append(
                 BatchTimes(
                     cost.make_s, 0.0, 0.0, cost.place_s, cpu_s, 0.0, 0.0, wait_s, cost.loop_s,
-                    follows=True, drained=True, slot_s=1.0, put=at, taken=at, late_s=None,
+                    follows=True, drained=True, taken=at, late_s=None,
                 )
             )  # fmt: skip
-        return Window(batches, len(batches), True), _how(self, settings)
+        return Window(batches, True), _how(self, settings)
 
     def allows(self, settings):
         """Whether settings need no more processors than there are: threads need none while they place."""

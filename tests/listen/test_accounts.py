@@ -41,7 +41,6 @@ def test_the_times_of_a_batch():
     assert (first.read_s, first.transform_s, first.stage_s, first.place_s) == (0.1, 0.2, 0.3, 0.4)
     assert (first.read_cpu_s, first.host_cpu_s, first.place_cpu_s) == (0.01, 0.02, 0.001)
     assert first.cpu_s == pytest.approx(0.031)
-    assert (first.slot_s, first.put) == (pytest.approx(0.5), pytest.approx(10.9))
     assert (first.wait_s, first.loop_s, first.follows, first.drained) == (1.0, 0.0, False, False)
     assert (second.wait_s, second.loop_s, second.follows, second.drained) == (0.5, 3.0, True, False)
     sums = accounts.sums()
@@ -62,7 +61,7 @@ def test_the_time_of_a_break_is_not_the_loops_own():
     # read ahead: one, while the step after the first compiled
     assert [batch.drained for batch in latest(accounts)] == [False] * 3 + [True] * 4
     window = accounts.window()
-    assert (window.loop_s, window.wait_s, window.last) == (2 / 4, 1.5 / 4, 2)  # the first wait of the pass counts
+    assert (window.loop_s, window.wait_s) == (2 / 4, 1.5 / 4)  # the first wait of the pass counts
     assert len(accounts.window(since=4.0).batches) == 3
 
 
@@ -242,8 +241,8 @@ def test_a_report_before_the_second_batch_is_an_error():
 # --- which batches count ---
 
 
-def batch(taken, *, loop=0.010, wait=0.0, slot=0.0, queued=0.0, drained=True, late=None):
-    return BatchTimes(*[0.0] * 7, wait, loop or 0.0, loop is not None, drained, slot, taken - queued, taken, late)
+def batch(taken, *, loop=0.010, wait=0.0, drained=True, late=None):
+    return BatchTimes(*[0.0] * 7, wait, loop or 0.0, loop is not None, drained, taken, late)
 
 
 def test_until_the_buffers_have_drained_the_first_batch_and_the_step_that_compiled_do_not_count():
@@ -252,55 +251,17 @@ def test_until_the_buffers_have_drained_the_first_batch_and_the_step_that_compil
     usual = [batch(1.0 + i * 0.01, drained=False) for i in range(1, 6)]
     window = Window.of([first, compiled, *usual])
     assert list(window.batches) == usual
-    assert (window.last, window.drained, window.loop_s) == (5, False, pytest.approx(0.01))
+    assert (window.drained, window.loop_s) == (False, pytest.approx(0.01))
     assert list(Window.of([first, compiled]).batches) == [compiled]  # if there is no other step
     assert Window.of([first]) is None
     assert Window.of([]) is None
 
 
-def test_drained_batches_count_alone_and_a_break_ends_the_latest_ones():
+def test_drained_batches_count_alone():
     early = [batch(i * 0.01, drained=False) for i in range(5)]
     later = [batch(1.0 + i * 0.01, loop=None if i == 3 else 0.01) for i in range(10)]
     window = Window.of(early + later)
-    assert (list(window.batches), window.last, window.drained) == (later, 6, True)
-
-
-def queue_that_drains(count, input_s, slots=()):
-    """Batches that are put every `input_s` and taken without waiting every 10 ms, from a full queue.
-
-    Those with the numbers `slots` waited for a slot, and were put an hour later than they could have been.
-    """
-    late = [3600.0 * sum(slot <= i for slot in slots) for i in range(count)]
-    puts = [late[i] + i * input_s for i in range(count)]
-    takes = [10_000.0 * (1 + len(slots)) + i * 0.01 for i in range(count)]
-    return [
-        batch(taken, slot=3600.0 if i in slots else 0.0, queued=taken - put)
-        for i, (taken, put) in enumerate(zip(takes, puts, strict=True))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("input_s", "slots", "last", "hidden_s"),
-    [
-        (0.015, (), 100, 0.005),
-        (0.005, (), 100, 0.0),
-        (0.015, (20,), 100, 0.005),  # counts from the last batch that waited for a slot
-        (0.015, (5, 49), 100, 0.005),
-        (0.015, (50,), 100, 0.0),  # too few since then
-        (0.015, range(100), 100, 0.0),
-        (0.015, (), 51, 0.005),
-        (0.015, (), 50, 0.0),  # more than half of those that count, without a break
-    ],
-)
-def test_a_full_queue_does_not_hide_a_slow_input(input_s, slots, last, hidden_s):
-    window = Window(queue_that_drains(100, input_s, slots), last, True)
-    assert window.wait_s == pytest.approx(hidden_s)
-    assert window.au == pytest.approx(0.010 / (0.010 + hidden_s))
-
-
-def test_what_the_loop_waited_counts_if_it_is_more():
-    batches = [each._replace(wait_s=0.020) for each in queue_that_drains(100, input_s=0.015)]
-    assert Window(batches, 100, True).wait_s == pytest.approx(0.020)
+    assert (list(window.batches), window.drained) == (later, True)
 
 
 def test_au_is_the_share_of_the_time_in_which_the_devices_compute():

@@ -1,6 +1,7 @@
-"""The table of metrics: names by Prometheus' rules, values, rates for TensorBoard; the page that lists them."""
+"""The table of metrics: names, values, rates for TensorBoard; and the page and the dashboard that follow it."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import feedline
 from feedline._src.listen.metrics import METRICS, samples, scalars
 from feedline._src.listen.statistics import Statistics
 from feedline._src.trainer import logs
-from feedline.trainer import Progress, TensorBoardLog
+from feedline.trainer import TensorBoardLog
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
 NUMBERS = [field.name for field in dataclasses.fields(Statistics) if field.name not in ("source_epochs", "stores")]
@@ -105,26 +106,7 @@ def feed(sharding):
 
 
 @pytest.mark.slow
-def test_tensorboard_shows_the_metrics_beside_the_loss(feed, tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "_SAMPLING_INTERVAL_S", 0.0)
-    with TensorBoardLog(tmp_path, feed=feed) as log:
-        for step, _ in zip(range(1, 31), feed, strict=False):
-            if step % 10 == 0:
-                log(Progress(step, {"loss": 1 / step}, 0, 64 * step, 1.0, 64 * step, 0.1))
-    shown, last = read(tmp_path), feed.statistics()
-    assert list(shown["loss"]) == list(shown["feedline/au_ratio"]) == [10, 20, 30]
-    assert list(shown["feedline/rows_per_second"]) == [20, 30]
-    assert shown["feedline/au_ratio"][30] == pytest.approx(last.au)
-    assert shown["feedline/threads"][30] == last.threads
-    for name, of_all in (("wait_seconds", last.wait_s), ("stage_seconds/read", last.read_s)):
-        first, _, label = name.partition("/")
-        values = shown[f"feedline/{first}_per_batch" + (f"/{label}" if label else "")]
-        assert 0 < 10 * sum(values.values()) < of_all * 1.001
-    assert {"loss", "rows_per_s", "wait_share"} == {name for name in shown if "/" not in name}
-
-
-@pytest.mark.slow
-def test_tensorboard_asks_a_feed_at_most_once_a_second(feed, tmp_path, monkeypatch):
+def test_tensorboard_shows_the_metrics_beside_the_loss_at_most_once_a_second(feed, tmp_path, monkeypatch):
     now_s = 100.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
     with TensorBoardLog(tmp_path, feed=feed) as log:
@@ -132,21 +114,13 @@ def test_tensorboard_asks_a_feed_at_most_once_a_second(feed, tmp_path, monkeypat
             next(feed)
             log.write(step, {"loss": 1.0})
             now_s += 0.125
-    shown = read(tmp_path)
+    shown, last = read(tmp_path), feed.statistics()
     assert list(shown["loss"]) == [*range(1, 26)]
     assert list(shown["feedline/ready_batches"]) == [1, 9, 17, 25]
     assert shown["feedline/rows_per_second"] == {9: 512.0, 17: 512.0, 25: 512.0}
-
-
-@pytest.mark.slow
-def test_a_loop_of_ones_own_writes_values_and_a_later_run_hides_what_it_repeats(tmp_path):
-    for loss, first in ((1.0, 10), (2.0, 30)):
-        with TensorBoardLog(tmp_path) as log:
-            for step in range(first, 51, 10):
-                log.write(step, {"loss": np.float32(loss), "accuracy": None if step == 50 else 0.5})
-    shown = read(tmp_path)
-    assert shown["loss"] == {10: 1.0, 20: 1.0, 30: 2.0, 40: 2.0, 50: 2.0}
-    assert list(shown["accuracy"]) == [10, 20, 30, 40]
+    assert shown["feedline/threads"][25] == last.threads
+    for name, of_all in (("wait_seconds_per_batch", last.wait_s), ("stage_seconds_per_batch/read", last.read_s)):
+        assert 0 < 8 * sum(shown[f"feedline/{name}"].values()) < of_all * 1.001
 
 
 def test_tensorboard_refuses_what_has_no_statistics(tmp_path):
@@ -163,3 +137,62 @@ def test_the_page_lists_all_metrics_and_no_others():
     tags = {f"feedline/{name}" for name in re.findall(r"`feedline/([\w/]+)`", PAGE)}
     assert tags <= scalars(FULL, Statistics(), 1.0).keys()
     assert tags
+
+
+# --- examples/grafana.json, which was loaded into no Grafana ---
+
+DASHBOARD = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
+PANELS = DASHBOARD["panels"]
+NAMES = {metric.name: metric for metric in METRICS}
+OF_TARGETS = {"instance", "job"}  # labels that Prometheus adds
+VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+
+
+def names_in(expression):
+    return re.findall(r"\bfeedline\w*", expression)
+
+
+def labels_of(names):
+    return {"feed", "process", *OF_TARGETS}.union(*([NAMES[name].label] for name in names)) - {""}
+
+
+def lists(expression, *words):
+    """The labels in the parentheses after one of these words."""
+    found = re.findall(rf"\b(?:{'|'.join(words)})\s*\(([^)]*)\)", expression)
+    return {label.strip() for each in found for label in each.split(",")} - {""}
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_the_expressions_of_a_panel_fit_the_metrics(panel):
+    """Metrics and labels exist; a rate is of a counter; a legend names labels that the result has."""
+    assert panel["description"].endswith(".")
+    for target in panel["targets"]:
+        expression = target["expr"]
+        names = names_in(expression)
+        assert names
+        assert {*names} <= NAMES.keys()
+        assert expression.count("(") == expression.count(")")
+        for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expression):
+            pairs = re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers)
+            assert {"feed", "process"} <= {label for label, _ in pairs} <= labels_of([name])
+            assert {value.removeprefix("$") for _, value in pairs} <= VARIABLES.keys()
+        assert lists(expression, "by", "ignoring", "on", "group_left", "without") <= labels_of(names)
+        counters = [name for name in names if NAMES[name].kind == "counter"]
+        for name in re.findall(r"\brate\((\w+)\{[^}]*\}\[\$__rate_interval\]\)", expression):
+            counters.remove(name)
+        assert not counters or "since the feed was built" in panel["description"]
+        kept = lists(expression.partition("rate(")[0] or expression, "by") or labels_of(names)
+        assert {"feed"} <= {*re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])} <= kept
+
+
+def test_the_dashboard_shows_what_a_user_asks_first():
+    shown = {name for panel in PANELS for target in panel["targets"] for name in names_in(target["expr"])}
+    unseen = {*NAMES} - shown
+    assert unseen == {
+        "feedline_host_buffers",
+        "feedline_source_epochs",  # of mixtures only
+        "feedline_store_requests_total",  # of stores only
+        "feedline_store_fetched_bytes_total",
+        "feedline_store_cached_blocks_total",
+        "feedline_store_wait_seconds_total",
+    }

@@ -4,10 +4,8 @@ import os
 import time
 
 import pytest
-from planted import ROWS, Sleeping
-from trace_file import ONE, STAGES, Trace, feed_of
+from trace_file import STAGES, Trace, feed_of
 
-import feedline
 from feedline._src.listen import trace as traces
 from feedline._src.listen.trace import Events, Records
 from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
@@ -102,8 +100,9 @@ def test_the_events_of_one_batch():
     assert step["args"] == {"step": 7, "epoch": 1, "position": 24, "rows": 60, "bytes": 99}
 
 
-def test_a_break_ends_a_step(tmp_path):
+def test_a_break_ends_a_step_and_times_have_an_origin(tmp_path):
     with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
+        began, began_unix = time.perf_counter(), time.time()
         next(feed), next(feed)
         feed.seek(0, 128)
         broke = time.perf_counter()
@@ -111,58 +110,32 @@ def test_a_break_ends_a_step(tmp_path):
         next(feed)
         time.sleep(0.05)
     trace = Trace(path)
-    steps, origin = trace.named("step"), trace.file["otherData"]["origin_monotonic_s"]
+    steps, facts = trace.named("step"), trace.file["otherData"]
+    assert (facts["process"], facts["processes"]) == (0, 1)
+    origin, first = facts["origin_monotonic_s"], trace.named("wait")[0].began / 1e6
+    assert began - 1e-3 < origin + first < broke
+    assert facts["origin_unix_s"] + first == pytest.approx(began_unix, abs=1)  # that clock may be set
     assert [span.args["position"] for span in steps] == [0, 64, 128]
     assert [origin + span.ended / 1e6 < broke + 1e-3 for span in steps] == [True, True, False]
     assert steps[2].ended - steps[2].began > 0.05e6
-
-
-def test_the_end_of_a_pass_and_the_next_pass(tmp_path):
-    with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
-        assert len([*feed, *feed]) == 20
-    assert [span.args["epoch"] for span in Trace(path).named("step")] == [0] * 10 + [1] * 10
-
-
-def test_ready_batches_are_counted(tmp_path):
-    with feedline.Feed(Sleeping(0, 0, 1), ROWS, ONE) as feed:
-        next(feed)
-        with feed.trace(tmp_path / "trace.json") as path:
-            for _ in range(6):
-                time.sleep(0.02)
-                next(feed)
-    counts = [event["args"]["batches"] for event in Trace(path).of("C", "ready")]
-    assert min(counts) == counts[-1] == 0
-    assert max(counts) == 2  # prefetch
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace"])
 def test_an_empty_block_and_any_name(name, tmp_path):
     with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / name) as path:
         pass
-    trace = Trace(path)
-    assert trace.spans == []
-    assert trace.process == "feedline"
+    assert (Trace(path).spans, Trace(path).process) == ([], "feedline")
     assert sorted(os.listdir(tmp_path)) == sorted([name, "x.npy"])
 
 
-def test_only_the_latest_batches_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(traces, "MAX_BATCHES", 5)
-    with feed_of("one thread", tmp_path) as feed:
-        with feed.trace(tmp_path / "trace.json") as path:
-            assert len(list(feed)) == 10
-        trace = Trace(path)
-        # 4 batches and the end of the pass
-        assert [span.args["step"] for span in trace.named("step")] == [7, 8, 9, 10]
-        assert trace.file["otherData"]["batches_left_out"] == 6
-
-
-def test_the_origin_of_the_times(tmp_path):
+def test_only_the_latest_batches_are_kept_also_of_the_next_pass(tmp_path, monkeypatch):
+    monkeypatch.setattr(traces, "MAX_BATCHES", 16)
     with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
-        began, began_unix = time.perf_counter(), time.time()
-        next(feed)
-        ended = time.perf_counter()
+        assert len([*feed, *feed]) == 20
     trace = Trace(path)
-    facts, (wait,) = trace.file["otherData"], trace.named("wait")
-    assert began - 1e-3 < facts["origin_monotonic_s"] + wait.began / 1e6 < ended
-    assert facts["origin_unix_s"] + wait.began / 1e6 == pytest.approx(began_unix, abs=1)  # that clock may be set
-    assert (facts["process"], facts["processes"]) == (0, 1)
+    # and the ends of two passes
+    assert [span.args["epoch"] for span in trace.named("step")] == [0] * 4 + [1] * 10
+    assert trace.file["otherData"]["batches_left_out"] == 6
+    counts = [event["args"]["batches"] for event in trace.of("C", "ready")]
+    assert min(counts) == counts[-1] == 0
+    assert max(counts) <= 2  # prefetch

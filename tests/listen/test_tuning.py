@@ -243,7 +243,7 @@ def steps(times, load=SLOW_DISK):
         batch._replace(taken=taken, wait_s=step / 2, loop_s=step / 2)
         for batch, step, taken in zip(itertools.cycle(window.batches), times, itertools.accumulate(times))
     ]
-    return Window(batches, len(batches), True), how
+    return Window(batches, True), how
 
 
 def uneven(count, step_s):

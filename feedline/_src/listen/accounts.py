@@ -28,8 +28,6 @@ _SETTLE_EVERY, _MAX_RECORDS = 16, 1 << 12
 _SAMPLES, _MIN_GLANCES = 64, 8
 """Of waits for the GIL, and of glances: fewer do not tell for what share of the time the devices are idle."""
 _BATCHES_PER_GIL_SAMPLE = 4
-_MIN_FREE_BATCHES = 8
-"""Batches made without waiting for a slot, from which on their rate is that of the input."""
 _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50
 """A pause: the loop's own time is longer than 20 × the median. Pauses are rare: at most one in 50 batches."""
 
@@ -48,8 +46,6 @@ class BatchTimes(NamedTuple):
     loop_s: float  # its own time before it asked for this batch; 0 after a break
     follows: bool  # whether it was taken after another one without a break
     drained: bool  # whether all that was read ahead while the first step compiled was taken before it
-    slot_s: float  # in host memory until it might be placed
-    put: float  # when it was placed
     taken: float  # when the training loop got it
     late_s: float | None  # for how long its transfer went on after that; None: not known
 
@@ -185,7 +181,7 @@ class Accounts:
         asked, taken, parts, placed, *_ = record
         before, self._before = self._before, taken
         drained, self._filling = self._filling <= 0, self._filling - 1
-        made, ready_s = max((part.ended for part in parts), default=placed.began), self._ready_s.get(placed.began)
+        ready_s = self._ready_s.get(placed.began)
         batch = BatchTimes(
             read_s=sum(part.read_s for part in parts),
             transform_s=sum(part.transform_s for part in parts),
@@ -198,8 +194,6 @@ class Accounts:
             loop_s=0.0 if before is None else asked - before,
             follows=before is not None,
             drained=drained,
-            slot_s=max(0.0, placed.began - made),
-            put=min(placed.began + placed.place_s, taken),
             taken=taken,
             late_s=None if ready_s is None else max(0.0, placed.began + ready_s - taken),
         )
@@ -223,7 +217,6 @@ class Window:
     """Batches that the training loop took one after the other. All times are means of a batch, in seconds."""
 
     batches: Sequence[BatchTimes]  # the oldest first; at least one
-    last: int  # how many of them, at the end, were taken one after the other without a break
     drained: bool  # whether what had been read ahead before the loop began was taken before them
     idle_s: float | None = None  # of the loop's own time, while the devices computed nothing; None: not known
 
@@ -243,7 +236,6 @@ class Window:
         judged: Sequence[BatchTimes] = drained or following[1:] or following
         if not any(batch.follows for batch in judged):
             return None
-        last = len(list(itertools.takewhile(operator.attrgetter("follows"), reversed(judged))))
         judged = _without_pauses(judged)
         loop_s = sum(batch.loop_s for batch in judged) / len(judged)
         if computing_share:
@@ -254,7 +246,7 @@ class Window:
                 )
                 for batch in judged
             ]
-        return cls(judged, last, bool(drained), None if idle_share is None else idle_share * loop_s)
+        return cls(judged, bool(drained), None if idle_share is None else idle_share * loop_s)
 
     def mean(self, field: str) -> float:
         """The mean of a field of `BatchTimes`."""
@@ -267,12 +259,8 @@ class Window:
 
     @functools.cached_property
     def wait_s(self) -> float:
-        """What the training loop waits, or will wait once a full queue has drained.
-
-        A queue that was filled before hides that batches are made more slowly than they are taken. While no batch
-        had to wait for a slot, the time between two of them is that of the input.
-        """
-        return max(self.mean("wait_s"), self._input_period_s() - self.loop_s)
+        """What the training loop waits for a batch."""
+        return self.mean("wait_s")
 
     @property
     def period_s(self) -> float:
@@ -293,16 +281,6 @@ class Window:
     def late_s(self) -> float:
         """For how long the transfer of a batch went on after the loop had got it, as far as that is known."""
         return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
-
-    def _input_period_s(self) -> float:
-        """Time between two batches while none waited for a slot; 0 if there was no such time lately."""
-        free = self.batches[len(self.batches) - self.last :]
-        limited = [i for i, batch in enumerate(free) if batch.slot_s > 0.5 * self.loop_s]
-        free = free[limited[-1] if limited else 0 :]
-        if len(free) <= max(_MIN_FREE_BATCHES, len(self.batches) // 2):
-            return 0.0
-        puts = [batch.put for batch in free]
-        return (max(puts) - min(puts)) / (len(puts) - 1)
 
 
 def _without_pauses(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:

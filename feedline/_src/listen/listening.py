@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import logging
@@ -95,8 +94,7 @@ class FeedListener(BatchListener):
         self._stages = stages
         process, rows = jax.process_index(), stages.fingerprint["rows"]
         self._quarantine = Quarantine(stages.reading, stages.access.local_rows, process, rows)
-        # (time, seconds waited until then) at some moments of the last minute
-        self._past: collections.deque[tuple[float, float]] = collections.deque()
+        self._minute = time.monotonic(), 0.0  # when it began, and the seconds waited until then
         self._looking = threading.Lock()
         self._warned = False
         self._waited_for_stores_s = (counted_of_stores() or {"wait_s": 0.0})["wait_s"]  # before this feed
@@ -202,14 +200,12 @@ class FeedListener(BatchListener):
             self.tuner.look(self.accounts, self.circumstances)
 
     def _warn_if_waiting(self, now: float) -> None:
-        """Log the verdict, once, if the loop waited for more than a fifth of the last minute."""
-        wait_s = self.accounts.sums()["wait_s"]
-        self._past.append((now, wait_s))
-        while len(self._past) > 1 and now - self._past[1][0] >= _WARN_AFTER_S:
-            self._past.popleft()
-        began, before_s = self._past[0]
-        too_long = wait_s - before_s > _WAITS_TOO_LONG * (now - began)
-        if self._warned or now - began < _WARN_AFTER_S or not too_long:
+        """Log the verdict, once, if the loop waited for more than a fifth of a minute."""
+        (began, before_s), wait_s = self._minute, self.accounts.sums()["wait_s"]
+        if self._warned or now - began < _WARN_AFTER_S:
+            return
+        self._minute = now, wait_s
+        if wait_s - before_s <= _WAITS_TOO_LONG * (now - began):
             return
         report = self.report()
         if report is not None and report.bound not in ("compute", "loop"):

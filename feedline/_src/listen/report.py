@@ -25,8 +25,6 @@ class Change(NamedTuple):
       setting: its name, as in "Reading.threads" or "prefetch".
       now, then: its value.
       wait_share: the share of the time that the loop would wait.
-      stage: what becomes faster by it; None: nothing, but the feed works further ahead, or meanwhile.
-      stage_now_s, stage_then_s: time between two batches that this stage alone would allow.
       buffer: `Reading.buffer` now and then, where it changes too; None: it stays.
     """
 
@@ -34,9 +32,6 @@ class Change(NamedTuple):
     now: int
     then: int
     wait_share: float
-    stage: str | None = None
-    stage_now_s: float = 0.0
-    stage_then_s: float = 0.0
     buffer: tuple[int, int] | None = None
 
     def __str__(self) -> str:

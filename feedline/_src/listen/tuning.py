@@ -168,7 +168,7 @@ class Search:
             return False
         before_s = self._measured.step_s * self._measured.wait_share
         halves = [window.batches[:middle], window.batches[middle:]]
-        found = [Measured.of(Window(half, 0, window.drained), how) for half in halves]
+        found = [Measured.of(Window(half, window.drained), how) for half in halves]
         return all(each.step_s * each.wait_share - before_s > _CLEAR_GAIN * each.step_s for each in found)
 
     def _note(self, sentence: str) -> None:

@@ -110,7 +110,7 @@ def judge(
     waits_in_next = wait_share >= LITTLE and window.wait_s >= window.late_s
     held_up = waits_in_next and _is_held_up(window, how, alone_s)
     bound: Bound = "loop" if held_up else _bound(window, alone_s)
-    change = _best_change(window, how, bound) if waits_in_next and not held_up else None
+    change = _best_change(window, how) if waits_in_next and not held_up else None
     wait_share = max([wait_share, *(each.wait_share for each in others)])
     compute_s = max(1e-9, window.loop_s - window.late_s)
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
@@ -196,7 +196,7 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
     return max(found, key=lambda each: each.stage_s - each.others_s)
 
 
-def _best_change(window: Window, how: Circumstances, bound: str) -> Change | None:
+def _best_change(window: Window, how: Circumstances) -> Change | None:
     """The change after which the loop waits least; of those that are as good, the smallest. None: none helps."""
     now_s, little_s = predicted_wait_s(window, how, how), 0.02 * window.loop_s  # as good as none
     tried: list[tuple[float, str, Circumstances]] = []
@@ -215,11 +215,11 @@ def _best_change(window: Window, how: Circumstances, bound: str) -> Change | Non
     wait_s *= window.wait_s / now_s
     share = (wait_s + window.late_s) / (wait_s + window.loop_s)
     before, after = getattr(how.settings, name), getattr(then.settings, name)
-    if name not in ("threads", "workers"):
-        return Change(name if name == "prefetch" else f"Reading.{name}", before, after, share)
-    stage_s, buffers = window.mean(f"{bound}_s"), (how.settings.buffer, then.settings.buffer)
-    buffer = None if buffers[0] == buffers[1] or "buffer" in how.found else buffers
-    return Change(f"Reading.{name}", before, after, share, bound, stage_s / how.readers, stage_s / after, buffer)
+    buffers = how.settings.buffer, then.settings.buffer
+    beside = name == "threads" and buffers[0] != buffers[1] and "buffer" not in how.found
+    return Change(
+        name if name == "prefetch" else f"Reading.{name}", before, after, share, buffers if beside else None
+    )
 
 
 def _growth(now: Settings, then: Settings) -> tuple[int, int]:
@@ -296,11 +296,7 @@ def _advice(
             f"({STAGES[stage]} would bind next); a faster step trains faster{python}"
         )
     if change is not None:
-        waits, faster = f"wait {percent(window.wait_share)} → {percent(change.wait_share)}", ""
-        if change.stage is not None:
-            now_ms, then_ms = milliseconds(change.stage_now_s), milliseconds(change.stage_then_s)
-            faster = f"{STAGES[change.stage]} {now_ms} → {then_ms} ms, "
-        return f"{change}: {faster}{waits}"
+        return f"{change}: wait {percent(window.wait_share)} → {percent(change.wait_share)}"
     if how.searching:
         return f"nothing yet: better values of {', '.join(sorted(how.found))} are being looked for"
     prefetch = how.settings.prefetch
