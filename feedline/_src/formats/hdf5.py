@@ -27,7 +27,7 @@ from feedline._src.errors import FeedError
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, require
-from feedline._src.formats.table import Column, FileArray, Grouped, check_lengths, check_memory
+from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, check_lengths, check_memory
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.ending import check_may_read, stop_reads
@@ -86,26 +86,20 @@ def _end_reads() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """A leaf of a row: a dataset, or a field of its compound elements.
-
-    Attributes:
-      dataset: its name in the file.
-      fields: the names that lead to the field, outermost first.
-      row: see `table.Leaf`.
-      shape, elements: of the dataset, and the dtype of its elements.
-      height: how many rows are read at once.
-      start: for a contiguous dataset that NumPy can use as it lies in the file, its first byte; else None.
-      chunks: int64[k, 3], for each chunk its group of rows, offset and length, sorted.
-    """
+    """A leaf of a row: a dataset, or a field of its compound elements."""
 
     dataset: str
     fields: tuple[str, ...]
-    row: jax.ShapeDtypeStruct | str
+    """The names that lead to the field, outermost first."""
+    row: Leaf
     shape: tuple[int, ...]
     elements: np.dtype[Any]
     height: int
+    """How many rows are read at once."""
     start: int | None
+    """The first byte of a contiguous dataset that NumPy can use as it lies in the file; else None."""
     chunks: Array
+    """int64[k, 3], for each chunk its group of rows, offset and length, sorted."""
 
     @property
     def rows(self) -> int:
@@ -405,7 +399,7 @@ def _chunks_of(dataset: Any, filters: set[int], file: File) -> Array:
     return chunks
 
 
-def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | str:
+def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
     """What a row of such elements is: numbers of one shape, or a single value of any length."""
     h5py = _h5py()
     values = h5py.check_vlen_dtype(dtype)

@@ -46,8 +46,7 @@ _SAMPLED_ROWS = 64
 
 
 class HuggingFaceDataset(Protocol):
-    """What a `datasets.Dataset` has: the Arrow table of all rows and columns, what `set_format` has set, and the
-    files into which the table and the row indices are mapped."""
+    """What a `datasets.Dataset` has: the Arrow table, what `set_format` has set, and the files that are mapped."""
 
     data: Any
     format: Mapping[str, Any]
@@ -339,12 +338,7 @@ def _different_lengths(name: str, found: str) -> ValueError:
 
 
 def _loaded(folder: str, files: Files | None) -> tuple[Files, Any, Any, Mapping[str, Any]]:
-    """Of a saved folder its files, the tables of its rows and of the row indices, and what `set_format` had set.
-
-    Raises:
-      ValueError: `state.json` or a file that it names is damaged.
-      FileNotFoundError: there is no such file.
-    """
+    """A saved folder: its files, the tables of its rows and of the row indices, what `set_format` had set."""
     state = _state_of(folder) or {}
     paths = _files_in(folder, state, "_data_files")
     indices = [path for key in _INDICES for path in _files_in(folder, state, key)]
@@ -361,33 +355,22 @@ def is_saved(folder: str) -> bool:
 
 
 def check_no_cache(paths: Sequence[str]) -> None:
-    """Refuse Arrow files that are not all rows of one dataset, or not in the order of their rows.
+    """Refuse, with a ValueError, Arrow files that are not all rows of one dataset, or not in their order.
 
     `dataset.map` and `filter` write the rows that they return beside the files of the dataset.
-
-    Raises:
-      ValueError: files of a dataset together with those of a cache, or rows that a file of indices selects.
     """
-    by_folder: dict[str, list[str]] = {}
-    for path in paths:
-        by_folder.setdefault(os.path.dirname(path), []).append(os.path.basename(path))
-    for folder, names in by_folder.items():
-        state = None if is_url(folder) else _state_of(folder)
-        if state is None:
-            others = [name for name in names if _CACHED.fullmatch(name)]
-            fix = "leave it out, by the glob data-*.arrow for example, or pass the dataset: open_source(dataset)"
-        else:
-            rows = {os.path.basename(path) for path in _files_in(folder, state, "_data_files")}
-            others = [name for name in names if name not in rows]
-            fix = f"open the folder by its path: open_source({folder or '.'!r})"
-        if others and len(others) < len(names):
+    caches = [path for path in paths if _CACHED.fullmatch(os.path.basename(path))]
+    if 0 < len(caches) < len(paths):
+        raise ValueError(
+            "dataset.map, filter and shuffle of Hugging Face cache results beside the files of a dataset, and "
+            f"{caches[0]} is such a cache; open the folder by its path: open_source({os.path.dirname(paths[0])!r})"
+            "; or leave it out, by the glob data-*.arrow for example, or pass the dataset: open_source(dataset)"
+        )
+    for folder in {os.path.dirname(path) for path in paths if not is_url(path)}:
+        if any((_state_of(folder) or {}).get(key) for key in _INDICES):
             raise ValueError(
-                "dataset.map, filter and shuffle of Hugging Face cache results beside the files of a dataset, and "
-                f"{os.path.join(folder, others[0])} is such a cache; {fix}"
-            )
-        if state is not None and not others and any(state.get(key) for key in _INDICES):
-            raise ValueError(
-                f"rows of this dataset are those that a file of indices selects from {paths[0]}; {fix}"
+                f"rows of this dataset are those that a file of indices selects; open the folder {folder or '.'} "
+                "by its path"
             )
 
 

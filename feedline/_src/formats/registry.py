@@ -24,7 +24,7 @@ class Format:
     """What a module says about its format. It pickles as its name.
 
     Attributes:
-      name: of the format; that of its module.
+      name: of its module.
       suffixes: of its files, the common one first.
       takes: the options of `open_source` that it takes, beside `store`.
       extra: the extra of pyproject.toml that installs its library; "": it needs none.
@@ -54,33 +54,16 @@ class Format:
 
 
 MODULES = {
-    ".npy": "npy",
-    ".npz": "npy",
-    ".bin": "raw",
-    ".idx": "megatron",
-    ".array_record": "array_record",
-    ".arrayrecord": "array_record",
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".tfrecord": "tfrecord",
-    ".tfrecords": "tfrecord",
-    ".tar": "tar",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".lmdb": "lmdb",
-    ".mdb": "lmdb",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".zarr": "zarr",
-}
+    ".npy": "npy", ".npz": "npy", ".bin": "raw", ".idx": "megatron", ".array_record": "array_record",
+    ".arrayrecord": "array_record", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow",
+    ".feather": "arrow", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tar": "tar", ".jsonl": "jsonl",
+    ".ndjson": "jsonl", ".lmdb": "lmdb", ".mdb": "lmdb", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr",
+}  # fmt: skip
 """The module of each suffix, which is imported when a file with that suffix is opened."""
 
 
 def suffix_of(path: str) -> str:
-    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix before the numbers says else."""
+    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix stands before the numbers."""
     numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", PurePath(path).name)
     if numbered is None:
         return PurePath(path).suffix

@@ -38,13 +38,8 @@ class FileArray:
     """An array that lies in a file as it is: a view of the file's memory, or rows to read at their offsets.
 
     A mapped format describes a file as a list of trees, whose rows follow each other. The leaves are `FileArray`s,
-    or NumPy arrays of what had to be decoded, such as a compressed member of a `.npz`.
-
-    Attributes:
-      dtype: of an element; a field of a structured one is an array of its own: array["name"].
-      shape: [rows, *row shape].
-      offset: of the first element in the file, in bytes.
-      strides: in bytes, never negative.
+    or NumPy arrays of what had to be decoded, such as a compressed member of a `.npz`. A field of a structured
+    dtype is an array of its own: array["name"]. Offset and strides are in bytes, and never negative.
 
     Raises:
       ValueError: it ends after the file does.
@@ -177,19 +172,15 @@ class Grouped:
       spec: tree of `Leaf`.
       lengths: for each leaf the rows of each of its groups.
       read: (leaf, group) → the rows of a group, in memory of their own, since they are cached.
-      read_rows: (leaves, rows of the file) → for each of these leaves a list of its values: bytes, NumPy scalars
-        or arrays. Called in place of `read`, for files of bytes from which single rows can be read.
+      read_rows: (leaves, rows) → for each leaf its values, in place of `read`: of bytes that are read one by one.
       in_place: `read` gives views of mapped memory, which are not cached.
-      extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead; empty: unknown.
-      nulls: how many nulls a leaf has, by its number, where this is known without reading rows.
-      arrays: makes trees of `FileArray`s and arrays of the same rows, which are read as a mapped format's are if
-        all files of a source have them.
-      held_bytes: memory that is held as long as the description is; that of all files must fit into cache_bytes.
+      extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead.
+      nulls: how many nulls a leaf has, where this is known without reading rows.
+      arrays: makes trees of `FileArray`s and arrays of the same rows, used if all files of a source have them.
+      held_bytes: memory that the description holds; that of all files must fit into cache_bytes.
       identity: (allow_bad_rows) → JSON values that identify the data, without a path; None: the digest of the
         file. A sampled row that cannot be read is a RowError, or with `allow_bad_rows` part of the identity.
-      will_read: (leaf, groups, ahead) → whether it fetches groups that are read `ahead` batches later, or False if
-        that is too early; for folders, whose files the format fetches.
-      close: gives up what is being fetched.
+      will_read, close: see `Folder`; for folders, whose files the format fetches: (leaf, groups, ahead) → bool.
     """
 
     spec: Any
@@ -208,10 +199,9 @@ class Grouped:
 
 def check_column(column: Column, rows: int, leaf: Leaf) -> None:
     """Refuse, with a ValueError, a group whose rows are not those that the metadata of its file promise."""
-    bytes_ = "{} rows of bytes"
     values = column.values
-    found = f"{values.dtype}{list(values.shape)}" if column.ends is None else bytes_.format(column.rows)
-    promised = bytes_.format(rows) if isinstance(leaf, str) else f"{leaf.dtype}{[rows, *leaf.shape]}"
+    found = f"{values.dtype}{list(values.shape)}" if column.ends is None else f"{column.rows} rows of bytes"
+    promised = f"{rows} rows of bytes" if isinstance(leaf, str) else f"{leaf.dtype}{[rows, *leaf.shape]}"
     if found != promised or not values.flags.c_contiguous:
         raise ValueError(
             f"a group must hold the rows that the file's metadata promises, {promised}, and it holds {found}; "
@@ -243,22 +233,19 @@ def check_lengths(tree: dict[str, Any], refused: dict[str, str], kind: str, leaf
     """Refuse, with a ValueError, leaves that are no rows of one table; the error says which would be.
 
     Args:
-      tree: by name, trees of leaves with `rows` and `nbytes`.
-      refused: by name, why a leaf has no rows.
+      tree: by name, trees of leaves with `rows` and `nbytes`; `refused`: why others have no rows.
       kind, leaf: what the file and a leaf are called.
     """
     by_name = {name: {each.rows for each in jax.tree.leaves(node)} for name, node in tree.items()}
     lengths = set[int]().union(*by_name.values())
     if len(lengths) == 1 and not refused:
         return
-    if not lengths and not refused:
-        raise ValueError(f"{kind} must have at least one {leaf} with rows, {path} has none")
     found = refused | {
         name: f"{' or '.join(map(str, sorted(rows)))} rows" for name, rows in by_name.items() if rows
     }
-    listed = "; ".join(f"{name}: {found[name]}" for name in sorted(found))
+    listed = "; ".join(f"{name}: {found[name]}" for name in sorted(found)) or "none"
     if not lengths:
-        raise ValueError(f"no {leaf} of {path} can be read as rows: {listed}")
+        raise ValueError(f"{kind} must have at least one {leaf} with rows, {path} has {listed}")
     largest = max(jax.tree.leaves(tree), key=lambda each: each.nbytes).rows
     fitting = [name for name in sorted(by_name) if by_name[name] == {largest}]
     raise ValueError(
@@ -291,7 +278,12 @@ class Scan(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """An open file of records. Thread-safe. `digest` is that of `File`, `fields` are those of a `Scan`."""
+    """An open file of records. Thread-safe. `digest` is that of `File`, `fields` are those of a `Scan`.
+
+    `read` gives records by their numbers, which ascend: dicts of the fields asked for; None: a record is one part.
+    It raises a BadRecordError for one that cannot be read, a FeedError if the file was changed, and errors of the
+    disk. It opens a file again that was closed.
+    """
 
     @property
     def count(self) -> int: ...
@@ -299,18 +291,8 @@ class RecordReader(Protocol):
     def fields(self) -> tuple[str, ...] | None: ...
     @property
     def digest(self) -> list[Any]: ...
-
-    def read(self, records: Indices, fields: Sequence[str] | None) -> list[Any]:
-        """Records by their numbers, which ascend: dicts of these fields; None: a record is one part.
-
-        Raises:
-          BadRecordError: one of them is damaged or cannot be read.
-          FeedError: the file was changed.
-          OSError, MemoryError: of the disk.
-        """
-
-    def close(self) -> None:
-        """Close the file. A later `read` opens it again."""
+    def read(self, records: Indices, fields: Sequence[str] | None) -> list[Any]: ...
+    def close(self) -> None: ...
 
 
 class BadRecordError(ValueError):
