@@ -417,7 +417,7 @@ def test_caches_of_map_are_no_rows(tmp_path):
     assert len(feedline.open_source(tmp_path / "saved" / "data-*.arrow")) == 6
     assert feedline.open_source(cache)[0]["x"] == 100
     (tmp_path / "saved" / "state.json").unlink()  # as in the folder of load_dataset
-    with pytest.raises(ValueError, match=rf"{cache.name} is such a cache; leave it out, by the glob"):
+    with pytest.raises(ValueError, match=rf"{cache.name} is such a cache; .*; or leave it out, by the glob"):
         feedline.open_source(tmp_path / "saved" / "*.arrow")
 
 
@@ -432,7 +432,7 @@ def test_rows_that_a_file_of_indices_selects(tmp_path):
     source = feedline.open_source(folder)
     assert [row["x"] for row in source] == [4, 1, 1]
     for pattern in ("data-*.arrow", "data-00000-of-00002.arrow"):
-        with pytest.raises(ValueError, match=r"a file of indices selects .*; open the folder by its path"):
+        with pytest.raises(ValueError, match=r"a file of indices selects; open the folder .* by its path"):
             feedline.open_source(folder / pattern)
 
 

@@ -48,6 +48,11 @@ def as_source(source: Any) -> Source:
         raise TypeError(_why_not_arrays(source))
     if is_row_source(source):
         return UserSource(source)
+    if "datasets" in sys.modules:
+        from feedline._src.formats.hugging_face import is_dataset
+
+        if is_dataset(source) and source.format["type"] != "custom":  # else a function of the user makes the rows
+            warn(_READ_ROW_BY_ROW)
     # some subclasses of dict and tuple are no trees for JAX, and may be data sets
     is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
     if not is_table(source):
@@ -83,11 +88,6 @@ def _of_records(source: Any) -> Source:
     """The source for an object with `__len__` and `__getitem__`. TypeError: it is indexed by names."""
     from feedline._src.sources.records import RecordSource
 
-    if "datasets" in sys.modules:
-        from feedline._src.formats.hugging_face import is_dataset
-
-        if is_dataset(source) and source.format["type"] != "custom":  # else a function of the user makes the rows
-            warn(_READ_ROW_BY_ROW)
     try:
         return RecordSource(grain.MapDataset.source(source), shuffled=True)
     except RowError as error:
