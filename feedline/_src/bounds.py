@@ -25,14 +25,9 @@ def default_threads() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Which settings may be changed, and how far.
+    """Which settings may be changed, and how many batches may lie in host memory and on each device.
 
-    Attributes:
-      tunable: names of fields of `Settings`.
-      host_batches: process-local batches that may lie in host memory.
-      device_batches: batches that may lie on each device; None: unknown, or counted in host memory.
-      cores: that threads or workers may keep busy.
-      arrays_on_host: whether device arrays lie in host buffers, as on CPU devices.
+    `cores` may be kept busy by threads or workers. With `arrays_on_host`, device arrays lie in host buffers.
     """
 
     tunable: frozenset[str]

@@ -40,17 +40,9 @@ T = TypeVar("T")
 class Stages:
     """What a feed of one batch size is made of, and the settings, which may be tuned.
 
-    Attributes:
-      access: how rows are reached.
-      placement: where batches go.
-      fingerprint: of the data, for states.
-      reading: as the user gave it.
-      settings: the numbers in use. `prefetch` 0: synchronous.
-      check: of batches against those of other processes.
-      latest_values: what the processes tell each other while they train; None if there is one process.
-      in_step: compares what the processes take of the feed; None if there is one process.
-      bounds: which settings may be found while the feed runs, and their limits; None: none.
-      place_at: the number of the leaf `place` of a batch; None: it has none.
+    What is None is not there: `check` compares batches with other processes, `latest_values` and `in_step` are
+    what processes tell each other, `bounds` are of settings that are "auto", `place_at` is the number of the leaf
+    `place`.
     """
 
     access: RandomAccess | Stream
@@ -81,12 +73,7 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The stages of each batch size, with the step from which on it holds; one for most feeds.
-
-    Attributes:
-      by_step: ascending; the first one from step 0 on.
-      source: the source, if the feed opened it and so must close it.
-    """
+    """The stages of each batch size, with the step from which on it holds; and a source that the feed closes."""
 
     by_step: tuple[tuple[int, Stages], ...]
     source: Source | None = None
@@ -135,13 +122,8 @@ class Placed(NamedTuple):
 class Run(Generic[T]):
     """Batches read and placed ahead of the consumer, or with `prefetch=0` on its thread.
 
-    One thread takes. The owner calls `start` once, `close` and `join` from any thread.
-
-    Args:
-      batches: host batches, which threads read in parts, or one after the other.
-      place: host batch → item; any thread may call it.
-      done: the steps before the first batch.
-      steps: of each delivery.
+    One thread takes. The owner calls `start` once, `close` and `join` from any thread. `done` are the steps before
+    the first batch, `steps` those of each delivery.
     """
 
     def __init__(

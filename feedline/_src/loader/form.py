@@ -33,16 +33,12 @@ class LocalForm:
 
     Attributes:
       spec, out: the spec of a row in the source, and after the transform.
-      transform: called on the host; None: no transform.
       seed: of the keys that the transform gets.
-      plans: for each leaf of `out` the rows and columns that this process supplies.
-      rows: int64[k], ascending: the union of the plans' rows.
+      plans: for each leaf of `out` the rows and columns that this process supplies; `rows`: the union of the rows.
       by_leaf: True: of each leaf only its own rows and columns are read. False: `rows` are read, with all columns.
-      mask: int64[k], ascending: the rows that this process supplies of the leaf `valid`; None: no such leaf.
-      mask_at: the index of the leaf of `out` before which `valid` is inserted.
+      mask: the rows that this process supplies of the leaf `valid`, which is inserted at `mask_at`.
       bad_rows: as in `Reading`. Unless it is "raise", all columns of a row are checked, also those that only other
         processes place, so that all processes agree on which rows are bad.
-      ragged: the numbers of the leaves whose axis 1 is as long as each batch needs, up to its size in `spec`.
     """
 
     spec: RowSpec

@@ -35,15 +35,10 @@ _MOST_AHEAD = 1 << 8
 
 
 class _Part(NamedTuple):
-    """Some rows of a process-local batch, and the leaves that are read of them.
+    """Some rows of the batch at `start`, and the leaves that are read of them.
 
-    Attributes:
-      start: where the batch starts.
-      offsets: int64[k], ascending: the rows of the global batch.
-      cuts: the leaves, and the columns that are read of each.
-      buffers: the memory of the whole batch.
-      here: which rows of the buffers are written.
-      indices: int64[k], read-only: the row index of each row; None until it is computed.
+    `offsets` are ascending rows of the global batch, `here` the rows of `buffers` that are written, and `indices`
+    the row indices, None until they are computed.
     """
 
     start: Cursor
@@ -100,15 +95,8 @@ class Restarts:
 class RandomAccess:
     """Which rows each batch holds, and how a part of one is read. The arithmetic on cursors is pure.
 
-    Attributes:
-      source: gives the rows.
-      order: determines which row stands at which position.
-      schedule: determines which positions a batch holds.
-      form: determines which part of them this process supplies.
-      buffers: the memory in which batches are built.
-      restarts: of the worker processes of the feed.
-      steps_per_call: batches of one delivery.
-      settings: JAX's settings while rows are read and transformed.
+    The order determines which row stands at which position, the schedule which positions a batch holds, and the
+    form which part of them this process supplies.
     """
 
     source: Source
@@ -355,15 +343,8 @@ def _share(offsets: Indices, part: int, parts: int) -> slice:
 class LocalBatches:
     """The process-local batches from `origin` to the end of the pass. Any thread may read any part, each once.
 
-    It is also an iterator, for one thread.
-
-    Attributes:
-      parts: of one delivery.
-      count: of deliveries.
-
-    Args:
-      parts: the number of parts of a batch; fewer if a leaf has fewer rows.
-      every: of so many deliveries only one is read here, as by each of several worker processes.
+    It is also an iterator, for one thread. A batch has at most `parts` parts; of `every` deliveries one is read
+    here, as by each of several worker processes.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, parts: int = 1, every: int = 1) -> None:

@@ -50,17 +50,12 @@ class Stream:
     A cursor's position counts the items of all lanes together.
 
     Attributes:
-      lanes: where items come from.
       first: the first item. It replaces bad items, and fills rows without an item, since every process has it.
-      form: what this process supplies of a batch.
-      buffers: the memory in which batches are built.
-      remainder: of the last items of an epoch. "drop": the shortest lane ends it, and what others have left is
-        read to be counted. "pad": the longest lane ends it. "wrap", for one lane: batches run over it.
-      epochs: of one pass; None: endless.
+      remainder: "drop": the shortest lane ends an epoch, and what others have left is read to be counted. "pad":
+        the longest lane ends it. "wrap", for one lane: batches run over it.
       gather: exchanges lane ends with the other processes; None: this process reads every lane.
       window: the number of batches for which lane ends are exchanged together.
       owners: of each lane, the processes that read it, ascending. The first one saves it.
-      settings: JAX's settings while items are read and transformed.
     """
 
     lanes: Lanes
@@ -161,10 +156,8 @@ class _Item(NamedTuple):
 class Report(NamedTuple):
     """What one process reports of a window, or all processes together.
 
-    Attributes:
-      ends: the number of items of each lane that has ended.
-      failed_at: items of each lane before the batch that could not be read; None: no batch failed.
-      why: the arguments of the error that other processes raise.
+    `ends` are the items of each lane that has ended, `failed_at` the items before a batch that could not be read,
+    and `why` the arguments of the error that other processes raise.
     """
 
     ends: dict[int, int]
@@ -187,13 +180,7 @@ class Report(NamedTuple):
 
 
 class StreamBatches:
-    """An iterator of the process-local batches of a stream. Called and closed by one thread at a time.
-
-    Args:
-      after: the cursor before the first batch.
-      states: the states of Grain's iterators there, by lane; None: the beginning of that epoch.
-      watch: told of progress; says when to give up a wait for other processes.
-    """
+    """An iterator of the process-local batches of a stream. Called and closed by one thread at a time."""
 
     def __init__(self, stream: Stream, after: Cursor, states: Mapping[str, Any] | None, watch: Progress) -> None:
         self._stream = stream
@@ -440,17 +427,10 @@ class _Write:
 
 
 class Lane:
-    """The items of one lane. Called and closed by one thread at a time.
+    """The items of one lane, from `state` on, of Grain's iterator after `after`. For one thread at a time.
 
-    Args:
-      after: the epoch to begin in, and how many items of the lane came before.
-      state: the state of Grain's iterator there; None: the beginning of that epoch.
-      last_epoch: the lane ends before this epoch, and continues over the ends of earlier ones; None: never.
-
-    Attributes:
-      epoch, position: of the next item.
-      taken: items taken since the beginning of `after`'s epoch.
-      ended: whether the end of the lane was reached.
+    The lane ends before `last_epoch`, and continues over the ends of earlier ones. `epoch` and `position` are of
+    the next item; `taken` counts since the beginning of `after`'s epoch.
     """
 
     def __init__(self, lanes: Lanes, index: int, after: Cursor, state: Any, last_epoch: int | None) -> None:

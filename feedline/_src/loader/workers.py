@@ -61,11 +61,7 @@ _NO_GUARD = (
 class WorkerBatches:
     """An iterator over the process-local batches after `origin`, read ahead by worker processes.
 
-    Called and closed by one thread at a time. Workers start with the first `next`. `close` ends them and drops the
-    batches read ahead.
-
-    Args:
-      settings: gives `workers` and `buffer`.
+    Called and closed by one thread at a time. Workers start with the first `next`.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, settings: Settings) -> None:
@@ -137,12 +133,7 @@ class WorkerBatches:
 
 
 class WorkerEndedError(Exception):
-    """A worker ended before its work.
-
-    Attributes:
-      code: its exit code.
-      started: whether it had unpickled its source: if not, the next one would end as well.
-    """
+    """A worker ended before its work. Unless it had `started`, to read its source, the next one ends as well."""
 
     def __init__(self, code: int, started: bool) -> None:
         super().__init__(f"a worker ended with exit code {code}")
@@ -162,14 +153,7 @@ class WorkerEndedError(Exception):
 
 
 class Worker:
-    """A spawned process that reads the batches of some numbers after `origin`. For one thread, but for `kill`.
-
-    Args:
-      ahead: how many batches it may make before they are taken.
-
-    Raises:
-      TypeError: the source or the transform cannot be pickled.
-    """
+    """A spawned process that reads the batches of some numbers after `origin`. For one thread, but for `kill`."""
 
     def __init__(self, access: RandomAccess, origin: Cursor, numbers: range, ahead: int) -> None:
         try:

@@ -166,7 +166,12 @@ def sharded_like(local: Any, sharding: Any) -> Any:
     """The spec of the global batch of which every process supplies a part with the shapes of `local`."""
 
     def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
-        shape = _global_shape(part.shape, place, _name(path))
+        name = _name(path)
+        check_rank(place, part.shape, name)
+        shards = shards_of(place, len(part.shape))
+        mine = plan_leaf(place, shards, place.addressable_devices, name).local_shape
+        check_multiples(part.shape, mine, "on this process's devices", name)
+        shape = tuple(size * whole // own for size, whole, own in zip(part.shape, shards, mine, strict=True))
         return jax.ShapeDtypeStruct(shape, part.dtype, sharding=place)
 
     return jax.tree_util.tree_map_with_path(leaf, local, broadcast(sharding, local))
@@ -196,14 +201,6 @@ def check_shardings(sharding: Any) -> None:
             )
     if not leaves:
         raise TypeError("sharding must be a jax.sharding.Sharding or a tree of them, got an empty tree")
-
-
-def _global_shape(local: tuple[int, ...], sharding: Sharding, name: str) -> tuple[int, ...]:
-    check_rank(sharding, local, name)
-    shards = shards_of(sharding, len(local))
-    mine = plan_leaf(sharding, shards, sharding.addressable_devices, name).local_shape
-    check_multiples(local, mine, "on this process's devices", name)
-    return tuple(size * whole // part for size, whole, part in zip(local, shards, mine, strict=True))
 
 
 def with_steps(spec: Any, steps: int) -> Any:

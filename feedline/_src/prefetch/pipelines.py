@@ -187,10 +187,6 @@ class Readers(Pipeline[T], Generic[H, T]):
 
     At most `threads` of them read at a time; the others wait for the slots of batches that were read ahead, and
     then place these. At most `ahead` batches are being read, or wait to be placed.
-
-    Args:
-      place: host batch → item; runs on several threads at a time.
-      threads, ahead: at least 1.
     """
 
     def __init__(
