@@ -247,6 +247,7 @@ OF_FEEDLINE = {
     "listen": ["listen", "record", "run", "bounds", "loader.host_batch", "prefetch", "order.schedule",
                "rows.bad_rows", "cluster.cores", "runtime.exit", "runtime.ending", "notebook", "version", "errors",
                "options"],
+    "listen.tokens": ["order.epoch"],
     "life": ["run", "build", "building", "listen", "feed_options", "order.schedule", "agreement.in_step",
              "agreement.monitor", "prefetch.handover", "runtime", "errors", "options"],
     "shown": ["life", "run", "listen", "feed_options", "order.schedule", "state", "options"],
@@ -282,6 +283,7 @@ FROM_OUTSIDE = {
     "placement": ["numpy", "jax"],
     "plan": ["numpy", "jax"],
     "listen": ["jax"],
+    "listen.tokens": ["numpy"],
     "listen.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
     "files": ["numpy"],  # obstore by its name, since it is optional

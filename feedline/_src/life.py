@@ -16,6 +16,7 @@ from feedline._src.errors import ProcessError
 from feedline._src.feed_options import FeedOptions
 from feedline._src.listen.listening import FeedListener
 from feedline._src.listen.statistics import Counters
+from feedline._src.listen.tokens import TokenCounts
 from feedline._src.options import Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.prefetch.handover import INSIDE, Closed
@@ -63,6 +64,7 @@ class Life(ProcessBound):
         self._counted = Counters()
         self._more_bytes = 0  # placed more than if all batches had had the size of the last one
         self._listener = FeedListener(self._stages)
+        self._token_counts = TokenCounts()
         self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
         self._moved_from: Place | None = None  # where it was before `seek` or `set_state`, until the next batch
         self._runs = Runs()

@@ -135,10 +135,13 @@ class Shown(Life):
         """An immutable snapshot of what was done so far."""
         ready = self._runs.waiting
         statistics = self._listener.statistics(self._counted, ready, self._options.steps_per_call)
+        access = self._stages.access
+        taken = access.taken_before(self._delivered.cursor)
         return dataclasses.replace(
             statistics,
             placed_bytes=statistics.placed_bytes + self._more_bytes,
-            source_epochs=self._stages.access.source_epochs(self._delivered.cursor),
+            source_epochs={each.name: each.rows / each.order.rows for each in taken if each.name} or None,
+            tokens=self._token_counts(taken, access.tokens_of),
         )
 
     def report(self) -> Report:

@@ -15,10 +15,17 @@ from feedline._src.trainer import logs
 from feedline.trainer import TensorBoardLog
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
-NUMBERS = [field.name for field in dataclasses.fields(Statistics) if field.name not in ("source_epochs", "stores")]
+NUMBERS = [
+    field.name
+    for field in dataclasses.fields(Statistics)
+    if field.name not in ("source_epochs", "tokens", "stores")
+]
 STORES = {"requests": 1600, "retries": 200, "hedged": 300, "fetched_bytes": 400, "cached": 500, "wait_s": 0.6}
 FULL = Statistics(
-    **{name: i + 1 for i, name in enumerate(NUMBERS)}, source_epochs={"web": 0.1, "books": 0.2}, stores=STORES
+    **{name: i + 1 for i, name in enumerate(NUMBERS)},
+    source_epochs={"web": 0.1, "books": 0.2},
+    tokens={"web": 10**6, "books": 10**7},
+    stores=STORES,
 )
 
 
@@ -36,7 +43,7 @@ def test_names_follow_the_rules_of_prometheus():
 def test_each_field_of_the_statistics_is_a_value_and_no_value_comes_from_nowhere():
     values = {(metric.name, label): value for metric, label, value in samples(FULL)}
     assert len({*values.values()}) == len(values)
-    numbers = {getattr(FULL, name) for name in NUMBERS} | {*FULL.source_epochs.values()}
+    numbers = {getattr(FULL, name) for name in NUMBERS} | {*FULL.source_epochs.values(), *FULL.tokens.values()}
     numbers |= {*STORES.values(), 1100} - {1600}  # 1600 requests are 1100 first ones, 200 retries and 300 hedges
     assert numbers - {*values.values()} == set()
     assert {*values.values()} - numbers == set()
@@ -49,7 +56,7 @@ def test_what_is_not_known_yet_is_left_out():
     known = {metric.short for metric, _, _ in samples(Statistics())}
     left_out = {metric.short for metric, _, _ in samples(FULL)} - known
     stores = {"store_requests_total", "store_fetched_bytes_total", "store_cached_blocks_total"}
-    stores |= {"store_wait_seconds_total", "source_epochs"}
+    stores |= {"store_wait_seconds_total", "source_epochs", "tokens_total"}
     assert left_out == {"au_ratio", "wait_ratio", "transfer_seconds"} | stores
 
 
@@ -191,6 +198,7 @@ def test_the_dashboard_shows_what_a_user_asks_first():
     assert unseen == {
         "feedline_host_buffers",
         "feedline_source_epochs",  # of mixtures only
+        "feedline_tokens_total",  # of packed documents only
         "feedline_store_requests_total",  # of stores only
         "feedline_store_fetched_bytes_total",
         "feedline_store_cached_blocks_total",

@@ -189,6 +189,29 @@ def test_packed_sources_are_mixed(sharding):
     assert np.bincount(sources).tolist() == [24, 8]
 
 
+@pytest.mark.parametrize("packing", ["best_fit", "split"])
+def test_tokens_are_counted_by_source_and_as_they_come(packing, sharding):
+    a, b = (Packed(documents(np.random.default_rng(i).integers(1, 30, 90)), 32, packing=packing) for i in range(2))
+    for source, names in ((a, ["all"]), (Mixture({"a": a, "b": b}, {"a": 3, "b": 1}), ["a", "b"])):
+        with Feed(source, 8, sharding, remainder="wrap") as feed:
+            assert feed.statistics().tokens == dict.fromkeys(names, 0)
+            counts = dict.fromkeys(names, 0)
+            for number, batch in zip(range(24), feed, strict=False):
+                real = np.count_nonzero(batch["segment_ids"], axis=1)
+                for i, name in enumerate(names):
+                    counts[name] += int(
+                        real[np.asarray(batch["source"]) == i].sum() if len(names) > 1 else real.sum()
+                    )
+                if number % 5 == 0:
+                    assert feed.statistics().tokens == counts
+            assert feed.statistics().tokens == counts
+            assert "tokens of each source" in str(feed.statistics())
+            feed.seek(0)
+            assert feed.statistics().tokens == dict.fromkeys(names, 0)
+    with Feed({"x": np.zeros(64)}, 8, sharding) as feed:
+        assert feed.statistics().tokens is None
+
+
 @pytest.fixture
 def files(tmp_path):
     lengths = np.random.default_rng(0).integers(0, 30, 200)

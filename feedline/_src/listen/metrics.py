@@ -118,6 +118,12 @@ METRICS = (
         "source",
     ),
     Metric(
+        "tokens_total",
+        "Tokens without padding, from the start of the run to the feed's position, over all processes.",
+        lambda s, r: s.tokens or {},
+        "source",
+    ),
+    Metric(
         "store_requests_total",
         "Requests of this process to stores: first, retry (after an error), hedge (the first took long).",
         lambda s, r: _store_requests(s.stores),

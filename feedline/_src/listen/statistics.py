@@ -49,6 +49,9 @@ class Statistics:
       host_bytes: bytes of the host buffers that are allocated now; workers have their own.
       source_epochs: of a mixture, how often each source was read from the start of the run to the feed's position,
         by name: 1.5 is one and a half epochs of that source. None: the source is no mixture.
+      tokens: without padding, from the start of the run to the feed's position, over all processes: by the name of
+        the source of a mixture, else under "all". Rows that a remainder drops count once their epoch is over.
+        None: the source does not know its tokens; `feedline.Packed` does.
       stores: what this process, with all of its feeds, asked of stores on the network: `requests`, of which
         `retries` followed an error and `hedged` were second ones because the first took long; `fetched_bytes`;
         `cached`, blocks found on local disk; `wait_s`, how long threads waited for blocks. Workers count for
@@ -82,6 +85,7 @@ class Statistics:
     slabs: int = 0
     host_bytes: int = 0
     source_epochs: dict[str, float] | None = None
+    tokens: dict[str, int] | None = None
     stores: dict[str, float] | None = None
 
     def __str__(self) -> str:
@@ -108,6 +112,8 @@ class Statistics:
         ]
         if self.source_epochs:
             lines.append(f"epochs of each source: {_readable('source_epochs', self.source_epochs)}")
+        if self.tokens:
+            lines.append(f"tokens of each source: {_readable('tokens', self.tokens)}")
         if self.stores:
             lines.append(f"stores: {_readable('stores', self.stores)}")
         return "\n".join(lines)
@@ -126,9 +132,11 @@ _STAGES = ("loop", "read", "transform", "stage", "place")
 def _readable(name: str, value: Any) -> str:
     """The value of a field with the unit that its name says."""
     if value is None:
-        return "none" if name in ("source_epochs", "stores") else "not known yet"
+        return "none" if name in ("source_epochs", "tokens", "stores") else "not known yet"
     if name == "source_epochs":
         return ", ".join(f"{source} {epochs:.4g}" for source, epochs in value.items())
+    if name == "tokens":
+        return ", ".join(f"{source} {tokens:,}" for source, tokens in value.items())
     if name == "stores":
         return (
             f"{counted(int(value['requests']), 'request')} ({value['retries']:,} repeated, {value['hedged']:,} "

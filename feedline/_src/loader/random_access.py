@@ -19,7 +19,7 @@ from feedline._src.loader.form import Cuts, LocalForm
 from feedline._src.loader.host_batch import HostBatch, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
-from feedline._src.order.epoch import RowOrder
+from feedline._src.order.epoch import RowOrder, Taken
 from feedline._src.order.schedule import ENDLESS, BatchPositions, Cursor, Schedule
 from feedline._src.placement.plan import Indices
 from feedline._src.record import PartTimes, Stopwatch, this_thread
@@ -168,7 +168,7 @@ class RandomAccess:
 
     def check_cursor(self, cursor: Cursor) -> None:
         """ValueError: batches are left to the end of the pass that are no multiple of the steps per call."""
-        self.source_epochs(cursor)  # refuses an epoch of a mixture that is too late
+        self.taken_before(cursor)  # refuses an epoch of a mixture that is too late
         for problem in self.schedule.refused_steps(cursor, self.steps_per_call):
             raise ValueError(problem)
 
@@ -183,8 +183,11 @@ class RandomAccess:
             rows.append(np.where(self.schedule.positions(start, offsets).valid, self.locate(start, offsets), -1))
         return rows[0] if self.steps_per_call == 1 else np.stack(rows)
 
-    def source_epochs(self, cursor: Cursor) -> dict[str, float] | None:
-        return self.order.epochs_of(*cursor)
+    def taken_before(self, cursor: Cursor) -> tuple[Taken, ...]:
+        return self.order.taken_before(*cursor)
+
+    def tokens_of(self, rows: Indices) -> Indices | None:
+        return self.source.tokens_of(rows)
 
     def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
         return {"lanes": None}

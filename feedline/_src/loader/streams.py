@@ -138,8 +138,12 @@ class Stream:
     def check_cursor(self, cursor: Cursor) -> None:
         """Any cursor will do."""
 
-    def source_epochs(self, cursor: Cursor) -> None:
+    def taken_before(self, cursor: Cursor) -> tuple[()]:
         """Unknown: streams are mixed before feedline reads them."""
+        return ()
+
+    def tokens_of(self, rows: npt.NDArray[np.int64]) -> None:
+        """Unknown: its rows have no numbers."""
 
     def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
         """The state of each lane that this process reads, None before its first epoch; and who saves each lane."""

@@ -8,7 +8,7 @@ alone, in O(1) memory: see `permutation`, and `blocks` for orders that keep adja
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,8 @@ class RowOrder(Protocol):
     def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
         """The rows to try, in this order, in place of the bad row at a position."""
 
-    def epochs_of(self, epoch: int, position: int) -> dict[str, float] | None:
-        """Of a mixture, how many epochs of each source stand before a position; else None."""
+    def taken_before(self, epoch: int, position: int) -> tuple[Taken, ...]:
+        """The rows of each source of a mixture, or of the one source, before a position of an epoch."""
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, for a fingerprint."""
@@ -71,11 +71,27 @@ class SingleOrder:
     def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
         return substitutes_at(self.seed, self.rows, epoch, position)
 
-    def epochs_of(self, epoch: int, position: int) -> None:
-        return None
+    def taken_before(self, epoch: int, position: int) -> tuple[Taken, ...]:
+        return (Taken("", 0, self, epoch * self.rows + position),)
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self.shown)
+
+
+class Taken(NamedTuple):
+    """How many rows were taken of a source since the start of a run.
+
+    Attributes:
+      name: in a mixture, else "".
+      first: the row index of its first row.
+      order: its own.
+      rows: how many, over all of its epochs.
+    """
+
+    name: str
+    first: int
+    order: SingleOrder
+    rows: int
 
 
 def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from feedline._src.native.library import library
 from feedline._src.options import Order
 from feedline._src.order.compiled import EpochOrder, MixedSource, mixed_order, rows_of_struct
-from feedline._src.order.epoch import rows_at, substitutes_at
+from feedline._src.order.epoch import SingleOrder, Taken, rows_at, substitutes_at
 from feedline._src.order.permutation import words
 from feedline._src.order.phases import ENDLESS, Phase, Span, spans_of
 
@@ -179,10 +179,11 @@ class MixtureOrder:
         (span,) = [span for span in self._spans if span.first <= position][-1:]
         return span.taken(position)
 
-    def epochs_of(self, epoch: int, position: int) -> dict[str, float]:
-        """How many epochs of each source stand before a position of an epoch."""
+    def taken_before(self, epoch: int, position: int) -> tuple[Taken, ...]:
+        """See `RowOrder`."""
         rows = map(sum, zip(self._before(epoch), self.taken(position), strict=True))
-        return {name: row / length for name, row, length in zip(self.names, rows, self.lengths, strict=True)}
+        orders = itertools.starmap(SingleOrder, zip(self.orders, self.lengths, strict=True))
+        return tuple(itertools.starmap(Taken, zip(self.names, self.firsts, orders, rows, strict=False)))
 
     @property
     def shown(self) -> MixtureOrder:

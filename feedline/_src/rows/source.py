@@ -174,6 +174,10 @@ class Source(Indexed):
         """The order in which a feed reads that was asked for this one."""
         return SingleOrder(asked or Order(shuffle=self.shuffled), self.epoch_rows)
 
+    def tokens_of(self, rows: Indices) -> Indices | None:
+        """int64[k]: the tokens without padding of each row; None: they are not known without reading it."""
+        return None
+
     def with_weights(self, weights: Mapping[str, float], position: int) -> Source:
         """A mixture with other weights from a position on.
 

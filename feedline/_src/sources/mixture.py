@@ -129,6 +129,16 @@ class Mixture(Source):
         """Its own: a feed refuses another."""
         return self.order
 
+    def tokens_of(self, rows: Indices) -> Indices | None:
+        """See `Source`; unknown if they are of one of the sources."""
+        found = np.empty(len(rows), np.int64)
+        for part in self._split(rows):
+            tokens = part.source.tokens_of(part.rows)
+            if tokens is None:
+                return None
+            found[part.here] = tokens
+        return found
+
     def with_weights(self, weights: Mapping[str, float], position: int) -> Mixture:
         """See `Source`. Phases that begin later stay."""
         if self.order.end != "endless":

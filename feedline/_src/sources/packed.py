@@ -139,6 +139,10 @@ class Packed(Source):
         spans = self._spans(np.array([row], np.int64), epoch)
         return np.searchsorted(self._offsets, spans.first, "right") - 1
 
+    def tokens_of(self, rows: Indices) -> Indices:
+        """See `Source`."""
+        return self._packing.tokens_of(rows)
+
     def read(self, rows: Indices, out: Any) -> None:
         """Write row rows[i] of epoch 0 to index i of each leaf of `out`.
 

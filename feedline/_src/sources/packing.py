@@ -108,12 +108,17 @@ class BestFit:
         self._slots = np.concatenate([[0], np.cumsum(self._each)])  # before each run
         ends = np.cumsum([len(kind) for kind in runs])
         self._first_slot = self._slots[np.concatenate([[0], ends])]  # of each kind
+        self._tokens = np.add.reduceat(documents.lengths[self._size] * self._each, ends - np.diff(ends, prepend=0))
         # the documents of a length that the kinds before have taken
         taken = self._each * np.repeat(counts, np.diff(ends, prepend=0))
         by_size = np.argsort(self._size, kind="stable")
         before = np.cumsum(taken[by_size]) - taken[by_size]
         self._before = np.empty_like(before)
         self._before[by_size] = before - documents.begins[self._size[by_size]]
+
+    def tokens_of(self, rows: Indices) -> Indices:
+        """int64[k]: the tokens of each row."""
+        return self._tokens[np.searchsorted(self._begins, rows, "right") - 1]
 
     def spans(self, rows: Indices, epoch: int | None) -> Spans:
         """The documents of some rows. `epoch` None: in every epoch the same ones, in the order of the source."""
@@ -189,6 +194,11 @@ class Split:
         self._places = np.empty_like(order)  # of each document in that order
         self._places[order] = np.arange(len(order))
         self.rows = -(-int(self._begins[-1]) // length)
+
+    def tokens_of(self, rows: Indices) -> Indices:
+        """int64[k]: the tokens of each row."""
+        left: Indices = self._begins[-1] - rows * self._length
+        return left.clip(max=self._length)
 
     def spans(self, rows: Indices, epoch: int | None) -> Spans:
         """The documents, or parts of them, of some rows."""
