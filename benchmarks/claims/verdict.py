@@ -18,53 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from shared.script import parser, save
+from shared.slow import Slow, computation
 
 import feedline
 
 ROWS, LOOP_S, THREADS = 64, 0.006, 2
-
-
-class Sleeping:
-    """Rows that take `seconds` a batch to read, the first time only if `cached`; each `every`-th call sleeps."""
-
-    spec = {"x": jax.ShapeDtypeStruct((4,), np.float32)}  # noqa: RUF012
-    identity = {"kind": "sleeping"}  # noqa: RUF012
-    picklable = False
-
-    def __init__(self, seconds, every=1, cached=False):
-        self.seconds, self.every, self.cached = seconds, every, cached
-        self._calls, self._seen = 0, set()
-
-    def __len__(self):
-        return 100_000
-
-    def read(self, rows, out):
-        self._calls += 1
-        new = [row for row in rows.tolist() if row not in self._seen]
-        if self.cached:
-            self._seen.update(new)
-        if self._calls % self.every == 0:
-            time.sleep(self.seconds * len(new) / ROWS)
-        out["x"][...] = 1
-
-    def close(self):
-        pass
-
-
-@jax.jit
-def busy(x, turns):
-    """Keeps the device busy for a time that grows with `turns`."""
-    return jax.lax.fori_loop(0, turns, lambda _, y: jnp.cos(y @ y), x)
-
-
-def turns_of(seconds):
-    x = jnp.full((128, 128), 1e-3)
-    jax.block_until_ready(busy(x, 1))
-    began = time.perf_counter()
-    jax.block_until_ready(busy(x, 100))
-    return max(1, int(100 * seconds / (time.perf_counter() - began)))
 
 
 def transform_of(seconds):
@@ -80,7 +39,7 @@ def trained(steps, read=0.0, host=0.0, every=1, prefetch=2, threads=THREADS, buf
     reading = feedline.Reading(threads=threads, buffer=buffer)
     options = {"reading": reading, "prefetch": prefetch, "transform": transform_of(host)}
     drained = prefetch + buffer + 1  # batches that were read ahead
-    with feedline.Feed(Sleeping(read, every), ROWS, jax.devices()[0], **options) as feed:
+    with feedline.Feed(Slow(read, (4,), ROWS, every), ROWS, jax.devices()[0], **options) as feed:
         waited_s, began = 0.0, 0.0
         for step in range(steps + drained):
             asked = time.perf_counter()
@@ -131,10 +90,11 @@ def reports(steps):
 
 def ahead(steps):
     """A loop that waits for each tenth step only: the devices compute while it is in `next`."""
-    turns, x, reading = turns_of(2 * LOOP_S), jnp.full((128, 128), 1e-3), feedline.Reading(threads=1)
-    with feedline.Feed(Sleeping(LOOP_S), ROWS, jax.devices()[0], reading=reading) as feed:
+    x, reading = jnp.zeros((ROWS, 64)), feedline.Reading(threads=1)
+    busy = computation(x, 2 * LOOP_S)
+    with feedline.Feed(Slow(LOOP_S, (4,), ROWS), ROWS, jax.devices()[0], reading=reading) as feed:
         for step in range(1, steps + 1):
-            x = busy(x + next(feed)["x"][0, 0], turns)
+            x = busy(x + next(feed)[0, 0])
             if step % 10 == 0:
                 x.block_until_ready()
         report = feed.report()
@@ -145,7 +105,7 @@ def ahead(steps):
 def diagnosed(steps):
     """The stalls that `Feed.diagnose` finds, without prefetch, so that the times of the stages add up."""
     fetch_s, host_s = 1.5 * LOOP_S, LOOP_S
-    source = Sleeping(fetch_s, cached=True)
+    source = Slow(fetch_s, (4,), ROWS, cached=True)
     options = {"transform": transform_of(host_s), "prefetch": 0}
     with feedline.Feed(source, ROWS, jax.devices()[0], **options) as feed, feed.diagnose(steps=steps) as diagnosis:
         for _ in feed:
