@@ -11,7 +11,7 @@ import numpy as np
 class Slow:
     """Rows of which each read waits like a disk or a network, and uses no CPU.
 
-    `seconds` is for a call, or for so many rows. Each `every`-th call sleeps. With `cached`, a row takes time once.
+    `seconds` is for a call, or for so many rows. Each `every`-th call sleeps. If `cached`, a row sleeps once.
     """
 
     identity = {"kind": "slow"}  # noqa: RUF012
