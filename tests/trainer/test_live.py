@@ -60,7 +60,7 @@ def told(progress, steps=2000, feed=None):
         (FIRST, 2000, None, "step 1 of 2,000 | loss 2.3000"),
         (FIRST, None, Counting(), "step 1 | loss 2.3000"),
         (LATER, 2000, None, "step 1,001 of 2,000 | loss 0.5000 | 64,000 rows/s | wait 5% | accuracy 0.9000"),
-        (LATER, lambda: 2000, Counting(), WHOLE),
+        (LATER, 2000, Counting(), WHOLE),
         # by batches that were read ahead
         (LATER, 2000, Counting(judged=Judged(drained=False)), WHOLE.replace(" | read limits", "")),
         (

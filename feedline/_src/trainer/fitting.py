@@ -233,7 +233,7 @@ def fit(
                     break
             progress = loop.end()
         except NotFinite as error:
-            raise places.not_finite(error.message, error.step) from error
+            raise places.not_finite(error.message, error.step) from error.__cause__ or error
         places.compare(progress.step)
         if progress.rows and not all_finite(state.params):
             raise places.not_finite(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 
 from rich.console import Console
@@ -41,7 +41,7 @@ class LiveLine:
     may take 50 ms.
 
     Args:
-      steps: the number of steps in all, or a function that gives it, called at the first report. None: not known.
+      steps: the number of steps in all. None: not known.
       console: where to write. None: standard error.
       feed: the feed that the loop takes batches from.
 
@@ -55,10 +55,7 @@ class LiveLine:
     """
 
     def __init__(
-        self,
-        steps: int | Callable[[], int] | None = None,
-        console: Console | None = None,
-        feed: HasStatistics | None = None,
+        self, steps: int | None = None, console: Console | None = None, feed: HasStatistics | None = None
     ) -> None:
         if feed is not None:
             check_feed(feed)
@@ -80,8 +77,6 @@ class LiveLine:
         self._line.stop()
 
     def __call__(self, progress: Progress) -> None:
-        if callable(self._steps):
-            self._steps = self._steps()
         if time.monotonic() < self._next_at_s:
             return
         text, terminal = "", self._console.is_terminal

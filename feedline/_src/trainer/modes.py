@@ -57,9 +57,7 @@ class Practices:
 
     def __post_init__(self) -> None:
         if self.compute not in get_args(Compute):
-            raise ValueError(
-                f"Practices.compute must be one of {', '.join(get_args(Compute))}, got {self.compute!r}"
-            )
+            raise ValueError(f"Practices.compute must be one of float32, bfloat16, got {self.compute!r}")
 
 
 class Program(NamedTuple):
