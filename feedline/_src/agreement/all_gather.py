@@ -15,17 +15,11 @@ _SLICE_S = 0.5  # of one wait: jax's cannot be woken, so that a stop is noticed 
 
 
 class AllGather:
-    """Gathers a JSON value from each of `processes` processes, in rounds that have names.
+    """Gathers a JSON value from each of `processes` processes, in rounds that have names; `kept` of them stay.
 
     The value that a process contributes must depend on the round only. Then a process may repeat a round, after
     an interrupt or a `seek`, while the others have gone on: it receives what was gathered before. After an
-    interrupt, the old and the new thread of a process may call at the same time.
-
-    Equal values are published once. So what a process receives does not grow with the number of processes while
-    these report the same, such as that no lane has ended.
-
-    Args:
-      kept: rounds whose keys stay in the service. A process that starts again must not be further behind.
+    interrupt, the old and the new thread of a process may call at the same time. Equal values are published once.
     """
 
     def __init__(self, service: Coordination, key: str, processes: int, kept: int) -> None:
@@ -52,14 +46,8 @@ class AllGather:
 
         Args:
           name: of the round: a path, e.g. "0/12".
-          value: JSON value of this process.
-          failed: whether this process failed in this round. If any process did, the next call for this round
-            gathers again.
-          stopped: whether to give up waiting.
-
-        Raises:
-          ProcessError: another process failed meanwhile, or process 0 cannot be reached.
-          FeedError: `stopped`.
+          failed: whether this process failed in this round. If any did, the next call for it gathers again.
+          stopped: whether to give up waiting, with a `FeedError`.
         """
         tries = self._failed_tries[name]
         key, own = f"{self._path}/{name}/{tries}", json.dumps([failed, value])

@@ -40,9 +40,7 @@ def backends_are_initialized() -> bool:
 
 
 def counted(kind: str, processes: Sequence[int]) -> str:
-    """The path of the next feed, loop or stop of these processes, which ends with its number among them.
-
-    It is the same in every process if each makes those of a kind in the same order.
+    """The path of the next feed, loop or stop of these processes: the same if all make them in the same order.
 
     Example:
       >>> counted("example", [0, 1]), counted("example", [0, 1])
@@ -71,12 +69,7 @@ def process_names(processes: Sequence[int]) -> str:
 
 
 def length_of_waits_s(processes: int, least_s: float) -> float:
-    """Length of one wait of a process that looks up between two. Process 0 answers those of all.
-
-    Example:
-      >>> length_of_waits_s(64, 0.5), length_of_waits_s(16_384, 0.5)
-      (0.5, 8.192)
-    """
+    """Length of one wait of a process that looks up between two: process 0 answers those of all."""
     return max(least_s, processes / _WAITS_PER_S)
 
 
@@ -100,7 +93,6 @@ class Coordination:
         return False
 
     def replace(self, key: str, value: str) -> None:
-        """Set the key's value, whether it has one or not."""
         with _translated(f"replace {key}"):
             self._client.key_value_set(key, value, allow_overwrite=True)
 
@@ -112,7 +104,6 @@ class Coordination:
             return value
 
     def try_get(self, key: str) -> str | None:
-        """The key's value, or None if there is none now."""
         with contextlib.suppress(_Missing), _translated(f"get {key}"):
             value: str = self._client.key_value_try_get(key)
             return value
@@ -170,12 +161,10 @@ def is_unreachable(error: BaseException) -> bool:
     return str(error.__cause__).startswith("UNAVAILABLE")
 
 
-class _AlreadyThere(Exception):
-    """The key has a value."""
+class _AlreadyThere(Exception): ...
 
 
-class _Missing(Exception):
-    """The key has no value."""
+class _Missing(Exception): ...
 
 
 @contextlib.contextmanager

@@ -31,14 +31,11 @@ class Place(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What a process has done with a feed: batches taken (of several steps in one call: calls), and moves.
-
-    `failed`: the latest `next` raised an error, which says more than the counts that it leaves.
-    """
+    """What a process has done with a feed: batches taken (of several steps in one call: calls), and moves."""
 
     batches: int
     moves: int
-    failed: bool = False
+    failed: bool = False  # the latest `next` raised an error, which says more than the counts that it leaves
 
     def __str__(self) -> str:
         moves = f" and made {self.moves} move{'s' if self.moves > 1 else ''} by seek or set_state"
@@ -46,18 +43,11 @@ class Count(NamedTuple):
 
 
 class InStep:
-    """Compares what this process does with a feed with what the others do, for the training thread.
+    """Compares what this process does with a feed with what the others do; differences are sentences for the user.
 
-    What differs is returned as a sentence for the user. Calls of the service take about 0.3 ms each.
-
-    Args:
-      key: a path for keys of this feed, the same in every process, which ends with the number of the feed.
-      members: the number of processes that built the feed.
-
-    Attributes:
-      batches: taken by this process, outside of `diagnose`. The feed sets it with each delivery.
-      moves: by `seek` or `set_state`, each followed by a call of `next`.
-      failed_at: the batches taken when `next` raised an error the last time.
+    The feed counts its `batches` with each delivery, and notes where `next` raised an error the last time
+    (`failed_at`). `moves` are those by `seek` or `set_state` that were followed by a call of `next`. `members`
+    is the number of processes that built the feed.
     """
 
     __slots__ = ("__weakref__", "_comparison", "_members", "_service", "batches", "failed_at", "key", "moves")

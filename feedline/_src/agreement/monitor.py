@@ -78,7 +78,6 @@ def abort(reason: str | BaseException) -> None:
 
 
 def _report(service: Coordination, process: int | None, arguments: dict[str, Any]) -> None:
-    """Report a failure of a process, or of all together, to all of them, unless there was one before."""
     if process is not None:
         arguments["message"] = f"process {process} failed: {' '.join(arguments['message'].split())}"
     with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
@@ -104,7 +103,6 @@ def out_of_step(found: str) -> ProcessError:
 
 
 def failure() -> ProcessError | None:
-    """The failure that the monitor has received, if any."""
     return _monitor.failure if _monitor is not None else None
 
 
@@ -136,7 +134,6 @@ def close_on_abort(waiting: _SupportsClose) -> None:
 
 
 def watch(abort_after_s: float) -> None:
-    """Start this process's monitor, if it joined others and has none yet."""
     global _monitor
     service = coordination()
     if service is not None and service.processes > 1 and (_monitor is None or not _monitor.watches):
@@ -153,20 +150,17 @@ def leave(code: int) -> NoReturn:
 
 
 class Monitor:
-    """Waits for the failure of any process, and then ends this one.
+    """Waits for the failure of any process, and then ends this one. It ends with `jax.distributed.shutdown()`.
 
     A thread blocks on one key. When a process fails, the thread prints the failure, closes what waits inside
     feedline (the caller gets the failure as an exception), and ends this process `abort_after_s` later, because a
     thread inside a collective cannot be interrupted. At exit the process waits until all have succeeded or one has
     failed; this replaces jax's shutdown barrier, which does not report failures.
 
-    A second thread sends this process's heartbeat. Process 0 looks for those that stopped; the others look, on a
-    third thread, whether process 0 answers. They only name a process: a thread that holds the GIL for long stops
-    its heartbeats, although it works. jax's come from C++; once they stop too, jax ends the others. Beats are
-    counted, not seconds, so that a process that was itself stopped does not blame the others.
-
-    `watch` makes and starts the monitor; the interpreter calls its two hooks. It ends with the process or with
-    `jax.distributed.shutdown()`.
+    A second thread sends heartbeats. Process 0 looks for those that stopped; the others look, on a third thread,
+    whether process 0 answers. They only name a process, since code that holds the GIL for long stops them; jax's
+    own come from C++, and end the others. Beats are counted, not seconds: a process that was itself stopped does
+    not blame the others.
     """
 
     def __init__(self, service: Coordination, abort_after_s: float) -> None:
@@ -180,7 +174,7 @@ class Monitor:
         self._code = 1  # the exit code after a failure
         self._told = threading.Event()  # this process has written which one failed
         self._over = threading.Event()  # heartbeats stop
-        self._pid = os.getpid()  # a forked child inherits the hooks but not the thread
+        self._pid = os.getpid()
         self._previous_hook = sys.excepthook
         self._thread = threading.Thread(target=self._await_failure, name="feedline-abort", daemon=True)
         # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
@@ -195,12 +189,10 @@ class Monitor:
         self._ahead_at: float | None = None  # since when this process has taken more than one that has ended
 
     @property
-    def watches(self) -> bool:
-        """Whether the thread still runs in this process."""
+    def watches(self) -> bool:  # a forked child inherits the hooks but not the thread
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the threads and set the hooks."""
         self._thread.start()
         with contextlib.suppress(FeedError):
             self._service.replace(f"{_HEARTBEAT}/{self._process}", "")  # so that a process that ends early counts
@@ -212,13 +204,10 @@ class Monitor:
         atexit.register(self._at_exit)
 
     def leave(self, code: int) -> NoReturn:
-        """End this process, which has failed, perhaps because another one has."""
         self._code = code
         if self.failure is not None:  # the exception that it raised here may have come before the line about it
             self._told.wait(_OUTPUT_S)
         self._end(code, self._abort_after_s + _PROCESS_0_S)
-
-    # --- failures ---
 
     def _await_failure(self) -> None:
         try:
@@ -233,7 +222,8 @@ class Monitor:
             return
         deadline = time.monotonic() + self._abort_after_s + _PROCESS_0_S
         process, arguments = json.loads(value)
-        self._set(f"{_ACKNOWLEDGED}/{self._process}", "")
+        with contextlib.suppress(FeedError):
+            self._service.set(f"{_ACKNOWLEDGED}/{self._process}", "")
         self.failure = _error_of(process, arguments)
         for reference in _closed_on_abort.copy():
             if (waiting := reference()) is not None:  # it may close an iterator of the user's, which may hang
@@ -264,15 +254,12 @@ class Monitor:
         _end(0 if self._succeeded.is_set() else self._code)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """The `sys.excepthook`: reports the exception to the other processes."""
         try:
             self._previous_hook(kind, error, trace)
         finally:
             at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # there the process goes on
             if os.getpid() == self._pid and not at_prompt:
                 abort(error)
-
-    # --- heartbeats ---
 
     def _beat(self) -> None:
         while not self._over.wait(self._every_s):
@@ -347,8 +334,6 @@ class Monitor:
             )
             _report(self._service, process, {"message": message})
 
-    # --- the end of this process ---
-
     def _at_exit(self) -> None:
         if not self.watches:
             return
@@ -387,7 +372,8 @@ class Monitor:
     def _end(self, code: int, timeout_s: float) -> NoReturn:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
-            self._set(f"{_ACKNOWLEDGED}/{self._process}", "")  # its thread may not have received the failure yet
+            # its thread may not have received the failure yet
+            self._service.set(f"{_ACKNOWLEDGED}/{self._process}", "")
             if self._process:
                 _finish()  # now: once process 0 has ended, collectives of this process fail and say so
                 self._service.set(f"{_LEFT}/{self._process}", "")
@@ -396,10 +382,6 @@ class Monitor:
             for process in range(1, self._service.processes):
                 self._service.get(f"{_LEFT}/{process}", deadline - time.monotonic())
         _end(code)
-
-    def _set(self, key: str, value: str) -> None:
-        with contextlib.suppress(FeedError):
-            self._service.set(key, value)
 
     def _all_but(self, processes: dict[int, str]) -> list[int]:
         return [process for process in range(self._service.processes) if process not in processes]
@@ -426,9 +408,11 @@ def _flush() -> None:
 
 
 def _print(*lines: str) -> None:
+    text = "".join(f"feedline: {line}\n" for line in lines)
+
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write("".join(f"feedline: {line}\n" for line in lines))
+            sys.stderr.write(text)
             sys.stderr.flush()
 
     _call_briefly(write)

@@ -24,13 +24,8 @@ class ReplicaCheck:
 
     The one that differs from the first raises, and the monitor then ends the others. Any thread may call it.
 
-    Args:
-      key: a path for keys of this feed, the same in every process.
-      batch_size: rows of a global batch.
-      epoch_rows: None for a stream. With the batch size it gives the number of a batch from its cursor, so that
-        all processes check the same batches, also after one of them started its pipeline again.
-      spec: of the global batch, with shardings.
-      plans: for each leaf, the part that this process supplies.
+    The number of a batch follows from its cursor, so that all processes check the same batches, also after one of
+    them started its pipeline again.
     """
 
     def __init__(
@@ -60,11 +55,7 @@ class ReplicaCheck:
         self._comparison = Comparison(service, _KEPT * len(self._shared))
 
     def __call__(self, leaves: Sequence[npt.NDArray[Any]], after: Cursor) -> None:
-        """Check a process-local batch, whose cursor comes after it, if its number is a multiple of `every`.
-
-        Raises:
-          ProcessError: another process, which supplies the same rows, has other bytes.
-        """
+        """Check a process-local batch, whose cursor is that after it, if its number is a multiple of `every`."""
         number = (after.epoch * self._epoch_rows + after.position) // self._batch_size
         if number % self._every:
             return

@@ -24,12 +24,7 @@ _saving = threading.Lock()
 
 
 class StepPlaces:
-    """Compares places at equal steps, which collectives keep equal.
-
-    Args:
-      loop: what is compared, as a part of keys: "fit", "checkpoints".
-      processes: those that run the loop. One alone compares nothing.
-    """
+    """Compares places at equal steps of a loop ("fit", "checkpoints"), which collectives keep equal."""
 
     def __init__(self, loop: str, processes: Collection[int]) -> None:
         members = sorted(set(processes))
@@ -40,21 +35,13 @@ class StepPlaces:
             self._comparison = Comparison(self._service, _KEPT)
 
     def compare(self, step: int, epoch: int, position: int) -> None:
-        """Compare the place at a step, by two calls of the service.
-
-        Raises:
-          ProcessError: another process is at another place. All processes end with this message.
-        """
+        """End all processes with a `ProcessError` if another one is at another place at this step."""
         if self._service is not None:
             where = f"at step {step} of training"
             _compare(self._comparison, f"{self._path}/{step}", where, self._service.process, [epoch, position])
 
     def gather(self, name: str, value: Any) -> list[Any]:
-        """Wait for the JSON values of all processes under this name, and return those that differ.
-
-        Raises:
-          ProcessError: another process failed meanwhile.
-        """
+        """Wait for the JSON values of all processes under this name, and return those that differ."""
         if self._service is None:
             return [value]
         gathered = AllGather(self._service, self._path, self._processes, kept=1)
@@ -66,9 +53,7 @@ def compare_save(processes: Collection[int], folder: str | os.PathLike[str], epo
 
     Saves are told apart by their folder and not by a number: threads may save in any order. Only the first save of
     a process to a folder is compared, since a process that saves there again may be ahead of another one.
-
-    Raises:
-      ProcessError: another process saves another place. All processes end with this message.
+    A difference is a `ProcessError`, with which all processes end.
     """
     service, group, path = coordination(), sorted(set(processes)), os.path.abspath(folder)
     if service is None or len(group) < 2 or service.process not in group:

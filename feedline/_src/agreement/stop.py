@@ -58,13 +58,7 @@ def should_stop(step: int) -> bool:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Context in which `should_stop` works; at its end the signals act as before.
-
-    Example:
-      >>> with stopping() as stop:
-      ...     print(should_stop(1), stop.signal)
-      False None
-    """
+    """Context in which `should_stop` works; at its end the signals act as before."""
     global _stop
     before, _stop = _stop, Stop()
     try:
@@ -86,16 +80,10 @@ class Stop:
     Each process has a thread that waits for a key of its own. The process that gets a signal sets the keys of all.
     Each thread then blocks `reached`, publishes the last step for which it was called, and waits for the steps of
     the others. All processes stop at the highest of these steps plus one, which none of them has passed.
+    (docs/processes.md says why jax's `reached_preemption_sync_point` is not used.)
 
-    jax's `reached_preemption_sync_point` works in the same way. It is not used because it does not catch Ctrl-C,
-    does not say which signal came, ignores the second signal, and never returns True in a loop that asks at every
-    tenth step.
-
-    The main thread makes it, and calls `reached` and `close`. `close` ends the thread and restores the handlers.
-
-    Attributes:
-      signal: the signal for which `reached` returned True; None if it has not. After `close`, also one that came
-        after the last call of `reached`, to this process or to one that was closed before it.
+    The main thread makes it, and calls `reached` and `close`. `signal` is the signal for which `reached` returned
+    True. After `close`, it is also one that came after the last call, to this process or to one closed before it.
     """
 
     def __init__(self) -> None:
@@ -127,7 +115,6 @@ class Stop:
             signal.signal(number, self._handle)
 
     def reached(self, step: int) -> bool:
-        """See `should_stop`."""
         if self._service is None:
             self.signal = self._received
         else:

@@ -26,13 +26,6 @@ class Binding(NamedTuple):
 def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
     """Bind this process with its threads, and so all threads and processes that it will start.
 
-    Linux takes memory from the node of the processor that first writes to it, unless `numactl` said otherwise. So
-    memory needs no binding of its own.
-
-    Args:
-      info: this process among those of its host; None: it is the only one.
-      root: the folder that has proc/, sys/ and dev/, for tests.
-
     Returns:
       What it is bound to, in words, or why it could not be; None: there is nothing to choose.
     """
@@ -65,13 +58,7 @@ def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
 
 
 def own_gpus(environ: Mapping[str, str], local_devices: Sequence[int] | None, gpus: Sequence[Gpu]) -> list[str]:
-    """The addresses of the GPUs that jax will use in this process; empty if that is not known.
-
-    Example:
-      >>> gpus = [Gpu("0000:1b:00.0", "GPU-a"), Gpu("0000:43:00.0", "GPU-b")]
-      >>> own_gpus({"CUDA_VISIBLE_DEVICES": "1,0"}, local_devices=(0,), gpus=gpus)
-      ['0000:43:00.0']
-    """
+    """The addresses of the GPUs that jax will use in this process; empty if that is not known."""
     visible, named = list(gpus), environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         visible = []
@@ -103,13 +90,8 @@ def plan(
 
     Processes of the run whose GPUs are on the same nodes get whole cores each, the same number up to one, unless
     the launcher has bound this process already, or it is not known which GPUs the others have. GPUs are usually
-    divided in the order of their addresses; that is assumed if it is so for this process.
-
-    Args:
-      own: the addresses of its GPUs.
-      usable: the GPUs of this host that this process may open.
-      place: its index among the processes of the run on this host, and their number.
-      allowed: the processors on which this process may run.
+    divided in the order of their addresses; that is assumed if it is so for this process. `place` is its index
+    among the processes of the run on this host, and their number.
     """
     near = nodes_of(own, machine)
     processors = frozenset().union(*(machine.processors[node] for node in near)) & allowed

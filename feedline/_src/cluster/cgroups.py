@@ -12,17 +12,11 @@ _NO_LIMIT = 1 << 60
 
 
 class GroupLimits(NamedTuple):
-    """The tightest limits of the group of a process and of the groups around it; None: no limit.
+    """The tightest limits of the group of a process and of the groups around it; None: no limit."""
 
-    Attributes:
-      processors: the quota, as a number of processors.
-      memory_bytes: the limit.
-      memory_used_bytes: what counts against that limit, without page cache that can be dropped at once.
-    """
-
-    processors: float | None = None
+    processors: float | None = None  # the quota
     memory_bytes: int | None = None
-    memory_used_bytes: int | None = None
+    memory_used_bytes: int | None = None  # without page cache that can be dropped at once
 
 
 def limits(root: Path = Path("/")) -> GroupLimits:

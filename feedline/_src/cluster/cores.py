@@ -32,12 +32,6 @@ def own_processes() -> int:
 def share_of(processes: int, usable: int, present: int, quota: float | None = None) -> int:
     """One process's share of the cores. A process that is bound to some of them (srun --cpus-per-task) has those.
 
-    Args:
-      processes: of the run on this host.
-      usable: cores that this process may run on.
-      present: cores that the host has.
-      quota: cores that the control group grants to all processes of the run on this host; None: no limit.
-
     Example:
       >>> share_of(8, usable=128, present=128), share_of(8, usable=12, present=128)
       (16, 12)

@@ -41,20 +41,8 @@ PRINTERS: dict[str, Callable[[Job], str]] = {
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
     """The index of this process, the number of processes, and the coordinator; None if it is the only process.
 
-    Args:
-      environ: the variables, as in `os.environ`. An empty string counts as not set.
-
-    Raises:
-      ValueError: the variables are set in part, or contradict each other; names the one to set.
-
-    Example:
-      >>> found = find(
-      ...     {"FEEDLINE_COORDINATOR": "node1:61500", "FEEDLINE_PROCESSES": "2", "FEEDLINE_PROCESS": "1"}
-      ... )
-      >>> found.process, found.processes, found.coordinator
-      (1, 2, 'node1:61500')
-      >>> find({"HOME": "/root"}) is None
-      True
+    An empty variable counts as not set. If they are set in part, or contradict each other, a `ValueError` names
+    the one to set.
     """
     launcher = next((each for each in LAUNCHERS if each.started(environ)), None)
     if launcher is None and explicit_coordinator(environ):
@@ -63,10 +51,5 @@ def find(environ: Mapping[str, str]) -> ProcessInfo | None:
 
 
 def describe_single_process(environ: Mapping[str, str]) -> str:
-    """The line that `initialize` prints if `find` returns None.
-
-    Example:
-      >>> describe_single_process({})
-      'process 0 of 1, found no other'
-    """
+    """The line that `initialize` prints if `find` returns None."""
     return f"process 0 of 1, {slurm.hint(environ) or 'found no other'}"

@@ -10,18 +10,13 @@ from typing import NamedTuple
 
 
 class Topology(NamedTuple):
-    """Which memory nodes (NUMA) hold the processors, the memory and the accelerators of this machine.
+    """Which memory nodes (NUMA) hold the processors, the memory and the GPUs of this machine."""
 
-    Attributes:
-      processors: by memory node, its processors.
-      memory: nodes from which this process may take memory.
-      accelerators: by PCI address, in the order of the addresses, the node of each GPU; -1 if the machine does
-        not say.
-    """
-
-    processors: Mapping[int, Set[int]]
-    memory: Set[int]
-    accelerators: Mapping[str, int]
+    processors: Mapping[int, Set[int]]  # of each node
+    memory: Set[int]  # nodes from which this process may take memory
+    accelerators: Mapping[
+        str, int
+    ]  # by PCI address, in the order of the addresses; -1 if the machine does not say
 
 
 def topology(root: Path = Path("/")) -> Topology:
@@ -52,15 +47,10 @@ def cores(processors: Set[int], root: Path = Path("/")) -> list[list[int]]:
 
 
 class Gpu(NamedTuple):
-    """A GPU that this process may open.
+    """A GPU that this process may open."""
 
-    Attributes:
-      address: of its place on the PCI bus, as in `Topology.accelerators`.
-      uuid: "GPU-…", by which CUDA_VISIBLE_DEVICES may name it.
-    """
-
-    address: str
-    uuid: str
+    address: str  # on the PCI bus, as in `Topology.accelerators`
+    uuid: str  # "GPU-…", by which CUDA_VISIBLE_DEVICES may name it
 
 
 def usable_gpus(root: Path = Path("/")) -> list[Gpu]:
@@ -79,12 +69,7 @@ def usable_gpus(root: Path = Path("/")) -> list[Gpu]:
 
 
 def numbers(text: str) -> frozenset[int]:
-    """The numbers of a list as Linux writes it.
-
-    Example:
-      >>> sorted(numbers("0-2,8"))
-      [0, 1, 2, 8]
-    """
+    """The numbers of a list as Linux writes it: "0-2,8"."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -99,10 +84,7 @@ def as_list(numbers: Set[int]) -> str:
       >>> as_list({0, 1, 2, 8})
       '0-2,8'
     """
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    firsts = [number for number in sorted(numbers) if number - 1 not in numbers]
+    lasts = [number for number in sorted(numbers) if number + 1 not in numbers]
+    runs = zip(firsts, lasts, strict=True)
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -22,12 +22,6 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """The process that FEEDLINE_*, else JAX_*, describe.
-
-    Example:
-      >>> print(find({"FEEDLINE_COORDINATOR": "a:1234", "FEEDLINE_PROCESSES": "2", "FEEDLINE_PROCESS": "1"}))
-      process 1 of 2, found environment variables (FEEDLINE_PROCESS=1), coordinator a:1234, all local devices
-    """
     names = next(names for names in _FAMILIES if any(environ.get(name) for name in names))
     found = family(environ, "environment variables", *names)
     if found is None or not environ.get("FEEDLINE_LOCAL_PROCESSES"):

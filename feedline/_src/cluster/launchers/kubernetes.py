@@ -71,24 +71,11 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """The process of this pod.
-
-    Example:
-      >>> pod = {"FEEDLINE_COORDINATOR": "a:1234", "FEEDLINE_PROCESSES": "2", "JOB_COMPLETION_INDEX": "1"}
-      >>> print(find(pod))
-      process 1 of 2, found Kubernetes (JOB_COMPLETION_INDEX=1), coordinator a:1234, all local devices
-    """
     return family(environ, "Kubernetes", "FEEDLINE_COORDINATOR", "FEEDLINE_PROCESSES", _INDEX)
 
 
 def printed(job: Job) -> str:
-    """The manifest of a JobSet: a pod for each process, with its GPUs.
-
-    Example:
-      >>> manifest = printed(Job(["python", "train.py"], 4, (), 1, 8, {}))
-      >>> [line.strip() for line in manifest.splitlines() if "completions:" in line or "command" in line]
-      ['completions: 4', 'command: ["python", "train.py"]']
-    """
+    """The manifest of a JobSet: a pod for each process, with its GPUs."""
     if job.names:
         raise ValueError(
             f"Kubernetes chooses the hosts of a JobSet, found the names {','.join(job.names)}; give their number: "

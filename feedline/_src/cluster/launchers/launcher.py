@@ -23,8 +23,6 @@ _DIGITS = 18
 
 
 class Launcher(Protocol):
-    """A module that describes a launcher."""
-
     DOCS: str
 
     def started(self, environ: Mapping[str, str], /) -> bool: ...
@@ -33,53 +31,29 @@ class Launcher(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The processes of a run on several hosts.
-
-    Attributes:
-      command: what each process runs.
-      hosts: how many.
-      names: their names; empty if the launcher chooses them.
-      processes: on each host.
-      gpus: of each process; 0: it runs on the CPU.
-      variables: environment variables that the launcher must set.
-    """
+    """The processes of a run on several hosts, each of which runs `command`."""
 
     command: Sequence[str]
     hosts: int
-    names: Sequence[str]
-    processes: int
-    gpus: int
-    variables: Mapping[str, str]
+    names: Sequence[str]  # of the hosts; empty if the launcher chooses them
+    processes: int  # on each host
+    gpus: int  # of each process; 0: it runs on the CPU
+    variables: Mapping[str, str]  # that the launcher must set
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """One of several processes, as its launcher describes it.
-
-    Attributes:
-      launcher: what started the process, e.g. "Slurm".
-      evidence: the variable that shows it, with its value.
-      coordinator: "host:port", where process 0 listens.
-      processes: number of processes, at least 2.
-      process: index of this process, 0 ≤ process < processes.
-      local_process: index among the processes of its host.
-      local_processes: the number of processes on its host; 1 if the launcher does not say.
-      local_devices: indices of the host's GPUs that belong to this process. None: all visible ones. CPU
-        devices always belong to the process that sees them.
-
-    Example:
-      >>> print(ProcessInfo("Slurm", "SLURM_PROCID=1", "node1:61500", 4, 1, local_devices=(1,)))
-      process 1 of 4, found Slurm (SLURM_PROCID=1), coordinator node1:61500, local device 1
-    """
+    """One of several processes, as its launcher describes it. `ValueError` if the numbers contradict each
+    other."""
 
     launcher: str
-    evidence: str
-    coordinator: str
+    evidence: str  # the variable that shows it, with its value
+    coordinator: str  # "host:port", where process 0 listens
     processes: int
     process: int
-    local_process: int = 0
-    local_processes: int = 1
-    local_devices: tuple[int, ...] | None = None
+    local_process: int = 0  # index among the processes of its host
+    local_processes: int = 1  # also if the launcher does not say
+    local_devices: tuple[int, ...] | None = None  # of the host's GPUs; None: all that it sees
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
@@ -125,11 +99,9 @@ def ranked(
     names: tuple[str, str, str, str],
     coordinator: Callable[[bool], str],
 ) -> ProcessInfo | None:
-    """The process that four variables number; None if it is the only one.
+    """The process that four variables number: its index, the number of processes, and both on its host.
 
-    Args:
-      names: of its index, the number of processes, and both on its host.
-      coordinator: says where the processes meet, given whether all are on one host.
+    `coordinator` says where the processes meet, given whether all are on one host. None: it is the only process.
     """
     index, count, local_index, local_count = names
     processes = integer(environ, count, launcher, at_least=1)
@@ -190,12 +162,10 @@ def agreed_port(environ: Mapping[str, str], job: str) -> int:
 
 
 def own_devices(environ: Mapping[str, str], local_process: int, local_processes: int) -> tuple[int, ...] | None:
-    """Indices of the host's GPUs that belong to this process; each GPU belongs to one process.
+    """Indices of the host's GPUs that belong to this process: an equal share of the visible ones.
 
-    Returns:
-      None if there is nothing to divide: the process is the only one on its host, the launcher has already
-      divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set. One GPU, with the index of the process on its host, if
-      the number of GPUs is unknown (jax does the same). Else an equal share of the visible GPUs.
+    One, if their number is unknown, as jax does it. None if there is nothing to divide: the process is alone on
+    its host, the launcher has already divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set.
 
     Example:
       >>> own_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, local_process=1, local_processes=2)

@@ -28,15 +28,7 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """Its process. If process 0 is not on the host of mpirun, FEEDLINE_COORDINATOR must name its host.
-
-    Example:
-      >>> process = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1",
-      ...            "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-      ...            "PMIX_NAMESPACE": "prterun-node1-4711@1"}
-      >>> print(find(process))
-      process 1 of 2, found Open MPI (OMPI_COMM_WORLD_RANK=1), coordinator node1:62470, all local devices
-    """
+    """Its process. If process 0 is not on the host of mpirun, FEEDLINE_COORDINATOR must name its host."""
     return ranked(environ, "Open MPI", _NAMES, lambda one_host: _coordinator(environ, one_host))
 
 
@@ -59,12 +51,7 @@ def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
 
 
 def printed(job: Job) -> str:
-    """The mpirun command, to be run on the first host or within a job of Slurm.
-
-    Example:
-      >>> printed(Job(["python", "train.py"], 2, ("dgx1", "dgx2"), 8, 1, {})).partition(" --tag-output ")[0]
-      'mpirun -n 16 --host dgx1:8,dgx2:8 --map-by ppr:8:node --bind-to none'
-    """
+    """The mpirun command, to be run on the first host or within a job of Slurm."""
     words = ["mpirun", "-n", str(job.hosts * job.processes)]
     if job.names:
         words += ["--host", ",".join(f"{name}:{job.processes}" for name in job.names)]

@@ -32,13 +32,7 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """Its process: TORQUE numbers all of them, PBS their hosts, of which each has one.
-
-    Example:
-      >>> job = {"FEEDLINE_COORDINATOR": "node1:61500", "FEEDLINE_PROCESSES": "4", "PBS_NODENUM": "3"}
-      >>> print(find(job))
-      process 3 of 4, found PBS (PBS_NODENUM=3), coordinator node1:61500, all local devices
-    """
+    """Its process: TORQUE numbers all of them, PBS their hosts, of which each has one."""
     index = "PBS_VNODENUM" if environ.get("PBS_VNODENUM") else "PBS_NODENUM"
     found = family(environ, "PBS", "FEEDLINE_COORDINATOR", "FEEDLINE_PROCESSES", index)
     if found is None or index == "PBS_NODENUM" or not environ.get("PBS_NUM_PPN"):
@@ -50,12 +44,7 @@ def find(environ: Mapping[str, str]) -> ProcessInfo | None:
 
 
 def printed(job: Job) -> str:
-    """The job script, for qsub.
-
-    Example:
-      >>> printed(Job(["python", "train.py"], 4, (), 1, 8, {})).splitlines()[2]
-      '#PBS -l select=4:mpiprocs=1:ngpus=8'
-    """
+    """The job script, for qsub."""
     if job.names or job.processes > 1:
         raise ValueError(
             "PBS chooses the hosts of a job, and numbers hosts, not processes; give the number of hosts and "

@@ -36,15 +36,6 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """Its process.
-
-    Example:
-      >>> task = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7",
-      ...         "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_LOCALID": "0",
-      ...         "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-      >>> print(find(task))
-      process 1 of 2, found Slurm (SLURM_PROCID=1), coordinator node1:62343, all local devices
-    """
     processes = integer(environ, "SLURM_STEP_NUM_TASKS", "Slurm", at_least=1)
     if processes == 1:
         return None
@@ -119,12 +110,7 @@ def tasks_on(tasks_per_node: str, node: int) -> int:
 
 
 def printed(job: Job) -> str:
-    """The srun command, for a shell on the login node.
-
-    Example:
-      >>> printed(Job(["python", "train.py"], 2, (), 8, 1, {})).partition(" --exclusive ")[0]
-      'srun --nodes=2 --ntasks-per-node=8 --gpus-per-node=8'
-    """
+    """The srun command, for a shell on the login node."""
     settings = [f"{name}={value}" for name, value in job.variables.items()]  # srun passes its own variables on
     words = [*(["env", *settings] if settings else []), "srun", f"--nodes={job.hosts}"]
     words.append(f"--ntasks-per-node={job.processes}")

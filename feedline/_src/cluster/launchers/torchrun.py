@@ -25,12 +25,7 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """Its process, also of a script that sets the same variables.
-
-    Example:
-      >>> print(find({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}))
-      process 1 of 2, found torchrun's variables (RANK=1), coordinator node1:29500, all local devices
-    """
+    """Its process, also of a script that sets the same variables."""
     launcher = "torchrun" if started(environ) else "torchrun's variables"
     if environ.get("WORLD_SIZE") and integer(environ, "WORLD_SIZE", launcher, at_least=1) == 1:
         return None

@@ -29,7 +29,6 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> NoReturn:
-    """`ValueError` that says what to set."""
     index = _found(environ) or ""
     raise ValueError(
         f"{_INDICES[index][0]} seems to have started this process ({index}={environ[index]}), and does not say "
