@@ -42,18 +42,6 @@ def trained(step, batches=20):
 
 
 @pytest.mark.slow
-def test_a_loop_that_sleeps_longer_than_its_steps_take_is_limited_by_its_python():
-    def step(x):
-        float(x.sum())
-        time.sleep(0.03)
-
-    report = trained(step)
-    assert report.bound == "loop"
-    assert report.au < 0.4
-    assert report.idle_s > 0.5 * report.loop_s
-
-
-@pytest.mark.slow
 def test_a_loop_that_fetches_each_loss_is_limited_by_compute():
     """The devices are idle whenever it asks for a batch: they have computed until then."""
     turns = turns_for(0.03)

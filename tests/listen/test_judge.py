@@ -286,14 +286,7 @@ def test_the_process_that_reads_slowly_is_the_straggler():
     assert (there.bound, there.change.setting) == ("straggler", "Reading.threads")
 
 
-@pytest.mark.parametrize(
-    "processes",
-    [
-        [],
-        [process(0, read=0.040, wait=0.010)],
-        [process(0, read=0.040, wait=0.010), process(1, read=0.040, wait=0.010)],  # all alike
-        [process(0, read=0.004), process(1, read=0.012)],  # slower, but fast enough
-    ],
-)
-def test_no_straggler(processes):
-    assert straggler(processes) is None
+def test_no_straggler():
+    slow, alike = process(0, read=0.040, wait=0.010), process(1, read=0.040, wait=0.010)
+    fast_enough = [process(0, read=0.004), process(1, read=0.012)]
+    assert [straggler(each) for each in ([], [slow], [slow, alike], fast_enough)] == [None] * 4

@@ -1,6 +1,5 @@
 """Metrics over HTTP, read by the parsers of prometheus_client: values, labels, life cycle, ports in use."""
 
-import ast
 import gc
 import importlib
 import socketserver
@@ -9,11 +8,10 @@ import threading
 import urllib.error
 import urllib.request
 import weakref
-from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
-from launched import launched
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
@@ -85,21 +83,6 @@ def test_names_kinds_units_and_help_are_those_of_the_table(feed):
         assert strict[short].unit == metric.unit
 
 
-def test_statistics_are_read_when_asked_for_and_on_another_thread(feed):
-    asked = []
-
-    class Watched:
-        def statistics(self):
-            asked.append(threading.current_thread())
-            return feed.statistics()
-
-    watched = Watched()
-    with serve(watched, port=0) as server:
-        assert asked == []
-        scraped(server)
-    assert [thread is threading.current_thread() for thread in asked] == [False]
-
-
 def test_several_feeds_have_labels_of_their_own(feed, sharding):
     with feedline.Feed({"x": np.zeros((640, 2))}, 32, sharding) as fresh:
         with serve({"train": feed, 'a "b"\\\n': fresh}, port=0) as server:
@@ -111,27 +94,34 @@ def test_several_feeds_have_labels_of_their_own(feed, sharding):
         next(fresh)
 
 
-def test_a_closed_feed_is_still_served_and_a_collected_one_no_longer(sharding):
-    feed = feedline.Feed({"x": np.zeros((640, 2))}, 32, sharding)
-    with serve(feed, port=0) as server:
-        next(feed)
-        feed.close()
-        assert values(scraped(server))["feedline_batches_total", ""] == 1
-        gone = weakref.ref(feed)
-        del feed
-        gc.collect()
-        assert gone() is None
-        assert values(scraped(server)) == {}
+class Watched:
+    """Statistics that note which threads ask for them."""
+
+    def __init__(self, feed):
+        self.feed, self.asked = feed, []
+
+    def statistics(self):
+        self.asked.append(threading.current_thread())
+        return self.feed.statistics()
 
 
-def test_close_ends_the_server_and_a_second_one_does_nothing(feed):
-    server = serve(feed, port=0)
+def test_a_server_asks_when_it_is_asked_and_holds_no_feed_and_ends(feed):
+    watched = Watched(feed)
+    server = serve(watched, port=0)
+    assert watched.asked == []
+    feed.close()  # a closed one is still served
+    assert values(scraped(server))["feedline_batches_total", ""] == 20
+    assert [thread is threading.current_thread() for thread in watched.asked] == [False]
+    gone = weakref.ref(watched)
+    del watched
+    gc.collect()
+    assert gone() is None
+    assert values(scraped(server)) == {}
     server.close()
     server.close()
     with pytest.raises(urllib.error.URLError):
         scraped(server)
-    names = {thread.name for thread in threading.enumerate()}
-    assert not any("serve_forever" in name for name in names)
+    assert not any("serve_forever" in thread.name for thread in threading.enumerate())
 
 
 def test_a_port_in_use_is_an_error_with_a_fix_and_training_goes_on(feed):
@@ -165,36 +155,14 @@ def test_refused_arguments(feed, arguments, error, message):
         serve(**{"feeds": feed, "port": 0, **arguments})
 
 
-def test_a_feed_whose_report_fails_is_served_without_it_and_training_goes_on(feed, caplog, monkeypatch):
-    def fail():
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr(feed, "report", fail)
-    with serve(feed, port=0) as server:
-        for _ in range(3):
-            found = values(scraped(server))
-            assert found["feedline_batches_total", ""] == 20
-            assert ("feedline_bound", "read") not in found
-    next(feed)
-    assert [record.message for record in caplog.records] == ["feedline could not judge how its feed works"]
-
-
-def test_a_registry_of_ones_own(feed):
+def test_a_registry_of_ones_own_has_the_index_of_the_process(feed, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 3)
     registry = CollectorRegistry(auto_describe=True)
     registry.register(FeedCollector({"mine": feed}))
-    assert values(generate_latest(registry).decode(), feed="mine")["feedline_rows_total", ""] == 1280
+    found = values(generate_latest(registry).decode(), feed="mine", process="3")
+    assert found["feedline_rows_total", ""] == 1280
     with pytest.raises(ValueError, match="Duplicated timeseries"):  # one collector serves all feeds
         registry.register(FeedCollector({"other": feed}))
-
-
-@pytest.mark.slow
-def test_each_process_serves_its_own_with_its_index():
-    told = launched(sys.executable, "-W", "error", Path(__file__).with_name("serve_own.py")).stdout
-    for process in ("0", "1"):
-        (line,) = [line for line in told.splitlines() if line.startswith(f"[{process}] ['feedline_rows")]
-        found = values("\n".join(ast.literal_eval(line.partition(" ")[2])) + "\n", feed="train", process=process)
-        # the rows of all processes, the bytes of this one
-        assert found == {("feedline_rows_total", ""): 1280, ("feedline_placed_bytes_total", ""): 1280 / 2 * 8}
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):

@@ -2,9 +2,7 @@
 
 import collections
 import contextlib
-import gzip
 import itertools
-import json
 
 import jax
 import pytest
@@ -66,12 +64,6 @@ def test_a_profile_has_the_same_names_and_steps(kind, tmp_path):
         steps = {span.args["step"] for span in trace.named(name)}
         assert steps <= found[f"feedline.{name}"], name  # reading ahead goes further
     assert found["feedline.wait"] == {span.args["step"] for span in trace.named("wait")}
-    # and in what XProf's trace viewer shows
-    (shown,) = (tmp_path / "profile").rglob("*.trace.json.gz")
-    with gzip.open(shown) as file:
-        events = json.load(file)["traceEvents"]
-    waits = {int(event["args"]["step"]) for event in events if event.get("name") == "feedline.wait"}
-    assert waits == found["feedline.wait"]
 
 
 def test_steps_in_a_profile_go_on_after_a_resume(tmp_path, monkeypatch):

@@ -147,7 +147,9 @@ class FeedListener(BatchListener):
         window, how = self.window(), self.circumstances()
         if window is None:
             return None
-        return judge(window, how, self._processes(window, how), () if self.tuner is None else self.tuner.history)
+        return judge(
+            window, how, self._processes(window, how), () if self.tuner is None else tuple(self.tuner.history)
+        )
 
     def window(self) -> Window | None:
         """The latest batches; if there are enough of them, those since the settings changed."""

@@ -13,7 +13,7 @@ import logging
 import math
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from feedline._src.bounds import Bounds
@@ -71,20 +71,61 @@ class Measured(NamedTuple):
         return f"{milliseconds(self.step_s)} ms a step, wait {percent(self.wait_share)}"
 
 
-class Search:
-    """Proposes settings. For one thread at a time; it has no clock: time is that of the batches."""
+class Tuner:
+    """Searches for settings. Time is that of the batches.
+
+    Threads that place batches call `look`, one at a time. The training thread reads `proposal`, gives up its
+    pipeline, and calls `changed`; until then there is no other proposal. So an interrupt in between makes it do
+    the same again.
+    """
 
     def __init__(self, bounds: Bounds, start: Settings) -> None:
+        self.proposal: Settings | None = None
+        self.start = start  # what the feed began with, without workers that the search chose
+        self.changed_at = -math.inf  # when settings changed the last time
         self.history: collections.deque[str] = collections.deque(maxlen=_MAX_HISTORY)  # what came of each trial
-        self.settled = False  # whether the search has ended
         self._bounds = bounds
-        self._asked = start  # the settings that were proposed last
-        self._best = start
+        self._asked = self._best = start  # the settings that were proposed last, and the best ones
         self._measured: Measured | None = None  # with the best settings; None until they were measured
         self._left: list[Settings] = []  # to be tried
         self._tried: set[Settings] = set()  # those measured in this search: none is tried twice
         self._changes = 0
+        self._settled = False  # the search has ended
         self._again_s, self._pause_s = -math.inf, _PAUSE_S  # no new search before then
+        self._looked_at = -math.inf
+        self._failed: str | None = None  # why workers failed, until the search knows it
+
+    @property
+    def settled(self) -> bool:
+        """Whether the search has ended, and its result is in use."""
+        return self._settled and self.proposal is None
+
+    def look(self, accounts: Accounts, circumstances: Callable[[], Circumstances]) -> None:
+        """Propose a change if the batches since the last one suffice to judge by, and ask for one."""
+        now = time.perf_counter()
+        if self.proposal is not None or now - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        how, failed = circumstances(), self._failed
+        if failed is not None:
+            self._give_up_workers(failed, how.settings)
+            self._failed = None
+        window = accounts.window(self.changed_at)
+        proposal = None if window is None else self.propose(window, how)
+        if self._failed is None:  # the training thread may have given up workers meanwhile
+            self.proposal = proposal
+
+    def changed(self) -> None:
+        """The proposal was taken up: what follows is made with it."""
+        self.changed_at = time.perf_counter()
+        self.proposal = None
+
+    def does_without_workers(self, error: Exception) -> bool:
+        """Whether `start` works after workers failed, since the search chose them."""
+        chosen = "workers" in self._bounds.tunable
+        if chosen:
+            self._failed = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_ERROR_LENGTH)  # in one line
+        return chosen
 
     def propose(self, window: Window, how: Circumstances) -> Settings | None:
         """The settings to go on with; None: those in use. `window`: batches that were made with these."""
@@ -92,21 +133,17 @@ class Search:
             return self._asked
         if not _is_enough(window, how):
             return None
-        cores, cpu_s = self._bounds.cores, window.mean("cpu_s")
-        if (
-            "threads" in self._bounds.tunable
-            and how.settings.threads > cores
-            and cpu_s > 1.1 * cores * window.period_s
-        ):
+        cores, tunes = self._bounds.cores, "threads" in self._bounds.tunable
+        if tunes and how.settings.threads > cores and window.mean("cpu_s") > 1.1 * cores * window.period_s:
             self._restart(how.settings._replace(threads=cores), f"they kept more than {cores} cores busy")
             return self._asked
         found = Measured.of(window, how)
-        if self.settled:
+        if self._settled:
             if not self._waits_longer(window, how):
                 return None
             self._note(f"searches again: {found}, before {self._measured}")
             self._tried.clear()
-            self._changes, self._pause_s, self.settled = 0, 2 * self._pause_s, False
+            self._changes, self._pause_s, self._settled = 0, 2 * self._pause_s, False
         self._tried.add(how.settings)
         difference = _difference(self._best, how.settings)
         if difference and self._measured is not None and not found.is_faster_than(self._measured):
@@ -118,7 +155,7 @@ class Search:
             self._left = [each for each in candidates(window, how, self._bounds) if self._bounds.allow(each)]
         return self._next(window)
 
-    def give_up_workers(self, reason: str, now: Settings) -> None:
+    def _give_up_workers(self, reason: str, now: Settings) -> None:
         """Workers failed, and are not tried again. The feed goes on with the settings `now`, and a new search."""
         self._bounds = self._bounds.without_workers()
         self._tried.clear()
@@ -129,7 +166,7 @@ class Search:
         """Search from other settings on, whatever was measured."""
         self._note(f"goes back to threads {settings.threads}: {reason}")
         self._asked = self._best = settings
-        self._measured, self._left, self.settled = None, [], False
+        self._measured, self._left, self._settled = None, [], False
 
     def _next(self, window: Window) -> Settings | None:
         """The next settings to try, or the best ones for good."""
@@ -141,7 +178,7 @@ class Search:
                 self._changes += 1
                 self._note(f"tries {_difference(self._best, settings)}: {self._measured}")
                 return self._ask(settings)
-        self.settled, self._again_s = True, window.batches[-1].taken + self._pause_s
+        self._settled, self._again_s = True, window.batches[-1].taken + self._pause_s
         why = f"tried {self._changes} settings" if waits else "the loop hardly waits"
         unused = {"threads"} if self._best.workers else set()  # where workers read
         found = [
@@ -181,12 +218,9 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[S
     now, tunable = how.settings, bounds.tunable
     if how.stream:  # only where the simulation promises a gain: its own workers start again at each change
         now_s = predicted_wait_s(window, how, how)
-        sizes = [now.prefetch << shift for shift in (1, 2, 3, 4) if now.prefetch << shift <= _MAX_ROOM]
-        yield from (
-            now._replace(prefetch=size)
-            for size in sizes
-            if predicted_wait_s(window, how, how.having(prefetch=size)) < now_s / 2
-        )
+        for prefetch in (each for each in (4, 8, 16, _MAX_ROOM) if each > now.prefetch):
+            if predicted_wait_s(window, how, how.having(prefetch=prefetch)) < now_s / 2:
+                yield now._replace(prefetch=prefetch)
         return
 
     def room(least: int, *names: str) -> dict[str, int]:
@@ -239,57 +273,3 @@ def _difference(before: Settings, after: Settings) -> str:
     if "workers" in changed and "threads" in changed:  # where workers read, threads do not
         changed.remove("threads")
     return ", ".join(f"{name} {getattr(before, name)} → {getattr(after, name)}" for name in changed)
-
-
-class Tuner:
-    """Looks at the accounts now and then, and holds the settings to change to.
-
-    Threads that place batches call `look`, one at a time. The training thread reads `proposal`, gives up its
-    pipeline, and calls `changed`; until then there is no other proposal. So an interrupt in between makes it do
-    the same again.
-    """
-
-    def __init__(self, bounds: Bounds, start: Settings) -> None:
-        self.proposal: Settings | None = None
-        self.start = start  # what the feed began with, without workers that this tuner chose
-        self.changed_at = -math.inf  # when settings changed the last time
-        self._may_use_workers = "workers" in bounds.tunable
-        self._search = Search(bounds, start)
-        self._looked_at = -math.inf
-        self._failed: str | None = None  # why workers failed, until _search knows it
-
-    @property
-    def history(self) -> Sequence[str]:
-        """What was tried so far, and what came of it: the latest 32 sentences."""
-        return tuple(self._search.history)
-
-    @property
-    def settled(self) -> bool:
-        """Whether the search has ended, and its result is in use."""
-        return self._search.settled and self.proposal is None
-
-    def look(self, accounts: Accounts, circumstances: Callable[[], Circumstances]) -> None:
-        """Propose a change if the batches since the last one suffice to judge by, and ask for one."""
-        now = time.perf_counter()
-        if self.proposal is not None or now - self._looked_at < _LOOK_EVERY_S:
-            return
-        self._looked_at = now
-        how, failed = circumstances(), self._failed
-        if failed is not None:
-            self._search.give_up_workers(failed, how.settings)
-            self._failed = None
-        window = accounts.window(self.changed_at)
-        proposal = None if window is None else self._search.propose(window, how)
-        if self._failed is None:  # the training thread may have given up workers meanwhile
-            self.proposal = proposal
-
-    def changed(self) -> None:
-        """The proposal was taken up: what follows is made with it."""
-        self.changed_at = time.perf_counter()
-        self.proposal = None
-
-    def does_without_workers(self, error: Exception) -> bool:
-        """Whether `start` works after workers failed, since this tuner chose them."""
-        if self._may_use_workers:
-            self._failed = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_ERROR_LENGTH)  # in one line
-        return self._may_use_workers
