@@ -225,7 +225,7 @@ OF_FEEDLINE = {
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "record": ["options"],  # values that stages return, and who is told of them
-    "rows": ["rows", "order", "notebook", "errors", "options"],  # a source reads the rows at positions of an order
+    "rows": ["rows", "order", "errors", "options"],  # a source reads the rows at positions of an order
     # what rows are read from, and the two ways to process-local batches
     "files": ["files", "rows.digests", "native.library", "runtime.exit", "runtime.ending", "errors", "options"],
     "formats": ["formats", "files", "rows", "runtime.ending", "errors", "options"],

@@ -2,10 +2,8 @@
 
 import contextlib
 import errno
-import functools
 import json
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline import Feed, FeedError, Mixture, Order, Reading, RowError, decoded
+from feedline import Feed, FeedError, Order, Reading, RowError
 from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
@@ -377,85 +375,6 @@ def test_an_error_that_no_row_caused_is_not_replaced(sharding, fault, error):
         with _feed(sharding, source, bad_rows_budget=99) as feed:
             with pytest.raises(error, match="it is damaged"):
                 next(feed)
-            assert feed.statistics().bad_rows == 0
-
-
-class TooLate(Exception):
-    pass
-
-
-class Deadline:
-    def __call__(self, *arguments):
-        raise TooLate("in an object")
-
-
-def too_late(number, frame):
-    raise TimeoutError("in a function")
-
-
-def once(number, frame):
-    signal.signal(number, signal.SIG_DFL)
-    raise TooLate("in a handler that removes itself")
-
-
-HANDLERS = [(functools.partial(too_late), TimeoutError), (Deadline(), TooLate), (once, TooLate)]
-
-
-@pytest.fixture
-def alarmed():
-    """Sets a handler of SIGALRM, and gives what raises that signal the first time that it is called."""
-    before = signal.getsignal(signal.SIGALRM)
-
-    def alarmed(handler):
-        signal.signal(signal.SIGALRM, handler)
-        waiting = [signal.SIGALRM]
-        return lambda: signal.raise_signal(waiting.pop()) if waiting else None
-
-    yield alarmed
-    signal.signal(signal.SIGALRM, before)
-
-
-def _interrupted_sources(alarm, folder):
-    """Sources that raise a signal when row 5 is read, by several ways that errors of rows go."""
-
-    class Read(Columns):
-        def read(self, rows, out):
-            super().read(rows, out)
-            if 5 in rows:
-                alarm()
-
-    def mapped(i):
-        if i == 5:
-            alarm()
-        return {"row": np.int32(i), "wide": np.full(4, i, np.int32)}
-
-    def decode(record, out, row):
-        if row.index == 5:
-            alarm()
-        out["row"][...] = row.index
-
-    for i in range(N):
-        (folder / f"{i:02}.bin").write_bytes(b"x")
-    return {
-        "read": Read(bad=()),
-        "record": grain.MapDataset.range(N).map(mapped),
-        "decoded": decoded(folder, decode, {"row": jax.ShapeDtypeStruct((), np.int32)}),
-        "mixture": Mixture({"a": Read(bad=())}, {"a": 1}, orders={"a": Order(shuffle=False)}),
-    }
-
-
-@pytest.mark.parametrize("source", ["read", "record", "decoded", "mixture"])
-@pytest.mark.parametrize("policy", ["raise", "substitute", "mask"])
-def test_what_a_signal_handler_raises_in_a_read_is_no_bad_row(sharding, tmp_path, alarmed, policy, source):
-    for handler, error in HANDLERS:
-        rows = _interrupted_sources(alarmed(handler), tmp_path)[source]
-        reading = Reading(bad_rows=policy, bad_rows_budget=0)
-        order = None if source == "mixture" else Order(shuffle=False)
-        with Feed(rows, B, sharding, order=order, reading=reading, prefetch=0) as feed:
-            with pytest.raises(error) as raised:
-                next(feed)
-            assert type(raised.value) is error
-            assert np.asarray(next(feed)["row"]).tolist() == list(range(B))
             assert feed.statistics().bad_rows == 0
 
 

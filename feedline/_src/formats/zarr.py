@@ -26,7 +26,6 @@ from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import Column, Grouped, check_lengths, check_memory
 from feedline._src.rows import digests
-from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.shards import EvenLengths
 from feedline._src.rows.spec import is_numeric
 
@@ -198,7 +197,6 @@ def _sampled_rows(array: _Array, failures: list[RowError]) -> list[Any]:
         try:
             return array.read(slice(row, row + 1))[0]
         except ValueError as error:
-            raise_of_signal_handler(error)
             array.place.check()
             failures.append(RowError(str(error), stage="read", row=row, file=array.path))
             failures[-1].__cause__ = error

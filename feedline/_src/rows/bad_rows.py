@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -114,44 +112,6 @@ def raise_located(
 
 
 def check_concerns_a_row(error: RowError) -> None:
-    """Raise errors that are not about a row.
-
-    Raises:
-      RowError: `error`, which a StopIteration inside the source caused.
-      Exception: what a signal handler raised during the read.
-    """
+    """Raise the error if a StopIteration inside the source caused it: no row is to blame."""
     if isinstance(error.__cause__, StopIteration):
         raise error
-    raise_of_signal_handler(error)
-
-
-def raise_of_signal_handler(error: Exception) -> None:
-    """Raise what a signal handler raised, if that is `error` or caused it. It says nothing about what was read."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if _is_of_signal_handler(cause):
-            raise cause from cause.__cause__  # without `error`, which blames a row
-        cause = cause.__cause__
-
-
-def _is_of_signal_handler(error: BaseException) -> bool:
-    """Whether a function raised it that was called between two instructions, on the thread that was reading.
-
-    Of all functions only a signal handler (and the trace function of a debugger) has its caller's frame as an
-    argument. Which handlers are installed says less: one may have removed itself before it raised.
-    """
-    traceback, caller = error.__traceback__, None
-    while traceback is not None:
-        frame = traceback.tb_frame
-        if caller is not None and any(value is caller for value in _arguments(frame)):
-            return True
-        traceback, caller = traceback.tb_next, frame
-    return False
-
-
-def _arguments(frame: FrameType) -> Iterator[Any]:
-    """The arguments of the function that runs in a frame, those of `*arguments` one by one."""
-    names, rest, _, values = inspect.getargvalues(frame)
-    yield from (values.get(name) for name in names)
-    if rest is not None and isinstance(values.get(rest), tuple):
-        yield from values[rest]

@@ -102,12 +102,6 @@ class Indexed:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
 
-    def _repr_html_(self) -> str:
-        """The facts of `repr` as a table, for a notebook."""
-        from feedline._src.notebook import table
-
-        return table(type(self).__name__, self._facts())
-
     def _facts(self) -> list[tuple[str, str]]:
         """The number of rows, the leaves of a row, and the files."""
         leaves = self._described()
@@ -155,11 +149,6 @@ class Source(Indexed):
     def epoch_rows(self) -> int:
         """Positions of an epoch."""
         return len(self)
-
-    @property
-    def parts(self) -> Mapping[str, range]:
-        """The row indices of each source of a mixture, by name."""
-        return {}
 
     @property
     def arrays(self) -> Any:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.order.epoch import keys_at
-from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.encoded_source import EncodedRows, EncodedSource, Record, as_encoded
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.source import Source, WillRead
@@ -165,7 +164,6 @@ class DecodedSource(Source):
             try:
                 once, again = (self._decoded_over(row, byte) for byte in (0x00, 0xFF))
             except RowError as error:
-                raise_of_signal_handler(error)
                 failure = failure or error
                 continue
             for leaf, first, second in zip(self._spec.leaves, once, again, strict=True):

@@ -118,13 +118,6 @@ class Mixture(Source):
         """All rows as one source, if all are arrays outside of stores."""
         return self._arrays
 
-    @property
-    def parts(self) -> Mapping[str, range]:
-        """The row indices of each source."""
-        return dict(
-            zip(self._sources, itertools.starmap(range, itertools.pairwise(self.order.firsts)), strict=True)
-        )
-
     def order_for(self, asked: Order | None) -> MixtureOrder:
         """Its own: a feed refuses another."""
         return self.order

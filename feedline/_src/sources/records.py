@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
-from feedline._src.rows.bad_rows import check_concerns_a_row, raise_of_signal_handler
+from feedline._src.rows.bad_rows import check_concerns_a_row
 from feedline._src.rows.record_leaves import (
     as_arrays,
     digest_of,
@@ -82,8 +82,7 @@ class RecordSource(Source):
         """Whether the last element lies in the memory of the first: a decoder may use one buffer for all."""
         try:
             return share_memory(first, self._element(len(self._dataset) - 1))
-        except (RowError, TypeError, ValueError) as error:
-            raise_of_signal_handler(error)
+        except (RowError, TypeError, ValueError):
             return True  # unknown
 
     def _identity(self, sampled: Callable[[int], str | None]) -> dict[str, Any]:
@@ -137,8 +136,7 @@ class RecordSource(Source):
         """
         try:
             records = self._dataset._getitems(indices)
-        except Exception as error:  # noqa: BLE001
-            raise_of_signal_handler(error)
+        except Exception:  # noqa: BLE001
             return map(self._element, indices)
         whole = len(records) == len(indices) and all(record is not None for record in records)
         return records if whole else map(self._element, indices)

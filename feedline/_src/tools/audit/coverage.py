@@ -43,7 +43,7 @@ def measure_coverage(feed: Feed, observed: Observed) -> Coverage:
     elif not settings.transformed:
         compared = _compare(feed, observed)
         covered.append(f"{compared:,} rows delivered on one device are what the source holds at their index.")
-    if as_source(feed.options.source).parts:
+    if "mixture" in as_source(feed.options.source).own_order:
         not_covered.append("in a mixture each source has epochs of its own, so that rows come once was not shown")
         return Coverage(epochs, left_out, compared, covered, not_covered)
     visited = observed.states[-1]["epoch"] + 1

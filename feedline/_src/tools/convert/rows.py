@@ -33,7 +33,7 @@ class Rows:
     @classmethod
     def of(cls, source: Any) -> Rows:
         """The rows of a source that is not empty. TypeError: they cannot be converted."""
-        if getattr(source, "parts", ()) or getattr(source, "ragged_leaves", ()):
+        if getattr(source, "own_order", "") or getattr(source, "ragged_leaves", ()):
             raise TypeError(
                 f"rows that are converted are stored and have one shape, got a {type(source).__name__}; convert "
                 "each source of a Mixture, and mix the results; keep the .npy files of a Ragged as they are"
