@@ -25,11 +25,7 @@ _BUFFER_BYTES = 1 << 15
 
 
 def open_array_record(file: File, options: OpenOptions) -> Records:
-    """How records are unpacked.
-
-    Raises:
-      ValueError: `dtype` and `decode` together, `columns` without a dtype, or no such column.
-    """
+    """How records are unpacked."""
     dtype, decode = options.dtype, options.decode
     if dtype is None and decode is None and options.columns is None:
         return Records(open=Reader, instead=", or if they have one size, give open_source their dtype")
@@ -57,12 +53,7 @@ FORMAT = Format(
 
 
 class Reader:
-    """An ArrayRecord file. See `RecordReader`.
-
-    Raises:
-      ValueError: it is not an ArrayRecord file.
-      FeedError: too many files are open, or it was changed.
-    """
+    """An ArrayRecord file. See `RecordReader`."""
 
     fields = None
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -64,9 +64,6 @@ def column_of(array: Any, label: str) -> Column:
     """A `pyarrow.Array` of a type that `is_bytes` or `row_of` takes, which was validated, as views of its buffers.
 
     Booleans and nulls are unpacked from bits.
-
-    Raises:
-      ValueError: a buffer is smaller than its rows.
     """
     kind, count = array.type, len(array)
     if isinstance(kind, pyarrow.BaseExtensionType):
@@ -125,12 +122,7 @@ def _remedy(kind: Any) -> str:
 
 
 def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
-    """What a row of each of the chosen columns is, in the order of the columns.
-
-    Raises:
-      ValueError: a column is missing, occurs twice, or its name is not UTF-8; or there are no columns.
-      TypeError: columns have rows that are neither bytes nor numbers of one size. It lists all of them.
-    """
+    """What a row of each of the chosen columns is, in the order of the columns."""
     try:
         names: list[str] = schema.names
     except UnicodeDecodeError as error:
@@ -197,11 +189,7 @@ def naming_file(path: object, form: str, remedy: str) -> Iterator[None]:
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The record batches of a file or a stream; on a local disk where they lie, if they are not compressed.
-
-    Raises:
-      FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
-    """
+    """The record batches of a file or a stream; on a local disk where they lie, if they are not compressed."""
     naming = functools.partial(naming_file, file.name, "an Arrow file", REWRITE)
     with naming():
         is_file = file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
@@ -218,7 +206,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         views = None if file.in_store else _views(batches, names, whole)
         if views is not None:
             return _mapped(file, spec, views, whole)
-        decoded = (_of_file if is_file else _of_stream)(file, schema)
+        decoded = _Decoded(file, schema, is_file)
         narrowest = min(names, key=lambda name: _row_bytes(spec[name]))
         lengths = [decoded.batch(number, narrowest).num_rows for number in range(decoded.total)]
 
@@ -263,10 +251,7 @@ def _mapped(file: File, spec: dict[str, Leaf], views: list[dict[str, Column]], w
         return FileArray.of(file, values.dtype, values.shape, at) if 0 <= at < len(whole) else values
 
     def arrays() -> list[Any]:
-        nothing = {
-            name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items() if not isinstance(row, str)
-        }
-        return [{name: array(column.values) for name, column in batch.items()} for batch in views] or [nothing]
+        return [{name: array(column.values) for name, column in batch.items()} for batch in views]
 
     has_bytes = any(isinstance(leaf, str) for leaf in spec.values())
     return Grouped(
@@ -275,7 +260,7 @@ def _mapped(file: File, spec: dict[str, Leaf], views: list[dict[str, Column]], w
         lambda leaf, group: views[group][names[leaf]],
         in_place=True,
         nulls=nulls,
-        arrays=None if has_bytes or any(nulls.values()) else arrays,
+        arrays=None if has_bytes or any(nulls.values()) or not views else arrays,
     )
 
 
@@ -303,59 +288,39 @@ def _check_end(source: Any) -> None:
         raise ValueError("a stream must end with the mark of its end, and this one does not")
 
 
-class _Decoded(NamedTuple):
-    """Record batches, which are read and not mapped: a disk that fails then is an error, not a SIGBUS.
+class _Decoded:
+    """Record batches, which are read and not mapped: a disk that fails then is an error, not a SIGBUS."""
 
-    Attributes:
-      total: how many there are.
-      batch: (number, name) → a record batch with this column alone, not validated.
-      extent: number → its offset in the file, and its length.
-    """
+    def __init__(self, file: File, schema: Any, is_file: bool) -> None:
+        self._file, self._schema, self._head = file, schema, None if is_file else b""
+        places = list[int]()
+        # where each begins; of a file roughly: pyarrow does not say it, and most writers make all equally long
+        if is_file:
+            with readable(file) as source:
+                count = ipc.open_file(source).num_record_batches
+            places, end = [file.size * number // count for number in range(count)], file.size
+        else:  # which has no index of them: it is read once to find where they lie
+            end = 0
+            with readable(file, sequential=True) as source:
+                messages = ipc.MessageReader.open_stream(source)
+                with contextlib.suppress(StopIteration):
+                    while True:
+                        kind, start, end = messages.read_next_message().type, end, source.tell()
+                        places += [start] if kind == "record batch" else []
+                _check_end(source)
+            self._head = file.read(np.array([0]), np.array([(places or [end])[0]]))[0]  # schema, dictionaries
+        self.total, self._places = len(places), [*places, end]
 
-    total: int
-    batch: Callable[[int, str], Any]
-    extent: Callable[[int], tuple[int, int]]
-
-
-def _of_file(file: File, schema: Any) -> _Decoded:
-    with readable(file) as source:
-        count = ipc.open_file(source).num_record_batches
-
-    def batch(number: int, name: str) -> Any:
-        with readable(file) as source:
-            return ipc.open_file(source, options=_only(name, schema)).get_batch(number)
-
-    def extent(number: int) -> tuple[int, int]:
-        # roughly: pyarrow does not say where a record batch lies, and most writers make all equally long
-        start, stop = (file.size * i // count for i in (number, number + 1))
+    def extent(self, number: int) -> tuple[int, int]:
+        """The offset of a record batch in the file, and its length."""
+        start, stop = self._places[number : number + 2]
         return start, stop - start
 
-    return _Decoded(count, batch, extent)
-
-
-def _of_stream(file: File, schema: Any) -> _Decoded:
-    """The record batches of a stream, which has no index of them: it is read once to find where they lie."""
-    places, end = list[int](), 0
-    with readable(file, sequential=True) as source:
-        messages = ipc.MessageReader.open_stream(source)
-        with contextlib.suppress(StopIteration):
-            while True:
-                kind, start, end = messages.read_next_message().type, end, source.tell()
-                places += [start] if kind == "record batch" else []
-        _check_end(source)
-    (head,) = file.read(np.array([0]), np.array([(places or [end])[0]]))  # the schema, and dictionaries
-
-    def extent(number: int) -> tuple[int, int]:
-        start, stop = [*places, end][number : number + 2]
-        return start, stop - start
-
-    def batch(number: int, name: str) -> Any:
-        (data,) = file.read(*np.array(extent(number)).reshape(2, 1))
-        return ipc.open_stream(pyarrow.BufferReader(head + data), options=_only(name, schema)).read_next_batch()
-
-    return _Decoded(len(places), batch, extent)
-
-
-def _only(name: str, schema: Any) -> Any:
-    """Options that read one column."""
-    return ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)], use_threads=False)
+    def batch(self, number: int, name: str) -> Any:
+        """A record batch with this column alone, not validated."""
+        only = ipc.IpcReadOptions(included_fields=[self._schema.get_field_index(name)], use_threads=False)
+        if self._head is None:
+            with readable(self._file) as source:
+                return ipc.open_file(source, options=only).get_batch(number)
+        (data,) = self._file.read(*np.array(self.extent(number)).reshape(2, 1))
+        return ipc.open_stream(pyarrow.BufferReader(self._head + data), options=only).read_next_batch()

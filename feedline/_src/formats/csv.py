@@ -22,11 +22,7 @@ compute: Any = Library("pyarrow.compute", "arrow")
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The rows of a file, as one group in memory. Its first line has the names of the columns.
-
-    Raises:
-      ValueError, TypeError: it cannot be read as rows, or takes more than `cache_bytes`.
-    """
+    """The rows of a file, as one group in memory. Its first line has the names of the columns."""
     _check_size("bytes of text", file.size, options, file.name)
     data = file.read(np.array([0]), np.array([file.size]))[0]
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -126,12 +126,7 @@ class _Leaf:
 
 
 def open_hdf5(file: File, options: OpenOptions) -> Grouped:
-    """The datasets of a file, read in groups, which are the rows of a chunk; or with bytes, row by row.
-
-    Raises:
-      ValueError: it cannot be read as rows.
-      FeedError: its store cannot be read.
-    """
+    """The datasets of a file, read in groups, which are the rows of a chunk; or with bytes, row by row."""
     reader = _Reader(file)
     tree = _tree_of(reader, options)
     leaves: list[_Leaf] = jax.tree.leaves(tree)
@@ -271,11 +266,7 @@ class _RefusedError(ValueError):
 
 
 def _tree_of(reader: _Reader, options: OpenOptions) -> dict[str, Any]:
-    """The chosen leaves of a file: nested dicts of `_Leaf`, as groups and compound types nest.
-
-    Raises:
-      ValueError: another format, damaged, being written, or no rows of one table.
-    """
+    """The chosen leaves of a file: nested dicts of `_Leaf`, as groups and compound types nest."""
     path = reader.file.name
     try:
         tree, refused = reader.use(lambda opened: _chosen(opened, reader.file, options))

@@ -55,11 +55,7 @@ class HuggingFaceDataset(Protocol):
 
 
 def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
-    """Whether it is a `datasets.Dataset`.
-
-    Raises:
-      TypeError: it is a stream of the same library, or a dict of datasets by split.
-    """
+    """Whether it is a `datasets.Dataset`."""
     if _is(value, "dataset_dict", "DatasetDict") or _is(value, "dataset_dict", "IterableDatasetDict"):
         names = ", ".join(repr(name) for name in value)
         raise TypeError(
@@ -87,19 +83,13 @@ class OpenDataset:
 
     Args:
       dataset: of one split, or the path of a folder for which `is_saved` is true.
-      options: columns.
       files: into which the dataset is mapped, of the expected versions; None: the present ones.
-      folder: the absolute path from which relative paths in rows lead; None: the working directory.
+      folder: from which relative paths in rows lead; None: the working directory.
 
     Attributes:
       table: a `pyarrow.Table` of the chosen columns.
-      count: the number of rows.
-      rows: for each of them its row in the table; None: they are the same.
+      rows: for each of the `count` rows its row in the table; None: they are the same.
       files: empty for a dataset in memory.
-
-    Raises:
-      ValueError: no rows, no such column, a format that changes values, or a damaged file.
-      FileNotFoundError: a file was deleted.
     """
 
     def __init__(
@@ -215,12 +205,7 @@ class FileColumn(NamedTuple):
         return os.path.join(self.folder, os.fsdecode(self.paths.take(np.array([row]))[0]))
 
     def take(self, rows: Indices) -> list[bytes]:
-        """The bytes of these files.
-
-        Raises:
-          FeedError: there is no file at its path.
-          OSError, MemoryError: it cannot be read.
-        """
+        """The bytes of these files. FeedError: there is no file at its path."""
         taken = self.data.take(rows)
         for i, path in enumerate(map(self.path_of, rows.tolist())):
             if path is None:
@@ -256,15 +241,8 @@ def _is_file(kind: Any) -> bool:
 def columns_of(table: Any, folder: str) -> list[dict[str, AnyColumn]]:
     """The columns of each piece of a `pyarrow.Table`, which follow each other: views of its memory, by name.
 
-    Only booleans and nulls are copied, out of bits. Lists of any type are rows of one shape if all of them have
-    the same length, as `datasets.Array2D` has, and as tokens have that were padded.
-
-    Args:
-      folder: from which the relative paths of files lead.
-
-    Raises:
-      TypeError: a column is neither numbers, lists of numbers, bytes, text nor files.
-      ValueError: lists of different lengths.
+    Lists of any type are rows of one shape if all of them have the same length, as `datasets.Array2D` has, and as
+    tokens have that were padded. Relative paths of files lead from `folder`.
     """
     columns = {}
     for name in table.column_names:

@@ -64,12 +64,7 @@ def scan(file: File) -> Scan:
 
 
 def open_lines(file: File, options: OpenOptions) -> Records:
-    """How lines are read: as arrays if all columns are numbers, else as dicts; a single column of text as bytes.
-
-    Raises:
-      ValueError: the first line is no JSON object, or has no fields or no such column.
-      TypeError: a column is neither text nor numbers of one shape.
-    """
+    """How lines are read: as arrays if all columns are numbers, else as dicts, or bytes of a single text."""
     lines = _first_lines(file)
     spec = _spec_of(lines, options.chosen(list(lines[0]), file.name), file.name)
     if not any(isinstance(leaf, str) for leaf in spec.values()):
@@ -82,11 +77,7 @@ FORMAT = Format("jsonl", (".jsonl", ".ndjson"), takes=frozenset({"columns"}), wa
 
 
 def _first_lines(file: File) -> list[dict[str, Any]]:
-    """The objects of the lines at the start of a file, without those that cannot be read.
-
-    Raises:
-      ValueError: there are no lines, or the first is no object with fields.
-    """
+    """The objects of the lines at the start of a file, without those that cannot be read."""
     data = b""
     with file.open() as opened:
         while block := opened.read(max(_START_BYTES, len(data))):

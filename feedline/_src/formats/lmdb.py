@@ -35,11 +35,7 @@ lmdb: Any = Library("lmdb", "lmdb")
 
 
 def open_lmdb(file: File, options: OpenOptions) -> Grouped:
-    """The entries of a file: columns "key" and "value". Objects in a store are fetched whole.
-
-    Raises:
-      ValueError: it cannot be read, is truncated, or has named databases.
-    """
+    """The entries of a file: columns "key" and "value". Objects in a store are fetched whole."""
     names = sorted(options.chosen(["key", "value"], file.name))  # as JAX numbers the leaves of a dict
 
     def keys_of(env: Any, entries: Any) -> list[bytes]:

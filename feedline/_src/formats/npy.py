@@ -30,12 +30,7 @@ _DEFLATE_RATIO = 1032
 
 
 def read(file: File, options: OpenOptions) -> list[Any]:
-    """The arrays of a file: one, or a dict by name. Records (a structured dtype) become a dict of their fields.
-
-    Raises:
-      ValueError: it is truncated, damaged, of another format, or holds Python objects.
-      TypeError: its elements are bytes whose dtype `numpy.save` has lost.
-    """
+    """The arrays of a file: one, or a dict by name. Records (a structured dtype) become a dict of their fields."""
     suffix = suffix_of(file.name)
     try:
         if suffix == ".npz":
@@ -65,11 +60,7 @@ FORMAT = Format(
 
 
 def read_header(read: Callable[[int], bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
-    """Shape, dtype, Fortran order and the length of the header of a `.npy` of `size` bytes, which `read` gives.
-
-    Raises:
-      ValueError: it is not a valid header, or describes more elements than fit into that many bytes.
-    """
+    """Shape, dtype, Fortran order and the length of the header of a `.npy` of `size` bytes, which `read` gives."""
     first = read(8)
     if (encoding := _ENCODINGS.get(first)) is None:
         raise ValueError("it does not begin as a .npy of version 1.0, 2.0 or 3.0 does")

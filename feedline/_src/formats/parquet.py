@@ -19,11 +19,7 @@ pyarrow: Any = Library("pyarrow", "parquet")
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The row groups of a file.
-
-    Raises:
-      FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
-    """
+    """The row groups of a file."""
     new_reader = parquet.ParquetFile
     remedy = "write it again with pyarrow.parquet.write_table"
     with naming_file(file.name, "a Parquet file", remedy), readable(file) as source:

@@ -11,11 +11,7 @@ from feedline._src.formats.table import FileArray, fields
 
 
 def read(file: File, options: OpenOptions) -> list[Any]:
-    """The array of a file; of a structured dtype a dict of its fields.
-
-    Raises:
-      ValueError: no dtype is given, or the size of the file is no multiple of it.
-    """
+    """The array of a file; of a structured dtype a dict of its fields."""
     dtype: Any = options.dtype
     if dtype is None or file.size % dtype.itemsize:
         raise ValueError(

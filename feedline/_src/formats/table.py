@@ -40,9 +40,6 @@ class FileArray:
     A mapped format describes a file as a list of trees, whose rows follow each other. The leaves are `FileArray`s,
     or NumPy arrays of what had to be decoded, such as a compressed member of a `.npz`. A field of a structured
     dtype is an array of its own: array["name"]. Offset and strides are in bytes, and never negative.
-
-    Raises:
-      ValueError: it ends after the file does.
     """
 
     file: File
@@ -143,11 +140,7 @@ class Column(NamedTuple):
         return 0 if self.null is None else int(self.null.sum())
 
     def take(self, rows: Indices) -> list[Any]:
-        """Copies of these values: NumPy scalars or arrays, or bytes.
-
-        Raises:
-          ValueError: the file has positions outside of the data.
-        """
+        """Copies of these values: NumPy scalars or arrays, or bytes."""
         if self.ends is None:
             return list(self.values[rows])
         starts, stops = self.ends[rows], self.ends[rows + 1]

@@ -21,11 +21,7 @@ _READ_BYTES = 1 << 20
 
 
 def scan(file: File) -> Scan:
-    """Where the fields of each record lie.
-
-    Raises:
-      ValueError: it is not a plain tar archive of regular files, or its records have different fields.
-    """
+    """Where the fields of each record lie."""
     with file.open(sequential=True) as opened:
         check_not_compressed(opened.read(_BLOCK_BYTES), file.name)
         try:

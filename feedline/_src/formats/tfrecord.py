@@ -19,11 +19,7 @@ google_crc32c: Any = Library("google_crc32c", "tfrecord")
 
 
 def scan(file: File) -> Scan:
-    """Where the records of a file lie: each part is the header of a record, its data and their checksum.
-
-    Raises:
-      ValueError: it is not a TFRecord file, or is compressed, damaged or truncated.
-    """
+    """Where the records of a file lie: each part is the header of a record, its data and their checksum."""
     crc32c = google_crc32c.value
     parts = array("q")
     at = start = 0

@@ -45,11 +45,6 @@ class ZarrFolder:
     """An array or a group in a folder: what a `File` is for formats whose rows lie in files.
 
     It pickles with the versions of its metadata and, once known, its identity, which the other process compares.
-
-    Args:
-      name: path or address.
-      store: how objects are read.
-      versions, identity: that it must have.
     """
 
     def __init__(
@@ -138,12 +133,7 @@ class ZarrFolders(Sequence[ZarrFolder]):
 
 
 def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
-    """The chunks of an array, or of the arrays of a group as a dict, along their first axis.
-
-    Raises:
-      FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
-      FeedError: it is not what another process read; or a store cannot be read.
-    """
+    """The chunks of an array, or of the arrays of a group as a dict, along their first axis."""
     if not place.marks(""):
         raise FileNotFoundError(
             f"{place.name} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"
@@ -240,18 +230,10 @@ def _node(place: ZarrFolder, at: str, fill: bool) -> _Array | dict[str, str]:
 
 
 class _Array:
-    """An array whose metadata are read.
+    """An array whose metadata are read: the file `mark` in the folder `at` of a place.
 
     Attributes:
       height: how many rows are read at once: those of a chunk, in a store those of a file.
-
-    Args:
-      at: its folder in `place`.
-      mark: the name of its metadata file.
-      fill: a missing chunk has the fill value of the metadata, instead of being an error.
-
-    Raises:
-      ValueError, TypeError: the metadata cannot be read, or do not describe rows of numbers.
     """
 
     def __init__(self, place: ZarrFolder, at: str, mark: str, fill: bool) -> None:
@@ -288,12 +270,7 @@ class _Array:
         return slice(group * self.height, min((group + 1) * self.height, self.rows))
 
     def read(self, rows: slice) -> Array:
-        """Some rows, contiguous in memory.
-
-        Raises:
-          ValueError: a chunk is missing or damaged.
-          FeedError: it changed in a store, which cannot be read.
-        """
+        """Some rows, contiguous in memory. ValueError: a chunk is missing or damaged."""
         tensor = self._open(self._fetched(rows)) if self.place.folder.in_store else self._tensor
         try:
             return np.ascontiguousarray(_result(tensor[rows].read()))
