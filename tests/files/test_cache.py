@@ -124,7 +124,7 @@ def test_a_whole_file_is_evicted_once_it_is_not_in_use(tmp_path):
 
     fill(0)
     assert cache.evictions
-    assert whole.is_there
+    assert whole.is_intact
     assert cache.find_whole(NAME, 50_000) is not None
     del whole
     fill(60)

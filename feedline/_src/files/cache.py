@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
-from feedline._src.files.file import Descriptor, FileVersion, LruCache, check_may_open, pread
+from feedline._src.files.file import Descriptor, FileVersion, LruCache, OpenFile, check_may_open, pread
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
@@ -126,30 +126,6 @@ class CacheFile(Descriptor):
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
                 os.unlink(self.path)
-
-
-class WholeFile(Descriptor):
-    """A file with a whole object and nothing else, which is not evicted while it is open.
-
-    `path` leads through the descriptor where the system has such paths: to this file even if another takes its
-    place.
-    """
-
-    def __init__(self, path: str, descriptor: int) -> None:
-        super().__init__(descriptor)
-        by_descriptor = f"/proc/self/fd/{descriptor}"
-        self.path = by_descriptor if os.path.exists(by_descriptor) else path
-        self._version = FileVersion.of(descriptor)
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether nobody has written to it or truncated it since it was opened."""
-        return FileVersion.of(self.descriptor) == self._version
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it is intact, and every library can open it: HDF5 cannot once it is deleted."""
-        return self.is_intact and os.fstat(self.descriptor).st_nlink > 0
 
 
 class Cache:
@@ -292,24 +268,24 @@ class Cache:
         """
         return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
 
-    def find_whole(self, name: str, size: int) -> WholeFile | None:
-        """The file of a whole object, locked; None: there is none."""
+    def find_whole(self, name: str, size: int) -> OpenFile | None:
+        """The file of a whole object, which is not evicted while it is open; None: there is none."""
         path, checksum = self.path(name) + _WHOLE, 0
         with self._checked():
             try:
-                file = WholeFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                file = OpenFile(path)
             except FileNotFoundError:
                 return None
             fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
-            status = os.fstat(file.descriptor)
             for at in range(0, size, BLOCK_BYTES):
                 checksum = zlib.crc32(pread(file.descriptor, BLOCK_BYTES, at), checksum)
-            if not status.st_nlink or (status.st_size, status.st_mtime_ns) != (size, _time_of(checksum)):
+            is_whole = (file.version.size_bytes, file.version.modified_ns) == (size, _time_of(checksum))
+            if not is_whole or not os.fstat(file.descriptor).st_nlink:
                 return None
-            os.utime(file.descriptor, ns=(time.time_ns(), status.st_mtime_ns))
-        return file
+            os.utime(file.descriptor, ns=(time.time_ns(), file.version.modified_ns))
+        return _by_descriptor(file)
 
-    def make_whole(self, name: str, size: int, source: BinaryIO) -> WholeFile:
+    def make_whole(self, name: str, size: int, source: BinaryIO) -> OpenFile:
         """A new file of a whole object, read from `source`. FeedError: also if there is no room beside others."""
         path, checksum = self.path(name) + _WHOLE, 0
         with self._checked():
@@ -323,7 +299,7 @@ class Cache:
                     file=self._folder,
                 )
             descriptor, temporary = self._temporary(path)
-            file = Descriptor(descriptor)
+            file = OpenFile(path, descriptor=descriptor)
             try:
                 for at in range(0, size, BLOCK_BYTES):
                     data = source.read(BLOCK_BYTES)
@@ -331,9 +307,10 @@ class Cache:
                     self._store(len(data), functools.partial(_pwrite, descriptor, memoryview(data), at))
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 os.utime(descriptor, ns=(time.time_ns(), _time_of(checksum)))
+                file.version = FileVersion.of(descriptor)
                 with contextlib.suppress(FileNotFoundError):  # somebody has deleted it: it has no path then
                     os.rename(temporary, path)
-                return WholeFile(path, os.dup(file.descriptor))
+                return _by_descriptor(file)
             finally:
                 _deleted(temporary)
 
@@ -434,6 +411,13 @@ def _pwrite(descriptor: int, data: memoryview, at: int) -> None:
     while data:
         count = os.pwrite(descriptor, data, at)
         data, at = data[count:], at + count
+
+
+def _by_descriptor(file: OpenFile) -> OpenFile:
+    """Let its path lead to this very file even if another takes its place, where the system has such paths."""
+    path = f"/proc/self/fd/{file.descriptor}"
+    file.path = path if os.path.exists(path) else file.path
+    return file
 
 
 def _time_of(checksum: int) -> int:

@@ -123,9 +123,6 @@ class Client:
             rule = "must be described by the environment of this process"
             raise self._refused(rule, _reason(error), "") from None
 
-    def __repr__(self) -> str:
-        return f"Client({self._base!r})"
-
     async def version(self, key: str, patience_s: float) -> Version:
         request = self._obstore.get_async(self._store, key, options={"head": True})
         found = await self._asked(key, request, patience_s)

@@ -258,8 +258,10 @@ class Descriptor:
 class OpenFile(Descriptor):
     """An open file of a version, or the present one, that begins with some bytes. FeedError if it does not."""
 
-    def __init__(self, path: str, version: FileVersion | None = None, begins: bytes = b"") -> None:
-        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    def __init__(
+        self, path: str, version: FileVersion | None = None, begins: bytes = b"", descriptor: int | None = None
+    ) -> None:
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor)
         self.path, self.version = path, version or FileVersion.of(self.descriptor)
         self.check()
         if pread(self.descriptor, len(begins), 0) != begins:
@@ -268,6 +270,11 @@ class OpenFile(Descriptor):
     def check(self) -> None:
         """Raise a FeedError if it was written to or truncated: what was read before may be wrong."""
         self.version.compare(FileVersion.of(self.descriptor), self.path)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nobody has written to it or truncated it."""
+        return FileVersion.of(self.descriptor) == self.version
 
 
 def _runs(offsets: Indices, lengths: Indices) -> Iterator[list[int]]:

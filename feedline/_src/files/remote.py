@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -27,7 +27,6 @@ from feedline._src.files.cache import (
     BLOCK_BYTES,
     Cache,
     CacheFile,
-    WholeFile,
     cache_of,
     in_folder,
     name_of,
@@ -35,7 +34,7 @@ from feedline._src.files.cache import (
 )
 from feedline._src.files.client import Version
 from feedline._src.files.fetcher import AT_ONCE, MOST, REQUEST_BYTES, Origin, fetcher, gathered, result_of
-from feedline._src.files.file import Bytes, File, Indices, T, place_in
+from feedline._src.files.file import Bytes, File, Indices, OpenFile, T, place_in
 from feedline._src.files.store import Store, Url
 from feedline._src.native.library import library
 
@@ -72,7 +71,7 @@ class RemoteFile(File):
         self._seen = -1
         """`Cache.turn` when the mapped segments were last known to be there."""
         self._checks = itertools.count()
-        self._whole: WholeFile | None = None
+        self._whole: OpenFile | None = None
 
     def _name(self, start: int, stop: int) -> str:
         return name_of(self.name, self.version.cache_tag, start, min(stop, self.size))
@@ -84,7 +83,7 @@ class RemoteFile(File):
 
         def read(file: CacheFile, pieces: Sequence[_Piece], starts: Indices, lengths: Indices) -> int:
             found = file.read(starts, lengths)
-            for (part, within, *_), data in zip(pieces, found, strict=True):
+            for (part, within, _, _), data in zip(pieces, found, strict=True):
                 parts[part][within] = data
             return sum(map(len, found))
 
@@ -124,7 +123,7 @@ class RemoteFile(File):
                 pieces.setdefault(number, []).append((part, at - start, offset, length))
                 at += length
         for number, some in pieces.items():
-            starts, lengths = np.array([piece[2:] for piece in some], np.int64).T
+            starts, lengths = np.array(list(zip(*some, strict=True))[2:], np.int64)
             begin = number * self._step
             blocks = self.blocks_of(begin + starts, begin + starts + lengths)
             for _ in range(_TRIES):
@@ -203,17 +202,11 @@ class RemoteFile(File):
         if len(self._pending) < AT_ONCE:
             self.fetch(np.arange(first, min(-(-self.size // BLOCK_BYTES), first + most)))
 
-    def _runs(self, blocks: Sequence[int]) -> Iterator[list[int]]:
-        """Ascending blocks in runs of adjacent ones of one segment, none longer than a request."""
-        run: list[int] = []
-        for block in blocks:
-            full = len(run) == REQUEST_BYTES // BLOCK_BYTES or block * BLOCK_BYTES % self._step == 0
-            if run and (full or block != run[-1] + 1):
-                yield run
-                run = []
-            run.append(block)
-        if run:
-            yield run
+    def _runs(self, blocks: Iterable[int]) -> Iterator[list[int]]:
+        """Ascending blocks in runs of adjacent ones of one request and one segment."""
+        request, segment = REQUEST_BYTES // BLOCK_BYTES, self._step // BLOCK_BYTES
+        runs = itertools.groupby(blocks, lambda block: (block // request, block // segment))
+        return (list(run) for _, run in runs)
 
     async def _fetch(self, run: list[int]) -> None:
         """Put adjacent blocks into the cache, unless they are there."""
@@ -361,7 +354,7 @@ class RemoteFile(File):
             try:
                 found = use(whole.path)
             except Exception:
-                if whole.is_there:
+                if whole.is_intact and os.fstat(whole.descriptor).st_nlink:  # HDF5 cannot open a deleted one
                     raise
                 if self._whole is whole:
                     self._whole = None
@@ -375,7 +368,7 @@ class RemoteFile(File):
         whole = self._whole
         return whole is not None and whole.is_intact
 
-    def _fetched(self) -> WholeFile:
+    def _fetched(self) -> OpenFile:
         """The file of the whole object, which is made if there is none: by one process, while others wait."""
         whole = self._whole
         if whole is not None and whole.is_intact:

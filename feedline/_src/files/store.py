@@ -106,8 +106,4 @@ class Url(NamedTuple):
 
 def is_url(path: object) -> bool:
     """Whether a path is the address of an object in a store."""
-    return (
-        isinstance(path, str | bytes)
-        and os.fsdecode(path).partition("://")[0] in SCHEMES
-        and b"://" in (path if isinstance(path, bytes) else path.encode())
-    )
+    return isinstance(path, str | bytes) and os.fsdecode(path).startswith(tuple(f"{each}://" for each in SCHEMES))
