@@ -199,7 +199,7 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
 
     delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)
     epochs = range(cursor.epoch + 2)  # one more: the run goes on where the last batch ended
-    places = [(epoch, row) for epoch in epochs for row in rows_at(order, n, epoch, np.arange(n)).tolist()]
+    places = [(epoch, row) for epoch in epochs for row in rows_at(Order(3, shuffle), n, epoch, np.arange(n))]
     assert_uninterrupted(delivered, sizes, places, remainder)
 
 

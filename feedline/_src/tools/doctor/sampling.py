@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import linecache
 import os
 import random
@@ -17,7 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +49,7 @@ _MOVED_BYTES = 256
 
 
 class Activity(NamedTuple):
-    """What a thread was doing, at which line of the user's code, and the expression there.
+    """What a thread was doing, and the line of the user's code.
 
     FETCH: it waits for a value of the devices; PLACE: it transfers to them; INPUT: it waits in `next`; "": else.
     """
@@ -68,7 +67,7 @@ def activity(frame: FrameType | None) -> Activity:
     user = _users(stack[outermost + 1 :])
     if user is None:
         return Activity("", "unknown", "")
-    text = _expression(user.f_code, user.f_lasti)
+    text = _source(user.f_code.co_filename, user.f_lineno)
     inner = stack[max(outermost, 0) : stack.index(user)]
     kind = FETCH if not inner and _IN_C.search(text) else ""
     for each in inner:
@@ -91,15 +90,10 @@ def moves_data(frame: FrameType) -> bool:
     return frame.f_code.co_name in _OF_JAX and room(frame) == "jax"
 
 
-@functools.lru_cache(1024)
-def _expression(code: CodeType, instruction: int) -> str:
-    """The source of the expression that an instruction belongs to, its first line; empty if it is not known."""
-    first, last, start, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
-    if first is None:
-        return ""
-    line = linecache.getline(code.co_filename, first).encode()[start : end if last == first else None]
-    text = line.decode(errors="replace").partition("  #")[0].strip()
-    return f"{text[: _MAX_TEXT - 1]}…" if len(text) > _MAX_TEXT or last != first else text
+def _source(file: str, line: int) -> str:
+    """The beginning of a line of source; empty if it is not known."""
+    text = linecache.getline(file, line).partition("  #")[0].strip()
+    return f"{text[: _MAX_TEXT - 1]}…" if len(text) > _MAX_TEXT else text
 
 
 def user_line(frame: FrameType | None) -> str:
