@@ -221,7 +221,7 @@ OF_FEEDLINE = {
     "runtime": ["runtime"],
     "order": ["order", "native", "options"],  # native: the same order in C
     "order.schedule": [],
-    "placement": ["placement", "runtime.jax_settings"],  # on the thread that places
+    "placement": ["placement", "runtime.threads"],  # on the thread that places
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "record": ["options"],  # values that stages return, and who is told of them
@@ -231,8 +231,8 @@ OF_FEEDLINE = {
     "formats": ["formats", "files", "rows", "runtime.ending", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.ending",
                 "plan.asked", "errors", "options"],
-    "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.jax_settings",
-               "runtime.annotations", "placement.plan", "record", "errors", "options"],
+    "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.threads", "placement.plan",
+               "record", "errors", "options"],
     "loader.lane_files": ["agreement.step_places"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
@@ -248,7 +248,7 @@ OF_FEEDLINE = {
                "rows.bad_rows", "cluster.cores", "runtime.exit", "runtime.ending", "notebook", "version", "errors",
                "options"],
     "listen.tokens": ["order.epoch"],
-    "life": ["run", "build", "building", "listen", "feed_options", "order.schedule", "agreement.in_step",
+    "life": ["run", "build", "building", "listen", "record", "feed_options", "order.schedule", "agreement.in_step",
              "agreement.monitor", "prefetch.handover", "runtime", "errors", "options"],
     "shown": ["life", "run", "listen", "feed_options", "order.schedule", "state", "options"],
     "moves": ["life", "build", "order.schedule", "state", "options"],

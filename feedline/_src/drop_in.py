@@ -30,9 +30,8 @@ from feedline._src.prefetch.watch import Watch
 from feedline._src.record import BatchRecord, PartTimes, PlaceTimes, Stopwatch, this_thread
 from feedline._src.rows.spec import RowSpec, cast_into
 from feedline._src.rows.values import as_array
-from feedline._src.runtime.confined import ProcessBound
 from feedline._src.runtime.exit import close_at_exit
-from feedline._src.runtime.jax_settings import JaxSettings
+from feedline._src.runtime.threads import JaxSettings, ProcessBound
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"

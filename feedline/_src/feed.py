@@ -21,7 +21,7 @@ from feedline._src.order.schedule import BatchSizes, Remainder
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import Transform
 from feedline._src.record import BatchRecord
-from feedline._src.runtime.annotations import annotation
+from feedline._src.runtime.threads import annotation
 from feedline._src.shown import Shown
 
 _log = logging.getLogger("feedline")

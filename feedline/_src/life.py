@@ -15,14 +15,14 @@ from feedline._src.building import asked_hooks, changed
 from feedline._src.errors import ProcessError
 from feedline._src.feed_options import FeedOptions
 from feedline._src.listen.listening import FeedListener
-from feedline._src.listen.statistics import Counters
 from feedline._src.listen.tokens import TokenCounts
 from feedline._src.options import Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.prefetch.handover import INSIDE, Closed
+from feedline._src.record import Counters
 from feedline._src.run import Loops, Placed, Run, Runs, Sizes, Stages, close_all, run_of
-from feedline._src.runtime.confined import ProcessBound, SingleThread
 from feedline._src.runtime.ending import exits
+from feedline._src.runtime.threads import ProcessBound, SingleThread
 
 if TYPE_CHECKING:
     from feedline._src.listen.diagnosis import DiagnosingPipeline

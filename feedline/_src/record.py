@@ -69,6 +69,19 @@ class BatchRecord(NamedTuple):
     batches: int = 0
 
 
+class Counters(NamedTuple):
+    """The fields of `Statistics` that `next` counts itself. A tuple, because it is created for every batch."""
+
+    batches: int = 0
+    rows: int = 0
+    dropped_rows: int = 0
+    bad_rows: int = 0
+
+    def plus(self, batches: int, rows: int, dropped_rows: int, bad_rows: int) -> Counters:
+        """These counters after one more delivery."""
+        return Counters(self[0] + batches, self[1] + rows, self[2] + dropped_rows, self[3] + bad_rows)
+
+
 class Listener(Protocol):
     """Told what happens to the batches of a feed, which knows nothing else of who watches it.
 

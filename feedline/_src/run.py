@@ -21,8 +21,8 @@ from feedline._src.placement.place import Placement
 from feedline._src.prefetch.pipelines import HostIterator, Pipeline, Prefetcher, Readers, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import Listener, PlaceTimes, Stopwatch, this_thread
-from feedline._src.runtime.annotations import annotation, begin_step
 from feedline._src.runtime.exit import close_at_exit
+from feedline._src.runtime.threads import annotation, begin_step
 
 if TYPE_CHECKING:
     from feedline._src.agreement.in_step import InStep, LatestValues

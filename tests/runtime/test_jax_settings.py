@@ -9,7 +9,7 @@ from background import PATIENCE_S, spawn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import Feed, Order, Reading, RowError, prefetch_to_mesh
-from feedline._src.runtime.jax_settings import JaxSettings, known
+from feedline._src.runtime.threads import JaxSettings, known
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 IN_ORDER = Order(shuffle=False)

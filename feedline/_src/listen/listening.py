@@ -18,9 +18,9 @@ from feedline._src.errors import FeedError
 from feedline._src.listen.accounts import Accounts, Window
 from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.listen.devices import StepWatch, TransferWatch
-from feedline._src.listen.statistics import Counters, Statistics
+from feedline._src.listen.statistics import Statistics
 from feedline._src.options import Settings
-from feedline._src.record import BatchRecord, PlaceTimes
+from feedline._src.record import BatchRecord, Counters, PlaceTimes
 from feedline._src.run import Stages
 
 if TYPE_CHECKING:

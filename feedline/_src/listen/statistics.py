@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from feedline._src.listen.words import counted, in_bytes, percent, with_unit
 
@@ -148,16 +148,3 @@ def _readable(name: str, value: Any) -> str:
     if name.endswith("_s"):
         return with_unit(value)
     return in_bytes(value) if name.endswith("_bytes") else f"{value:,}"
-
-
-class Counters(NamedTuple):
-    """The fields of `Statistics` that `next` counts itself. A tuple, because it is created for every batch."""
-
-    batches: int = 0
-    rows: int = 0
-    dropped_rows: int = 0
-    bad_rows: int = 0
-
-    def plus(self, batches: int, rows: int, dropped_rows: int, bad_rows: int) -> Counters:
-        """These counters after one more delivery."""
-        return Counters(self[0] + batches, self[1] + rows, self[2] + dropped_rows, self[3] + bad_rows)

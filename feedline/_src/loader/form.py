@@ -21,7 +21,7 @@ from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.spec import Array, RowSpec, check_fits
 from feedline._src.rows.values import as_array
-from feedline._src.runtime.annotations import annotation
+from feedline._src.runtime.threads import annotation
 
 Cuts = list[tuple[int, Columns]]
 """The number of each of some leaves, and the columns that are read of it."""

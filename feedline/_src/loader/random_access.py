@@ -26,8 +26,7 @@ from feedline._src.record import PartTimes, Stopwatch, this_thread
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline._src.rows.source import Cut, Source
 from feedline._src.rows.spec import cast_into
-from feedline._src.runtime.annotations import annotation
-from feedline._src.runtime.jax_settings import JaxSettings
+from feedline._src.runtime.threads import JaxSettings, annotation
 
 _log = logging.getLogger("feedline")
 _MOST_AHEAD = 1 << 8

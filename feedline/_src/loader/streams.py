@@ -28,8 +28,7 @@ from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
 from feedline._src.record import PartTimes, Stopwatch, this_thread
 from feedline._src.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline._src.rows.record_leaves import write_record
-from feedline._src.runtime.annotations import annotation
-from feedline._src.runtime.jax_settings import JaxSettings
+from feedline._src.runtime.threads import JaxSettings, annotation
 from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
 
 _CHANGED = "a lane must give the same items each time that it is made, and one gave fewer than before"

@@ -20,7 +20,7 @@ from feedline._src.placement.plan import (
     plan_leaf,
     shards_of,
 )
-from feedline._src.runtime.jax_settings import JaxSettings
+from feedline._src.runtime.threads import JaxSettings
 
 
 @dataclasses.dataclass(frozen=True)
