@@ -2,12 +2,12 @@
 
 import os
 
+import lmdb
 import numpy as np
 import pytest
 
 import feedline
 
-lmdb = pytest.importorskip("lmdb")
 RANDOM = np.random.default_rng(0)
 ENTRIES = {RANDOM.bytes(int(n % 40) + 1): RANDOM.bytes(int(n)) for n in RANDOM.integers(0, 20_000, 300)}
 ORDERED = sorted(ENTRIES)

@@ -1,4 +1,4 @@
-"""A file of each format with the same rows, for test_conformance.py: a small function that writes each.
+"""A file of each format with the same rows, for test_conformance.py: `case(name, rows, what writes them)`.
 
 Every function is given a path, and which of the rows to write.
 """
@@ -13,10 +13,10 @@ from typing import Any
 
 import h5py
 import jax
+import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import tensorstore
 import tfrecords
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -79,47 +79,28 @@ def _chosen(tree, rows):
 CASES: dict[str, Case] = {}
 
 
-def case(name, rows, **arguments):
-    """Register a function as the case of this name, the first word of which is the format."""
-
-    def register(write):
-        form = format_named(name.partition(" ")[0])
-        suffix = arguments.pop("suffix", form.suffixes[0])
-        CASES[name] = Case(form.name, write, rows, suffix=suffix, **arguments)
-        return write
-
-    return register
-
-
-@case("npy", X)
-def _npy(path, rows):
-    np.save(path, X[rows])
-
-
-@case("npy records", NUMBERS)
-def _npy_records(path, rows):
-    np.save(path, pairs(rows))
-
-
-@case("npy archive", NUMBERS, suffix=".npz")
-def _npz(path, rows):
-    np.savez(path, n=N[rows], x=X[rows])
-
-
-@case("npy compressed archive", NUMBERS, suffix=".npz", has_checksums=True)
-def _npz_compressed(path, rows):
-    np.savez_compressed(path, n=N[rows], x=X[rows])
-
-
-@case("raw", X, options={"dtype": np.dtype((np.float32, (3,)))})
-def _raw(path, rows):
-    X[rows].tofile(path)
+def case(name, rows, write, **arguments):
+    """Register what writes a case of this name, the first word of which is the format."""
+    form = format_named(name.partition(" ")[0])
+    suffix = arguments.pop("suffix", form.suffixes[0])
+    CASES[name] = Case(form.name, write, rows, suffix=suffix, **arguments)
 
 
 def pairs(rows):
     found = np.zeros(len(N[rows]), PAIR)
     found["n"], found["x"] = N[rows], X[rows]
     return found
+
+
+def npz(save):
+    return lambda path, rows: save(path, n=N[rows], x=X[rows])
+
+
+case("npy", X, lambda path, rows: np.save(path, X[rows]))
+case("npy records", NUMBERS, lambda path, rows: np.save(path, pairs(rows)))
+case("npy archive", NUMBERS, npz(np.savez), suffix=".npz")
+case("npy compressed archive", NUMBERS, npz(np.savez_compressed), suffix=".npz", has_checksums=True)
+case("raw", X, lambda path, rows: X[rows].tofile(path), options={"dtype": np.dtype((np.float32, (3,)))})
 
 
 def write_records(path, records):
@@ -129,14 +110,12 @@ def write_records(path, records):
     writer.close()
 
 
-@case("array_record", TEXT, has_checksums=True)
-def _array_record(path, rows):
-    write_records(path, TEXT[rows])
-
-
-@case("array_record of a dtype", NUMBERS, options={"dtype": PAIR}, has_checksums=True)
-def _array_record_of_a_dtype(path, rows):
-    write_records(path, [pair.tobytes() for pair in pairs(rows)])
+case("array_record", TEXT, lambda path, rows: write_records(path, TEXT[rows]), has_checksums=True)
+case(
+    "array_record of a dtype", NUMBERS,
+    lambda path, rows: write_records(path, [pair.tobytes() for pair in pairs(rows)]),
+    options={"dtype": PAIR}, has_checksums=True,
+)  # fmt: skip
 
 
 def table(rows):
@@ -148,81 +127,47 @@ def texts(rows):
     return pa.table({"n": N[rows], "text": pa.array(TEXT[rows], pa.binary())})
 
 
-@case("parquet", NUMBERS)
-def _parquet(path, rows):
-    pq.write_table(table(rows), path, row_group_size=50)
+def arrow(content, compression=None, write=pa.ipc.new_file):
+    def written(path, rows):
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with write(str(path), content(rows).schema, options=options) as writer:
+            writer.write_table(content(rows), max_chunksize=50)
+
+    return written
 
 
-@case("parquet text", MIXED)
-def _parquet_text(path, rows):
-    pq.write_table(texts(rows), path, row_group_size=50, compression="zstd")
+case("parquet", NUMBERS, lambda path, rows: pq.write_table(table(rows), path, row_group_size=50))
+case(
+    "parquet text", MIXED,
+    lambda path, rows: pq.write_table(texts(rows), path, row_group_size=50, compression="zstd"),
+)  # fmt: skip
+case("arrow", NUMBERS, arrow(table))
+case("arrow compressed", NUMBERS, arrow(table, "lz4"))
+case("arrow stream", NUMBERS, arrow(table, write=pa.ipc.new_stream), suffix=".feather")
+case("arrow text", MIXED, arrow(texts))
+case("arrow compressed text", MIXED, arrow(texts, "zstd"))
+case("arrow compressed stream", NUMBERS, arrow(table, "lz4", pa.ipc.new_stream))
+case("arrow stream text", MIXED, arrow(texts, write=pa.ipc.new_stream))
 
 
-def write_arrow(path, content, compression=None, write=pa.ipc.new_file):
-    with write(str(path), content.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-        writer.write_table(content, max_chunksize=50)
+def csv(delimiter, columns):
+    def write(path, rows):
+        lines = [delimiter.join(map(str, row)) for row in zip(*columns(rows).values(), strict=True)]
+        path.write_text("\n".join([delimiter.join(columns(rows)), *lines, ""]))
 
-
-@case("arrow", NUMBERS)
-def _arrow(path, rows):
-    write_arrow(path, table(rows))
-
-
-@case("arrow compressed", NUMBERS)
-def _arrow_compressed(path, rows):
-    write_arrow(path, table(rows), "lz4")
-
-
-@case("arrow stream", NUMBERS, suffix=".feather")
-def _arrow_stream(path, rows):
-    write_arrow(path, table(rows), write=pa.ipc.new_stream)
-
-
-@case("arrow text", MIXED)
-def _arrow_text(path, rows):
-    write_arrow(path, texts(rows))
-
-
-@case("arrow compressed text", MIXED)
-def _arrow_compressed_text(path, rows):
-    write_arrow(path, texts(rows), "zstd")
-
-
-@case("arrow compressed stream", NUMBERS)
-def _arrow_compressed_stream(path, rows):
-    write_arrow(path, table(rows), "lz4", pa.ipc.new_stream)
-
-
-@case("arrow stream text", MIXED)
-def _arrow_stream_text(path, rows):
-    write_arrow(path, texts(rows), write=pa.ipc.new_stream)
-
-
-def write_csv(path, columns, delimiter):
-    lines = [delimiter.join(map(str, row)) for row in zip(*columns.values(), strict=True)]
-    path.write_text("\n".join([delimiter.join(columns), *lines, ""]))
+    return write
 
 
 SCORES = {"n": N.astype(np.int64), "score": X[:, 0].astype(np.float64)}
+case("csv", SCORES, csv(",", lambda rows: {name: column[rows] for name, column in SCORES.items()}))
+case(
+    "csv text", {"n": list(N.astype(np.int64)), "text": TEXT},
+    csv("\t", lambda rows: {"n": N[rows], "text": [text.decode() for text in TEXT[rows]]}), suffix=".tsv",
+)  # fmt: skip
+case("tfrecord", TEXT, lambda path, rows: path.write_bytes(tfrecords.encoded(TEXT[rows])), has_checksums=True)
 
 
-@case("csv", SCORES)
-def _csv(path, rows):
-    write_csv(path, {name: column[rows] for name, column in SCORES.items()}, ",")
-
-
-@case("csv text", {"n": list(N.astype(np.int64)), "text": TEXT}, suffix=".tsv")
-def _csv_text(path, rows):
-    write_csv(path, {"n": N[rows], "text": [text.decode() for text in TEXT[rows]]}, "\t")
-
-
-@case("tfrecord", TEXT, has_checksums=True)
-def _tfrecord(path, rows):
-    path.write_bytes(tfrecords.encoded(TEXT[rows]))
-
-
-@case("tar", {"n.txt": [b"%d" % n for n in N], "text": TEXT})
-def _tar(path, rows):
+def write_tar(path, rows):
     with tarfile.open(path, "w") as archive:
         for n, text in zip(N[rows], TEXT[rows], strict=True):
             for name, data in ((f"{n:04}.n.txt", b"%d" % n), (f"{n:04}.text", text)):
@@ -231,36 +176,33 @@ def _tar(path, rows):
                 archive.addfile(info, io.BytesIO(data))
 
 
-def write_lines(path, rows, columns):
-    lines = ({name: column[i] for name, column in columns.items()} for i in range(COUNT)[rows])
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+case("tar", {"n.txt": [b"%d" % n for n in N], "text": TEXT}, write_tar)
 
 
-@case("jsonl", NUMBERS)
-def _jsonl(path, rows):
-    write_lines(path, rows, {"n": N.tolist(), "x": X.tolist()})
+def lines(columns):
+    def write(path, rows):
+        found = ({name: column[i] for name, column in columns.items()} for i in range(COUNT)[rows])
+        path.write_text("".join(json.dumps(line) + "\n" for line in found))
+
+    return write
 
 
-@case("jsonl text", MIXED, suffix=".ndjson")
-def _jsonl_text(path, rows):
-    write_lines(path, rows, {"n": N.tolist(), "text": [text.decode() for text in TEXT]})
+case("jsonl", NUMBERS, lines({"n": N.tolist(), "x": X.tolist()}))
+case("jsonl text", MIXED, lines({"n": N.tolist(), "text": [text.decode() for text in TEXT]}), suffix=".ndjson")
 
 
-@case("hdf5", NUMBERS)
-def _hdf5(path, rows):
+def write_hdf5(path, rows):
     with h5py.File(path, "w") as file:
         file["n"], file["x"] = N[rows], X[rows]
 
 
-@case("hdf5 chunks", NUMBERS, suffix=".hdf5")
-def _hdf5_chunks(path, rows):
+def write_hdf5_chunks(path, rows):
     with h5py.File(path, "w") as file:
         for name, leaf in (("n", N[rows]), ("x", X[rows])):
             file.create_dataset(name, data=leaf, chunks=(min(16, len(leaf)), *leaf.shape[1:]), compression="gzip")
 
 
-@case("hdf5 text", MIXED)
-def _hdf5_text(path, rows):
+def write_hdf5_text(path, rows):
     with h5py.File(path, "w") as file:
         file["n"] = N[rows]
         text = file.create_dataset("text", (len(N[rows]),), h5py.vlen_dtype(np.uint8))
@@ -268,13 +210,19 @@ def _hdf5_text(path, rows):
             text[i] = np.frombuffer(data, np.uint8)
 
 
-@case("lmdb", {"key": [b"%04d" % n for n in N], "value": TEXT})
-def _lmdb(path, rows):
-    lmdb = pytest.importorskip("lmdb")
+case("hdf5", NUMBERS, write_hdf5)
+case("hdf5 chunks", NUMBERS, write_hdf5_chunks, suffix=".hdf5")
+case("hdf5 text", MIXED, write_hdf5_text)
+
+
+def write_lmdb(path, rows):
     path.unlink(missing_ok=True)
     with lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 20) as env, env.begin(write=True) as entries:
         for n, text in zip(N[rows], TEXT[rows], strict=True):
             entries.put(b"%04d" % n, text)
+
+
+case("lmdb", {"key": [b"%04d" % n for n in N], "value": TEXT}, write_lmdb)
 
 
 def write_zarr(path, leaf, driver, metadata=None):
@@ -288,18 +236,7 @@ def write_zarr(path, leaf, driver, metadata=None):
     array.write(leaf).result()
 
 
-@case("zarr", X)
-def _zarr(path, rows):
-    write_zarr(path, X[rows], "zarr3")
-
-
-@case("zarr version 2", X)
-def _zarr_version_2(path, rows):
-    write_zarr(path, X[rows], "zarr")
-
-
-@case("zarr group", NUMBERS)
-def _zarr_group(path, rows):
+def write_zarr_group(path, rows):
     for name, leaf in NUMBERS.items():
         write_zarr(path / name, leaf[rows], "zarr3")
     members = {name: json.loads((path / name / "zarr.json").read_text()) for name in NUMBERS}
@@ -307,11 +244,13 @@ def _zarr_group(path, rows):
     (path / "zarr.json").write_text(json.dumps(group))
 
 
+case("zarr", X, lambda path, rows: write_zarr(path, X[rows], "zarr3"))
+case("zarr version 2", X, lambda path, rows: write_zarr(path, X[rows], "zarr"))
+case("zarr group", NUMBERS, write_zarr_group)
 TOKENS = np.random.default_rng(1).integers(0, 1 << 15, (COUNT, 4)).astype(np.uint16)
 
 
-@case("megatron", TOKENS, options={"window": 4}, data_suffix=".bin")
-def _megatron(path, rows):
+def write_tokens(path, rows):
     tokens = TOKENS[rows].reshape(-1)
     ends = np.unique([*np.random.default_rng(2).integers(0, len(tokens), 30), len(tokens)])  # of documents
     starts = np.concatenate([[0], ends[:-1]])
@@ -319,3 +258,6 @@ def _megatron(path, rows):
     parts = (ends - starts).astype("<i4"), (2 * starts).astype("<i8"), np.arange(len(ends) + 1, dtype="<i8")
     path.write_bytes(head + b"".join(part.tobytes() for part in parts))
     tokens.tofile(path.with_suffix(".bin"))
+
+
+case("megatron", TOKENS, write_tokens, options={"window": 4}, data_suffix=".bin")
