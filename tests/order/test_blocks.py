@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedline import Blocks, Order
 from feedline._src.order.epoch import rows_at
-from feedline._src.order.permutation import CHUNK, LARGEST
+from feedline._src.order.permutation import LARGEST
 
 word = st.integers(0, 2**64 - 1)
 few = st.integers(1, 12)
@@ -84,16 +84,6 @@ def test_a_window_holds_whole_blocks(n, rows, window, seed):
         assert part.size == sum(min(rows, n - block * rows) for block in found)
         met |= found
     assert len(met) == count
-
-
-def test_parts_of_the_order_are_those_of_the_whole():
-    order, n = Order(3, Blocks(100, 7)), 3 * CHUNK + 11
-    positions = np.random.default_rng(0).permutation(n)
-    expected = whole(order, n, 5)[positions]
-    assert np.array_equal(rows_at(order, n, 5, positions), expected)
-    assert np.array_equal(
-        np.concatenate([rows_at(order, n, 5, p) for p in np.array_split(positions, 9)]), expected
-    )
 
 
 def test_blocked_orders_never_change():

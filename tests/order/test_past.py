@@ -51,24 +51,11 @@ def test_weights_may_change_from_the_position_of_a_state_on(phases, last):
         assert check(own, last + 1, allow=("order",))[1].position == last + 1
 
 
-def test_in_a_later_epoch_all_weights_are_of_the_past():
-    saved = fingerprint([(0, A), (1000, B)], rows=3000, end="first_exhausted")
-    assert check(saved, 5, epoch=1, saved=saved)[1] == Cursor(1, 5)
-    for own in (fingerprint([(0, A), (2000, B)], 3000, "first_exhausted"), fingerprint([(0, A), (1000, B)], 3000)):
-        with pytest.raises(ValueError, match="its 'order' is"):
-            check(own, 5, epoch=1, saved=saved)
-
-
 def test_other_sources_and_seeds_are_no_future():
     other_weights = {**SAVED["order"], "phases": [[0, B]]}
     for own in ({"data": "e"}, {"order": {**SAVED["order"], "seed": 1}}, {"order": {**other_weights, "seed": 1}}):
         with pytest.raises(ValueError, match=r"over other data.*Give the feed the same source and order"):
             check({**SAVED, **own}, 5)
-
-
-def test_a_position_beyond_an_epoch_that_became_shorter_is_refused():
-    with pytest.raises(ValueError, match="an epoch has 800; got 900"):
-        check(fingerprint([(0, A)], rows=800, end="all_exhausted"), 900)
 
 
 @pytest.mark.parametrize("step", [0, 3, 4, 5])

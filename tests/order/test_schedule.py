@@ -207,22 +207,6 @@ def test_positions_at_the_end_of_a_huge_epoch(schedule, epoch, short, offset):
     assert batch_rows(schedule, Cursor(epoch, position), [offset]) == [expected]
 
 
-@given(place=with_cursors(huge_schedules | schedules(), 2**40), k=st.integers(0, 2**80) | st.integers(0, 50))
-@settings(max_examples=500, deadline=None)
-def test_the_batch_after_a_batch_is_the_next_however_far(place, k):
-    """With the rows that were written down for k = 0, this is an induction over all k."""
-    schedule, cursor = place
-    here, following = schedule.batch_at(cursor, k), schedule.batch_at(cursor, k + 1)
-    assert schedule.batch_at(schedule.after(here), 0) == following
-    assert 0 <= following.position < schedule.rows
-    assert here < following
-    left = 0 if schedule.epochs is None else schedule.batches_from(cursor)
-    if k < left:
-        assert schedule.batches_from(here) == left - k
-    if left:
-        assert schedule.batches_from(schedule.after(schedule.batch_at(cursor, left - 1))) == 0
-
-
 SCHEDULES_WITHOUT_A_BATCH: list[Any] = [
     (10, 11, "drop", None, 10),
     (10, 11, "drop", 3, 10),

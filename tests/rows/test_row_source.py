@@ -86,24 +86,6 @@ def test_a_class_is_no_source(sharding):
         Feed(Squares, 8, sharding)
 
 
-class Delegating:
-    """A source that delegates all members but `__len__` to another one."""
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __len__(self):
-        return len(self.inner)
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-
-def test_a_source_that_delegates_to_another_is_one(sharding):
-    with Feed(Delegating(Squares(100)), 8, sharding, order=Order(shuffle=False)) as feed:
-        assert next(feed)["square"].tolist() == [0, 1, 4, 9, 16, 25, 36, 49]
-
-
 @pytest.mark.parametrize("count", [100, 10**12 + 1, 2**40 + 1])
 def test_any_number_of_rows_is_read_from_any_place(sharding, count):
     source = Squares(count)
@@ -120,28 +102,6 @@ def test_any_number_of_rows_is_read_from_any_place(sharding, count):
             np.testing.assert_array_equal(_index(batch), index)
             np.testing.assert_array_equal(np.asarray(batch["square"]), (index % 1009) ** 2 % 1009)
     assert source.read_rows == 48
-
-
-def test_restoring_reads_nothing_again(sharding):
-    source = Squares(10**12)
-    with Feed(source, 16, sharding) as feed:
-        next(feed)
-        state = feed.get_state()
-        state["position"] = 10**12 - 160
-    source = Squares(10**12)  # another one: reads that the closed feed left behind may still go on
-    with Feed(source, 16, sharding, epochs=1, reading=Reading(threads=1)) as feed:
-        feed.set_state(state)
-        assert source.read_rows == 0
-        assert sum(1 for _ in feed) == 10
-    assert source.read_rows == 160
-
-
-def test_a_source_that_was_given_is_not_closed(sharding):
-    source = Squares(64)
-    for _ in range(2):
-        with Feed(source, 16, sharding, epochs=1) as feed:
-            assert len(list(feed)) == 4
-    assert source.closed == 0
 
 
 @pytest.mark.parametrize(
@@ -172,18 +132,6 @@ def test_workers_take_whatever_pickles(sharding, delivered):
     for source in (Shifted(64), dataset):
         feed = Feed(source, 16, sharding, order=Order(shuffle=False), epochs=1, reading=Reading(workers=1))
         np.testing.assert_array_equal(np.concatenate([_index(batch) for batch in delivered(feed)]), offset)
-
-
-def test_columns_and_rows_of_a_source_without_read_leaf_are_cut(sharding):
-    mesh = sharding.mesh
-    shardings = {
-        "row": jax.sharding.NamedSharding(
-            jax.sharding.Mesh(mesh.devices.reshape(4, 2), ("d", "m")), jax.P("d", "m")
-        ),
-        "square": sharding,
-    }
-    with Feed(Squares(64), 16, shardings, order=Order(shuffle=False), epochs=1) as feed:
-        np.testing.assert_array_equal(np.concatenate([_index(batch) for batch in feed]), np.arange(64))
 
 
 def test_an_empty_source_is_refused(sharding):

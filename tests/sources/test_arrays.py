@@ -17,10 +17,6 @@ from hypothesis import strategies as st
 
 import feedline
 from feedline import open_source
-from feedline._src.files.file import File
-from feedline._src.formats import npy
-from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.table import FileArray
 from feedline._src.options import Order
 from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.sources.arrays import ArraySource
@@ -61,20 +57,6 @@ def test_columns_are_cut_as_numpy_does_it(columns):
     np.testing.assert_array_equal(out, expected)
 
 
-def test_npy_and_stored_npz_are_mapped_and_compressed_npz_is_read(tmp_path):
-    x, y = _rows(50), np.arange(50)
-    np.save(tmp_path / "x.npy", x)
-    np.savez(tmp_path / "stored.npz", x=x, y=y)
-    np.savez_compressed(tmp_path / "packed.npz", x=x, y=y)
-    np.save(tmp_path / "fortran.npy", np.asfortranarray(x))
-    for name, leaves, is_mapped in (("x.npy", [x], 1), ("stored.npz", [x, y], 1), ("packed.npz", [x, y], 0)):
-        (tree,) = npy.read(File(str(tmp_path / name)), OpenOptions())
-        assert [isinstance(leaf, FileArray) for leaf in jax.tree.leaves(tree)] == [is_mapped] * len(leaves)
-        for got, leaf in zip(jax.tree.leaves(_read(open_source(tmp_path / name), range(50))), leaves, strict=True):
-            np.testing.assert_array_equal(got, leaf)
-    np.testing.assert_array_equal(_read(open_source(tmp_path / "fortran.npy"), range(50)), x)
-
-
 def test_a_pickled_source_holds_paths_and_not_the_rows(tmp_path):
     x = _rows(10_000)
     np.save(tmp_path / "x.npy", x)
@@ -103,14 +85,6 @@ def _truncated(path: Path) -> Path:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 5)
     return path
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin", ".array_record"])
-def test_a_folder_in_place_of_a_file_is_refused_with_the_glob_that_works(tmp_path, suffix):
-    (tmp_path / f"folder{suffix}").mkdir()
-    options = {"dtype": np.uint8} if suffix in (".bin", ".array_record") else {}
-    with pytest.raises(ValueError, match=rf"is a folder; pass a glob of files: .*folder\{suffix}/\*\{suffix}"):
-        open_source(tmp_path / f"folder{suffix}", **options)
 
 
 def test_a_truncated_or_foreign_file_is_refused_before_it_is_read(tmp_path):
@@ -170,12 +144,6 @@ def test_too_many_open_files_is_an_error(tmp_path):
             open_source(tmp_path / "*.npy")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_leaf_that_is_an_npz_is_refused(tmp_path):
-    np.savez(tmp_path / "two.npz", a=np.zeros(2), b=np.zeros(2))
-    with pytest.raises(ValueError, match=r"a leaf is one array, and .* holds several"):
-        ArraySource([{"x": tmp_path / "two.npz"}])
 
 
 @pytest.mark.parametrize("positions", [range(3, 17), np.array([16, 3, 3, 0])], ids=["range", "array"])

@@ -122,17 +122,6 @@ def test_a_bad_row_is_named_or_replaced(folder):
     assert batch["key"][3] == keys_at(0, 0, np.array([3]))[0] & 0xFFFFFFFF
 
 
-def test_one_row_and_single_rows(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc")
-    source = decoded(tmp_path, decode, SPEC)
-    assert (len(source), source[0]["length"], bytes(source[-1]["text"][:3])) == (1, 3, b"abc")
-    assert "rows 1" in repr(source)
-    with Feed(source, 1, jax.devices()[0], epochs=2) as feed:
-        assert [batch["place"].tolist() for batch in feed] == [[[0, 0, 0]], [[0, 1, 0]]]
-    with pytest.raises(ValueError, match=r"batch"):
-        Feed(source, 2, jax.devices()[0], epochs=1)
-
-
 def forgets(record, out, row):
     out["text"][: len(record)] = np.frombuffer(record, np.uint8)
 

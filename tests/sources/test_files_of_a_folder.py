@@ -1,6 +1,5 @@
 """Files as records, local and in a store: order and labels, bad input, files that change."""
 
-import json
 import os
 import pickle
 
@@ -83,18 +82,6 @@ def test_a_flat_folder_and_a_glob_give_bytes(place):
     assert len(place.open(f"{path}/**/*.jpg")) == 4
 
 
-def test_paths_may_be_relative(photos, monkeypatch):
-    monkeypatch.chdir(photos / "cat")
-    here = feedline.open_source("*.jpg")
-    assert (here[0], here.file_of(0), len(here)) == (CONTENT["cat/1.jpg"], "1.jpg", 3)
-    above = feedline.open_source("..")
-    assert above.classes == CLASSES
-    monkeypatch.chdir("/")
-    for source in (here, pickle.loads(pickle.dumps(here))):
-        assert (source[0], source.identity) == (CONTENT["cat/1.jpg"], here.identity)
-    assert pickle.loads(pickle.dumps(above))[-1] == above[len(above) - 1]
-
-
 def test_the_identity_is_of_names_and_content_not_of_the_place(place, tmp_path):
     source = place.open(place.write(CONTENT))
     assert feedline.open_source(Place(tmp_path, None, None).write(CONTENT, "moved")).identity == source.identity
@@ -144,15 +131,6 @@ def test_files_that_change_are_an_error(place):
     assert caught.value.file == f"{path}/cat/1.jpg"
 
 
-def test_a_deleted_file_is_no_bad_row(photos):
-    source = feedline.open_source(photos)
-    (photos / "cat/1.jpg").unlink()
-    for use in (lambda: source[0], lambda: source.identity):
-        with pytest.raises(feedline.FeedError, match="cannot be found any more") as caught:
-            use()
-        assert not isinstance(caught.value, feedline.RowError)
-
-
 def test_a_store_in_trouble_is_no_bad_row(bucket, tmp_path):
     place = Place(tmp_path, bucket, feedline.Store(cache=tmp_path, patience_s=0.2))
     source = place.open(place.write(CONTENT))
@@ -173,16 +151,6 @@ def test_a_file_that_cannot_be_read_is_a_bad_row(photos):
     with pytest.raises(feedline.RowError, match="the bytes of a row must be readable, and") as caught:
         source.records(np.arange(5))
     assert (caught.value.row, caught.value.file) == (1, str(photos / "cat/10.jpg"))
-
-
-def test_names_need_not_be_text(tmp_path):
-    (tmp_path / "b.jpg").write_bytes(b"text")
-    with open(os.fsencode(tmp_path) + b"/\xff.jpg", "wb") as file:
-        file.write(b"no text")
-    source = feedline.open_source(tmp_path)
-    assert source.records(np.array([1, 0])) == [b"no text", b"text"]
-    assert os.fsencode(source.file_of(1)).endswith(b"/\xff.jpg")
-    json.dumps(source.identity)
 
 
 def test_each_file_is_fetched_once_and_many_at_a_time(bucket, options, tmp_path):

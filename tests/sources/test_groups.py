@@ -99,15 +99,6 @@ except feedline.FeedError as error:
     assert "a file must not change while a feed reads it, and it has 8192 bytes and had 8" in run.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["parquet", "feather"])
-@pytest.mark.parametrize("cache_bytes", [0, 100, 1 << 20])
-def test_little_memory_reads_the_same(tmp_path, is_source_of, kind, cache_bytes):
-    rows = {"x": np.arange(300), "y": np.arange(300) % 7 == 0}
-    KINDS[kind](pa.table(rows), tmp_path / f"x.{kind}", 64)
-    is_source_of(feedline.open_source(tmp_path / f"x.{kind}", cache_bytes=cache_bytes), rows)
-
-
 @pytest.fixture
 def decoded(monkeypatch):
     """The numbers of the groups that were decoded."""

@@ -74,13 +74,8 @@ VARIANTS = {
     "in memory": lambda dataset, _: dataset,
     "on disk": saved,
     "one row": lambda dataset, folder: saved(dataset.select([7]), folder, 1),
-    "part of a piece": lambda dataset, folder: saved(dataset, folder).select(range(5, 33)),
     "shuffled": lambda dataset, folder: saved(dataset, folder).shuffle(seed=1),
     "repeated rows": lambda dataset, folder: saved(dataset, folder).select([3, 3, 39, 0, 3]),
-    "filtered twice": lambda dataset, folder: (
-        saved(dataset, folder).filter(lambda row: row["flag"]).filter(lambda row: row["small"] > -50)
-    ),
-    "shards of the shuffled": lambda dataset, folder: saved(dataset, folder).shuffle(seed=2).shard(2, 1),
     "rows joined": lambda dataset, folder: datasets.concatenate_datasets(
         [dataset, saved(dataset, folder).shuffle(seed=1)]
     ),
@@ -91,7 +86,6 @@ VARIANTS = {
         ],
         axis=1,
     ),
-    "a column added": lambda dataset, folder: saved(dataset, folder).add_column("new", list(range(COUNT))),
     "some of a format": lambda dataset, folder: saved(dataset, folder).with_format("numpy", ["grey", "label"]),
     "all of a format": lambda dataset, folder: saved(dataset, folder).with_format(
         "numpy", ["grey"], output_all_columns=True
@@ -255,17 +249,6 @@ def test_a_null_is_a_bad_row_of_encoded_rows(tmp_path):
         _ = feedline.open_source(no_image)[1]
 
 
-def test_a_missing_image_file_is_an_error(tmp_path):
-    dataset = encoded(tmp_path, paths=True)
-    source = feedline.open_source(dataset)
-    (tmp_path / "3.jpg").unlink()
-    with pytest.raises(feedline.FeedError, match=r"copy them into it: dataset.save_to_disk.*3.jpg"):
-        _ = source[3]
-    (tmp_path / "3.jpg").mkdir()
-    with pytest.raises(feedline.RowError, match=r"column 'image' of this dataset .* is no regular file.*row 3"):
-        _ = source[3]
-
-
 # --- what is refused ---
 
 
@@ -278,8 +261,6 @@ def of(values, kind):
 DAY = datetime.datetime(2026, 11, 22)
 REFUSED = {
     "null": (lambda: of([1, None, 3], Value("int32")), ValueError, r"'x' is null in 1 of 3 rows, .* row 1; fill"),
-    "null list": (lambda: of([[1], None], List(Value("int8"), length=1)), ValueError, r"'x' is null in 1 of 2"),
-    "null inside": (lambda: of([[1, 2], [3, None]], List(Value("int8"))), ValueError, r"'x' is null in .* row 1"),
     "ragged": (lambda: of([[1], [1, 2]], List(Value("int8"))), ValueError, r"'x' must have .* 1 to 2 values; pad"),
     "dynamic": (
         lambda: of([np.zeros((1, 2), np.int8), np.zeros((2, 2), np.int8)], Array2D((None, 2), "int8")),
@@ -287,13 +268,8 @@ REFUSED = {
         r"'x' must have lists of one length",
     ),
     "time": (lambda: of([DAY], Value("timestamp[us]")), TypeError, "dataset.cast_column.*#which-col"),
-    "date": (lambda: of([DAY.date()], Value("date32")), TypeError, "dataset.cast_column.*#which-col"),
     "struct": (lambda: of([{"a": 1}], {"a": Value("int8")}), TypeError, "dataset.cast_column.*#which-col"),
-    "dicts in lists": (lambda: of([[{"a": 1}]], List({"a": Value("int8")})), TypeError, r"'x' .*dataset.map"),
-    "text in lists": (lambda: of([["a"]], List(Value("string"))), TypeError, r"'x' .*dataset.map"),
     "empty": (lambda: of([], Value("int8")), ValueError, "at least one row"),
-    "nothing selected": (lambda: of([1], Value("int8")).select([]), ValueError, "at least one row"),
-    "no columns": (lambda: of([1], Value("int8")).select_columns([]), ValueError, "at least one column"),
     "a transform": (
         lambda: of([1], Value("int8")).with_transform(lambda rows: rows),
         ValueError,
@@ -310,11 +286,6 @@ REFUSED = {
         r"a DatasetDict with the splits 'train', 'test'; pass one of them, dataset\['train'\]",
     ),
     "a stream": (lambda: of([1], Value("int8")).to_iterable_dataset(), TypeError, "without streaming=True"),
-    "streams": (
-        lambda: datasets.IterableDatasetDict(train=of([1], Value("int8")).to_iterable_dataset()),
-        TypeError,
-        "IterableDatasetDict with the splits 'train'",
-    ),
 }  # fmt: skip
 
 
@@ -324,16 +295,8 @@ def test_what_is_refused(case):
     dataset = make()
     with pytest.raises(kind, match=message):
         feedline.open_source(dataset)
-    if kind is TypeError and case not in ("splits", "a stream", "streams"):
+    if kind is TypeError and case not in ("splits", "a stream"):
         assert feedline.open_source(dataset, columns=["good"]).spec.keys() == {"good"}
-
-
-def test_options_and_columns():
-    dataset = of([1, 2], Value("int8"))
-    with pytest.raises(ValueError, match="option columns alone, got cache_bytes"):
-        feedline.open_source(dataset, cache_bytes=1)
-    with pytest.raises(ValueError, match="columns must be some of x, good in this dataset, got y"):
-        feedline.open_source(dataset, columns=["y"])
 
 
 def test_nulls_and_lists_of_rows_that_were_left_out_do_not_matter():
@@ -434,22 +397,6 @@ def test_rows_that_a_file_of_indices_selects(tmp_path):
     for pattern in ("data-*.arrow", "data-00000-of-00002.arrow"):
         with pytest.raises(ValueError, match=r"a file of indices selects; open the folder .* by its path"):
             feedline.open_source(folder / pattern)
-
-
-@pytest.mark.parametrize(
-    ("files", "match"),
-    [
-        ([{"filename": "../data-00000-of-00001.arrow"}], "must name files of its folder under"),
-        (["data-00000-of-00001.arrow"], "must name files of its folder under ._data_files., got "),
-        ([{"filename": "gone.arrow"}], "gone.arrow"),
-        ([], "this dataset has no files"),
-    ],
-)
-def test_a_damaged_state_of_a_saved_folder(tmp_path, files, match):
-    saved(of([1], Value("int8")), tmp_path / "saved", 1)
-    (tmp_path / "saved" / "state.json").write_text(json.dumps({"_data_files": files}))
-    with pytest.raises((ValueError, FileNotFoundError), match=match):
-        feedline.open_source(tmp_path / "saved")
 
 
 # --- row by row, files and workers ---

@@ -1,12 +1,10 @@
 """Records of a `grain.MapDataset` or of any object with `__len__` and `__getitem__`."""
 
 import grain
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from feedline import Feed, FeedError, Order, Reading, RowError
-from feedline._src.sources.records import RecordSource
 
 
 def _dataset(n=40):
@@ -36,12 +34,6 @@ def test_a_grain_dataset_keeps_its_own_order_unless_given_another(sharding, deli
     rows = np.concatenate([b["y"] for b in shuffled])
     assert rows.tolist() != list(range(40))
     assert sorted(rows) == list(range(40))
-
-
-def test_another_object_is_shuffled_as_rows_are(sharding, delivered):
-    rows = np.concatenate([b["x"][:, 0] for b in delivered(Feed(Records(), 8, sharding, epochs=1))])
-    expected = np.concatenate(delivered(Feed(np.arange(40), 8, sharding, epochs=1)))
-    np.testing.assert_array_equal(rows, expected)
 
 
 class OneBuffer(Records):
@@ -114,27 +106,6 @@ def test_a_record_that_differs_names_its_row_epoch_and_position(sharding, record
     assert (caught.value.row, caught.value.epoch, caught.value.position) == (13, 0, 13)
 
 
-def test_python_numbers_take_the_first_records_dtype():
-    source = RecordSource(grain.MapDataset.source([{"x": 1, "f": 0.5}, {"x": 2, "f": 1.5}]))
-    out = {"x": np.empty(2, np.int64), "f": np.empty(2, np.float64)}
-    source.read(np.array([1, 0]), out)
-    assert out["x"].tolist() == [2, 1]
-    assert out["f"].tolist() == [1.5, 0.5]
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, "bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_a_python_number_must_fit_the_first_records_dtype_also_one_that_is_not_numpys(dtype):
-    rows = [np.zeros((), jnp.dtype(dtype)), 1, 2.0, 1e300, [1e300], np.inf]
-    source = RecordSource(grain.MapDataset.source(rows))
-    out = np.empty(2, jnp.dtype(dtype))
-    source.read(np.array([1, 2]), out)
-    assert out.astype(float).tolist() == [1, 2]
-    with pytest.raises(RowError, match=r"1e\+300 does not fit \w*float.*row 3"):
-        source.read(np.array([1, 3]), out)
-    source.read(np.array([5, 5]), out)
-    assert not np.isfinite(out).any()
-
-
 LOST = np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
 UNFIT = [
     (
@@ -166,22 +137,6 @@ def test_a_leaf_that_is_no_array_is_refused_in_the_first_record_and_in_later_one
             with pytest.raises(RowError, match=match) as caught:
                 next(feed)
         assert (caught.value.epoch, caught.value.position) == (0, 13)
-
-
-def test_a_masked_record_is_a_bad_row(sharding, delivered):
-    reading = Reading(bad_rows="substitute", bad_rows_budget=1)
-    records = Records(at={13: {"x": LOST.astype(np.float32)}})
-    feed = Feed(records, 8, sharding, order=Order(shuffle=False), epochs=1, reading=reading)
-    rows = np.concatenate([batch["x"] for batch in delivered(feed)])
-    assert feed.statistics().bad_rows == 1
-    assert np.flatnonzero((rows != np.arange(40)[:, None]).any(1)).tolist() == [13]
-    assert rows[13].tolist() == [rows[13, 0]] * 3  # another row, whole
-
-
-@pytest.mark.parametrize("first", [{"x": "text"}, {"x": b"bytes"}, {"x": np.array(["a"])}, {}])
-def test_records_that_hold_no_numbers_are_refused(sharding, first):
-    with pytest.raises(TypeError, match=r"leaf|holds numbers"):
-        Feed(Records(at={0: first}), 8, sharding)
 
 
 @pytest.mark.parametrize("threads", [0, 1, 5])
@@ -242,12 +197,3 @@ def test_a_state_over_other_records_is_refused(sharding, other, field):
         next(saving)
         with pytest.raises(ValueError, match=rf"the state was saved over other data: its '{field}' is"):
             resumed.set_state(saving.get_state())
-
-
-def test_records_are_read_one_by_one_if_grain_has_no_batch_method(monkeypatch):
-    source = RecordSource(grain.MapDataset.range(200).map(lambda i: {"x": np.int32(3 * i)}))
-    rows = np.arange(199, -1, -1)
-    monkeypatch.delattr(grain.MapDataset, "_getitems")
-    out = {"x": np.empty(200, np.int32)}
-    source.read(rows, out)
-    assert out["x"].tolist() == (3 * rows).tolist()

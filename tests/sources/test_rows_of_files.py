@@ -15,7 +15,6 @@ from feedline._src.formats.table import FileArray, fields
 from feedline._src.native.library import library
 from feedline._src.options import Order
 from feedline._src.order.epoch import SingleOrder
-from feedline._src.sources import arrays, row_gather
 from feedline._src.sources.arrays import ArraySource
 
 needs_library = pytest.mark.skipif(library() is None, reason="without the C library nothing of a store is mapped")
@@ -162,16 +161,6 @@ def test_rows_are_those_of_local_files_whatever_the_cache_has(form, tmp_path):
         check(source, local)
         assert bool(reads_of(source)) == (len(numbers) < len(paths))
         assert (source.will_read is None) == (len(numbers) == len(paths))
-
-
-def test_nothing_is_mapped_without_the_library(tmp_path, monkeypatch):
-    for module in (arrays, row_gather):
-        monkeypatch.setattr(module, "library", lambda: None)
-    paths, _ = arrays_of(tmp_path)["several"]
-    source = opened(paths)
-    complete(source, 0, 1, 2)
-    check(source, ArraySource(paths))
-    assert reads_of(source)
 
 
 @needs_library
