@@ -181,6 +181,7 @@ class Empty(Counted):
         (Counted(3), "csv", "format must be one of array_record, npy, parquet, zarr, got 'csv'"),
         (feedline.Mixture({"a": {"x": np.zeros(3)}}, {"a": 1}), None, "got a Mixture; convert each source"),
         (feedline.Ragged({"t": (np.arange(3), np.array([0, 1, 3]))}, pad_to=(4,)), None, "shape, got a Ragged"),
+        (feedline.Lanes(lambda lane, count: None, 1), None, "a stream has no rows with random access, got Lanes"),
         ("files", "npy", "npy cannot hold these rows: they have bytes of any length; .* array_record holds"),
         ("classes", "zarr", "they have bytes of any length; .* with feedline.decoded"),
         ("classes", "array_record", "they are records of several fields; .* parquet holds columns with names"),

@@ -24,7 +24,6 @@ from feedline._src.options import checked_integer
 from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
 from feedline._src.rows.source import Indexed, Source
 from feedline._src.sources.as_source import as_source
-from feedline._src.sources.lanes import is_stream
 from feedline._src.sources.open_source import open_source
 from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, same_rows, sync, write_file
 from feedline._src.tools.convert.processes import map_in_processes
@@ -98,14 +97,7 @@ def open_any(source: Any) -> Any:
     """The `RowSource` or `EncodedSource` for what `convert` takes."""
     if isinstance(source, str | bytes | os.PathLike):
         return open_source(source)
-    if is_encoded_source(source):
-        return source
-    if is_stream(source):
-        raise TypeError(
-            f"a conversion reads rows by their numbers, got the stream {type(source).__name__}; convert what the "
-            "stream reads from"
-        )
-    return as_source(source)
+    return source if is_encoded_source(source) else as_source(source)
 
 
 @dataclasses.dataclass(frozen=True)
