@@ -285,15 +285,9 @@ def _advice(
         )
     if bound == "compute":
         stage = min(("read", "host", "place"), key=headroom.__getitem__)
-        idle_share, python = (window.idle_s or 0.0) / max(1e-9, window.period_s), ""
-        if idle_share >= LITTLE:
-            python = (
-                ", and so does less Python between steps, in which the devices are idle "
-                f"{percent(idle_share)} of the time"
-            )
         return (
             f"nothing to change: input could be {factor(headroom[stage])} times as fast as the loop "
-            f"({STAGES[stage]} would bind next); a faster step trains faster{python}"
+            f"({STAGES[stage]} would bind next); a faster step trains faster"
         )
     if change is not None:
         return f"{change}: wait {percent(window.wait_share)} → {percent(change.wait_share)}"
