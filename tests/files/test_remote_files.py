@@ -474,19 +474,6 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
         assert is_quiet()
 
 
-def test_a_reader_of_a_whole_object_fetches_ahead_what_a_small_cache_holds(store, tmp_path):
-    store.objects["/x.bin"] = bytes(100 << 20)
-    options = feedline.Store(cache=tmp_path, cache_bytes=32 << 20)
-    source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 10)), store=options)
-    item = source._opened[0]
-    go_on = threading.Event()
-    store.fault = lambda *request: go_on.wait(20) and None
-    item.read_on_from(0)
-    assert 0 < len(item._pending) <= 4  # a quarter of the cache, in blocks of 2 MiB
-    go_on.set()
-    source.close()
-
-
 # --- whole objects ---
 
 
@@ -552,31 +539,3 @@ def test_processes_fetch_a_file_once(store, records, tmp_path):
     with programs.started(start, **pipes) as first, programs.started(start, **pipes) as second:
         assert [process.stdout.readline() for process in (first, second)] == [f"{size}\n"] * 2
     assert sum(stop - start for start, stop in store.gets()) == size
-
-
-MANY = """
-import os, resource, sys, feedline
-options = feedline.Store(cache=sys.argv[1], patience_s=20)
-feedline.open_source('s3://corpus/1?.array_record', store=options).close()  # what stays open of the libraries
-used = len(os.listdir("/proc/self/fd"))
-resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, used + 200))
-try:
-    feedline.open_source('s3://corpus/*.array_record', store=options)
-except feedline.FeedError as error:
-    assert "ulimit -n" in str(error), error
-else:
-    sys.exit("no error")
-resource.setrlimit(resource.RLIMIT_NOFILE, (used + 200, used + 200))
-source = feedline.open_source('s3://corpus/*.array_record', store=options)
-assert len(source) == 60 and source[59] == bytes(100)
-"""
-
-
-@pytest.mark.slow
-def test_more_files_than_may_be_open_are_an_error_that_says_so(store, tmp_path):
-    for number in range(60):
-        store.objects[f"/corpus/{number}.array_record"] = array_record(tmp_path / "x", [bytes(100)])
-    command = [sys.executable, "-c", MANY, tmp_path / "cache"]
-    environment = {**os.environ, **store.variables()}
-    ended = programs.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert ended.returncode == 0, ended.stderr

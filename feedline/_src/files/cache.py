@@ -59,14 +59,11 @@ def name_of(address: str, tag: str, start: int, stop: int) -> str:
 
 def in_folder(folder: str, use: Callable[[], T]) -> T:
     """What `use` returns, which needs the folder. It is made, once more if somebody deletes it meanwhile."""
-    for left in reversed(range(_TRIES)):
-        try:
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the latter is of os.makedirs
             os.makedirs(folder, exist_ok=True)
             return use()
-        except (FileNotFoundError, FileExistsError):  # the latter is of os.makedirs
-            if not left:
-                raise
-    raise AssertionError
+    raise FileNotFoundError(errno.ENOENT, "somebody deletes the folder, or a file lies there", folder)
 
 
 class CacheFile(Descriptor):

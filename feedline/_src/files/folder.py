@@ -174,9 +174,8 @@ class Folder:
         """The size of each file in bytes, all asked at once; None: there is no such file. Errors as of `read`."""
         if not self.in_store:
             return list(map(self._size_of_local, files))
-        started = {file: fetcher().run(self._version(file)) for file in files if self._known(file) is None}
-        found = {file: result_of(future, self.path_of(file)) for file, future in started.items()}
-        versions = [found[file] if file in found else self._known(file) for file in files]
+        started = [fetcher().run(self._version(file)) for file in files]
+        versions = [result_of(each, self.path_of(file)) for each, file in zip(started, files, strict=True)]
         return [None if version is None else version.size_bytes for version in versions]
 
     def check(self, files: Sequence[str]) -> None:
