@@ -22,8 +22,8 @@ from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placement
 
 _KEY = "feedline/feed/0/1"
-_MOST_ENDS = 1024
-"""Processes with lanes that all end: each reads of all, which takes minutes to simulate for more."""
+_MOST_READERS = 1024
+"""Processes of which each reads of all the others: more take minutes and gigabytes to simulate."""
 _LATE_S = 10.0
 _TIMES = {"read_s": 1e-3, "host_s": 1e-3, "place_s": 1e-4, "wait_s": 0.1, "loop_s": 5.0, "readers": 16}
 """As long as what the processes tell of their stages."""
@@ -61,13 +61,13 @@ def messages(processes: int, description: Mapping[str, Any], costs: Costs) -> di
     cases = {
         "build": (run(build), 1),
         "build, one 10 s late": (run(build, _LATE_S), 1),
-        "build, all warn of one": (run(warn, _LATE_S), 1),
         "build, one differs": (run(differ), 1),
         "window of lanes": (run(lambda service: _windows(service, ends=False)), 2),
         "check of replicas": (_replicas(processes, costs), 4),
         "times for the report": (run(publish), 1),
     }
-    if processes <= _MOST_ENDS:
+    if processes <= _MOST_READERS:
+        cases["build, all warn of one"] = run(warn, _LATE_S), 1
         cases["window of lanes, all end"] = run(lambda service: _windows(service, ends=True)), 2
     return {name: outcome.figures(times) for name, (outcome, times) in cases.items()}
 

@@ -119,13 +119,6 @@ def test_a_move_that_was_made_while_another_thread_looked_is_not_missed(feeds):
     assert other.missed_move() is None
 
 
-def test_only_the_latest_moves_stay_in_the_service(feeds, services):
-    for step in range(2 * module._KEPT_MOVES):
-        assert feeds[0].moved(Place(step, 1, 0)) is None
-    assert len(services[0].dir(f"{feeds[0].key}/in_step/moves")) == module._KEPT_MOVES
-    assert feeds[1].moved(Place(0, 1, 0)) is None  # too far behind to be compared
-
-
 @pytest.mark.parametrize("batches", [12, 13])
 def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(feeds, services, batches):
     services[0].set(f"{feeds[0].key}/build/verdict", "null")

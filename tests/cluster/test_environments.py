@@ -19,16 +19,11 @@ def test_each_process_gets_its_index_and_the_coordinator():
     assert [(one.process, one.processes, one.coordinator) for one in found] == [
         (process, 3, "127.0.0.1:1234") for process in range(3)
     ]
-
-
-def test_a_single_process_is_detected_as_the_only_one():
+    assert [(one.local_process, one.local_processes) for one in found] == [(0, 3), (1, 3), (2, 3)]
     (only,) = environments_of(1)
     assert find(only) is None
-
-
-def test_python_output_is_unbuffered_unless_the_user_sets_it():
-    assert column(environments_of(1), "PYTHONUNBUFFERED") == ["1"]
-    assert column(environments_of(1, {"PYTHONUNBUFFERED": ""}), "PYTHONUNBUFFERED") == [""]
+    assert only["PYTHONUNBUFFERED"] == "1"
+    assert environments_of(1, {"PYTHONUNBUFFERED": ""})[0]["PYTHONUNBUFFERED"] == ""
 
 
 def test_the_cpu_gets_the_requested_number_of_devices():

@@ -51,43 +51,12 @@ def test_a_single_process_prints_one_line_and_does_not_join():
     assert (done.stdout, done.stderr) == ("False 1\n", "feedline: process 0 of 1, found no other\n")
 
 
-@pytest.mark.slow
-def test_a_process_that_jax_has_joined_does_not_join_again():
-    done = python(
-        "import feedline, jax, socket\n"
-        "with socket.socket() as free:\n"
-        "    free.bind(('127.0.0.1', 0))\n"
-        "    port = free.getsockname()[1]\n"
-        "jax.distributed.initialize(f'127.0.0.1:{port}', 1, 0, cluster_detection_method='deactivate')\n"
-        "feedline.cluster.initialize()\n",
-        FEEDLINE_COORDINATOR="nobody:1",
-        FEEDLINE_PROCESSES="2",
-        FEEDLINE_PROCESS="1",
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_joining_after_a_computation_is_an_error():
     import jax
 
     jax.devices()
     with pytest.raises(RuntimeError, match="goes before any jax computation"):
         join._join(info(port=1, process=1), deadline=time.monotonic(), abort_after_s=10)
-
-
-def test_jax_gets_half_a_minute_though_the_last_process_came_just_in_time(monkeypatch):
-    import jax
-
-    given = {}
-    monkeypatch.setattr(join, "backends_are_initialized", lambda: False)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: given.update(arguments))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    alone = ProcessInfo("a test", "PROCESS", f"127.0.0.1:{port}", 1, 0)
-    for left_s, expected in ((0, 30), (100, 100)):
-        join._join(alone, deadline=time.monotonic() + left_s, abort_after_s=10)
-        assert expected - 5 <= given["initialization_timeout"] <= expected  # less what passed meanwhile
 
 
 @pytest.mark.slow

@@ -146,21 +146,7 @@ def test_each_field_of_the_jobset_is_one_of_the_published_schema():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("resources:", "resourcess:"),
-        ("emptyDir:", "emptydir:"),
-        ("completionMode:", "completionsMode:"),
-        ("maxRestarts:", "max_restarts:"),
-        ("enableDNSHostnames:", "enableDnsHostnames:"),
-        ("mountPath:", "path:"),
-        ("completions: 4", "completions: four"),
-        ("containerPort: 61500", 'containerPort: "61500"'),
-        ("command: [", "command: x # ["),
-        ('value: "1"', "value: 1"),
-    ],
-)
+@pytest.mark.parametrize(("right", "wrong"), [("emptyDir:", "emptydir:"), ('value: "1"', "value: 1")])
 def test_a_wrong_field_in_the_jobset_is_found(right, wrong):
     text = (EXAMPLES / "jobset.yaml").read_text()
     assert text.count(right) == 1

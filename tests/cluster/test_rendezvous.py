@@ -86,10 +86,10 @@ def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
     assert len(re.findall(told, capfd.readouterr().err)) == 1
 
 
-def test_a_process_that_ended_may_come_again(port):
+def test_a_process_that_ended_may_come_again_and_other_programs_are_ignored(port):
     first = met(port, 0, 3)
-    with dying(port, 1, 3):
-        pass
+    with dying(port, 1, 3), connected(port) as other:  # and a port scanner
+        other.send(b"GET / HTTP/1.1\r\n\r\n")
     for one in (met(port, 1, 3), met(port, 2, 3), first):
         assert one.result(LONG_S) is None
 
@@ -156,14 +156,6 @@ def test_a_second_process_of_the_same_number_does_not_join(port):
         next(as_completed(waiting[:2], LONG_S)).result()
     met(port, 2, 3).result(LONG_S)
     waiting[2].result(LONG_S)
-
-
-def test_connections_of_other_programs_are_ignored(port):
-    first = met(port, 0)
-    with connected(port), connected(port) as second:
-        second.send(b"GET / HTTP/1.1\r\n\r\n")
-        met(port, 1).result(LONG_S)
-        first.result(LONG_S)
 
 
 def test_a_missing_coordinator_is_an_error_at_the_deadline(port, monkeypatch, capfd):

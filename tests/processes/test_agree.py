@@ -9,17 +9,16 @@ import pytest
 
 import feedline
 from feedline._src import build
-from feedline._src.agreement.coordination import coordination
 
 from .cases import case
-from .launch import TOPOLOGIES, TWO_OR_FOUR
+from .launch import TOPOLOGIES
 from .layouts import sharding_of
 from .sources import ROWS, N
 from .values import PerProcess
 
 pytestmark = pytest.mark.slow
 
-SIZE = 16
+SIZE, FOUR = 16, TOPOLOGIES[1]
 ODD = 1
 """The process that differs."""
 SAME = {"source": ROWS, "batch_size": SIZE, "epochs": 1}
@@ -80,7 +79,7 @@ def refused(**arguments):
     return str(raised.value), raised.value.process, PerProcess(time.monotonic() - began)
 
 
-@case(FIELDS)
+@case(FIELDS, on=lambda field: [FOUR])
 def differs(here, field):
     odd = jax.process_index() == ODD
     with pytest.MonkeyPatch.context() as patch:
@@ -91,51 +90,27 @@ def differs(here, field):
         return refused(**given(field, here, odd))
 
 
-@pytest.mark.parametrize("topology", [TOPOLOGIES[1], TOPOLOGIES[0]], ids=str)
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_process_names_the_one_that_differs_and_the_field(outcome, topology, field, measured):
-    others = "processes 0, 2 and 3 have" if topology.processes == 4 else "process 0 has"
-    told, process, waited_s = outcome(topology, differs, field)
+def test_every_process_names_the_one_that_differs_and_the_field(outcome, field, measured):
+    told, process, waited_s = outcome(FOUR, differs, field)
     assert "must build the same one: " + FIELDS[field] in told
-    assert others in told
+    assert "processes 0, 2 and 3 have" in told
     assert process == ODD
     assert max(waited_s) < 10
     measured("it has other data, another seed, other versions", max(waited_s))
 
 
-@case()
+@case(on=lambda: [FOUR])
 def sliced_per_process(here):
     dataset = sliced(jax.process_index(), jax.process_count())
     return refused(source=dataset, batch_size=SIZE, sharding=sharding_of("data", here.devices))
 
 
-@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_a_dataset_that_is_sliced_per_process_is_an_error(outcome, topology):
-    told, _, waited_s = outcome(topology, sliced_per_process)
+def test_a_dataset_that_is_sliced_per_process_is_an_error(outcome):
+    told, _, waited_s = outcome(FOUR, sliced_per_process)
     assert "has data " in told
     assert "must not be sliced per process (dataset[process::processes], ShardByJaxProcess)" in told
     assert max(waited_s) < 10
-
-
-@case()
-def cannot_open_on_one(here):
-    """One process cannot open its file."""
-    began = time.monotonic()
-    path = here.folder / "missing.npy" if jax.process_index() == ODD else None
-    with pytest.raises((feedline.ProcessError, FileNotFoundError)) as raised:
-        feedline.Feed(path or ROWS, SIZE, sharding_of("data", here.devices))
-    return PerProcess((type(raised.value).__name__, str(raised.value), time.monotonic() - began))
-
-
-@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_a_process_that_cannot_build_its_feed_ends_the_wait_of_the_others(outcome, topology):
-    found = outcome(topology, cannot_open_on_one)
-    assert found[ODD][0] == "FileNotFoundError"
-    for kind, told, waited_s in found[:ODD] + found[ODD + 1 :]:
-        assert kind == "ProcessError"
-        assert "process 1 could not build it: FileNotFoundError: " in told
-        assert "missing.npy" in told
-        assert waited_s < 10
 
 
 class Unreadable:
@@ -150,41 +125,23 @@ class Unreadable:
         return {"x": np.float32(i)}
 
 
-@case()
+@case(on=lambda: [FOUR])
 def cannot_read_on_one(here):
+    began = time.monotonic()
     with pytest.raises(feedline.FeedError) as raised:
         feedline.Feed(Unreadable(), SIZE, sharding_of("data", here.devices))
-    return PerProcess((str(raised.value), raised.value.where))
+    return PerProcess((str(raised.value), raised.value.where, time.monotonic() - began))
 
 
-@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_the_error_in_the_others_names_stage_process_and_row_once(outcome, topology):
-    found = outcome(topology, cannot_read_on_one)
-    for told, where in found[:ODD] + found[ODD + 1 :]:
+def test_a_process_that_cannot_build_its_feed_ends_the_wait_of_the_others(outcome):
+    """The error there names stage, process and row once."""
+    found = outcome(FOUR, cannot_read_on_one)
+    for told, where, waited_s in found[:ODD] + found[ODD + 1 :]:
         assert where == {"stage": "read", "process": ODD, "row": 0}
         assert "process 1 could not build it: RowError: the dataset failed on this row with OSError: the d" in told
         assert told.count("stage read") == told.count("row 0") == 1
         assert told.endswith("[stage read, process 1, row 0]")
-
-
-@case(on=lambda: TWO_OR_FOUR)
-def never_comes(here):
-    """One process starts to build only after the others have given up."""
-    arguments = {**SAME, "sharding": sharding_of("data", here.devices)}
-    if jax.process_index() == ODD:
-        for process in set(range(jax.process_count())) - {ODD}:
-            coordination().get(f"gave up/{process}", timeout_s=30)
-        return PerProcess(refused(**arguments)[:2])
-    told = refused(**arguments, reading=feedline.Reading(stall_warning_s=0.5, stall_error_s=2))
-    coordination().set(f"gave up/{jax.process_index()}", "")
-    return PerProcess(told[:2])
-
-
-@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_a_missing_process_is_named_after_the_timeout(outcome, topology):
-    for told, process in outcome(topology, never_comes):
-        assert "process 1 did not within 2 s" in told
-        assert process in (ODD, 0, 2, 3)
+        assert waited_s < 10
 
 
 @case()
