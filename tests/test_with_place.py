@@ -96,5 +96,7 @@ def test_a_batch_that_cannot_take_the_leaf_is_refused(source, message, sharding)
 
 
 def test_it_is_true_or_false(sharding):
+    with pytest.raises(TypeError, match="name must be a string or None, got 1"):
+        feedline.Feed({"a": VALUES}, 8, sharding, name=1)
     with pytest.raises(TypeError, match="with_place must be True or False, got 1"):
         feedline.Feed({"a": VALUES}, 8, sharding, with_place=1)

@@ -357,6 +357,7 @@ def described(options: FeedOptions, stages: Stages, place: list[int] | None = No
     }
     reading: Reading = options.reading
     return {
+        "name": options.name,
         "version": {"feedline": __version__, **{package: version(package) for package in _PACKAGES}},
         **stages.fingerprint,
         "batch_size": options.batch_size,

@@ -65,6 +65,8 @@ class Feed(Shown, Moves, GrainFace):
       with_place: add the leaf `place`, int32[batch_size], sharded as the batch axis: one number for all rows of a
         batch, made of its place in the data. In a step, ``batch["place"].max() != batch["place"].min()`` says that
         processes are out of step. The batch must be a dict.
+      name: of the feed, such as "train". With several processes, those that build feeds of other names at the same
+        time raise at once. None: feeds are only counted.
 
     Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard. With several
     steps per call both are as many times as large.
@@ -103,6 +105,7 @@ class Feed(Shown, Moves, GrainFace):
         prefetch: int | Auto = FeedOptions.prefetch,
         steps_per_call: int = FeedOptions.steps_per_call,
         with_place: bool = FeedOptions.with_place,
+        name: str | None = FeedOptions.name,
     ) -> None:
         sharding = as_shardings(sharding)
         try:
@@ -118,6 +121,7 @@ class Feed(Shown, Moves, GrainFace):
                 prefetch=prefetch,
                 steps_per_call=steps_per_call,
                 with_place=with_place,
+                name=name,
             )
         except (ValueError, TypeError) as error:
             refuse_everywhere(sharding, error)

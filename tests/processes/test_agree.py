@@ -42,6 +42,7 @@ def given(field, here, odd):
     """The arguments of a feed, of which one differs in the odd process."""
     sharding = sharding_of("permuted" if field == "sharding" and odd else "data", here.devices)
     changed = {
+        "name": {"name": "eval"},
         "rows": {"source": {name: leaf[:-1] for name, leaf in ROWS.items()}},
         "spec": {"source": {**ROWS, "y": ROWS["y"].astype(np.int16)}},
         "data": {"source": {**ROWS, "y": ROWS["y"] + 1}},
@@ -52,11 +53,12 @@ def given(field, here, odd):
         "remainder": {"remainder": "wrap"},
         "leaf": {"transform": narrow},
     }
-    common = {"transform": wide} if field == "leaf" else {}
+    common = {"transform": wide} if field == "leaf" else {"name": "train"} if field == "name" else {}
     return SAME | common | {"sharding": sharding} | (changed.get(field, {}) if odd else {})
 
 
 FIELDS = {
+    "name": 'process 1 has name "eval", ',
     "rows": f"process 1 has rows {N - 1}, ",
     "spec": """process 1 has spec.batch['y'] ["int16", []], """,
     "data": "process 1 has data ",

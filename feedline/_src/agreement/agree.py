@@ -27,6 +27,7 @@ _SLICED = (
     "must not be sliced per process (dataset[process::processes], ShardByJaxProcess), and random maps need a seed"
 )
 _FIXES = {
+    "name": "build the feeds in the same order everywhere",
     "version": "install the same packages everywhere",
     "rows": _SLICED,
     "spec": "give every process files of the same form",

@@ -58,6 +58,7 @@ class Asked:
     prefetch: int | Auto = 2
     steps_per_call: int = 1
     with_place: bool = False
+    name: str | None = None
 
     def __post_init__(self) -> None:
         if self.remainder not in REMAINDERS:
@@ -76,6 +77,8 @@ class Asked:
             raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
         if not isinstance(self.with_place, bool):
             raise TypeError(f"with_place must be True or False, got {self.with_place!r}")
+        if not isinstance(self.name, str | None):
+            raise TypeError(f"name must be a string or None, got {self.name!r}")
         epochs = self.epochs
         checked = {
             "batch_size": _checked_sizes(self.batch_size),
