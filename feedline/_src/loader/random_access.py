@@ -62,7 +62,7 @@ class _Part(NamedTuple):
 class _Result(NamedTuple):
     """How a part was made, and which of its rows were bad."""
 
-    times: list[PartTimes]
+    times: PartTimes
     bad: list[BadRow]
 
 
@@ -220,16 +220,18 @@ class RandomAccess:
 
     def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> _Result:
         """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones."""
-        result = _Result([], [])
+        results = []
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
                 here = _share(offsets, part, parts)
-                times, bad = self._fill(_Part(start, offsets[here], cuts, buffers, here))
-                result.times.append(times)
-                result.bad.extend(bad)
-        return result
+                results.append(self._fill(_Part(start, offsets[here], cuts, buffers, here)))
+        if len(results) == 1:
+            return results[0]
+        first = results[0].times
+        sums = [sum(values) for values in zip(*(times[2:] for times, _ in results), strict=True)]
+        return _Result(PartTimes(first.thread, first.began, *sums), [row for _, bad in results for row in bad])
 
-    def _fill(self, part: _Part) -> tuple[PartTimes, list[BadRow]]:
+    def _fill(self, part: _Part) -> _Result:
         watch, thread = Stopwatch(), this_thread()
         try:
             with annotation("read"):
@@ -242,9 +244,10 @@ class RandomAccess:
                 part = part._replace(indices=self.locate(part.start, part.offsets))
             bad = self._replace_bad(part, error)
             read_s, read_cpu_s = watch.total()
-            return PartTimes(thread, watch.began, read_s, read_cpu_s=read_cpu_s), bad
+            return _Result(PartTimes(thread, watch.began, read_s, read_cpu_s=read_cpu_s), bad)
         stage_s = finish_s - transform_s
-        return PartTimes(thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s), []
+        times = PartTimes(thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s)
+        return _Result(times, [])
 
     def _locate_and_read(self, part: _Part) -> _Part:
         """Read rows, with one call for each epoch. Returns the part with their indices."""
@@ -389,11 +392,9 @@ class LocalBatches:
         result: _Result | Exception
         try:
             of_step = buffers if access.steps_per_call == 1 else buffers.of_step(step)
-            result = access.fill(start, of_batch, self._of_batch, of_step)
-            first = result.times[0]
-            result.times[0] = first._replace(
-                began=watch.began, stage_s=first.stage_s + lease_s, host_cpu_s=first.host_cpu_s + lease_cpu_s
-            )
+            times, bad = access.fill(start, of_batch, self._of_batch, of_step)
+            stage_s, host_cpu_s = times.stage_s + lease_s, times.host_cpu_s + lease_cpu_s
+            result = _Result(times._replace(began=watch.began, stage_s=stage_s, host_cpu_s=host_cpu_s), bad)
         except Exception as error:  # noqa: BLE001  raised below, once all parts are done
             result = error
         with self._lock:
@@ -432,7 +433,7 @@ class LocalBatches:
             lanes=None,
             rows=rows,
             dropped_rows=dropped_rows,
-            parts=[times for each in filled for times in each.times],
+            parts=[each.times for each in filled],
             bad=bad,
         )
 

@@ -304,10 +304,10 @@ def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
     watch, thread = Stopwatch(), f"worker {os.getpid()}"
     memory = _in_memory(batch.leaves)
     copy_s, copy_cpu_s = watch.lap()
-    *parts, last = (part._replace(thread=thread) for part in batch.parts)
-    last = last._replace(stage_s=last.stage_s + copy_s, host_cpu_s=last.host_cpu_s + copy_cpu_s)
+    (part,) = batch.parts
+    part = part._replace(thread=thread, stage_s=part.stage_s + copy_s, host_cpu_s=part.host_cpu_s + copy_cpu_s)
     forms: Any = [(leaf.shape, leaf.dtype) for leaf in batch.leaves]
-    return batch._replace(leaves=forms, parts=[*parts, last]), memory
+    return batch._replace(leaves=forms, parts=[part]), memory
 
 
 def _prepare(settings: JaxSettings) -> None:
