@@ -67,12 +67,8 @@ def in_folder(folder: str, use: Callable[[], T]) -> T:
 
 
 class CacheFile(Descriptor):
-    """An open file of the cache. Thread-safe.
-
-    Attributes:
-      path: where it lies, unless somebody has deleted it.
-      id: of this very file; b"" if it has none.
-      verified: bool[blocks]: whether this process has written a block, or compared its checksum.
+    """An open file of the cache. `id` is of this very file, or b""; `verified`, bool[blocks], says which blocks
+    this process has written, or compared with their checksums.
     """
 
     def __init__(self, path: str, descriptor: int, size: int) -> None:

@@ -58,8 +58,7 @@ class Version(NamedTuple):
 
     Attributes:
       tag: its ETag, or the time of its last modification if the store gives no ETag.
-      nonce: "" of a strong version, with which an object has the same bytes. Else a random number, so that nobody
-        else finds what was cached of the object.
+      nonce: "" of a strong version. Else a random number, so that nobody else finds what was cached of the object.
       sampled: a digest of sampled bytes; "" if none were fetched, as of a strong version.
     """
 

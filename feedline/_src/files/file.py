@@ -66,15 +66,12 @@ class FileVersion(NamedTuple):
 
 
 class File:
-    """Bytes of one version of a local file, or of an object in a store (`RemoteFile`).
-
-    All methods are thread-safe. `Files` can be pickled.
+    """Bytes of one version of a local file, or of an object in a store (`RemoteFile`). All methods are thread-
+    safe.
 
     Attributes:
       name: its path or address as the user gave it, for errors.
-      size: in bytes.
       version: what changes when it is replaced or written to.
-      in_store: whether it is a `RemoteFile`.
 
     Args:
       version: the expected one; None: the present one.
@@ -82,8 +79,7 @@ class File:
       place: the absolute path, since a process may change its working directory; None: where `name` leads now.
 
     Raises:
-      FileNotFoundError, OSError: it cannot be opened.
-      ValueError: it is a folder.
+      FileNotFoundError, OSError, ValueError: as of `opening`.
       FeedError: it has another version.
     """
 
@@ -113,9 +109,8 @@ class File:
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """The bytes at each offset, fewer where the file ends. Parts may overlap, in any order.
 
-        Raises:
-          FeedError: it was changed, deleted, or its store cannot be read.
-          OSError, MemoryError: of the disk; a part is too large.
+        FeedError: it was changed or deleted, or its store cannot be read. OSError, MemoryError: of the disk; a
+        part is too large.
         """
         file = self._open_files.get(self.place, lambda: OpenFile(self.place, self._version))
         found = file.read(offsets, lengths)
@@ -135,9 +130,9 @@ class File:
     def memory(self) -> Bytes | None:
         """All bytes as mapped memory, read-only; None of an object while the cache lacks some of it.
 
-        What was returned stays readable while it is referred to. Another process may truncate what is mapped: a
-        read beyond the end is SIGBUS, so only the gather in C, which survives it, may read this memory, or code
-        that calls `check_open` before and accepts what is left of that danger for the user's own local files.
+        Another process may truncate what is mapped: a read beyond the end is SIGBUS, so only the gather in C,
+        which survives it, may read this memory, or code that calls `check_open` before, and accepts the rest of
+        that danger.
         """
         if self._memory is None:
             try:
@@ -182,9 +177,8 @@ class File:
 
     @property
     def stamp(self) -> int | str | None:
-        """What differs between versions of the same size, and is equal on all machines: a time, or an ETag.
-
-        None: nothing does, so that what was made of the file before may be of another version.
+        """A time or an ETag, which is equal on all machines. None: versions of the same size may have the same, so
+        that what was made of the file before may be of another version.
         """
         return self._version.modified_ns
 
@@ -201,8 +195,8 @@ class File:
         self._version.check(self.place)
 
     def check_open(self) -> None:
-        """Raise a FeedError if it was written to or truncated. It is open or mapped, and may have been replaced:
-        the old one stays open."""
+        """Raise a FeedError if it was written to or truncated. It is open or mapped, so it may have been
+        replaced."""
         with contextlib.suppress(OSError):
             now = FileVersion.of(self.place)
             if now[:2] == self._version[:2]:
@@ -353,7 +347,6 @@ class LruCache(Generic[Value]):
                 self._bytes -= value.nbytes
 
     def clear(self) -> None:
-        """Drop all values."""
         with self._lock:
             self._entries.clear()
             self._bytes = 0
@@ -374,10 +367,8 @@ class LruCache(Generic[Value]):
 def opening(path: Path) -> Iterator[BinaryIO]:
     """Open the file at `path` for the length of a `with` block.
 
-    Raises:
-      FileNotFoundError, OSError: it names the file, also if it comes from the block.
-      ValueError: it is a folder, or no regular file: opening a pipe would wait for who writes to it.
-      FeedError: this process has too many open files.
+    FileNotFoundError, or an OSError that names the file, also of the block. ValueError: it is a folder, or no
+    regular file: opening a pipe would wait for who writes to it. FeedError: this process has too many open files.
     """
     try:
         if not path.is_file() and path.exists() and not path.is_dir():

@@ -23,7 +23,6 @@ class Files(Sequence[File]):
     """Files by their numbers, each of one version. Thread-safe, and it pickles.
 
     Attributes:
-      paths: as given.
       open_files: local files that were read last, open; also indices of these files, within one bound.
 
     Args:
@@ -32,9 +31,7 @@ class Files(Sequence[File]):
       places: the absolute paths of local files, None for objects; None: where the paths lead now.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: one is a folder.
-      FeedError: one has another version, or the store cannot be read.
+      As `File`; FeedError: also if the store cannot be read.
     """
 
     def __init__(
@@ -97,7 +94,6 @@ class Files(Sequence[File]):
 
     @property
     def digests(self) -> list[list[Any]]:
-        """The `File.digest` of each: of all objects at once."""
         ranges = [digests.samples_of_file(file.size) for file in self._files]
         found = zip(self._files, self.samples(ranges), strict=True)
         return [digests.of_samples(file.size, samples) for file, samples in found]

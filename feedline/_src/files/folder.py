@@ -73,16 +73,13 @@ class Folder:
     Attributes:
       name: its path or address, for errors; "" if the names are whole paths.
       place: its absolute path, or its address.
-      in_store: whether its files are objects, so that it pays to say what will be read.
       can_list: whether it knows its `folders`; a web server does not.
       names: of the listed files, relative to it. Methods take numbers of these, or names of any files.
       versions: of files that were asked for by their names, None of those that are not there.
 
     Args:
       listed: size, tag and nonce of each listed file in a store, a line each.
-      versions: that files must have which are read by their names: from the `versions` of another process.
-      place: the absolute path; None: where the path leads now.
-      origin: that of another process that reads the same folder.
+      versions, origin: of another process that reads the same folder; files must have these versions.
     """
 
     def __init__(
@@ -130,11 +127,8 @@ class Folder:
     def read(self, files: Sequence[Name]) -> list[bytes | None]:
         """The bytes of each file, all at once; None: there is no such file.
 
-        A listed file that is missing is an error, and so is one of the expected versions.
-
-        Raises:
-          FeedError: a file was changed or deleted; its store cannot be read; too many files are open.
-          RowError: a local file cannot be read.
+        FeedError: a listed file is missing, or one was changed; a store cannot be read; too many files are open.
+        RowError: a local file cannot be read.
         """
         if not self.in_store:
             return list(map(self._read_local, files))
@@ -156,8 +150,7 @@ class Folder:
     def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
         """Begin to fetch files that are read `ahead` batches later, as `Files.will_read`.
 
-        Args:
-          file_bytes: about how many bytes a file has of which that is not known.
+        `file_bytes` is about how many bytes a file has of which that is not known.
         """
         if not self.in_store:
             return True
@@ -359,9 +352,8 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
 def folder_of(
     files: Sequence[str] | Sequence[Listed], store: Store | None = None, url: Url | None = None
 ) -> Folder:
-    """A folder of these files, in this order: local paths, or objects that a store listed (`matches`).
-
-    `url` is that of the folder; None: the deepest folder that holds all files.
+    """A folder of these files, in this order: local paths, or objects that a store listed (`matches`). None as
+    `url`: the deepest folder that holds all of them.
     """
     paths = [file.url.key if isinstance(file, Listed) else file for file in files]
     common = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths and url is None else ""
@@ -392,11 +384,9 @@ def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
 
 
 def matches(url: str, options: Store) -> list[Listed] | None:
-    """The objects, or Zarr folders, that a glob matches, in sorted order; None of an address that is no glob.
+    """The objects, or Zarr folders, that a glob matches, sorted; None of an address that is no glob.
 
-    Raises:
-      FileNotFoundError: no match.
-      ValueError: no address, or a glob where the store does not list its keys.
+    FileNotFoundError: no match. ValueError: no address, or the store does not list its keys.
     """
     parsed = Url.parse(url)
     if not parsed.is_glob:
