@@ -103,14 +103,7 @@ class Listener(Protocol):
 
 
 class Stopwatch:
-    """Measures consecutive stages of one thread: each `lap` returns its wall time and processor time in seconds.
-
-    Example:
-      >>> watch = Stopwatch()
-      >>> wall_s, cpu_s = watch.lap()
-      >>> wall_s >= 0 and cpu_s >= 0
-      True
-    """
+    """Measures consecutive stages of one thread: each `lap` returns its wall and its processor time in seconds."""
 
     __slots__ = ("_began_cpu", "_cpu", "_wall", "began")
 

@@ -191,6 +191,8 @@ def test_with_workers(tmp_path):
 def test_phases_that_were_left_out():
     diagnosis = Diagnosis()
     assert (str(diagnosis), diagnosis.au, diagnosis.stalls_s) == ("diagnosis: no step was measured", None, {})
-    diagnosis.steps_s.update({"as it is": 0.4, "placed again": 0.1})
-    assert diagnosis.stalls_s == {"fetch and preparation": pytest.approx(0.3)}
-    assert diagnosis.au is None
+    diagnosis.steps_s.update({"as it is": 0.4, "read again": 0.1})
+    assert (diagnosis.stalls_s, diagnosis.au) == ({"fetch": pytest.approx(0.3)}, None)
+    diagnosis.steps_s.update({"placed again": 0.2, "resident": 0.05})
+    assert diagnosis.stalls_s == pytest.approx({"fetch": 0.2, "preparation": 0.0, "transfer": 0.15})
+    assert diagnosis.au == pytest.approx(0.125)

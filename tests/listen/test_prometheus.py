@@ -143,9 +143,8 @@ def test_a_port_in_use_is_an_error_with_a_fix_and_training_goes_on(feed):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"port": 65536}, ValueError, "port must be at most 65535, got 65536; give port=0 for a free one"),
+        ({"port": 65536}, ValueError, "port must be at most 65535, got 65536"),
         ({"port": "9464"}, TypeError, "port must be an integer"),
-        ({"host": None}, TypeError, "host must be a str, such as '127.0.0.1', got None"),
         ({"feeds": {1: None}}, ValueError, "feeds must be a feed, or feeds by name, such as"),
         ({"feeds": [1, 2]}, TypeError, r"feed must have a method statistics\(\), .* got \[1, 2\]; give the feed"),
     ],

@@ -55,16 +55,14 @@ class Diagnosis:
 
     @property
     def stalls_s(self) -> dict[str, float]:
-        """Seconds a step of "fetch", "preparation" and "transfer"; "fetch and preparation" where rows cannot be
-        read again, as those of streams.
-        """
-        found, names = {}, list(_MEANING)
-        measured = [phase for phase in PHASES if phase in self.steps_s]
-        level_s = self.steps_s[measured[-1]] if measured else 0.0
-        for slower, faster in reversed(list(itertools.pairwise(measured))):
-            between = " and ".join(names[PHASES.index(slower) : PHASES.index(faster)])
-            found[between] = max(0.0, self.steps_s[slower] - level_s)
-            level_s = max(level_s, self.steps_s[slower])  # so that noise is not counted twice
+        """Seconds a step of "fetch", "preparation" and "transfer", as far as their phases were measured."""
+        found: dict[str, float] = {}
+        level_s = 0.0  # of the phases after it, so that noise is not counted twice
+        for phase, name in reversed([*zip(PHASES, [*_MEANING, ""], strict=True)]):
+            step_s = self.steps_s.get(phase, 0.0)
+            if step_s and level_s:
+                found[name] = max(0.0, step_s - level_s)
+            level_s = max(level_s, step_s)
         return dict(reversed(found.items()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,8 +79,7 @@ class Diagnosis:
             lines[0] += f", and {milliseconds(self.steps_s[PHASES[-1]])} ms without input: AU {percent(self.au)}"
         for name, stall_s in self.stalls_s.items():
             share = percent(stall_s / whole_s) if whole_s else "?"
-            meaning = " + ".join(_MEANING[each] for each in name.split(" and "))
-            lines.append(f"  {name:<12} {milliseconds(stall_s):>8} ms  {share:>5}  {meaning}")
+            lines.append(f"  {name:<12} {milliseconds(stall_s):>8} ms  {share:>5}  {_MEANING[name]}")
         if self.first_batch_s is not None:
             lines.append(f"  the first batch came after {self.first_batch_s:.2f} s")
         missing = [phase for phase in PHASES if phase not in self.steps_s]

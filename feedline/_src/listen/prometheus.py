@@ -56,10 +56,7 @@ def serve(
       feedline_batches_total{feed="train",process="0"} 3.0
       >>> feed.close()
     """
-    if checked_integer("port", port, at_least=0) > 65535:
-        raise ValueError(f"port must be at most 65535, got {port}; give port=0 for a free one")
-    if not isinstance(host, str):
-        raise TypeError(f"host must be a str, such as '127.0.0.1', got {host!r}")
+    checked_integer("port", port, at_least=0, at_most=65535)
     registry = CollectorRegistry()
     registry.register(FeedCollector(feeds))
     try:
