@@ -41,14 +41,10 @@ TOPOLOGIES = ((1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2))  # processes, devi
 BATCH_SIZES = (16, 24, 48, 64, 200)  # multiples of LANES
 PREFETCHES = (1, 2, 5)
 COMMITS = "commits.jsonl"
-STARTED_S, ENDED_S = 600.0, 120.0
-"""Limits of the time until a job's commits, and of the time from the kill to the job's end."""
-LEFT_S = 30.0
-"""How long after the end of the launcher the job's other processes may take."""
-MORE_FILES = 64
-"""How many files a job's folder may have more than after its first round: two or three saved states of lanes."""
-MARK = "FEEDLINE_CHAOS"
-"""The variable by which the processes of a round are recognised."""
+STARTED_S, ENDED_S = 600.0, 120.0  # until a job's commits, and from the kill to the job's end
+LEFT_S = 30.0  # how long after the end of the launcher the job's other processes may take
+MORE_FILES = 64  # that a job's folder may have after later rounds: two or three saved states of lanes
+MARK = "FEEDLINE_CHAOS"  # the variable by which the processes of a round are recognised
 
 
 def source_of(kind: str, folder: Path) -> Any:
@@ -96,13 +92,10 @@ def decode(record: bytes, out: Any, row: Any) -> None:
     out["x"][...] = 7 * int(record) + 3
 
 
-def write(kind: str, folder: Path) -> None:
-    """Write the files of a source, if it has any."""
-    if kind == "workers":
-        for name, column in columns(range(ROWS)).items():
-            np.save(folder / f"{name}.npy", column)
-    if kind != "mixture":
-        return
+def write(folder: Path) -> None:
+    """Write the files that some sources read."""
+    for name, column in columns(range(ROWS)).items():
+        np.save(folder / f"{name}.npy", column)
     (folder / "files").mkdir(exist_ok=True)
     for i in FILES:
         (folder / "files" / f"{i:04d}").write_text(str(i))
@@ -217,7 +210,7 @@ class Job:
         self.folder = folder / kind
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / COMMITS).exists():  # files of a feed may not change
-            write(kind, self.folder)
+            write(self.folder)
         self._files: int | None = None  # after the first round
         self._expected = lanes_alone() if kind == "lanes" else uninterrupted(kind, self.folder)
         self._checked = 0
