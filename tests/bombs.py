@@ -98,14 +98,6 @@ def zarr(path, compressor, data):
     (path / "0").write_bytes(data)
 
 
-def zstd(size):
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
-        for _ in range(size >> 24):
-            stream.write(bytes(1 << 24))
-    return sink.getvalue().to_pybytes()
-
-
 def png(path, side=30_000):
     """900 million black pixels, one bit each."""
 
@@ -143,7 +135,6 @@ BOMBS = {
     "wide.h5": hdf5,
     "a.arrow": arrow_buffer_that_promises,
     "zlib.zarr": lambda path: zarr(path, {"id": "zlib", "level": 1}, deflated(1 << 28)),
-    "zstd.zarr": lambda path: zarr(path, {"id": "zstd", "level": 1}, zstd(1 << 28)),
     "a.png": png,
     "a.gif": gif,
     "a.avif": avif,

@@ -414,7 +414,7 @@ def bombs(tmp_path_factory):
 
 IMAGES = ["a.png", "a.gif", "a.avif"]
 NAMES = ["b.npz", "a.tfrecord", "size.tar", "longname.tar", "pax.tar", "paxsize.tar", "sparse.tar",
-         "wide.h5", "a.arrow", "zlib.zarr", "zstd.zarr", *IMAGES]  # fmt: skip
+         "wide.h5", "a.arrow", "zlib.zarr", *IMAGES]  # fmt: skip
 
 
 @pytest.mark.slow
