@@ -193,6 +193,16 @@ def test_mixtures(files, capsys):
 
 
 @pytest.mark.slow
+def test_migration(files, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "formats")
+    from tfrecords import encoded
+
+    rows = np.arange(4 * 640, dtype=np.float32).reshape(640, 4)
+    Path("rows-0.tfrecord").write_bytes(encoded([row.tobytes() for row in rows]))
+    run("docs/migration.md", train_step=lambda state, batch: (state + len(batch["x"]), 0.0), state=0)
+
+
+@pytest.mark.slow
 def test_text(files, capsys):
     names = run("docs/text.md")
     *_, first, _, last, epochs = capsys.readouterr().out.splitlines()
