@@ -1,6 +1,5 @@
 """`feedline bench modes`: the modes have the same losses, and memory that the compiler counts per device."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -69,22 +68,6 @@ def test_flops_are_those_that_the_compiler_counts():
     assert counted == pytest.approx(workload.flops, rel=0.05)  # it also counts Adam, ReLU, biases
 
 
-@pytest.mark.slow
-def test_the_largest_batch_and_depth_are_near_those_that_fit(monkeypatch):
-    workload, limit = Workload(depth=4, width=64, inputs=64, outputs=4, rows=4096), 6 << 20
-    monkeypatch.setattr(modes, "device_limit", lambda: limit)
-    twice = dataclasses.replace(workload, rows=8192)
-    found = modes.largest(
-        workload, "jit_multi", *(modes.batch_figures(each, "jit_multi", 0.01) for each in (workload, twice))
-    )
-    assert found["rows"] > 4096
-    assert found["rows"] % 8 == 0
-    assert found["depth"] > 4
-    for name, most in found.items():
-        needs = modes._compiled_total(dataclasses.replace(workload, **{name: most}), "jit_multi")
-        assert needs == pytest.approx(limit, rel=0.1)
-
-
 @pytest.mark.parametrize("error", ["does not fit, and was not run", "ran out of memory"])
 def test_a_mode_that_lacks_memory_is_a_row(error, monkeypatch):
     def out_of_memory(*arguments):
@@ -128,7 +111,6 @@ def test_the_command_prints_the_table_and_one_object(what, rows, tmp_path):
         if what == "modes":
             assert {"step_ms", "fed_step_ms", "rows_per_s", "peak_bytes", "compile_s", "losses"} <= set(figures)
             assert figures["doubled"]["rows"] == 2 * figures["rows"]
-            assert figures["largest"]["rows"] > figures["rows"]
         else:
             assert {"step_ms", "peak_bytes"} <= set(figures["on"]) & set(figures["off"])
     assert list(tmp_path.iterdir()) == []  # no checkpoint is left behind

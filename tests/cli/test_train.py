@@ -154,7 +154,6 @@ def test_own_data(form, tmp_path, capsys):
         (["--batch-size", "-8"], "--batch-size must be at least 1, got -8"),
         (["--steps", "3", "--epochs", "2"], "got --steps 3 and --epochs 2; leave one out"),
         (["--seed", "-1"], "--seed must be at least 0 and below 2^32, got -1"),
-        (["--learning-rate", "nan"], "--learning-rate must be a positive number, got nan"),
         (["--test-data", "x.npz"], "--test-data goes with a path as --data, which is digits; leave it out"),
         (["--data", "nowhere.npz"], "there is no file nowhere.npz; check the path"),
         (["--batch-size", "5000"], "training rows, 1437, got 5000; take --batch-size 1437 or less"),

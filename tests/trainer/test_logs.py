@@ -274,12 +274,6 @@ def test_a_full_disk_is_named_and_what_was_written_stays_whole(log, tmp_path):
     assert logged(log, path) == [1, 10, 30]
 
 
-@pytest.mark.parametrize(("log", "path"), [(CSVLog, None), (CSVLog, ""), (TensorBoardLog, b"log.csv")])
-def test_refused_paths(log, path):
-    with pytest.raises(TypeError, match=f"a log needs a path, as a str or a Path, got {path!r}"):
-        log(path)
-
-
 @pytest.mark.parametrize(("log", "name"), [(CSVLog, "step"), (TensorBoardLog, "rows_per_s")])
 def test_refused_metrics(log, name, tmp_path):
     with log(tmp_path / "log.csv") as opened, pytest.raises(ValueError, match=f'has a "{name}" of its own'):

@@ -156,24 +156,12 @@ def fit(
       >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
       ([1, 10, 20], ['loss', 'step', 'worst'])
     """
-    for name, function in {"init": init, "loss": loss, "measure": measure, "after_step": after_step}.items():
-        is_module = name == "init" and (hasattr(init, "apply") or not jax.tree_util.all_leaves([init]))
-        if is_module or not (callable(function) or (function is None and name in ("measure", "after_step"))):
-            raise TypeError(
-                f"{name} must be a function, got {type(function).__name__}; docs/training.md shows how to train "
-                "modules of flax and Equinox"
-            )
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {optimizer!r}")
-    if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):
-        raise TypeError(f"callbacks must be a list of functions of a Progress, got {callbacks!r}")
-    _check_feeds(feed, steps, evaluation, evaluate_every, report_every)
-    checked_integer("save_every", save_every, at_least=1)
-    if checkpoint_dir is not None and not hasattr(feed, "set_state"):
-        raise ValueError(
-            f"checkpoints need a feed that can be restored, but {type(feed).__name__} has no set_state; give a "
-            "feedline.Feed, or leave checkpoint_dir out"
+    if hasattr(init, "apply") or not jax.tree_util.all_leaves([init]):
+        raise TypeError(
+            f"init must be a function of a key, got the module or tree {type(init).__name__}; docs/training.md "
+            "shows how to train modules of flax and Equinox"
         )
+    _check_steps(feed, steps, evaluation, evaluate_every, report_every, save_every)
     task = Task(init, loss, optimizer, seed)
     per_call = getattr(feed, "steps_per_call", 1)
     program = compiled(task, mode, feed.spec, practices, per_call)
@@ -321,17 +309,12 @@ def _whole_pass(feed: Any) -> Batches:
     return batches
 
 
-def _check_feeds(
-    feed: Any, steps: int | None, evaluation: Any, evaluate_every: int | None, report_every: int
+def _check_steps(
+    feed: Any, steps: int | None, evaluation: Any, evaluate_every: int | None, report_every: int, save_every: int
 ) -> None:
-    """Refuse feeds without a spec or an end, and steps that do not fit them or each other."""
-    for name, given in (("feed", feed), ("evaluation", evaluation)):
-        if given is not None and not hasattr(given, "spec"):
-            raise TypeError(
-                f"{name} must be a feedline.Feed, or have its spec: the shapes, dtypes and shardings of the "
-                f"batches; got {type(given).__name__}"
-            )
+    """Refuse steps that do not fit the feeds or each other."""
     checked_integer("report_every", report_every, at_least=1)
+    checked_integer("save_every", save_every, at_least=1)
     if steps is not None:
         checked_integer("steps", steps, at_least=1)
     elif getattr(feed, "epochs", 1) is None:

@@ -34,8 +34,6 @@ class _Log:
     """Appends a record to a file at each report."""
 
     def __init__(self, path: Path | str) -> None:
-        if not isinstance(path, str | Path) or not str(path):
-            raise TypeError(f"a log needs a path, as a str or a Path, got {path!r}")
         self._path = Path(path).resolve()
         self._file: io.FileIO | None = None
         self._step = 0  # of the last report

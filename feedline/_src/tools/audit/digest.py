@@ -40,19 +40,18 @@ def whole_row_digests(rows: npt.NDArray[Any], leaf: int) -> Digests:
     return row_digests(rows, leaf, rows.shape[1:], tuple((0, size) for size in rows.shape[1:]))
 
 
-def shard_digests(array: Any, leaf: int) -> dict[int, Digests]:
-    """uint64[rows of the array] by the number of each replica of which this process holds a part.
+def shard_digests(array: Any, leaf: int) -> Digests:
+    """uint64[replicas, rows] of what this process holds of an array, by the shards' own indices.
 
-    Only the shards' own indices are used. Added over all processes, each replica gives the digests of all rows.
+    Added over all processes, each replica gives the digests of all rows.
     """
-    found: dict[int, Digests] = {}
+    found = np.zeros((1 + max(shard.replica_id for shard in array.global_shards), array.shape[0]), np.uint64)
     for shard in array.addressable_shards:
         (first, stop), *columns = (
             part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)
         )
         digests = row_digests(np.asarray(shard.data), leaf, array.shape[1:], tuple(columns))
-        replica = found.setdefault(shard.replica_id, np.zeros(array.shape[0], np.uint64))
-        replica[first:stop] += digests
+        found[shard.replica_id, first:stop] += digests
     return found
 
 

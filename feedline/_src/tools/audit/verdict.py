@@ -60,14 +60,14 @@ class Observed:
       leaves: dtype and shape of a row of each leaf, by the leaf's name.
       digests: [batch][leaf], what `shard_digests` returns.
       shapes: [batch][leaf], of a row; that of a ragged leaf differs between batches.
-      states: step, epoch and position of the feed's state after each batch.
+      states: step, epoch and position after each batch.
       first_batch: number of the first batch, counted in batches of the feed's own size; 0 unless it was resumed.
       coverage: of the reference layout.
     """
 
     settings: Settings
     leaves: dict[str, str]
-    digests: list[list[dict[int, Digests]]] = dataclasses.field(default_factory=list)
+    digests: list[list[Digests]] = dataclasses.field(default_factory=list)
     shapes: list[list[tuple[int, ...]]] = dataclasses.field(default_factory=list)
     states: list[State] = dataclasses.field(default_factory=list)
     first_batch: int = 0
@@ -93,22 +93,10 @@ class Reference:
         self.observed = observed
         self.digests = global_digests([observed])
 
-    @property
-    def different_rows(self) -> int:
-        """How many different rows there are. A swap of two equal rows cannot be found."""
-        return len(np.unique(self.digests.reshape(-1, self.digests.shape[2]), axis=0))
-
-    def find(self, places: Places) -> tuple[npt.NDArray[np.int64], Digests]:
-        """Which of the rows at k places one device delivered, int64[n]; and their digests, uint64[n, leaf]."""
-        own = row_places(self.observed.settings, (0, 0), len(self.digests))
-        _, at, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
-        return known, self.digests.reshape(own.size, -1)[at]
-
     def hint(self, row: Digests) -> str:
         """For the message about a wrong row: where one device delivered it, or what a transform must do."""
-        found = np.argwhere((self.digests == row).all(axis=2))
-        if len(found):
-            return f"; one device holds that row at batch {found[0][0]}, row {found[0][1]}"
+        for batch, at in np.argwhere((self.digests == row).all(axis=2))[:1]:
+            return f"; one device holds that row at batch {batch}, row {at}"
         if not self.observed.settings.transformed:
             return ""
         return "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
@@ -152,19 +140,11 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
             raise Difference(f"process {process} and process 0 disagree on the feed's options or states")
     digests = np.empty((len(one.digests), one.settings.batch_size, len(one.leaves)), np.uint64)
     for batch, leaf in np.ndindex(len(one.digests), len(one.leaves)):
-        replicas: dict[int, Digests] = {}
-        for other in processes:
-            for number, part in other.digests[batch][leaf].items():
-                replicas[number] = replicas[number] + part if number in replicas else part
-        digests[batch, :, leaf] = first = replicas.pop(0)
-        for replica in replicas.values():
-            if (wrong := replica != first).any():
-                raise Difference(
-                    "two devices hold different values of the same part of it",
-                    batch=one.first_batch + batch,
-                    row=int(wrong.argmax()),
-                    leaf=list(one.leaves)[leaf],
-                )
+        replicas = np.array([other.digests[batch][leaf] for other in processes]).sum(axis=0)
+        digests[batch, :, leaf] = replicas[0]
+        for _, row in np.argwhere(replicas != replicas[0])[:1]:
+            found = "two devices hold different values of the same part of it"
+            raise Difference(found, one.first_batch + batch, int(row), list(one.leaves)[leaf])
     return digests
 
 
@@ -190,10 +170,10 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
         "not_run": "",
         "difference": None,
     }
-    observed = [process for process in processes if isinstance(process, Observed)]
     for process in processes:
         if isinstance(process, NotRun):
             return found | {"not_run": process.reason}
+    observed = [process for process in processes if isinstance(process, Observed)]
     one, size = observed[0], observed[0].settings.batch_size
     found |= {"batch_size": size, "batches": len(one.digests), "seconds": round(one.seconds, 3)}
     try:
@@ -201,7 +181,9 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
         first = next(itertools.islice(batch_starts(reference.observed.settings), one.first_batch, None))
         digests = global_digests(observed)
         places = row_places(one.settings, first, len(digests)).ravel()
-        known, expected = reference.find(places)
+        own = row_places(reference.observed.settings, (0, 0), len(reference.digests))
+        _, at_one, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
+        expected = reference.digests.reshape(own.size, -1)[at_one]
         if not len(known):
             return found | {"not_run": "it met no row that one device met; --batches compares more"}
         rows = digests.reshape(len(places), -1)[known]
@@ -248,10 +230,11 @@ def summary(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str
         {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
     ]
     ran = [layout for layout in layouts if layout["same"] is not None]
+    different = len(np.unique(reference.digests.reshape(-1, reference.digests.shape[2]), axis=0))
     batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
     compared = (
         f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts compared on all devices that hold them; "
-        f"{reference.different_rows:,} different ones."
+        f"{different:,} different ones."
     )
     not_covered = [f"{layout['title']}: {layout['not_run']}" for layout in layouts if layout["not_run"]]
     first_rows = len(reference.digests) * settings.batch_size
@@ -272,7 +255,7 @@ def summary(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str
         "layouts": list(layouts),
         "batches_compared": batches,
         "rows_compared": rows,
-        "different_rows": reference.different_rows,
+        "different_rows": different,
         **coverage._asdict(),
         "covered": [compared, *coverage.covered],
         "not_covered": [*not_covered, *coverage.not_covered, others],

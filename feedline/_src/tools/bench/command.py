@@ -108,7 +108,7 @@ class _TrainingBenchmark(_Benchmark):
 
 @dataclasses.dataclass(frozen=True)
 class ModesBenchmark(_TrainingBenchmark):
-    """Train an MLP in the modes jit_single, jit_multi and pmap: step time, memory, compilation, what would fit.
+    """Train an MLP in the modes jit_single, jit_multi and pmap: step time, memory, compilation.
 
     Each mode runs in a process of its own, with one size of the batch and with twice that size. A mode that runs
     out of memory is a row that says so.

@@ -1,4 +1,4 @@
-"""The three modes of the trainer side by side: time, memory, compilation, and how large a model fits.
+"""The three modes of the trainer side by side: time, memory, compilation.
 
 Each mode runs in a process of its own: a device never forgets its peak of memory, and a mode may run out of it.
 """
@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -44,7 +43,7 @@ def modes(
     print_line(COLUMNS)
     for k in range(rounds):
         for mode in MODES[:: -1 if k % 2 else 1]:
-            found[mode].append(in_a_process(measured, workload, mode, seconds, k == 0))
+            found[mode].append(in_a_process(measured, workload, mode, seconds))
     merged: dict[str, Figures] = {mode: _merged(of_rounds) for mode, of_rounds in found.items()}
     for name, figures in merged.items():
         for each in (figures, figures.get("doubled")):
@@ -53,15 +52,12 @@ def modes(
     return merged
 
 
-def measured(workload: Workload, mode: Mode, seconds: float, whole: bool) -> Figures:
-    """The figures of a mode in this process. `whole`: with those that do not vary between two rounds."""
+def measured(workload: Workload, mode: Mode, seconds: float) -> Figures:
+    """The figures of a mode in this process."""
     workload = workload.for_devices()
     twice = dataclasses.replace(workload, rows=2 * workload.rows)
-    found = {"devices": mesh_for(mode).size, **batch_figures(workload, mode, seconds)}
-    found["doubled"] = batch_figures(twice, mode, seconds)
-    if whole:
-        found["largest"] = largest(workload, mode, found, found["doubled"])
-    return found
+    figures, doubled = (batch_figures(each, mode, seconds) for each in (workload, twice))
+    return {"devices": mesh_for(mode).size, **figures, "doubled": doubled}
 
 
 def batch_figures(workload: Workload, mode: Mode, seconds: float) -> Figures:
@@ -134,33 +130,6 @@ def _product_rate(workload: Workload, program: Program, x: jax.Array, seconds: f
     return 2 * workload.rows * workload.width**2 * _PRODUCTS / fastest
 
 
-def largest(workload: Workload, mode: Mode, single: Figures, doubled: Figures) -> dict[str, int]:
-    """{"rows", "depth"}: about the largest batch, and the most hidden layers, that the compiler says would fit.
-
-    Both are extrapolated: from this batch and twice as many rows, and from this depth and half of it.
-    """
-    limit, devices = single["limit_bytes"], mesh_for(mode).size
-    total, of_twice = (each["compiled_bytes"]["total"] for each in (single, doubled))
-    of_half = max(1, workload.depth // 2)
-    shallow = _compiled_total(dataclasses.replace(workload, depth=of_half), mode)
-    a_row = (of_twice - total) / (doubled["rows"] - workload.rows)
-    a_layer = (total - shallow) / (workload.depth - of_half)
-    return {
-        "rows": max(0, int((limit - total) / a_row + workload.rows) // devices * devices),
-        "depth": max(0, int((limit - total) / a_layer + workload.depth)),
-    }
-
-
-def _compiled_total(workload: Workload, mode: Mode) -> int:
-    sharding = _sharding(mode)
-    spec = {
-        name: jax.ShapeDtypeStruct((workload.rows, width), np.float32, sharding=sharding)
-        for name, width in (("x", workload.inputs), ("y", workload.outputs))
-    }
-    executable = compiled(workload.task(), mode, spec).compile()[1]
-    return compiled_bytes(executable, spec, waiting=_PREFETCH + 1)["total"]
-
-
 def _merged(rounds: list[Figures]) -> Figures:
     """The figures of the first round, with the medians over all rounds of what varies."""
     first = rounds[0]
@@ -190,7 +159,7 @@ def line(mode: str, found: Figures) -> str:
 
 
 def remarks(found: dict[str, Figures]) -> list[str]:
-    """What follows the table: ratios between the modes, and what would fit."""
+    """What follows the table: ratios between the modes."""
     lines = []
     if found["jit_multi"].get("devices") == 1:
         lines.append("there is one device, so jit_multi and pmap split nothing; --cpu-devices 8 shows a mesh")
@@ -206,13 +175,6 @@ def remarks(found: dict[str, Figures]) -> list[str]:
         lines.append(
             f"the losses of the first {_COMPARED} steps differ between modes by {apart:.1e} of themselves"
         )
-    for mode, figures in found.items():
-        if "largest" in figures:
-            most, limit = figures["largest"], figures["limit_bytes"] / 2**20
-            lines.append(
-                f"{mode}: by the compiler, {limit:,.0f} MiB a device hold about {most['rows']:,} rows a batch, or "
-                f"{most['depth']:,} layers"
-            )
     return lines
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -94,7 +93,5 @@ class TrainOptions:
             )
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"--learning-rate must be a positive number, got {self.learning_rate}")
         if self.test_data is not None and self.data in ("digits", "synthetic"):
             raise ValueError(f"--test-data goes with a path as --data, which is {self.data}; leave it out")
