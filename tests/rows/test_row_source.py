@@ -104,6 +104,29 @@ def test_any_number_of_rows_is_read_from_any_place(sharding, count):
     assert source.read_rows == 48
 
 
+def test_a_source_that_was_given_is_not_closed(sharding):
+    source = Squares(64)
+    with Feed(source, 16, sharding, epochs=1) as feed:
+        assert len(list(feed)) == 4
+    assert source.closed == 0
+
+
+def test_a_batch_of_many_epochs_is_read_at_once(sharding):
+    reads = []
+
+    class Small(Squares):
+        def read(self, rows, out):
+            reads.append(len(rows))
+            super().read(rows, out)
+
+    one = Reading(threads=1, buffer=1)
+    with Feed(
+        Small(5), 16, sharding, order=Order(shuffle=False), remainder="wrap", reading=one, prefetch=0
+    ) as feed:
+        assert _index(next(feed)).tolist() == [row % 5 for row in range(16)]
+    assert reads == [16]
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

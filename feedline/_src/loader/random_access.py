@@ -250,20 +250,28 @@ class RandomAccess:
         return _Result(times, [])
 
     def _locate_and_read(self, part: _Part) -> _Part:
-        """Read rows, with one call for each epoch. Returns the part with their indices."""
-        found = []
+        """Read rows, in one call. Returns the part with their indices."""
+        stretches = self.schedule.positions_by_epoch(part.start, part.offsets)
+        if len(stretches) != 1:  # it goes over the end of an epoch
+            part = part._replace(indices=self.locate(part.start, part.offsets))
+            self._read(part)
+            return part
+        ((epoch, some, positions),) = stretches
         try:
-            for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets):
-                found.append(self.source.read_ordered(self.order, epoch, positions, part.targets(some)))
+            index = self.source.read_ordered(self.order, epoch, positions, part.targets(some))
         except FeedError:
             raise
         except Exception as error:  # of any type: a StopIteration would look like the end of the feed
             raise self._failed(self.locate(part.start, part.offsets), error) from error
-        index = found[0] if len(found) == 1 else np.concatenate(found)
         index.flags.writeable = False
         return part._replace(indices=index)
 
     def _read_and_finish(self, part: _Part) -> None:
+        self._read(part)
+        self._finish(part)
+
+    def _read(self, part: _Part) -> None:
+        """Read rows of known index."""
         at = self.form.rows_at(self._positions(part), part.indices)
         try:
             self.source.read_cuts(at, part.targets(slice(0, len(part.offsets))))
@@ -271,7 +279,6 @@ class RandomAccess:
             raise
         except Exception as error:
             raise self._failed(part.indices, error) from error
-        self._finish(part)
 
     def _failed(self, rows: Indices, error: Exception) -> RowError:
         which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
