@@ -155,11 +155,6 @@ def _set_permutation(struct: EpochOrder, table: str, network: str, n: int, keys:
         setattr(struct, network, _Network.of(n, keys))
 
 
-def rows_at_by_c(library: ctypes.CDLL, order: Order, n: int, epoch: int, positions: Positions) -> Indices:
-    """The row at each position in [0, n): `feedline._src.order.epoch.rows_at`, computed by the C library."""
-    return rows_of_struct(library, epoch_order(order, n, epoch), positions)
-
-
 def rows_of_struct(library: ctypes.CDLL, struct: EpochOrder, positions: Positions) -> Indices:
     """The row at each position, int64[k], in the order of a struct."""
     rows = np.empty(len(positions), np.int64)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feedline._src.native.library import library
 from feedline._src.options import Blocks, Order, checked_integer
 from feedline._src.order.blocks import blocked
-from feedline._src.order.compiled import EpochOrder, Positions, epoch_order, rows_at_by_c
+from feedline._src.order.compiled import EpochOrder, Positions, epoch_order, rows_of_struct
 from feedline._src.order.permutation import LARGEST, hashed, permuted, words
 
 
@@ -126,7 +126,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
     if n == 0 or not order.shuffle:
         return positions.astype(np.int64)
     if (compiled := library()) is not None:
-        return rows_at_by_c(compiled, order, n, epoch, checked)
+        return rows_of_struct(compiled, epoch_order(order, n, epoch), checked)
     if isinstance(order.shuffle, Blocks):
         return blocked(order.shuffle, n, order.seed, epoch, checked)
     return permuted(n, words("order", order.seed, epoch), checked)
@@ -181,10 +181,7 @@ def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.i
 
 
 def _checked_word(name: str, value: object) -> int:
-    number = checked_integer(name, value, at_least=0)
-    if number >= 1 << 64:
-        raise ValueError(f"{name} must be below 2^64, got {number}; use fewer bits")
-    return number
+    return checked_integer(name, value, at_least=0, at_most=(1 << 64) - 1)
 
 
 def _checked(positions: NDArray[np.integer[Any]], end: int) -> NDArray[np.uint64]:

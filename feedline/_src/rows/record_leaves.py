@@ -122,21 +122,12 @@ def as_arrays(record: Any) -> Any:
     return jax.tree_util.tree_map_with_path(converted, record, is_leaf=is_list)
 
 
-def share_memory(*trees: Any) -> bool:
-    """Whether a leaf of one of two records may lie in the memory of a leaf of the other.
-
-    Raises:
-      ValueError, TypeError: a leaf cannot be an array.
-    """
-    arrays = (
-        [x for x in jax.tree_util.tree_leaves(as_arrays(tree)) if isinstance(x, np.ndarray)] for tree in trees
-    )
-    if any(np.may_share_memory(a, b) for a, b in itertools.product(*arrays)):
-        return True
-    # arrays of lists, or of tensors that NumPy copies, share no memory even if both records hold the same object
+def share_memory(one: Any, other: Any) -> bool:
+    """Whether a leaf of one of two records is, or may lie in the memory of, a leaf of the other."""
     numbers = (int, float, complex, np.generic)
-    objects = (
+    leaves = (
         [x for x in jax.tree_util.tree_leaves(tree, is_leaf=is_list) if not isinstance(x, numbers)]
-        for tree in trees
+        for tree in (one, other)
     )
-    return any(a is b for a, b in itertools.product(*objects))
+    pairs = itertools.product(*leaves)
+    return any(a is b or np.may_share_memory(np.asarray(a), np.asarray(b)) for a, b in pairs)
