@@ -43,6 +43,7 @@ FORMS = {
     "v3 with dots": (3, (16, 30, 20), {"chunk_key_encoding": {"name": "v2"}}),
     "shards": (3, (64, 32, 40), shards(INNER)),
     "shards, index first": (3, (64, 32, 40), shards(INNER, index_location="start")),
+    "shards in shards": (3, (64, 32, 40), shards((32, 32, 40), **shards(INNER))),
 }
 """Version, shape of a chunk or shard, and metadata."""
 
