@@ -19,7 +19,7 @@ import numpy.typing as npt
 from feedline._src.files.file import File, opening
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import Column, FileArray, Grouped, Leaf
+from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, few
 
 Array = npt.NDArray[Any]
 pyarrow: Any = Library("pyarrow", "arrow")
@@ -27,7 +27,6 @@ ipc: Any = Library("pyarrow.ipc", "arrow")
 REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
 _FILE_MARK = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-_MOST_SHOWN = 20
 
 
 # --- columns ---
@@ -152,13 +151,7 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
     return spec
 
 
-def few(words: Sequence[str], separator: str) -> str:
-    """The first words, and how many more there are."""
-    more = f"{separator}… {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
-    return separator.join(words[:_MOST_SHOWN]) + more
-
-
-# --- files ---
+# --- files ---# --- files ---
 
 
 @contextlib.contextmanager

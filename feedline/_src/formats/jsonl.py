@@ -20,13 +20,12 @@ import numpy.typing as npt
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Leaf, Records, Scan, check_not_compressed
+from feedline._src.formats.table import Leaf, Records, Scan, check_not_compressed, few
 
 Array = npt.NDArray[Any]
 _BLOCK_BYTES = 1 << 20
 _START_BYTES = 1 << 16
 """Read to learn the fields; more if no line ends within."""
-_MOST_SHOWN = 20
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 """Bytes of which a blank line consists: white space of JSON, and byte order marks."""
 _NEWLINE_CRC = zlib.crc32(b"\n")
@@ -130,11 +129,10 @@ def _spec_of(lines: Sequence[dict[str, Any]], columns: Sequence[str], path: str)
         except TypeError as error:
             refused.append(f"{name!r} is {error}")
     if refused:
-        more = f"; … {len(refused) - _MOST_SHOWN} more" if len(refused) > _MOST_SHOWN else ""
-        leave = f", or leave it out: columns={list(spec)[:_MOST_SHOWN]}" if spec else ""
+        leave = f", or leave it out: columns=[{few([repr(name) for name in spec], ', ')}]" if spec else ""
         raise TypeError(
             f"each column must be text or numbers of one shape, and {len(refused)} of {len(columns)} of {path} "
-            f"are not: {'; '.join(refused[:_MOST_SHOWN])}{more}. Write the file again{leave}"
+            f"are not: {few(refused, '; ')}. Write the file again{leave}"
         )
     return spec
 

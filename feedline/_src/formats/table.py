@@ -28,6 +28,7 @@ Leaf = jax.ShapeDtypeStruct | str
 """Shape and dtype of a leaf of one row; or for leaves of any length what they are: "bytes", "bytes of int32"."""
 _MOST_ROWS = 1 << 48
 """Of a file: sums over files stay below the largest int64."""
+_MOST_SHOWN = 20
 
 
 # --- mapped ---
@@ -250,6 +251,12 @@ def check_lengths(tree: dict[str, Any], refused: dict[str, str], kind: str, leaf
 def described(leaf: Leaf) -> str:
     """A leaf in words, such as "bytes" and "float32[3]"."""
     return leaf if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def few(words: Sequence[str], separator: str) -> str:
+    """The first words, and how many more there are."""
+    more = f"{separator}… {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return separator.join(words[:_MOST_SHOWN]) + more
 
 
 # --- records ---
