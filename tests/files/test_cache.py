@@ -195,17 +195,6 @@ def rows_of(source):
     return [source[row] for row in range(0, len(source), len(source) // 20)]
 
 
-@pytest.mark.slow
-def test_a_cache_that_is_deleted_all_the_time_changes_no_row(url, options):
-    expected = rows_of(feedline.open_source(url, store=options))
-    with deleted_all_the_time(options.folder):
-        for _ in range(3):
-            source = feedline.open_source(url, store=options)
-            for each in (source, pickle.loads(pickle.dumps(source))):
-                np.testing.assert_equal(rows_of(each), expected)
-            source.close()
-
-
 def test_a_source_that_was_opened_before_its_cache_was_deleted_reads_on(url, options):
     source = feedline.open_source(url, store=options)
     shutil.rmtree(options.folder)

@@ -259,26 +259,6 @@ def test_a_closed_source_gives_up_its_requests_and_is_read_again(store, url, opt
     reads_all(files[0])
 
 
-def test_threads_read_while_blocks_are_evicted(store, tmp_path):
-    store.objects["/x.bin"] = DATA
-    file = opened(f"{store.url}/x.bin", feedline.Store(cache=tmp_path, cache_bytes=2 * BLOCK))
-    wrong = []
-
-    def read(seed):
-        try:
-            for again in range(5):
-                reads_all(file, 100 * seed + again)
-        except (AssertionError, feedline.FeedError) as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 def test_more_segments_than_may_be_open_are_read(store, tmp_path, monkeypatch):
     monkeypatch.setattr("feedline._src.files.cache.OPEN_FILES", 2)
     store.objects["/x.bin"] = DATA

@@ -13,16 +13,14 @@ import numpy as np
 import obstore
 import PIL.Image
 import pytest
-import store_server
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from obstore.store import S3Store
-from stored import BLOCK, LABELS, RECORDS, ROWS, npy, tar
+from stored import BLOCK, LABELS, ROWS, npy
 from test_docs import run
 
 import feedline
 from feedline._src.files.client import client_of
 from feedline._src.native.library import library
-from feedline._src.rows import digests
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 
@@ -173,40 +171,6 @@ def test_ragged_rows_in_a_store(store, tmp_path, monkeypatch):
         far.read(rows, out)
         near.read(rows, expected)
         jax.tree.map(np.testing.assert_array_equal, out, expected)
-
-
-def test_an_object_of_the_same_tag_is_not_read_by_an_old_index(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_server, "etag", lambda data: '"the tag of all versions"')
-    monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])
-    store.objects["/x.tar"] = tar(RECORDS)
-    options = feedline.Store(cache=tmp_path, patience_s=10)
-    expected = feedline.open_source(f"{store.url}/x.tar", store=options).records(np.arange(200))
-    moved = [*RECORDS[:99], RECORDS[99][:-2048], RECORDS[100] + bytes(2048), *RECORDS[101:]]
-    store.objects["/x.tar"] = tar(moved)
-    assert len(tar(moved)) == len(tar(RECORDS))
-    for path in (tmp_path / "blocks").rglob("*"):
-        if path.is_file():
-            path.unlink()
-    again = feedline.open_source(f"{store.url}/x.tar", store=options)
-    assert again[150] == expected[150]
-    with pytest.raises(feedline.FeedError, match=r"built again with the same size.*Delete that index") as error:
-        again[100]
-    assert error.value.file == f"{store.url}/x.tar"
-
-
-def test_a_store_in_trouble_is_no_bad_row(store, tmp_path):
-    store.objects["/x.tar"] = tar(RECORDS)
-    options = feedline.Store(cache=tmp_path, patience_s=0.2)
-    source = feedline.open_source(f"{store.url}/x.tar", store=options)
-    for path in (tmp_path / "blocks").rglob("*"):
-        if path.is_file():
-            path.unlink()
-    source.close()
-    source = pickle.loads(pickle.dumps(source))
-    store.fault = lambda *request: 503
-    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
-        source[0]
-    assert not isinstance(caught.value, feedline.RowError)
 
 
 class Told:

@@ -42,12 +42,9 @@ _CAUSES = {
     "connection refused": "connection refused",
     "connection reset": "connection reset",
     "invalidcontenttype": "the server does not speak TLS, as https:// needs it",
-    "unreachable": "there is no route to the host",
-    "no route to host": "there is no route to the host",
-    "timedout": "timed out",
-    "timed out": "timed out",
-    "incompletemessage": "the connection was cut",
-    "body error": "the connection was cut",
+    "unreachable|no route to host": "there is no route to the host",
+    "timed ?out": "timed out",
+    "incompletemessage|body error": "the connection was cut",
     "sending request": "sending the request failed",
 }
 """What obstore says of the network in lower case, and what it means: the causes before what they cause."""
@@ -254,7 +251,7 @@ def _reason(error: Exception) -> str:
     text = str(error)
     if status := _STATUS.search(text):
         return f"{status[1]} {status[2]}"
-    causes = (meaning for cause, meaning in _CAUSES.items() if cause in text.lower())
+    causes = (meaning for cause, meaning in _CAUSES.items() if re.search(cause, text.lower()))
     return next(causes, type(error).__name__)
 
 
