@@ -9,7 +9,7 @@ import pytest
 
 from feedline._src.cluster.binding import bind, own_gpus, plan
 from feedline._src.cluster.launchers.launcher import ProcessInfo
-from feedline._src.cluster.topology import as_list, cores, numbers, topology, usable_gpus
+from feedline._src.cluster.topology import as_list, numbers, topology, usable_gpus
 
 NODES = {0: "0-55,112-167", 1: "56-111,168-223"}
 GPUS = [("1b", 0), ("43", 0), ("52", 0), ("61", 0), ("9d", 1), ("c3", 1), ("d1", 1), ("df", 1)]
@@ -94,11 +94,6 @@ def test_never_wider_than_what_was_given(dgx):
     assert planned(dgx, (7,), (7, 8), numbers("3,4")) is None
 
 
-def test_unknown_gpus():
-    assert own_gpus({"CUDA_VISIBLE_DEVICES": "MIG-1"}, None, []) == []
-    assert own_gpus({"CUDA_VISIBLE_DEVICES": ""}, None, []) == []
-
-
 def test_more_processes_than_cores(tmp_path):
     root = planted(tmp_path, {0: "0", 1: "1"}, [(f"{i}1", i // 4) for i in range(8)], siblings=224)
     found = [planned(root, (p,), (p, 8), numbers("0-1")) for p in range(8)]
@@ -112,10 +107,8 @@ def test_a_machine_without_gpus_nodes_or_files(dgx, tmp_path):
     assert bind(info, planted(tmp_path, gpus=[("1b", -1)])) is None
     assert bind(info, planted(tmp_path, gpus=[])) is None
     assert bind(None, dgx) is None  # its GPUs are on all nodes
-
-
-def test_cores(dgx):
-    assert cores(numbers("0-2,112,200"), dgx) == [[0, 112], [1], [2], [88 + 112]]
+    assert own_gpus({"CUDA_VISIBLE_DEVICES": "MIG-1"}, None, usable_gpus(dgx)) == []
+    assert own_gpus({"CUDA_VISIBLE_DEVICES": "1,0"}, (0,), usable_gpus(dgx)) == ["0000:43:00.0"]
 
 
 def bound(root, **given):

@@ -7,8 +7,6 @@ and shortened to what concerns processes. Those of PBS and TORQUE follow their m
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from feedline._src.cluster.cores import own_processes, share_of
 from feedline._src.cluster.detect import LAUNCHERS, describe_single_process, find
@@ -336,24 +334,3 @@ def test_the_documented_table_is_that_of_the_launchers():
     assert all(f"\n{line}\n" in text for line in lines)
     rows = [line for line in text.splitlines() if line in lines]
     assert rows == lines
-
-
-NAMES = sorted({*TASK, *MPI_4, *MPI_5, *MPICH, *TORCHRUN, *BY_HAND, *BY_HAND_FOR_JAX, *POD, *TORQUE,
-                "SLURM_GPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "JAX_COORDINATOR_PORT",
-                "FEEDLINE_LOCAL_PROCESSES"})  # fmt: skip
-VALUES = st.one_of(
-    st.integers(-1, 4).map(str),
-    st.from_regex(r"[0-9]{1,20}(\(x[0-9]{1,20}\))?(,[0-9](\(x[0-9]\))?)?", fullmatch=True),
-    st.sampled_from(["", "9" * 5000, "²", "٣", "a:1", "a:٣", "node[1-2]", "[", "[::1]:5", "prterun-a-1@1", "0,1"]),
-    st.text(max_size=8),
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=500, deadline=30_000)
-@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)))
-def test_any_values_of_the_variables_are_detected_or_a_value_error(environ):
-    try:
-        find(environ)
-    except ValueError as error:
-        assert any(name in str(error) for name in (*NAMES, "coordinator"))  # noqa: PT017

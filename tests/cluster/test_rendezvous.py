@@ -72,7 +72,7 @@ def connected(port):
 @pytest.mark.slow
 def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
     """Process 3 had come, and then ended."""
-    monkeypatch.setattr(rendezvous, "_TELL_S", 2)
+    monkeypatch.setattr(rendezvous, "_WARN_S", 2)
     waiting = [met(port, 0, 4, within_s=4), met(port, 2, 4)]
     with dying(port, 3, 4):
         pass
@@ -159,7 +159,7 @@ def test_a_second_process_of_the_same_number_does_not_join(port):
 
 
 def test_a_missing_coordinator_is_an_error_at_the_deadline(port, monkeypatch, capfd):
-    monkeypatch.setattr(rendezvous, "_TELL_S", 0)
+    monkeypatch.setattr(rendezvous, "_WARN_S", 0)
     with pytest.raises(FeedError, match=rf"127.0.0.1:{port}, but it was not reached in time .*process 1"):
         meet(info(port, process=1), time.monotonic() + SOON_S)
     told = f"feedline: process 1 waits for process 0 to listen at 127.0.0.1:{port}, for at most 0 s more\n"

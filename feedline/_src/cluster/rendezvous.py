@@ -22,18 +22,14 @@ _GREETING, _ALL_JOINED = b"feedline\n", b"all joined\n"
 _MAX_BYTES = 1 << 12
 _RETRY_S = 0.2
 _ANSWER_S = 10.0  # for an answer that comes at once, and for an attempt to connect: a firewall may drop it
-_TELL_S = 30.0  # after that a line on stderr says who is missing
+_WARN_S = 30.0  # after that a line on stderr says who is missing
 
 
 def meet(info: ProcessInfo, deadline: float) -> None:
     """Returns once all processes of the run have arrived and the coordinator's port is free for jax.
 
-    Args:
-      deadline: of `time.monotonic`.
-
-    Raises:
-      ProcessError: a process did not arrive in time; names it.
-      FeedError: process 0 cannot listen on the port, or the others do not reach it there.
+    A `ProcessError` names a process that did not arrive by the deadline (of `time.monotonic`). A `FeedError`
+    says that process 0 cannot listen on the port, or that the others do not reach it there.
     """
     if info.process == 0:
         _gather(info, deadline)
@@ -42,31 +38,26 @@ def meet(info: ProcessInfo, deadline: float) -> None:
         connection.settimeout(max(0.0, deadline - time.monotonic()) + _ANSWER_S)
         answer = _received(connection)
     if answer != _ALL_JOINED:
-        ended = (
-            "all processes of a run join at its start, but process 0 ended before all had; look what it wrote last"
-        )
-        raise ProcessError(
-            f"{answer.decode() or ended} (this is process {info.process} of {info.processes}, by {info.launcher}: "
-            f"{info.evidence})",
-            stage="launch",
-            process=None if answer else 0,
-        )
+        rule = "all processes of a run join at its start, but"
+        found = answer.decode() or f"{rule} process 0 ended before all had; look what it wrote last"
+        own = f"this is process {info.process} of {info.processes}, by {info.launcher}: {info.evidence}"
+        raise ProcessError(f"{found} ({own})", stage="launch", process=None if answer else 0)
 
 
 def _gather(info: ProcessInfo, deadline: float) -> None:
     """In process 0: wait for the others, and answer. One that ends meanwhile is missing, and may come again."""
     arrived: dict[int, socket.socket] = {}
-    tell_at = time.monotonic() + _TELL_S
+    warn_at = time.monotonic() + _WARN_S
     with _listener(info) as listener, contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         while missing := [process for process in range(1, info.processes) if process not in arrived]:
             now = time.monotonic()
-            if now >= tell_at:
-                tell_at = math.inf
-                _tell(info, f"{process_names(missing)} to join", deadline)
+            if now >= warn_at:
+                warn_at = math.inf
+                _print_wait(info, f"{process_names(missing)} to join", deadline)
             if now >= deadline:
                 break
-            for key, _ in selector.select(min(deadline, tell_at) - now):
+            for key, _ in selector.select(min(deadline, warn_at) - now):
                 if key.data is None:
                     connection = stack.enter_context(listener.accept()[0])
                     connection.setblocking(False)
@@ -77,9 +68,8 @@ def _gather(info: ProcessInfo, deadline: float) -> None:
                 if process is not None and arrived.setdefault(process, key.data) is key.data:
                     continue
                 if process is not None:
-                    _send(
-                        key.data, f"each process of a run has a number of its own, but {process} is taken".encode()
-                    )
+                    taken = f"each process of a run has a number of its own, but {process} is taken"
+                    _send(key.data, taken.encode())
                 arrived = {each: connection for each, connection in arrived.items() if connection is not key.data}
                 selector.unregister(key.data)
                 key.data.close()
@@ -89,10 +79,10 @@ def _gather(info: ProcessInfo, deadline: float) -> None:
         )
         for connection in arrived.values():
             _send(connection, message.encode() if missing else _ALL_JOINED)
-        answered = time.monotonic() + _ANSWER_S
-        for (
-            connection
-        ) in arrived.values():  # whoever closes first keeps the port, which process 0 needs, in TIME_WAIT
+        answered = (
+            time.monotonic() + _ANSWER_S
+        )  # whoever closes first keeps the port, which jax needs, in TIME_WAIT
+        for connection in arrived.values():
             connection.settimeout(max(0.0, answered - time.monotonic()))
             _received(connection)
     if missing:
@@ -121,17 +111,16 @@ def _listener(info: ProcessInfo) -> socket.socket:
 
 def _connected(info: ProcessInfo, deadline: float) -> socket.socket:
     """A connection to process 0, which knows this one. Tried until it listens, and until its name resolves."""
-    tell_at = time.monotonic() + _TELL_S
+    warn_at = time.monotonic() + _WARN_S
     while True:
         left_s = deadline - time.monotonic()
         try:
             address = info.host, info.port
             connection = socket.create_connection(address, timeout=min(max(left_s, _RETRY_S), _ANSWER_S))
             connection.settimeout(_ANSWER_S)
-            try:
+            with contextlib.suppress(TimeoutError):
+                greeting = b"none in time"
                 greeting = connection.recv(len(_GREETING))
-            except TimeoutError:
-                greeting = b"nothing"
             if greeting == _GREETING:
                 _send(connection, f"{info.processes} {info.process}".encode())
                 return connection
@@ -148,9 +137,9 @@ def _connected(info: ProcessInfo, deadline: float) -> socket.socket:
                     stage="launch",
                     process=info.process,
                 ) from error
-        if time.monotonic() >= tell_at:
-            tell_at = math.inf
-            _tell(info, f"process 0 to listen at {info.coordinator}", deadline)
+        if time.monotonic() >= warn_at:
+            warn_at = math.inf
+            _print_wait(info, f"process 0 to listen at {info.coordinator}", deadline)
         time.sleep(_RETRY_S)
 
 
@@ -168,7 +157,7 @@ def _other_program(info: ProcessInfo) -> FeedError:
     )
 
 
-def _tell(info: ProcessInfo, missing: str, deadline: float) -> None:
+def _print_wait(info: ProcessInfo, missing: str, deadline: float) -> None:
     """Say on stderr for what this process waits. A single write: several processes share the terminal."""
     left_s = max(0.0, deadline - time.monotonic())
     sys.stderr.write(f"feedline: process {info.process} waits for {missing}, for at most {left_s:.0f} s more\n")

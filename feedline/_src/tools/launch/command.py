@@ -74,11 +74,7 @@ class Launch:
             )
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
             raise ValueError(f"--timeout-s is finite and above 0, found {self.timeout_s:g} s; leave it out")
-        from feedline._src.tools.launch.environments import (
-            process_environments,
-            reserved_port,
-            visible_gpus,
-        )
+        from feedline._src.tools.launch.environments import process_environments, reserved_port, visible_gpus
         from feedline._src.tools.launch.supervisor import Supervisor
 
         with reserved_port() as port:

@@ -37,13 +37,6 @@ class Supervisor:
        SIGINT or SIGTERM the processes may save and end; `stop_s` later, or at the second signal, they are killed.
     4. After `timeout_s` the processes get SIGTERM, as if it had been sent to the launcher.
     5. No process is left, however this ends (see `ProcessGroup`).
-
-    After `jax.distributed.initialize`, jax catches SIGTERM and does nothing, so a program that does not call
-    `feedline.cluster.should_stop` ends by SIGKILL.
-
-    Example:
-      >>> Supervisor(["true"], [os.environ] * 2).run()
-      0
     """
 
     def __init__(
@@ -172,8 +165,6 @@ class Supervisor:
         self._overdue = bool(self._running)
         self._signal(signal.SIGKILL)
 
-    # --- what children tell ---
-
     def started(self, index: int, child: asyncio.SubprocessTransport) -> None:
         self._running[index] = child
         self._started.append(child)
@@ -257,8 +248,6 @@ class Supervisor:
 
 
 class _Child(asyncio.SubprocessProtocol):
-    """A process: its output comes in whole lines."""
-
     def __init__(self, supervisor: Supervisor, index: int) -> None:
         self._supervisor = supervisor
         self._index = index
@@ -303,12 +292,7 @@ def _same_file() -> bool:
 
 
 def label_of(process: int, label: str) -> str:
-    """What stands before a line of this process that is written now.
-
-    Example:
-      >>> label_of(2, "number"), label_of(2, "slurm"), label_of(2, "none")
-      ('[2] ', '2: ', '')
-    """
+    """What stands before a line of this process that is written now."""
     now = f"{datetime.datetime.now():%H:%M:%S.%f}"[:-3]  # milliseconds
     return {"number": f"[{process}] ", "slurm": f"{process}: ", "time": f"[{process} {now}] ", "none": ""}[label]
 
