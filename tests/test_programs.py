@@ -48,7 +48,7 @@ def test_a_run_past_its_time_is_ended():
 
 
 STARTS = {f"subprocess.{name}" for name in ("Popen", "call", "check_call", "check_output", "run")}
-SCRIPTS = {"chaos/chaos.py", "faults/measure_faults.py", "fuzz/fuzz.py"}
+SCRIPTS = {"chaos/chaos.py", "faults/measure_faults.py"}
 """Run by hand or by a test, which ends them with all that they started."""
 
 

@@ -44,7 +44,7 @@ def test_a_table_of_a_batch_by_hand():
     by_both = NamedSharding(MESH, P("data", "model"))
     lines = screen({"x": np.array([[np.nan, 1]] * 100)}, 30, by_both, processes=2)
     assert lines[0].startswith("A feed refuses this: the batch size must be a multiple of the 4 shards")
-    assert "Batches of 30 rows do not fit; this is for 28." in lines
+    assert "A batch of 28, since one of 30 does not fit" in lines
     assert [cells(lines, "x"), cells(lines[8:], "x")] == [
         ["x", "2", "float64", "16", *(["[nan,", "1]"] * 3)],
         ["x", "28", "×", "2", "float32", "P('data',", "'model')", "7", "×", "1"],

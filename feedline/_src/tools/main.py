@@ -36,7 +36,6 @@ Keeps sharded accelerators fed. `feedline --version` prints the version.
 _FEED_ERROR = 1
 _WRONG_ARGUMENT = 2
 _SIGNAL_BASE = 128  # plus the signal's number, as in a shell
-_INTERRUPTED = _SIGNAL_BASE + signal.SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,11 +74,9 @@ def _exit_code(arguments: list[str]) -> int:
     except Terminated as end:
         return _report_failure(end, _SIGNAL_BASE + end.number)
     except KeyboardInterrupt as interrupt:
-        return _report_failure(interrupt, _INTERRUPTED)
-    except FeedError as error:
-        return _report_failure(error, _FEED_ERROR)
-    except (ValueError, TypeError, OSError) as error:
-        return _report_failure(error, _WRONG_ARGUMENT)
+        return _report_failure(interrupt, _SIGNAL_BASE + signal.SIGINT)
+    except (FeedError, ValueError, TypeError, OSError) as error:
+        return _report_failure(error, _FEED_ERROR if isinstance(error, FeedError) else _WRONG_ARGUMENT)
 
 
 def _parsed(arguments: list[str]) -> Any:

@@ -45,7 +45,8 @@ def _parts(source: str, target: Target) -> Iterator[RenderableType]:
         for leaf, values in zip(_row_leaves(plan), target.first, strict=True)
     ]
     yield from _table(["leaf", "shape", "dtype", "bytes", *names], rows)
-    yield Text(f"A batch of {size}", "bold")
+    asked = "" if plan.fitting_size == plan.batch_size else f", since one of {plan.batch_size:,} does not fit"
+    yield Text(f"A batch of {size}{asked}", "bold")
     title = "leaf" if target.options.transform is None else "leaf, transformed"
     rows = [
         [leaf_title(name), _shape(leaf.shape), leaf.dtype.name, in_words(leaf.sharding), _shard(leaf)]
@@ -112,8 +113,6 @@ def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
     used = {device for leaf in plan.leaves.values() for device in held(leaf)}
     if len(used) < devices:
         yield f"The feed uses {len(used)} of them. A process without one of these cannot build it."
-    if plan.fitting_size != plan.batch_size:
-        yield f"Batches of {plan.batch_size:,} rows do not fit; this is for {plan.fitting_size:,}."
 
 
 def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
@@ -160,8 +159,6 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
         style = "red" if other % multiple else "bold" if other == size else None
         table.add_row(name, *(f"{number:,}" for number in Epoch.of(rows, other)[1:]), style=style)
     yield table
-    if size % multiple:
-        yield f"→ {size:,} does not fit; the others do."
     if not whole:
         yield f"No size near {size:,} that fits divides the {rows:,} rows."
     yield f'"wrap" continues into the next epoch: {rows / size:,.5g} batches an epoch.'
