@@ -48,7 +48,7 @@ def run(data, key=0, **options):
 
 
 def by_pillow(array, box, size):
-    """The same by Pillow: (top, left, height, width) of the array, resized."""
+    """(top, left, height, width) of the array, resized by Pillow."""
     top, left, height, width = box
     whole = Image.fromarray(array).resize((size, size), Image.BILINEAR, (left, top, left + width, top + height))
     return np.asarray(whole)

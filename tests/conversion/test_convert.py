@@ -311,7 +311,7 @@ def test_a_map_that_leaves_out_files():
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_file_that_holds_other_rows_than_were_written(form, monkeypatch):
-    """As if the disk had damaged it: it is never given its name."""
+    """A file that the disk damaged is never given its name."""
     real = formats._WRITERS[form]
 
     def damaged(path, row, chunks, *sizes):

@@ -61,7 +61,7 @@ def called_at(line, call, function):
 @pytest.mark.slow
 @pytest.mark.parametrize(("prefetch", "batch"), [(0, 1), (2, 0), (2, 1)])
 def test_close_at_any_line_of_next_ends_the_feed(tmp_path, prefetch, batch):
-    """As in a signal handler, or in a finalizer that the garbage collector runs there."""
+    """A signal handler may do so, or a finalizer that the garbage collector runs there."""
     np.save(tmp_path / "x.npy", np.arange(64))
     for line in range(1, 2000):
         feed = feed_of(tmp_path / "x.npy", prefetch=prefetch, reading=Reading(threads=1))
@@ -113,7 +113,7 @@ def test_a_handler_that_asks_for_a_batch_at_any_line_of_next_gets_it_or_an_error
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_state_taken_at_any_line_of_next_resumes_there(prefetch):
-    """As in a signal handler that saves."""
+    """A signal handler that saves does so."""
     with feed_of(np.arange(64), prefetch=prefetch, reading=Reading(threads=1)) as feed:
         for line in range(1, 2000):
             states = []
