@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.rows.source import Indexed, WillRead
+from feedline._src.rows.source import Given, Indexed
 
 Record = bytes | Mapping[str, Any]
 """The bytes of a row; or of a row with several fields their values by name, of which at least one is bytes."""
@@ -72,33 +72,15 @@ class EncodedRows(Indexed):
         return [("row", "bytes")] if self.fields is None else [(name, "bytes") for name in self.fields]
 
 
-class UserRecords(EncodedRows):
+class UserRecords(Given, EncodedRows):
     """An `EncodedSource` of the user."""
 
     def __init__(self, given: Any) -> None:
-        self._given, self.fields = given, given.fields
-        self.picklable = bool(getattr(given, "picklable", True))
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._given.identity
-        return found
-
-    @property
-    def will_read(self) -> WillRead | None:
-        """The user's, if there is one."""
-        found: WillRead | None = getattr(self._given, "will_read", None)
-        return found
-
-    def __len__(self) -> int:
-        return len(self._given)
+        super().__init__(given)
+        self.fields = given.fields
 
     def records(self, rows: npt.NDArray[np.int64]) -> Sequence[Record]:
         found: Sequence[Record] = self._given.records(rows)
-        return found
-
-    def file_of(self, row: int) -> str | None:
-        found: str | None = self._given.file_of(row)
         return found
 
     def close(self) -> None:

@@ -49,6 +49,11 @@ class Indexed:
         raise NotImplementedError
 
     @property
+    def kind(self) -> str:
+        """The name of its class, for messages."""
+        return type(self).__name__
+
+    @property
     def identity(self) -> dict[str, Any]:
         """JSON values that identify the data; no absolute path."""
         raise NotImplementedError
@@ -139,11 +144,6 @@ class Source(Indexed):
     reads_columns: bool = False
     positioned: bool = False
     ragged_leaves: tuple[int, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """The name of its class, for messages."""
-        return type(self).__name__
 
     @property
     def epoch_rows(self) -> int:
@@ -245,16 +245,12 @@ def _is_whole(cuts: Sequence[Cut], spec: Any) -> bool:
     )
 
 
-class UserSource(Source):
-    """A `RowSource` of the user, with or without optional members. It is not closed: it belongs to the user."""
+class Given(Indexed):
+    """What an object of the user says of its rows, with defaults for members that it may lack."""
 
     def __init__(self, given: Any) -> None:
-        self._given, self.spec = given, given.spec
+        self._given = given
         self.picklable = bool(getattr(given, "picklable", True))
-        self.positioned = hasattr(given, "read_positioned")
-        self.reads_columns = hasattr(given, "read_leaf") and not self.positioned
-        if hasattr(given, "padded_length"):
-            self.ragged_leaves = tuple(given.ragged_leaves)
 
     @property
     def kind(self) -> str:
@@ -267,12 +263,7 @@ class UserSource(Source):
         return found
 
     @property
-    def files(self) -> None:
-        """Unknown."""
-
-    @property
     def will_read(self) -> WillRead | None:
-        """The user's, if there is one."""
         found: WillRead | None = getattr(self._given, "will_read", None)
         return found
 
@@ -280,15 +271,25 @@ class UserSource(Source):
         return len(self._given)
 
     def file_of(self, row: int) -> str | None:
-        """By the user's `file_of`, if there is one."""
         known: Callable[[int], str | None] | None = getattr(self._given, "file_of", None)
         return None if known is None else known(row)
+
+
+class UserSource(Given, Source):
+    """A `RowSource` of the user. It is not closed: it belongs to the user."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given)
+        self.spec = given.spec
+        self.positioned = hasattr(given, "read_positioned")
+        self.reads_columns = hasattr(given, "read_leaf") and not self.positioned
+        if hasattr(given, "padded_length"):
+            self.ragged_leaves = tuple(given.ragged_leaves)
 
     def padded_length(self, rows: Indices) -> int:
         return int(self._given.padded_length(rows))
 
     def read(self, rows: Indices, out: Any) -> None:
-        """TypeError: it returned its rows."""
         _check_returned(self._given.read(rows, out))
 
     def read_positioned(self, rows: Rows, out: Any) -> None:

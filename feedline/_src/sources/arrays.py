@@ -340,12 +340,7 @@ class ArraySource(Source):
 
     @property
     def files(self) -> Iterable[str] | None:
-        """Paths of the files that the rows are made of. None: of other things, too; or one was replaced."""
-        try:
-            for file in self._files:
-                file.check()
-        except FeedError:
-            return None
+        """Paths of the files that the rows are made of; None: of other things, too."""
         return super().files if self.picklable else None
 
     def file_of(self, row: int) -> str | None:

@@ -63,21 +63,6 @@ class Lanes:
         """The lanes of a source, where a stream is a single lane."""
         return source if isinstance(source, Lanes) else cls(lambda lane, count: source, 1)
 
-    def check_batch_size(self, batch_size: int) -> None:
-        """Refuse a batch size that is not a multiple of the number of lanes.
-
-        Raises:
-          ValueError: the error names sizes and counts that work.
-        """
-        if batch_size % self.count:
-            below, above = (batch_size // self.count * self.count, -(-batch_size // self.count) * self.count)
-            sizes = f"{below} or {above}" if below else f"{above}"
-            most = next(n for n in range(min(self.count, batch_size), 0, -1) if batch_size % n == 0)
-            raise ValueError(
-                f"lanes fill equal parts of a batch, so their count must divide the batch size; got {self.count} "
-                f"lanes for batches of {batch_size}. Batches of {sizes} would work, and so would {most} lanes"
-            )
-
     def open(self, lane: int) -> Any:
         """An iterator over all items of a lane.
 
