@@ -135,7 +135,6 @@ class Cache:
       turn: changes whenever files may have been found to be gone.
       opened: the segments that were read last.
       known: of each segment that was open, its id and `CacheFile.verified`, which outlast its descriptor.
-      used: names of the segments that were read since the last `maintain`.
     """
 
     def __init__(self, folder: str, limit_bytes: int | None) -> None:
@@ -149,7 +148,6 @@ class Cache:
         self.evictions = self.turn = 0
         self.opened: LruCache[CacheFile] = LruCache(OPEN_FILES)
         self.known: dict[str, tuple[bytes, npt.NDArray[np.bool_]]] = {}
-        self.used: set[str] = set()
         self._uncounted: float = self.limit_bytes
         """Bytes that this process stored since it counted the files; at first more than allowed. Held by _lock."""
         self._maintained = time.monotonic()
@@ -176,17 +174,15 @@ class Cache:
         self.turn += 1
 
     def maintain(self) -> None:
-        """Every 20 s: note in the cache which segments are in use, and forget those that are gone."""
+        """Every 20 s: forget segments that are gone, and open the others again, which notes that they are in
+        use."""
         with self._lock:
             if time.monotonic() < self._maintained + _EVERY_S:
                 return
             self._maintained = time.monotonic()
-            used, self.used = self.used, set()
-        self.opened.clear()  # deleted files give back their space; the others are opened again
-        for name, known in list(self.known.items()):
-            path = self.path(name)
-            there = touched(path, known[0]) if name in used else os.path.exists(path)
-            if not there and self.known.get(name) is known:
+        self.opened.clear()
+        for name in list(self.known):
+            if not os.path.exists(self.path(name)):
                 self.known.pop(name, None)
         self.turn += 1
 

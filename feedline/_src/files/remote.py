@@ -136,7 +136,6 @@ class RemoteFile(File):
                     self.cache.drop(self._segments[number], file)
             else:
                 raise self._unstable(_TRIES)
-            self.cache.used.add(self._segments[number])
 
     def _segment(self, number: int) -> CacheFile:
         return self.cache.segment(self._segments[number], min(self._step, self.size - number * self._step))
@@ -253,10 +252,8 @@ class RemoteFile(File):
             if library() is not None and self._is_complete():
                 self._mapped, self._seen = self._map(), -1
         elif self._seen != self.cache.turn:
-            self._seen, segments = self.cache.turn, self._mapped[1]
-            self.cache.used.update(name for name, *_ in segments)
-            if any(self.cache.known.get(name, (b"",))[0] != id for name, id, _ in segments):
-                self._mapped = None
+            self._seen = self.cache.turn
+            self.check()
         return None if self._mapped is None else self._mapped[0]
 
     def _is_complete(self) -> bool:
@@ -292,7 +289,8 @@ class RemoteFile(File):
         return np.frombuffer(memoryview(raw).toreadonly(), np.uint8), segments
 
     def check(self) -> None:
-        """Unmap the object if files of the cache are gone or truncated. Fetching compares its version."""
+        """Note that mapped segments are in use; unmap them if one is gone or truncated. Fetching compares the
+        version."""
         mapped = self._mapped
         for name, id, _ in () if mapped is None else mapped[1]:
             if not touched(self.cache.path(name), id):
