@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import time
@@ -59,6 +60,7 @@ def collective_build(processes: Collection[int], warning_s: float, error_s: floa
         raise
 
 
+@dataclasses.dataclass(frozen=True)
 class CollectiveBuild:
     """The build of a feed by several processes, or by one, which has nothing to compare and no `key`.
 
@@ -67,34 +69,28 @@ class CollectiveBuild:
     process. The first verdict is final, also that of a process that failed before the last one arrived.
     """
 
-    def __init__(
-        self,
-        service: Coordination | None,
-        key: str | None,
-        processes: Sequence[int],
-        warning_s: float,
-        error_s: float,
-    ) -> None:
-        self.key = key
-        self._path = f"{key}/build"
-        self._service = service
-        self._processes = processes
-        self._warning_s = warning_s
-        self._error_s = error_s
+    service: Coordination | None
+    key: str | None
+    processes: Sequence[int]
+    warning_s: float
+    error_s: float
+
+    @property
+    def _path(self) -> str:
+        return f"{self.key}/build"
 
     def agree(self, description: Mapping[str, Any]) -> None:
         """Compare this process's description, JSON values by field, with that of every other process.
 
-        Raises:
-          ProcessError: a process differs, failed, or did not arrive in time; names the process and the field.
+        A `ProcessError` names a process that differs, and the field, or one that failed or did not arrive in time.
         """
-        service = self._service
+        service = self.service
         if service is None:
             return
         text = json.dumps(description)
         service.set(f"{self._path}/description/{digest(text)}", text)
         service.set(f"{self._path}/digest/{service.process}", digest(text))
-        if service.increment(f"{self._path}/arrived") == len(self._processes):
+        if service.increment(f"{self._path}/arrived") == len(self.processes):
             found = self._find_mismatch(service)
             self._publish(
                 service, found and {"message": found.message, "stage": "agree", "process": found.process}
@@ -105,7 +101,7 @@ class CollectiveBuild:
 
     def fail(self, error: BaseException) -> None:
         """Raise an error of this process in the others."""
-        if (service := self._service) is None:
+        if (service := self.service) is None:
             return
         verdict = {"stage": "agree", "process": service.process, **as_arguments(error)}
         verdict["message"] = f"process {service.process} could not build it: {verdict['message']}"
@@ -121,16 +117,16 @@ class CollectiveBuild:
         if len(set(digests.values())) == 1:
             return None
         texts = {
-            each: service.get(f"{self._path}/description/{each}", self._error_s) for each in {*digests.values()}
+            each: service.get(f"{self._path}/description/{each}", self.error_s) for each in {*digests.values()}
         }
         return find_mismatch({process: json.loads(texts[each]) for process, each in digests.items()})
 
     def _verdict(self, service: Coordination) -> dict[str, Any] | None:
         began, warned = time.monotonic(), False
-        slice_s = length_of_waits_s(len(self._processes), _SLICE_S)
-        while (waited_s := time.monotonic() - began) < self._error_s:
+        slice_s = length_of_waits_s(len(self.processes), _SLICE_S)
+        while (waited_s := time.monotonic() - began) < self.error_s:
             with contextlib.suppress(TimeoutError):
-                text = service.get(f"{self._path}/verdict", min(slice_s, self._error_s - waited_s))
+                text = service.get(f"{self._path}/verdict", min(slice_s, self.error_s - waited_s))
                 verdict: dict[str, Any] | None = json.loads(text)
                 return verdict
             if (failed := poll_failure()) is not None:
@@ -144,7 +140,7 @@ class CollectiveBuild:
                     stage="agree",
                     process=gone[0],
                 )
-            if not warned and time.monotonic() - began >= self._warning_s:
+            if not warned and time.monotonic() - began >= self.warning_s:
                 warned = True
                 names = process_names(self._missing(service)) or "the comparison of the feeds of all processes"
                 _log.warning("waiting for %s to build (or to move) this feed, too", names)
@@ -152,7 +148,7 @@ class CollectiveBuild:
         what = f"{process_names(missing)} did not" if missing else "all arrived, but no process compared the feeds"
         raise ProcessError(
             f"every process of the mesh must build the feed, and its feeds in the same order (feed.move counts): "
-            f"{what} within {self._error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the "
+            f"{what} within {self.error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the "
             "start takes so long",
             stage="agree",
             process=missing[0] if missing else None,
@@ -160,7 +156,7 @@ class CollectiveBuild:
 
     def _missing(self, service: Coordination) -> list[int]:
         arrived = service.by_process(f"{self._path}/digest")
-        return [process for process in self._processes if process not in arrived]
+        return [process for process in self.processes if process not in arrived]
 
 
 class Mismatch(NamedTuple):
@@ -173,10 +169,8 @@ class Mismatch(NamedTuple):
 def find_mismatch(descriptions: Mapping[int, Mapping[str, Any]]) -> Mismatch | None:
     """The first field, in the order of the fields, that is not the same in every process; None if all are. Pure.
 
-    The value of most processes is taken as right; in a tie, the value of the process with the lowest index.
-
-    Args:
-      descriptions: for each process index, JSON values by field. Dicts are compared entry by entry.
+    The value of most processes is taken as right; in a tie, the value of the process with the lowest index. Dicts
+    are compared entry by entry.
 
     Example:
       >>> print(find_mismatch({0: {"batch_size": 8}, 1: {"batch_size": 8}, 2: {"batch_size": 16}}).message)

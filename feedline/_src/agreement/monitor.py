@@ -326,7 +326,8 @@ class Monitor:
             return
         self._ahead_at = self._ahead_at or now
         # one batch more may have been taken only to look whether there is one
-        if now >= self._ahead_at + (self._every_s if found[1] > found[0] + 1 else self._abort_after_s):
+        patience_s = self._every_s if found[1] > found[0] + 1 else self._abort_after_s - self._every_s
+        if now >= self._ahead_at + patience_s:
             message = (
                 f"it reached its end after {found[0]} batches of a feed of which process {self._process} "
                 f"has taken {found[1]}, and each step needs all processes: look there for a loop that ends early, "
