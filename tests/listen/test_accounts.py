@@ -184,7 +184,7 @@ def test_the_times_of_workers_come_with_their_batches(tmp_path):
 def test_statistics_of_a_real_feed_count_what_its_stages_slept():
     seen = []
     stages = {"read": 2 * LOOP_S, "host": 2 * LOOP_S, "place": LOOP_S}
-    trained(**stages, jitter=0.0, steps=20, watch=lambda feed: seen.append(feed.statistics()))
+    trained(**stages, steps=20, watch=lambda feed: seen.append(feed.statistics()))
     first, last = seen[0], seen[-1]
     slept = (last.batches - first.batches) * LOOP_S
     for name, factor in (("read_s", 2), ("transform_s", 2), ("place_s", 1), ("loop_s", 1)):

@@ -154,7 +154,7 @@ def test_an_exception_in_the_loop_or_of_the_source_passes_and_the_feed_is_where_
         def read(self, rows, out):
             raise feedline.RowError("broken", stage="read")
 
-    with feedline.Feed(Failing(0.0, 0.0, 1), ROWS, ONE) as failing:
+    with feedline.Feed(Failing(), ROWS, ONE) as failing:
         with pytest.raises(feedline.RowError, match="broken"), failing.diagnose(steps=40):
             next(failing)
         assert failing.position == 0

@@ -59,7 +59,7 @@ def test_a_diagnosis_in_a_trace_is_left_out(tmp_path):
 
 
 def test_another_thread_traces_while_the_loop_goes_on(tmp_path):
-    with feedline.Feed(Sleeping(0, 0, 1), ROWS, ONE) as feed:
+    with feedline.Feed(Sleeping(), ROWS, ONE) as feed:
         traced = []
 
         def trace():
@@ -180,7 +180,7 @@ def test_each_process_has_its_own_file(tmp_path, monkeypatch):
 
 def test_a_trace_holds_no_batch(tmp_path):
     before = len(jax.live_arrays())
-    with feedline.Feed(Sleeping(0, 0, 1), ROWS, ONE) as feed, feed.trace(tmp_path / "trace.json"):
+    with feedline.Feed(Sleeping(), ROWS, ONE) as feed, feed.trace(tmp_path / "trace.json"):
         for _ in range(50):
             next(feed)
         assert len(jax.live_arrays()) < before + 20

@@ -33,47 +33,36 @@ def made(limits=Limits(), tunable=ALL, start=START, local=GIB // 4, shard=GIB //
     return bounds_of(limits, tunable, start, local_bytes=local, shard_bytes=shard, devices=devices)
 
 
-def test_defaults_are_shares_of_the_machine():
-    bounds, start = made()
-    assert isinstance(bounds, Bounds)
-    assert (bounds.host_batches, bounds.device_batches, bounds.cores) == (16, 64, 6)  # a quarter ÷ 4; a tenth
+@pytest.mark.parametrize(
+    ("devices", "device_batches"),
+    [
+        ((Device(),), 64),  # a tenth
+        ((Device(), Device(bytes_limit=8 * GIB)), 6),
+        ((Device(bytes_limit=None),), None),  # it does not tell its memory
+        ((Device("cpu", None),), None),  # its arrays count as host memory
+    ],
+)
+def test_defaults_are_shares_of_the_machine(devices, device_batches):
+    bounds, start = made(devices=devices)
+    assert (bounds.host_batches, bounds.device_batches, bounds.cores) == (16, device_batches, 6)  # a quarter ÷ 4
     assert start == START
-    assert not bounds.arrays_on_host
-
-
-def test_a_device_that_does_not_tell_its_memory_has_no_limit():
-    assert made(devices=(Device(bytes_limit=None),))[0].device_batches is None
-    assert made(devices=(Device(), Device(bytes_limit=8 * GIB)))[0].device_batches == 6
-
-
-def test_arrays_of_cpu_devices_count_as_host_memory():
-    bounds, _ = made(devices=(Device("cpu", None),))
-    assert bounds.device_batches is None
-    assert bounds.host_use(START) == 2 * 3 + 4
+    assert bounds.host_use(START) == 2 * 3 + (4 if devices[0].platform == "cpu" else 0)
 
 
 def test_a_limit_makes_the_start_smaller_and_is_never_exceeded():
     bounds, start = made(Limits(host_bytes=GIB, device_bytes=GIB // 2, cores=3))
     assert start == Settings(3, 0, 1, 1)
     assert bounds.allow(start)
-    assert not bounds.allow(start._replace(prefetch=2))
-    assert not bounds.allow(start._replace(buffer=2))
-    assert not bounds.allow(Settings(0, 4, 1, 1))
-
-
-def test_what_the_user_gave_stays():
-    _, start = made(Limits(cores=1), tunable=frozenset({"buffer"}))
-    assert start == START
+    for more in (start._replace(prefetch=2), start._replace(buffer=2), Settings(0, 4, 1, 1)):
+        assert not bounds.allow(more)
+    assert made(Limits(cores=1), tunable=frozenset({"buffer"}))[1] == START  # what the user gave stays
+    assert made(local=100 * GIB, shard=100 * GIB)[1] == Settings(8, 0, 1, 1)  # any size
 
 
 @pytest.mark.parametrize("limits", [Limits(host_bytes=GIB - 1), Limits(device_bytes=GIB // 2 - 1)])
 def test_a_limit_below_the_smallest_settings_is_refused(limits):
     with pytest.raises(ValueError, match=r"must hold 4 batches of .*; raise it, or use a smaller batch_size$"):
         made(limits)
-
-
-def test_without_a_limit_batches_of_any_size_are_accepted():
-    assert made(local=100 * GIB, shard=100 * GIB)[1] == Settings(8, 0, 1, 1)
 
 
 @pytest.mark.parametrize(("group", "expected"), [(None, 16), (16 * GIB, 4)])
@@ -87,12 +76,8 @@ def test_the_memory_of_the_control_group_counts(monkeypatch, group, expected):
     assert made()[0].host_batches == expected
 
 
-def test_limits_count_what_settings_use():
+def test_workers_are_at_most_as_many_as_the_cores_unless_the_user_chose_them():
     limits = Bounds(ALL, host_batches=1000, device_batches=1000, cores=4)
-    assert limits.host_use(Settings(4, 0, 2, 2)) == 6
-    assert dataclasses.replace(limits, arrays_on_host=True).host_use(Settings(4, 0, 2, 2)) == 10
-    assert limits.device_use(Settings(4, 0, 2, 2)) == 6
-    assert Settings(0, 2, 4, 2).shared_batches == 14
     assert limits.allow(Settings(0, 4, 2, 2))
     assert not limits.allow(Settings(0, 5, 2, 2))
-    assert dataclasses.replace(limits, tunable=ALL - {"workers"}).allow(Settings(0, 5, 1, 2))  # the user's own
+    assert dataclasses.replace(limits, tunable=ALL - {"workers"}).allow(Settings(0, 5, 1, 2))

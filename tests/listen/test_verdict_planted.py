@@ -8,12 +8,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("stage", ["read", "host", "place"])
 def test_the_planted_stage_binds(stage):
-    report, _ = trained(**{stage: 10 * LOOP_S}, steps=30)  # two threads share the work
+    report = trained(**{stage: 10 * LOOP_S}, steps=30)  # two threads share the work
     assert report.bound == stage
     assert report.wait_share > 0.5
 
 
 def test_a_loop_that_sleeps_binds():
-    report, _ = trained(loop=0.05, steps=30)
+    report = trained(loop=0.05, steps=30)
     assert report.bound == "loop"
     assert report.change is None
