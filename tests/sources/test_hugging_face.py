@@ -23,6 +23,7 @@ from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, Lis
 
 import feedline
 from feedline._src.rows.encoded_source import EncodedSource
+from feedline._src.sources.arrays import ArraySource
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +113,18 @@ def test_numbers_are_those_of_the_dataset(tmp_path, variant):
         source.read(np.full(len(rows), len(source)), out)
     copy = pickle.loads(pickle.dumps(source))
     assert (copy.identity, copy.spec) == (source.identity, source.spec)
+
+
+def test_batches_of_a_dataset_without_indices_are_read_with_their_order(tmp_path, monkeypatch):
+    calls, read = [], ArraySource.read_ordered
+    monkeypatch.setattr(ArraySource, "read_ordered", lambda *arguments: calls.append(1) or read(*arguments))
+    dataset = saved(numbers(), tmp_path / "saved")
+    for asked, expected in ((dataset, 1), (dataset.shuffle(seed=0), 0)):
+        calls.clear()
+        with feedline.Feed(feedline.open_source(asked), 8, jax.devices()[0], prefetch=0) as feed:
+            rows = feed.rows_of(feed.get_state())
+            np.testing.assert_array_equal(next(feed)["tokens"], asked[rows]["tokens"])
+        assert bool(calls) == expected
 
 
 def test_dtypes_are_those_of_the_columns_and_numbers_are_not_copied(tmp_path):

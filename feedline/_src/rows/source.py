@@ -124,7 +124,7 @@ class Indexed:
 
 
 class Source(Indexed):
-    """Rows of arrays with random access. A subclass has `spec`, `identity`, `__len__` and `read`.
+    """Rows of arrays with random access. A subclass has `spec`, `identity`, `__len__`, and `read` or `read_cuts`.
 
     Attributes:
       spec: a tree of `jax.ShapeDtypeStruct`, of one row.
@@ -188,8 +188,10 @@ class Source(Indexed):
 
         Raises:
           RowError: a row cannot be read.
+          FeedError: a file was written to or truncated, or its store cannot be read.
         """
-        raise NotImplementedError
+        leaves = enumerate(jax.tree.leaves(out))
+        self.read_cuts(rows, [(leaf, (slice(None),) * (each.ndim - 1), each) for leaf, each in leaves])
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
         """Read rows that know where they stand."""
@@ -197,7 +199,7 @@ class Source(Indexed):
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: npt.NDArray[Any]) -> None:
         """Write the `columns` of row rows[i] of one leaf to out[i], which has the leaf's dtype."""
-        raise NotImplementedError
+        self.read_cuts(rows, [(leaf, columns, out)])
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
         """Read the rows at some positions of an epoch. Returns int64[k], the row index at each position.

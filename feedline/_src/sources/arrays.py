@@ -24,7 +24,7 @@ from feedline._src.order.epoch import RowOrder
 from feedline._src.rows import digests
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices
-from feedline._src.rows.source import Columns, Cut, Source, WillRead
+from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array, is_in_memory, is_list
 from feedline._src.sources.row_gather import FileRows, RowGather, file_at, fill
@@ -255,20 +255,6 @@ class ArraySource(Source):
 
     def __len__(self) -> int:
         return self._rows
-
-    def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`.
-
-        Raises:
-          RowError: a row is in a file whose disk failed.
-          FeedError: a file was written to or truncated, or its store cannot be read.
-        """
-        targets = jax.tree_util.tree_leaves(out)
-        self.read_cuts(rows, [(leaf, (slice(None),) * (each.ndim - 1), each) for leaf, each in enumerate(targets)])
-
-    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
-        """See `Source`; errors as `read`."""
-        self.read_cuts(rows, [(leaf, columns, out)])
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`; errors as `read`."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import RowError
 from feedline._src.files.file import check_may_open
@@ -25,8 +24,9 @@ from feedline._src.order.compiled import Positions
 from feedline._src.order.epoch import RowOrder
 from feedline._src.rows import digests
 from feedline._src.rows.encoded_source import EncodedRows, Record
+from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.rows.source import Columns, Cut, Source
+from feedline._src.rows.source import Cut, Source
 from feedline._src.sources.arrays import ArraySource
 
 _LEAVE_OUT = (
@@ -64,6 +64,8 @@ class DatasetRows(Source):
         ]
         for name in found.table.column_names:
             columns = [piece[name] for piece in pieces]
+            if all(column.null is None for column in columns):
+                continue
             null = np.concatenate([np.zeros(c.rows, np.bool_) if c.null is None else c.null for c in columns])
             if len(rows := np.flatnonzero(null[... if found.rows is None else found.rows])):
                 raise ValueError(
@@ -93,17 +95,11 @@ class DatasetRows(Source):
     def __len__(self) -> int:
         return self._found.count
 
-    def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`. FeedError: a file was written to or truncated."""
-        self._rows.check(rows)
+    def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
+        index = rows.index if isinstance(rows, Rows) else rows
+        self._rows.check(index)
         with self._found.unchanged():
-            self._table.read(self._found.rows_in_table(rows), out)
-
-    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: npt.NDArray[Any]) -> None:
-        """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
-        self._rows.check(rows)
-        with self._found.unchanged():
-            self._table.read_leaf(leaf, self._found.rows_in_table(rows), columns, out)
+            self._table.read_cuts(self._found.rows_in_table(index), cuts)
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
         """See `Source`: one C call, unless the dataset has indices of its own, as after `shuffle` or `filter`."""
@@ -191,7 +187,7 @@ class DatasetRecords(EncodedRows):
         return DatasetRecords, (self._found,)
 
 
-def _form(values: npt.NDArray[Any]) -> str:
+def _form(values: np.ndarray[Any, Any]) -> str:
     return f"{values.dtype}{list(values.shape[1:])}"
 
 

@@ -22,8 +22,9 @@ from feedline._src.files.files import Files, Place
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column, Grouped, check_column, check_fits, described
 from feedline._src.rows.encoded_source import EncodedRows, Record
+from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices, Shards, count_of, joined, rows_in
-from feedline._src.rows.source import Columns, Indexed, Source, WillRead
+from feedline._src.rows.source import Columns, Cut, Indexed, Source, WillRead
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.row_gather import RowGather
@@ -251,15 +252,9 @@ class GroupSource(_GroupedRows, Source):
         """The `identity` with each sampled row that cannot be read as a part of it, instead of an error."""
         return {"kind": "groups", "files": self._digests(allow_bad_rows=True)}
 
-    def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`.
-
-        Raises:
-          RowError: a row has a null, or its group cannot be read.
-          FeedError: a file has changed since it was opened.
-        """
-        for leaf, target in enumerate(jax.tree_util.tree_leaves(out)):
-            self.read_leaf(leaf, rows, (slice(None),) * (target.ndim - 1), target)
+    def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
+        for leaf, columns, out in cuts:
+            self.read_leaf(leaf, rows.index if isinstance(rows, Rows) else rows, columns, out)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         for groups, part, local, here in self._pieces(leaf, rows):
