@@ -236,9 +236,10 @@ OF_FEEDLINE = {
     "loader.lane_files": ["agreement.step_places"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
-    "cluster": ["cluster", "agreement", "errors"],
+    "cluster": ["cluster", "agreement", "machine", "errors"],
+    "machine": [],
     # the compositions
-    "bounds": ["cluster.cores", "cluster.cgroups", "options"],  # what the machine has
+    "bounds": ["cluster.cores", "machine", "options"],  # what the machine has
     "run": ["bounds", "rows", "loader", "placement", "prefetch", "record", "order", "agreement", "runtime",
             "errors", "options"],
     "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
@@ -271,7 +272,7 @@ OF_FEEDLINE = {
     "tools": ["tools", "feed", "feed_options", "building",
               "version", "errors", "options", "order", "plan", "listen.words", "rows",
               "sources", "formats", "files", "loader", "placement", "agreement", "cluster", "native",
-              "trainer"],
+              "trainer", "machine"],
     "lazy": [],
 }  # fmt: skip
 FROM_OUTSIDE = {

@@ -7,6 +7,7 @@ A map, one folder a stage, in the order in which data flows::
     shown       the part of a feed that only reads: properties, statistics, report, diagnosis
     build       opens the source, plans, and compares with the other processes
     run         one pass from a cursor: the three stages composed
+    machine     what Linux says of this host: processors, memory nodes, GPUs, limits of control groups
     bounds      what settings that a feed finds may use of the machine
     images      JPEG, PNG and other images as rows
     image_limits  what an image may ask of its decoder

@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from feedline._src.cluster.cgroups import limits as limits_of_group
 from feedline._src.cluster.cores import own_cores, own_processes
+from feedline._src.machine import limits as limits_of_group
 from feedline._src.options import DEFAULT_MAX_THREADS, Limits, Settings
 
 _HOST_SHARE = 0.25

@@ -9,7 +9,7 @@ import pytest
 
 from feedline._src.cluster.binding import bind, own_gpus, plan
 from feedline._src.cluster.launchers.launcher import ProcessInfo
-from feedline._src.cluster.topology import as_list, numbers, topology, usable_gpus
+from feedline._src.machine import as_list, numbers, topology, usable_gpus
 
 NODES = {0: "0-55,112-167", 1: "56-111,168-223"}
 GPUS = [("1b", 0), ("43", 0), ("52", 0), ("61", 0), ("9d", 1), ("c3", 1), ("d1", 1), ("df", 1)]

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline._src.cluster.topology import topology
+from feedline._src.machine import topology
 from feedline._src.tools.doctor import checks
 from feedline._src.tools.doctor.checks import Leaf, fitting
 

@@ -6,7 +6,7 @@ import pytest
 
 from feedline._src import bounds as module
 from feedline._src.bounds import Bounds, bounds_of
-from feedline._src.cluster.cgroups import GroupLimits
+from feedline._src.machine import GroupLimits
 from feedline._src.options import Limits, Settings
 
 START, ALL = Settings(8, 0, 2, 2), frozenset(Settings._fields)

@@ -7,9 +7,7 @@ A map::
       launchers/     what srun, mpirun, torchrun and others tell their processes, and the commands that start them
     rendezvous     waits for all processes before jax starts, or names those that are missing
     cores          this process's share of the host's cores
-    cgroups        and of its memory, by the control group
     binding        binds the process to the processors near its GPUs
-      topology       processors, memory nodes and GPUs of the host
 
 `agreement` is what processes use to communicate once they have joined.
 """

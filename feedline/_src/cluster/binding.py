@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from feedline._src.cluster.launchers.launcher import ProcessInfo
-from feedline._src.cluster.topology import Gpu, Topology, as_list, cores, topology, usable_gpus
+from feedline._src.machine import Gpu, Topology, as_list, cores, topology, usable_gpus
 
 
 class Binding(NamedTuple):

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 
-from feedline._src.cluster.cgroups import limits
+from feedline._src.machine import limits
 
 
 def own_cores() -> int:

@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from feedline._src.cluster.cgroups import memory
 from feedline._src.cluster.cores import own_cores
+from feedline._src.machine import memory
 from feedline._src.native.library import implementation
 
 KILLED = "its process was killed: the host ran out of memory, or someone ended it"

@@ -18,8 +18,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.cluster.cgroups import limits, memory
-from feedline._src.cluster.topology import Topology, as_list, topology
+from feedline._src.machine import Topology, as_list, limits, memory, topology
 from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from feedline._src.cluster.cgroups import GroupLimits, limits, memory
+from feedline._src.machine import GroupLimits, limits, memory
 
 
 def tree(root, files):
