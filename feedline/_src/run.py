@@ -145,7 +145,15 @@ class Run(Generic[T]):
         else:
             pipeline = Synchronous(numbered, place, watch)
         self._pipeline = pipeline
-        self.start, self.take, self.close, self.join = pipeline.start, pipeline.take, pipeline.close, pipeline.join
+        self.close, self.join = pipeline.close, pipeline.join
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._pipeline.start()
+
+    def take(self) -> T:
+        """The next item; see `Pipeline.take`."""
+        return self._pipeline.take()
 
     @property
     def waiting(self) -> int:

@@ -152,12 +152,16 @@ def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
     """Log the stacks of all threads if the block takes longer, for work that cannot look at the clock itself."""
     timer = threading.Timer(after_s, lambda: _log.warning("%s. Stacks of all threads:\n%s", message(), stacks()))
     timer.name, timer.daemon = "feedline-alarm", True
-    timer.start()
     try:
-        yield
-    finally:
+        try:
+            timer.start()
+            yield
+        finally:
+            timer.cancel()
+    finally:  # twice: an interrupt may come right before the first
         timer.cancel()
-        timer.join()
+        if timer.ident is not None:
+            timer.join()
 
 
 def stacks() -> str:
