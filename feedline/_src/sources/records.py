@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -64,19 +64,23 @@ class RecordSource(Source):
     @property
     def identity(self) -> dict[str, Any]:
         """Digests of the first, the middle and the last element."""
-        return self._identity(lambda i: digest_of(self._element(i)))
+        return self._identity(allow_bad_rows=False)
 
     def identity_allowing_bad_rows(self) -> dict[str, Any]:
         """As `identity`, but with None for an element that cannot be read."""
+        return self._identity(allow_bad_rows=True)
 
-        def sampled(i: int) -> str | None:
+    def _identity(self, allow_bad_rows: bool) -> dict[str, Any]:
+        n, sampled = len(self._dataset), list[str | None]()
+        for i in sorted({0, n // 2, n - 1}):
             try:
-                return digest_of(self._element(i))
+                sampled.append(digest_of(self._element(i)))
             except RowError as error:
+                if not allow_bad_rows:
+                    raise
                 check_concerns_a_row(error)
-                return None
-
-        return self._identity(sampled)
+                sampled.append(None)
+        return {"kind": "records", "length": n, "sampled": sampled}
 
     def _may_reuse_memory(self, first: Any) -> bool:
         """Whether the last element lies in the memory of the first: a decoder may use one buffer for all."""
@@ -84,10 +88,6 @@ class RecordSource(Source):
             return share_memory(first, self._element(len(self._dataset) - 1))
         except (RowError, TypeError, ValueError):
             return True  # unknown
-
-    def _identity(self, sampled: Callable[[int], str | None]) -> dict[str, Any]:
-        n = len(self._dataset)
-        return {"kind": "records", "length": n, "sampled": [sampled(i) for i in sorted({0, n // 2, n - 1})]}
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -111,9 +111,6 @@ class RecordSource(Source):
                 stage="read",
             )
         self.read(rows.epoch * n + rows.index, out)
-
-    def close(self) -> None:
-        """Do nothing: the dataset belongs to the user."""
 
     def _write_one_by_one(
         self, records: Sequence[Any], indices: list[int], targets: list[Any], start: int
