@@ -190,8 +190,7 @@ class Source(Indexed):
           RowError: a row cannot be read.
           FeedError: a file was written to or truncated, or its store cannot be read.
         """
-        leaves = enumerate(jax.tree.leaves(out))
-        self.read_cuts(rows, [(leaf, (slice(None),) * (each.ndim - 1), each) for leaf, each in leaves])
+        self.read_cuts(rows, whole_cuts(out))
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
         """Read rows that know where they stand."""
@@ -238,6 +237,11 @@ class Source(Indexed):
             (jax.tree_util.keystr(path, simple=True, separator=".") or "row", f"{leaf.dtype}{list(leaf.shape)}")
             for path, leaf in jax.tree_util.tree_leaves_with_path(self.spec)
         ]
+
+
+def whole_cuts(out: Any) -> list[Cut]:
+    """All leaves of a tree of arrays, with all columns."""
+    return [(leaf, (slice(None),) * (each.ndim - 1), each) for leaf, each in enumerate(jax.tree.leaves(out))]
 
 
 def _is_whole(cuts: Sequence[Cut], spec: Any) -> bool:

@@ -9,7 +9,7 @@ import itertools
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -24,12 +24,11 @@ from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
 from feedline._src.order.past import phases_of_state
 from feedline._src.order.phases import Phase
 from feedline._src.rows.row_source import Rows
-from feedline._src.rows.source import Columns, Cut, OwnOrder, Source, WillRead
+from feedline._src.rows.source import Cut, OwnOrder, Source, WillRead, whole_cuts
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
 
-Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
 """By name; or phases of them, each with the position from which on it holds."""
@@ -213,53 +212,41 @@ class Mixture(Source):
             return super().read_ordered(order, epoch, positions, cuts)
         return self._arrays.read_ordered(order, epoch, positions, cuts)
 
-    def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`. Row indices count one source after the other."""
-        if self._arrays is not None:
-            self._arrays.read(rows, out)
-        else:
-            self._fill(rows, self._own(rows, out), lambda part, target: part.source.read(part.rows, target))
-
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """As `read`. A source is given epochs and positions in its own order, and the keys of the mixture."""
-        epochs, positions = self.order.own_positions(rows.epoch, rows.position)
+        self.read_cuts(rows, whole_cuts(out))
 
-        def read(part: _Part, target: Any) -> None:
-            at = Rows(epochs[part.here], positions[part.here], part.rows, rows.key[part.here])
-            part.source.read_positioned(at, target)
+    def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
+        """See `Source`. A source is given epochs and positions in its own order, and the keys of the mixture.
 
-        self._fill(rows.index, self._own(rows.index, out), read)
-
-    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
-        """Write the `columns` of row rows[i] of one leaf to out[i]."""
+        Rows of a source are copied once more, since in a batch they alternate with those of others, unless all are
+        of one source.
+        """
+        index = rows.index if isinstance(rows, Rows) else rows
         if self._arrays is not None:
-            self._arrays.read_leaf(leaf, rows, columns, out)
-        elif leaf == self._at:
-            out[...] = self._numbers(rows)
-        else:
-            own = leaf - (leaf > self._at)
-            self._fill(rows, out, lambda part, target: part.source.read_leaf(own, part.rows, columns, target))
-
-    def _own(self, rows: Indices, out: Any) -> Any:
-        """The leaves of the sources, after the leaf "source" was written."""
-        out[_SOURCE][...] = self._numbers(rows)
-        return {key: leaf for key, leaf in out.items() if key != _SOURCE}
-
-    def _fill(self, rows: Indices, out: Any, read: Callable[[_Part, Any], None]) -> None:
-        """Call `read` for the rows of each source. They are copied once more, since in a batch they alternate with
-        those of others, unless all rows are of one source."""
-        for part in self._split(rows):
-            count, whole = len(part.here), len(part.here) == len(rows)
-            target = out if whole else jax.tree.map(lambda a, k=count: np.empty((k, *a.shape[1:]), a.dtype), out)
+            self._arrays.read_cuts(index, cuts)
+            return
+        for leaf, _, out in cuts:
+            if leaf == self._at:
+                out[...] = self._numbers(index)
+        own = [(leaf - (leaf > self._at), columns, out) for leaf, columns, out in cuts if leaf != self._at]
+        if not own:
+            return
+        for part in self._split(index):
+            here, at, targets = part.here, cast("Rows | Indices", part.rows), own
+            if isinstance(rows, Rows):
+                epochs, positions = self.order.own_positions(rows.epoch[here], rows.position[here])
+                at = Rows(epochs, positions, part.rows, rows.key[here])
+            if len(here) < len(index):
+                targets = [(leaf, c, np.empty((len(here), *out.shape[1:]), out.dtype)) for leaf, c, out in own]
             try:
-                read(part, target)
+                part.source.read_cuts(at, targets)
             except RowError as error:
                 row = None if error.row is None else error.row + part.first
                 message = f"{error.message} (in {part.name!r} of the mixture)"
                 raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
-            if not whole:
-                for leaf, values in zip(jax.tree.leaves(out), jax.tree.leaves(target), strict=True):
-                    leaf[part.here] = values
+            if targets is not own:
+                for (_, _, out), (_, _, values) in zip(own, targets, strict=True):
+                    out[here] = values
 
     def close(self) -> None:
         """Close the sources that were opened here. A feed does not close a mixture, which it was given."""
