@@ -205,8 +205,9 @@ def test_migration(files, monkeypatch):
 @pytest.mark.slow
 def test_text(files, capsys):
     names = run("docs/text.md")
-    *_, first, _, last, epochs = capsys.readouterr().out.splitlines()
+    *_, first, _, _, last, tokens, epochs = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in (first, last)] == ["40", "60"]
+    assert re.fullmatch(r"\{'code': \d{5}, 'topics': \d{5}, 'docstrings': \d{5}\}", tokens)
     assert float(re.search(r"'loss': ([\d.]+)", last)[1]) < 4.5 < np.log(512)
     # 40 batches of 32 rows by the shares 2 : 1 : 1, and 20 by 1 : 1 : 2
     counts = {"code": 640 + 160, "topics": 320 + 160, "docstrings": 320 + 320}

@@ -153,7 +153,10 @@ def mutated_json(data: bytes, chance: random.Random) -> bytes:
     if chance.random() < 0.05:
         lines[at] = chance.choice((b"[" * 100_000, b'{"x":' * 50_000, b"1" * 5000, b"1e999", b"NaN"))
     else:
-        lines[at] = json.dumps(mutated_state([value], chance)).encode()
+        try:
+            lines[at] = json.dumps(mutated_state([value], chance)).encode()
+        except ValueError:  # a value was put into itself
+            return mutated(data, chance)
         if chance.random() < 0.9:
             lines[at] = lines[at][1:-1]  # else the value is in a list
     return b"\n".join(lines)

@@ -64,12 +64,14 @@ def _table(data: bytes, path: str, **conversions: Any) -> Any:
     nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # a number
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     with naming_file(path, "a CSV file", "correct the line, or write it again"):
-        return csv.read_csv(
+        table = csv.read_csv(
             pyarrow.BufferReader(data),
             read_options=csv.ReadOptions(block_size=max(1, min(len(data), _BLOCK_BYTES))),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(null_values=nulls, **conversions),
         )
+        _ = table.column_names  # which are decoded only now
+        return table
 
 
 def _check_integers(data: bytes, table: Any, path: str) -> None:

@@ -497,8 +497,11 @@ class Lane:
             raise self._failed(error) from error
         if self._state is None:
             return iterator
+        state = unmarked(self._state)
         try:
-            iterator.set_state(unmarked(self._state))
+            if type(iterator).__module__.startswith("grain."):  # which counts on from 1.5, too
+                check_form(state, iterator.get_state())
+            iterator.set_state(state)
         except Exception as error:
             iterator.close()
             if isinstance(error, OSError):  # to restore packing, Grain reads items again
@@ -512,6 +515,32 @@ class Lane:
 
     def _failed(self, error: Exception) -> FeedError:
         return lane_error(self.index, self.position, self.epoch, error)
+
+
+def check_form(state: Any, fresh: Any, name: str = "it") -> None:
+    """Refuse a state of other keys or types than that of a new iterator of Grain.
+
+    Types never change, but for None: an inner iterator has not begun, or has ended. Elements of lists are not
+    compared: interleaving keeps iterators of different forms in one place.
+
+    Raises:
+      TypeError: the state differs.
+
+    Example:
+      >>> check_form({"next_index": 7}, {"next_index": 0})
+    """
+    if fresh is None or (state is None and isinstance(fresh, dict | list | tuple)):
+        return
+    kind = type(fresh)
+    if type(state) is not kind and not (kind is int and isinstance(state, np.integer)):
+        raise TypeError(f"{name} must be of type {kind.__name__}, and is {repr(state)[:100]}")
+    if kind is dict and fresh:
+        if state.keys() != fresh.keys():
+            raise TypeError(
+                f"{name} must have the keys {sorted(fresh, key=str)}, and has {sorted(state, key=str)}"
+            )
+        for key in fresh:
+            check_form(state[key], fresh[key], key if name == "it" else f"{name}.{key}")
 
 
 def marked(state: Any) -> Any:
