@@ -2,12 +2,15 @@
 
 import itertools
 import json
+import pickle
 
 import jax
 import numpy as np
 import pytest
 
 from feedline import Feed, Mixture
+from feedline._src.order import phases
+from feedline._src.order.apportionment import arranged
 
 SOURCES = {"a": {"x": np.arange(100)}, "b": {"x": np.arange(100, 200)}}
 BEFORE, AFTER, LATER = {"a": 1, "b": 1}, {"a": 1, "b": 3}, {"a": 3, "b": 1}
@@ -57,6 +60,49 @@ def test_a_restore_keeps_to_the_weights_that_a_program_gives_for_later(sharding)
         assert taken(feed, 3) == expected
     with Feed(Mixture(SOURCES, LATER), 8, sharding) as feed, pytest.raises(ValueError, match="order"):
         feed.set_state(state)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [BEFORE, {"a": 755_412_340, "b": 950_513_232}],
+    ids=["a small block", "a block that nears the shares"],
+)
+def test_a_feed_goes_to_a_state_whatever_was_set_since(weights, sharding):
+    with Feed(Mixture(SOURCES, weights), 8, sharding) as feed:
+        taken(feed, 3)
+        states, rows = [feed.get_state()], []
+        for later in (AFTER, LATER):
+            feed.set_state(states[0])
+            feed.set_weights(later)
+            taken(feed, 2)
+            states.append(feed.get_state())
+            rows.append(taken(feed, 2))
+        for state, expected in zip(states[1:], rows, strict=True):
+            feed.set_state(json.loads(json.dumps(state)))
+            assert taken(feed, 2) == expected
+        feed.set_state(states[0])
+    with Feed(Mixture(SOURCES, weights), 8, sharding) as feed:
+        feed.set_state(states[1])
+        assert taken(feed, 2) == rows[0]
+
+
+def test_weights_that_were_set_travel_to_workers():
+    mixture = Mixture(SOURCES, {"a": 755_412_340, "b": 950_513_232})
+    changed = mixture.with_weights(AFTER, 24)
+    copy = pickle.loads(pickle.dumps(changed))
+    assert copy.order.as_json() == changed.order.as_json()
+    assert changed.order.phases[0] == mixture.order.phases[0]
+
+
+def test_each_change_makes_one_table_of_a_block(sharding, monkeypatch):
+    made = []
+    monkeypatch.setattr(phases, "arranged", lambda counts: made.append(counts) or arranged(counts))
+    with Feed(Mixture(SOURCES, {"a": 1, "b": 101}), 8, sharding, prefetch=0) as feed:
+        for number in range(102, 202):  # more than the tables that are kept
+            next(feed)
+            feed.set_weights({"a": 1, "b": number})
+        next(feed)
+    assert len(made) <= 101
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ If all shares differ, only those like 4 : 2 : 1 allow it (Fraenkel's conjecture;
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -35,13 +36,14 @@ def arranged(counts: Sequence[int]) -> list[int]:
     """
     total = sum(counts)
     margin = max(1, 2 * sum(count > 0 for count in counts) - 2)  # 1 / δ
-    # each row as (the first place that may have it, its deadline, its source), exactly, in integers
+    common = math.lcm(*filter(None, counts))
+    # each row as (the first place that may have it, its deadline times margin · common ÷ total, its source)
     waiting = sorted(
-        (-(-(row * margin + 1) * total // (count * margin)), Fraction(((row + 1) * margin - 1) * total, count), i)
+        (-(-(row * margin + 1) * total // (count * margin)), ((row + 1) * margin - 1) * (common // count), i)
         for i, count in enumerate(counts)
         for row in range(count)
     )
-    places, ready, released = [], list[tuple[Fraction, int]](), 0
+    places, ready, released = [], list[tuple[int, int]](), 0
     for place in range(1, total + 1):
         while released < total and waiting[released][0] <= place:
             heapq.heappush(ready, waiting[released][1:])

@@ -6,6 +6,7 @@ counted over the whole run, stands at position c mod length of epoch c div lengt
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -124,7 +125,7 @@ class MixtureOrder:
         else:
             first, last = int(positions.min()), int(positions.max())
         self._check(first, last)
-        (number,) = [i for i, span in enumerate(self._spans) if span.first <= first][-1:]
+        number = self._number_at(first)
         span = self._spans[number]
         if last >= span.stop:
             return None
@@ -176,8 +177,7 @@ class MixtureOrder:
 
     def taken(self, position: int) -> tuple[int, ...]:
         """How many rows of each source stand before a position of an epoch."""
-        (span,) = [span for span in self._spans if span.first <= position][-1:]
-        return span.taken(position)
+        return self._spans[self._number_at(position)].taken(position)
 
     def taken_before(self, epoch: int, position: int) -> tuple[Taken, ...]:
         """See `RowOrder`."""
@@ -210,6 +210,10 @@ class MixtureOrder:
     def _spans(self) -> tuple[Span, ...]:
         return spans_of(self.phases)
 
+    def _number_at(self, position: int) -> int:
+        """The number of the phase of a position."""
+        return bisect.bisect_right(self.phases, position, key=lambda phase: phase.start) - 1
+
     def _before(self, epoch: int) -> tuple[int, ...]:
         """How many rows of each source come before an epoch."""
         if not epoch:
@@ -229,9 +233,10 @@ class MixtureOrder:
             return sources, counters
         self._check(int(positions.min()), int(positions.max()))
         before = np.array(self._before(epoch))
-        for span in self._spans:
+        first, last = self._number_at(int(positions.min())), self._number_at(int(positions.max()))
+        for span in self._spans[first : last + 1]:
             here: Any = slice(None)
-            if len(self._spans) > 1:
+            if first < last:
                 here = np.flatnonzero((positions >= span.first) & (positions < span.stop))
             sources[here], counters[here] = span.counters(positions[here])
             counters[here] += before[sources[here]]

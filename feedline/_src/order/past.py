@@ -60,7 +60,7 @@ def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
     )
 
 
-def phases_of_state(order: Any) -> dict[int, dict[str, float]]:
+def phases_of_state(order: Any) -> dict[int, dict[str, Any]]:
     """The weights of a mixture from each position on, by the order of a fingerprint; empty if it has none."""
     return dict(order["phases"]) if _phases({"order": order}, "phases") else {}
 

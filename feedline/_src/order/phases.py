@@ -58,7 +58,12 @@ class Span(NamedTuple):
     first: int
     stop: int
     before: tuple[int, ...]
-    places: Places
+    counts: tuple[int, ...]
+
+    @property
+    def places(self) -> Places:
+        """Not held, for a run may have many phases, of which most are over."""
+        return places_of(self.counts)
 
     def taken(self, position: int) -> tuple[int, ...]:
         """How many rows of each source stand before a position of this span, or before its end."""
@@ -99,9 +104,17 @@ def spans_of(phases: Sequence[Phase]) -> tuple[Span, ...]:
     spans: list[Span] = []
     before = (0,) * len(phases[0].counts)
     for phase, stop in zip(phases, [*(phase.start for phase in phases[1:]), ENDLESS], strict=True):
-        spans.append(Span(phase.start, stop, before, places_of(phase.counts)))
-        before = spans[-1].taken(stop)
+        spans.append(Span(phase.start, stop, before, phase.counts))
+        if stop != ENDLESS:
+            of_phase = _taken(phase.counts, stop - phase.start)
+            before = tuple(a + b for a, b in zip(before, of_phase, strict=True))
     return tuple(spans)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _taken(counts: tuple[int, ...], positions: int) -> tuple[int, ...]:
+    """How many rows of each source the first positions of a phase hold; kept, as tables of many phases are not."""
+    return Span(0, positions, (0,) * len(counts), counts).taken(positions)
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import itertools
 import math
 import numbers
@@ -17,7 +15,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import RowError
 from feedline._src.options import Order, checked_integer
-from feedline._src.order.apportionment import counts_of
+from feedline._src.order.apportionment import LARGEST_BLOCK, counts_of
 from feedline._src.order.compiled import Positions
 from feedline._src.order.epoch import RowOrder
 from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
@@ -98,6 +96,7 @@ class Mixture(Source):
             end=end,
             seed=seed,
         )
+        self._given = self.order.phases
         each = list(self._sources.values())
         own = each[0].spec
         self._at = len(jax.tree.leaves([own[key] for key in sorted(own) if key < _SOURCE]))
@@ -140,30 +139,42 @@ class Mixture(Source):
             )
         if position == 0:
             raise ValueError("before the first batch, give the weights to Mixture")
-        return self._with_phases({**self._phases(self.order.as_json()), position: weights})
+        new = _phase(position, weights, self._sources, f"weights from position {position} on")
+        return self._with_phases({**self._phases, position: new})
 
     def with_weights_of(self, order: Any, position: int) -> Mixture:
         """See `Source`: those that `with_weights` gave the mixture of the state."""
-        own, saved = self._phases(self.order.as_json()), self._phases(order)
-        begun = {
-            start: counts for start, counts in saved.items() if start < position or start == position not in own
-        }
-        before = {start: counts for start, counts in own.items() if start < position}
-        if self.order.end != "endless" or before.items() == begun.items() or not before.items() <= begun.items():
+        own, given, saved = self._phases, _by_start(self._given), self._phases_of_state(order)
+        begun = {at: phase for at, phase in saved.items() if at < position or at == position not in given}
+        before = {at: phase for at, phase in given.items() if at < position}
+        if self.order.end != "endless" or not before.items() <= begun.items():
             return self
-        return self._with_phases(own | begun)
+        phases = begun | {at: phase for at, phase in own.items() if at >= position and at not in begun}
+        return self if phases == own else self._with_phases(phases)
 
-    def _phases(self, order: Any) -> dict[int, Mapping[str, float]]:
-        """The weights from each position on, by the order of a state, which leaves those of 0 out."""
-        none = dict.fromkeys(self._sources, 0)
-        return {start: none | counts for start, counts in phases_of_state(order).items()}
+    @property
+    def _phases(self) -> dict[int, Phase]:
+        return _by_start(self.order.phases)
 
-    def _with_phases(self, phases: Mapping[int, Mapping[str, float]]) -> Mixture:
+    def _phases_of_state(self, order: Any) -> dict[int, Phase]:
+        """Those of the order of a state, which leaves weights of 0 out; none if they are not of these sources."""
+        found = {}
+        for start, counts in phases_of_state(order).items():
+            rows = tuple(counts.get(name, 0) for name in self._sources)
+            if not counts.keys() <= self._sources.keys() or not all(
+                type(count) is int and count >= 0 for count in rows
+            ):
+                return {}
+            if not 0 < sum(rows) <= LARGEST_BLOCK:
+                return {}
+            found[start] = Phase(start, rows)
+        return found
+
+    def _with_phases(self, phases: Mapping[int, Phase]) -> Mixture:
         """The same open sources with other weights."""
-        weights = sorted(phases.items())
-        mixture = copy.copy(self)
-        mixture._arguments = {**self._arguments, "weights": weights}
-        mixture.order = dataclasses.replace(self.order, phases=_phases_of(weights, self._sources))
+        mixture = Mixture.__new__(Mixture)
+        vars(mixture).update(vars(self))
+        mixture.order = dataclasses.replace(self.order, phases=tuple(phases[at] for at in sorted(phases)))
         return mixture
 
     @property
@@ -275,7 +286,13 @@ class Mixture(Source):
         return [*super()._facts(), *of_sources]
 
     def __reduce__(self) -> Any:
-        return functools.partial(Mixture, **self._arguments), (self._sources,)
+        return _unpickled, (self._sources, self._arguments, self._phases)
+
+
+def _unpickled(
+    sources: Mapping[str, Source], arguments: Mapping[str, Any], phases: Mapping[int, Phase]
+) -> Mixture:
+    return Mixture(sources, **arguments)._with_phases(phases)
 
 
 class _Part(NamedTuple):
@@ -371,23 +388,36 @@ def _phases_of(weights: Weights, sources: Mapping[str, Source]) -> tuple[Phase, 
         raise ValueError(
             f"weights: phases must begin at ascending positions, the first at 0, got {starts}; sort them"
         )
-    for start, each in phases:
-        where = f"weights from position {start} on" if len(phases) > 1 else "weights"
-        _check_names(where, each, sources, all_of_them=True)
-        for name, weight in each.items():
-            if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
-                raise TypeError(f"{where}: that of {name!r} must be a number, got {weight!r}")
-            if not (math.isfinite(weight) and float(weight) >= 0):
-                raise ValueError(
-                    f"{where}: that of {name!r} must be finite and not negative, got {weight}; give a share, such "
-                    "as 0.3"
-                )
-        if not any(each.values()):
-            raise ValueError(f"{where}: one of them must be above 0, and all are 0; give a source a weight")
-    for name in sources:
-        if not any(each[name] for _, each in phases):
+    found = [
+        _phase(start, each, sources, f"weights from position {start} on" if len(phases) > 1 else "weights")
+        for start, each in phases
+    ]
+    for i, name in enumerate(sources):
+        if not any(phase.counts[i] for phase in found):
             raise ValueError(f"weights: that of {name!r} is 0, so it would never be read; leave the source out")
-    return tuple(Phase(start, counts_of({name: each[name] for name in sources})) for start, each in phases)
+    return tuple(found)
+
+
+def _phase(start: int, weights: Any, sources: Mapping[str, Source], where: str) -> Phase:
+    """These weights from a position on; `where` begins the messages of errors."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f'{where} must be a dict as in {{"web": 0.7, "code": 0.3}}, got {repr(weights)[:100]}')
+    _check_names(where, weights, sources, all_of_them=True)
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+            raise TypeError(f"{where}: that of {name!r} must be a number, got {weight!r}")
+        if not (math.isfinite(weight) and float(weight) >= 0):
+            raise ValueError(
+                f"{where}: that of {name!r} must be finite and not negative, got {weight}; give a share, such "
+                "as 0.3"
+            )
+    if not any(weights.values()):
+        raise ValueError(f"{where}: one of them must be above 0, and all are 0; give a source a weight")
+    return Phase(start, counts_of({name: weights[name] for name in sources}))
+
+
+def _by_start(phases: Sequence[Phase]) -> dict[int, Phase]:
+    return {phase.start: phase for phase in phases}
 
 
 def _is_phase(value: Any) -> bool:
