@@ -87,7 +87,9 @@ def _found(place: str, belongs: dict[str, Any], named: bool) -> Index:
         header = json.loads(rest)
         fields, count = header["fields"], header["count"]
         names = [""] if fields is None and not named else fields
-        if type(names) is not list or type(count) is not int or len({*map(str, names)}) != len(names):
+        if type(names) is not list or not all(type(name) is str for name in names):
+            raise ValueError("its fields are no names")
+        if type(count) is not int or len({*names}) != len(names):
             raise ValueError("its fields are impossible")
         size = len(line) + 8 * ENTRY * count * len(names)
         if {name: header.get(name) for name in belongs} != belongs or count < 0 or (count and not names):
