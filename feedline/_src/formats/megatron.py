@@ -78,6 +78,6 @@ def check_tokens(index: Index, name: str, size: int) -> None:
     needed = int(index.offsets[-1]) * index.dtype.itemsize
     if size != needed:
         raise ValueError(
-            f"{name} must have the {needed} bytes that {name.removesuffix('.bin')}.idx describes, and has {size}; one "
-            "of the two is truncated, or they belong to different corpora"
+            f"{name} must have the {needed} bytes that {name.removesuffix('.bin')}.idx describes, and has "
+            f"{size}; one of the two is truncated, or they belong to different corpora"
         )
