@@ -157,7 +157,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         feedline.open_source(path)
     path.with_suffix(".bin").write_bytes(bytes(24))
     for opened in (lambda: feedline.open_source(path, window=2), lambda: feedline.Ragged({"x": path}, (8,))):
-        with pytest.raises(ValueError, match=r"corpus\.bin must have the 26 bytes that .*corpus\.idx describes, and has 24"):
+        with pytest.raises(ValueError, match=r"corpus\.bin must have the 26 .*corpus\.idx describes, and has 24"):
             opened()
     path.with_suffix(".bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"there is no file .*corpus\.bin"):
