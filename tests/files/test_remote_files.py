@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
-from stored import BLOCK, array_record, zarr
+from stored import BLOCK, RECORDS, array_record, zarr
 
 import feedline
 from feedline._src.files.fetcher import fetcher
@@ -494,12 +494,19 @@ def test_a_file_in_use_is_not_evicted_and_others_are(store, records, tmp_path):
         feedline.open_source(records, store=feedline.Store(cache=tmp_path, cache_bytes=1_000_000))
 
 
+def test_a_cache_as_large_as_a_file_is_enough(store, tmp_path):
+    data = store.objects["/x.array_record"] = array_record(tmp_path / "written")
+    options = feedline.Store(cache=tmp_path / "c", cache_bytes=len(data) + 4096, patience_s=1)
+    assert feedline.open_source(f"{store.url}/x.array_record", store=options)[0] == RECORDS[0]
+    assert sum(stop - start for start, stop in store.gets()) == len(data)
+
+
 WHOLE = """
 import sys
 from feedline import Store
 from feedline._src.files.files import Files
-file = Files([sys.argv[1]], Store(cache=sys.argv[2]))[0]
-print(len(open(file.path(), "rb").read()), flush=True)
+files = Files([sys.argv[1]], Store(cache=sys.argv[2]))
+print(len(open(files.local_paths()[0], "rb").read()), flush=True)
 sys.stdin.read()
 """
 
@@ -518,4 +525,6 @@ def test_processes_fetch_a_file_once(store, records, tmp_path):
     store.requests.clear()
     with programs.started(start, **pipes) as first, programs.started(start, **pipes) as second:
         assert [process.stdout.readline() for process in (first, second)] == [f"{size}\n"] * 2
+    with programs.started(start, **pipes) as third:
+        assert third.stdout.readline() == f"{size}\n"
     assert sum(stop - start for start, stop in store.gets()) == size

@@ -331,7 +331,8 @@ class Cache:
         return sum(size for _, size, _ in self._found())
 
     def _found(self) -> Iterator[tuple[float, int, str]]:
-        """When it was used, the space that it takes, and the path of each file. Somebody may delete them."""
+        """When it was used, the space that it takes, and the path of each file; an unfinished one counts as empty.
+        Somebody may delete them."""
         with contextlib.suppress(FileNotFoundError):
             for folder in list(os.scandir(self._folder)):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -339,7 +340,8 @@ class Cache:
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat()
                             used = status.st_atime if entry.name.endswith(_WHOLE) else status.st_mtime
-                            yield used, status.st_blocks * 512, entry.path
+                            space = 0 if entry.name.endswith(_UNFINISHED) else status.st_blocks * 512
+                            yield used, space, entry.path
 
     def _evict(self, limit: int) -> int:
         """Delete the least recently used files, unless all fit. Returns the size of whole files that stay."""

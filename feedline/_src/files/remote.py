@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -72,6 +72,8 @@ class RemoteFile(File):
         """`Cache.turn` when the mapped segments were last known to be there."""
         self._checks = itertools.count()
         self._whole: OpenFile | None = None
+        self._making: IO[str] | None = None
+        """The lock on what `_whole` will be, since `begin_whole`."""
 
     def _name(self, start: int, stop: int) -> str:
         return name_of(self.name, self.version.cache_tag, start, min(stop, self.size))
@@ -237,6 +239,9 @@ class RemoteFile(File):
     def close(self) -> None:
         """Give up what is being fetched, and let the cache evict the file of `path`."""
         self._whole = None
+        if self._making is not None:
+            self._making.close()
+            self._making = None
         with self._lock:
             futures = set(self._pending.values())
         for future in futures:
@@ -366,14 +371,39 @@ class RemoteFile(File):
         whole = self._whole
         return whole is not None and whole.is_intact
 
+    def find_whole(self) -> bool:
+        """Whether the cache has the whole object, whose file is then held open."""
+        if not self.has_path:
+            self._whole = self.cache.find_whole(self._name(0, self.size), self.size)
+        return self._whole is not None
+
+    def begin_whole(self) -> bool:
+        """Begin to fetch the whole object. False: another process does so."""
+        lock = self._lock_of_whole()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return False
+        if self.find_whole():
+            lock.close()
+        else:
+            self._making = lock
+            self.read_on_from(0)
+        return True
+
+    def _lock_of_whole(self) -> IO[str]:
+        path = self.cache.path(self._name(0, self.size)) + ".lock"
+        return in_folder(os.path.dirname(path), lambda: open(path, "a"))
+
     def _fetched(self) -> OpenFile:
         """The file of the whole object, which is made if there is none: by one process, while others wait."""
         whole = self._whole
         if whole is not None and whole.is_intact:
             return whole
         name = self._name(0, self.size)
-        path = self.cache.path(name) + ".lock"
-        with in_folder(os.path.dirname(path), lambda: open(path, "a")) as lock:
+        with self._making or self._lock_of_whole() as lock:
+            self._making = None
             fcntl.flock(lock, fcntl.LOCK_EX)  # that of a killed process is gone
             whole = self.cache.find_whole(name, self.size)
             if whole is None:
@@ -387,7 +417,7 @@ class RemoteFile(File):
 
 def fetch_whole(files: Sequence[RemoteFile]) -> None:
     """Make files of whole objects, fetched ahead. FeedError: also if the cache is too small for all of them."""
-    absent = [file for file in files if not file.has_path]
+    absent = [file for file in files if not file.find_whole()]
     size, limit_bytes = sum(file.size for file in files), files[0].cache.limit_bytes
     if absent and size > limit_bytes:
         raise FeedError(
@@ -398,7 +428,7 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
             file=absent[0].name,
         )
     if absent:
-        _log.info("%d objects, %d bytes in all, are fetched whole unless the cache has them", len(absent), size)
+        _log.info("%d objects, %d bytes in all, are fetched whole", len(absent), sum(file.size for file in absent))
     begun = 0
     try:
         for number, file in enumerate(absent):
@@ -406,8 +436,10 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
                 begun <= number
                 or not file.cache.is_too_early(sum(each.size for each in absent[number : begun + 1]), 0)
             ):
-                absent[begun].read_on_from(0)
+                if not absent[begun].begin_whole():
+                    break  # so that a process that waits for another one has begun no file
                 begun += 1
+            begun = max(begun, number + 1)
             file.path()
     except BaseException:
         for file in absent:
