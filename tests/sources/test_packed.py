@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import pickle
+import tracemalloc
 
 import jax
 import numpy as np
@@ -162,6 +163,18 @@ def test_histogram_packing_is_fast_and_full():
     assert packed.fill > 0.997
 
 
+@pytest.mark.parametrize(("packing", "limit"), [("best_fit", 17), ("split", 25)])
+def test_bytes_a_document_are_those_that_the_docs_name(packing, limit):
+    offsets = np.arange(0, 700_000, 7)
+    values = np.zeros(offsets[-1], np.uint16)
+    tracemalloc.start()
+    try:
+        packed = Packed((values, offsets.copy()), 512, packing=packing)
+        assert tracemalloc.get_traced_memory()[0] < limit * packed.documents
+    finally:
+        tracemalloc.stop()
+
+
 def delivered(source, batch_size, sharding, state=None, batches=None, epochs=2, **options):
     with Feed(source, batch_size, sharding, epochs=epochs, **options) as feed:
         if state is not None:
@@ -259,8 +272,9 @@ def test_columns_are_arrays_paths_or_pyarrow_lists(files):
     chunks = pa.chunked_array(
         [pa.array(lists[:70], pa.list_(pa.uint16())), pa.array(lists[70:], pa.list_(pa.uint16()))]
     )
-    expected = rows_of(Packed((values, offsets), 64), np.arange(10), 2)
-    for column in ((str(folder / "values.npy"), offsets), chunks):
+    expected = rows_of(Packed((values, offsets), np.int64(64)), np.arange(10), 2)
+    strided = np.stack([values, values + 1], axis=1)[:, 0], offsets
+    for column in ((str(folder / "values.npy"), offsets), chunks, strided, (values[::-1].copy()[::-1], offsets)):
         jax.tree.map(
             np.testing.assert_array_equal, rows_of(Packed({"tokens": column}, 64), np.arange(10), 2), expected
         )
@@ -318,6 +332,9 @@ def test_a_token_that_does_not_fit_its_dtype_is_a_bad_row():
         (({}, 4), "one column or more"),
         (({"tokens": 5}, 4), "a column is a tuple"),
         (({"tokens": (np.arange(3), np.array([0, 0]))}, 4), "at least one document"),
+        ((pa.chunked_array([], pa.list_(pa.int32())), 4), "at least one list"),
+        ((pa.array([[1, None]]), 4), "numbers without nulls"),
+        ((pa.array([["a"]]), 4), "numbers without nulls"),
         (({"tokens": (np.arange(3), np.array([0, 3]))}, 0), "length must be"),
     ],
 )
@@ -328,7 +345,13 @@ def test_bad_columns_are_named(arguments, message):
 
 @pytest.mark.parametrize(
     "options",
-    [{"packing": "first_fit"}, {"longer": "keep"}, {"packing": "split", "longer": "drop"}, {"max_documents": 0}],
+    [
+        {"packing": "first_fit"},
+        {"longer": "keep"},
+        {"packing": "split", "longer": "drop"},
+        {"max_documents": 0},
+        {"seed": 1 << 64},
+    ],
 )
 def test_bad_options_are_named(options):
     with pytest.raises(ValueError, match=next(reversed(options)) if len(options) == 1 else "longer"):

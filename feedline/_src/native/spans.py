@@ -36,6 +36,12 @@ class Spans(NamedTuple):
         before = np.cumsum(self.length) - self.length
         return before - before[np.searchsorted(self.row, self.row)]
 
+    @property
+    def places(self) -> Indices:
+        """int64[v]: the place of each value in its span."""
+        before = np.cumsum(self.length) - self.length
+        return np.arange(int(self.length.sum())) - np.repeat(before, self.length)
+
     def struct(self) -> SpansStruct:
         """For C, valid while these arrays are alive, which must be contiguous."""
         return SpansStruct(self.row.ctypes.data, self.first.ctypes.data, self.length.ctypes.data, len(self.row))
@@ -66,11 +72,16 @@ def mark(spans: Spans, numbers: Array, places: Array) -> None:
         )  # fmt: skip
         return
     numbers[...] = places[...] = 0
-    row, to = np.repeat(spans.row, spans.length), np.repeat(spans.to, spans.length)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(spans.length) - spans.length, spans.length)
+    row, to, place = np.repeat(spans.row, spans.length), np.repeat(spans.to, spans.length), spans.places
     number = np.arange(len(spans.row)) - np.searchsorted(spans.row, spans.row) + 1
     numbers[row, to + place] = np.repeat(number, spans.length)
     places[row, to + place] = place
+
+
+def copy_values(spans: Spans, values: Array, out: Array) -> None:
+    """Write the values of all spans, one after the other, and zeros after the last of each row of `out`."""
+    out[...] = 0
+    out[np.repeat(spans.row, spans.length), np.repeat(spans.to, spans.length) + spans.places] = values
 
 
 def copy_parts(spans: Spans, parts: Sequence[Array], out: Array) -> None:

@@ -87,9 +87,10 @@ class Packed(Source):
         dtype: npt.DTypeLike | None = np.int32,
     ) -> None:
         self.length = checked_integer("length", length, at_least=1)
-        checked_integer("seed", seed, at_least=0)
+        length = self.length
+        seed = checked_integer("seed", seed, at_least=0, at_most=(1 << 64) - 1)
         if max_documents is not None:
-            checked_integer("max_documents", max_documents, at_least=1)
+            max_documents = checked_integer("max_documents", max_documents, at_least=1)
         _check_choice("packing", packing, ("best_fit", "split"))
         _check_choice("longer", longer, ("cut", "drop"))
         if packing == "split" and (longer != "cut" or max_documents is not None):
@@ -100,22 +101,22 @@ class Packed(Source):
         self.repack = self.positioned = not in_store if repack is None else repack
         self._arguments = {"length": length, "packing": packing, "longer": longer, "most": max_documents}
         self._arguments |= {"repack": self.repack, "seed": seed}
-        lengths = np.diff(self._offsets)
-        self.documents = int(np.count_nonzero(lengths))
-        first, lengths, self.cut, self.left_out = _pieces(
-            self._offsets, lengths, None if packing == "split" else length, longer
-        )
-        if not len(first):
-            raise ValueError(
-                f"at least one document must have tokens and be no longer than {length}, and {self.left_out} were "
-                'left out; pass longer="cut", or a greater length'
-            )
-        self._packing = (
-            Split(first, lengths, length, seed)
-            if packing == "split"
-            else BestFit(first, lengths, length, max_documents, seed)
-        )
-        self.tokens = int(lengths.sum())
+        offsets = _without_empty(self._offsets)
+        self.documents, self.cut, self.left_out = len(offsets) - 1, 0, 0
+        if not self.documents:
+            raise ValueError("at least one document must have tokens, and all are empty; check the offsets")
+        self._packing: Split | BestFit
+        if packing == "split":
+            self._packing = Split(offsets, length, seed)
+        else:
+            first, lengths, self.cut, self.left_out = _pieces(offsets, length, longer)
+            if not len(first):
+                raise ValueError(
+                    f"at least one document must be no longer than {length}, and {self.left_out} were left out; "
+                    'pass longer="cut", or a greater length'
+                )
+            self._packing = BestFit(first, lengths, length, max_documents, seed)
+        self.tokens = self._packing.tokens
         self.fill = self.tokens / (self._packing.rows * length)
         dtypes = {name: _placed(_dtype_of(values), dtype) for name, values in self._values.items()}
         dtypes |= {_SEGMENTS: np.dtype(np.int32), _POSITIONS: np.dtype(np.int32)}
@@ -277,7 +278,15 @@ def _of_indices(paths: Sequence[str]) -> tuple[ArraySource, Indices]:
 def _of_lists(name: str, column: Any) -> tuple[ArraySource, Indices]:
     """The lists of a `pyarrow` column, whose values are not copied."""
     chunks = [chunk for chunk in getattr(column, "chunks", [column]) if len(chunk)]
-    parts = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in chunks]
+    if not chunks:
+        raise ValueError(f"a column must have at least one list, and {name!r} has none; check it")
+    try:
+        parts = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in chunks]
+    except ValueError as error:  # of pyarrow
+        raise ValueError(
+            f"the lists of {name!r} must hold numbers without nulls, got {column.type}: {error}; cast them, or "
+            "fill the nulls"
+        ) from error
     lengths = [np.asarray(chunk.value_lengths().fill_null(0)) for chunk in chunks]
     values = ArraySource([{name: part} for part in parts])
     return values, np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype=np.int64)])
@@ -313,16 +322,18 @@ def _check_offsets(name: str, offsets: Indices, values: int) -> None:
         )
 
 
-def _pieces(
-    offsets: Indices, lengths: Indices, length: int | None, longer: str
-) -> tuple[Indices, Indices, int, int]:
+def _without_empty(offsets: Indices) -> Indices:
+    """The offsets of documents that have tokens; the same array if all have."""
+    some = offsets[1:] > offsets[:-1]
+    return offsets if some.all() else np.append(offsets[:-1][some], offsets[-1])
+
+
+def _pieces(offsets: Indices, length: int, longer: str) -> tuple[Indices, Indices, int, int]:
     """First token and length of each piece of a document, how many documents were cut, and how many left out."""
-    first, some = offsets[:-1], lengths > 0
-    if not some.all():
-        first, lengths = first[some], lengths[some]
-    long = np.zeros(0, bool) if length is None else lengths > length
+    first, lengths = offsets[:-1], np.diff(offsets)
+    long = lengths > length
     count = int(np.count_nonzero(long))
-    if length is None or not count:
+    if not count:
         return first, lengths, 0, 0
     if longer == "drop":
         return first[~long], lengths[~long], 0, count

@@ -90,11 +90,12 @@ class BestFit:
 
     Attributes:
       rows: how many rows there are.
+      tokens: in all of them.
     """
 
     def __init__(self, first: Indices, lengths: Indices, length: int, most: int | None, seed: int) -> None:
         documents = ByLength(first, lengths, order_by_length(lengths), seed)
-        self._documents, self._seed = documents, seed
+        self._documents, self._seed, self.tokens = documents, seed, int(lengths.sum())
         kinds = _kinds(documents.lengths.tolist(), documents.counts.tolist(), length, most)
         runs = [list(_runs(kind)) for kind in kinds]
         counts = np.array([kind.count for kind in kinds])
@@ -185,33 +186,41 @@ class Split:
     """Documents one after the other, cut where a row ends, so that only the last row has padding.
 
     The lengths stand in the order of the source. With an epoch, documents of one length change places.
+
+    Args:
+      offsets: int64[n + 1], ascending: document i has the tokens offsets[i] to offsets[i + 1]. It is kept.
+      length, seed: as of `BestFit`.
     """
 
-    def __init__(self, first: Indices, lengths: Indices, length: int, seed: int) -> None:
+    def __init__(self, offsets: Indices, length: int, seed: int) -> None:
+        lengths = np.diff(offsets)
         order = order_by_length(lengths)
-        self._documents, self._first, self._length = ByLength(first, lengths, order, seed), first, length
-        self._begins = np.concatenate([[0], np.cumsum(lengths)])
+        self._documents, self._offsets, self._length = (
+            ByLength(offsets[:-1], lengths, order, seed),
+            offsets,
+            length,
+        )
         self._places = np.empty_like(order)  # of each document in that order
         self._places[order] = np.arange(len(order))
-        self.rows = -(-int(self._begins[-1]) // length)
+        self.tokens = int(offsets[-1] - offsets[0])
+        self.rows = -(-self.tokens // length)
 
     def tokens_of(self, rows: Indices) -> Indices:
         """int64[k]: the tokens of each row."""
-        left: Indices = self._begins[-1] - rows * self._length
+        left: Indices = self.tokens - rows * self._length
         return left.clip(max=self._length)
 
     def spans(self, rows: Indices, epoch: int | None) -> Spans:
         """The documents, or parts of them, of some rows."""
-        begin = rows * self._length
-        end = np.minimum(begin + self._length, self._begins[-1])
-        document = np.searchsorted(self._begins, begin, "right") - 1
-        documents = np.searchsorted(self._begins, end, "left") - document
+        begin = self._offsets[0] + rows * self._length
+        end = np.minimum(begin + self._length, self._offsets[-1])
+        document = np.searchsorted(self._offsets, begin, "right") - 1
+        documents = np.searchsorted(self._offsets, end, "left") - document
         row = np.repeat(np.arange(len(rows)), documents)
         document = np.repeat(document - np.cumsum(documents) + documents, documents) + np.arange(len(row))
-        starts, stops = self._begins[document], self._begins[document + 1]
-        if epoch is None:
-            first = self._first[document]
-        else:
+        starts, stops = self._offsets[document], self._offsets[document + 1]
+        first = starts
+        if epoch is not None:
             of = np.searchsorted(self._documents.lengths, stops - starts)
             rank = self._places[document] - self._documents.begins[of]
             first = self._documents.first_tokens(of, rank, epoch)

@@ -14,7 +14,7 @@ from feedline._src.errors import FeedError, RowError
 from feedline._src.formats.table import FileArray
 from feedline._src.native.gather import Bad, Copy, MemoryLostError, Segments
 from feedline._src.native.library import library
-from feedline._src.native.spans import Spans, copy_parts
+from feedline._src.native.spans import Spans, copy_parts, copy_values
 from feedline._src.order.compiled import EpochOrder, Positions, PositionsPointer
 from feedline._src.rows.shards import Indices, Shards, offsets_by_label
 from feedline._src.rows.source import Columns
@@ -49,6 +49,8 @@ class RowGather:
         self._by_c: tuple[ctypes.CDLL, Segments] | None = None
         if compiled is not None and filled and all(part[0, ...].flags.c_contiguous for part in filled):
             self._by_c = compiled, Segments(filled)
+            self._dtype = filled[0].dtype
+            self._gaps = any(part.strides[0] != part.itemsize for part in filled)
         else:
             self._parts, self._shards = parts, Shards([len(part) for part in parts])
 
@@ -81,7 +83,13 @@ class RowGather:
         if self._by_c is not None:
             compiled, segments = self._by_c
             with _naming_the_file():
-                segments.copy_spans(compiled, spans, out)
+                if not self._gaps:
+                    segments.copy_spans(compiled, spans, out)
+                    return
+                rows = np.repeat(spans.first, spans.length) + spans.places
+                values = np.empty(len(rows), self._dtype)
+                segments.gather(compiled, rows, (), values)
+                copy_values(spans, values, out)
             return
         parts = self._shards.of(spans.first)
         firsts = spans.first - self._shards.firsts_of(parts)
