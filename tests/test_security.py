@@ -477,6 +477,8 @@ def tiff_with(order, *entries):
         (tiff_with("<", (256, 3, 1, b"\1"))[:-5], "must be a whole JPEG"),
         (b"P5\n# made by\r\n20000\n#\n 20000 255\n", "20000 × 20000"),
         (b"P5 #\r1 1\n20000 20000 255\n", "must be a whole JPEG"),
+        (b"P5\n#ftyp\n20000 20000 255\n", "20000 × 20000"),  # ftyp at byte 4, as AVIF has it
+        (b"BM\0\0ftyp" + bytes(6) + struct.pack("<Iii", 40, 20_000, 20_000), "20000 × 20000"),
         (b"\xff\x4f\xff\x51", "must be a whole JPEG"),  # JPEG 2000
         (b"#?RADIANCE\n\n-Y 1 +X 1\n", "must be a whole JPEG"),
     ],

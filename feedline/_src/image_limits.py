@@ -48,7 +48,7 @@ def check_image(data: bytes) -> None:
     try:
         if data.startswith(JPEG):
             check_scans(data)  # simplejpeg reads its size
-        elif data[4:8] != b"ftyp":  # AVIF, which libavif limits to as many pixels
+        elif not (data.startswith(b"\0") and data[4:8] == b"ftyp"):  # AVIF, which libavif limits to as many pixels
             check_pixels(*_size(data))
     except struct.error as error:
         raise not_an_image(data) from error
