@@ -2,6 +2,9 @@
 
 The wheel is tagged for the platform and for any Python 3, since the library does not call Python. Without a C
 compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is pure Python: a missing compiler is no error.
+
+For a release, ``FEEDLINE_TARGET`` is the platform tag of the wheel, for which ``CC`` compiles (see `.ci/wheels`).
+Then a library that cannot be compiled is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 _SOURCE = "feedline/_src/native/columns.c"
-_LIBRARY = "feedline/_src/native/libcolumns.so.5"
+_LIBRARY = "feedline/_src/native/libcolumns.so.5"  # on macOS, too: ctypes loads it by its path
 
 
 class CompileLibrary(BuildHookInterface):  # type: ignore[misc]
@@ -33,11 +36,15 @@ class CompileLibrary(BuildHookInterface):  # type: ignore[misc]
         library = Path(self.root if version == "editable" else self._folder.name, _LIBRARY)
         library.parent.mkdir(parents=True, exist_ok=True)
         library.unlink(missing_ok=True)  # of an earlier build
+        target = os.environ.get("FEEDLINE_TARGET")
         if _compiled(Path(self.root, _SOURCE), library, self.app.display_warning):
+            platform = target or sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+            build_data["tag"] = f"py3-none-{platform}"
             if version != "editable":
                 build_data["force_include"][str(library)] = _LIBRARY
+        elif target:
+            raise RuntimeError(f"the wheel for {target} has no library; see the warning above, and set CC")
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Called by hatchling once the wheel is packed."""

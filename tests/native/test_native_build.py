@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "feedline" / "_src" / "native"
 SOURCE = "columns.c"
-TESTS = ["test_native_order.py", "test_native_gather.py", "test_native_fill.py"]
+TESTS = [f"test_native_{name}.py" for name in ("order", "gather", "fill", "spans")]
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 
@@ -75,10 +75,17 @@ def wheel(folder, **environment):
 
 
 @needs_compiler
-def test_a_wheel_holds_the_library_and_serves_any_python(tmp_path):
-    name, files = wheel(tmp_path, FEEDLINE_PURE_PYTHON="0")
-    assert "-py3-none-linux_" in name
+@pytest.mark.parametrize("target", ["", "manylinux_2_17_aarch64"])
+def test_a_wheel_holds_the_library_and_serves_any_python(tmp_path, target):
+    name, files = wheel(tmp_path, FEEDLINE_PURE_PYTHON="0", FEEDLINE_TARGET=target)
+    assert f"-py3-none-{target or 'linux_'}" in name
     assert "feedline/_src/native/libcolumns.so.5" in files
+
+
+def test_a_wheel_for_a_target_is_never_a_pure_one(tmp_path):
+    target = "manylinux_2_17_aarch64"
+    with pytest.raises(AssertionError, match=f"the wheel for {target} has no library"):
+        wheel(tmp_path, FEEDLINE_PURE_PYTHON="0", FEEDLINE_TARGET=target, CC="false")
 
 
 @pytest.mark.parametrize(
