@@ -1,4 +1,5 @@
-"""Plots a saved result: of `feedline bench modes`, of the claims core.py and scale.py, or of peers.py.
+"""Plots a saved result: of `feedline bench modes`, of the claims core.py, scale.py and one_curve.py, or of
+peers.py.
 
     python benchmarks/plot.py result.json picture.svg
 
@@ -154,6 +155,40 @@ def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
     return "What grows with the processes", "times: medians" + sampled * ", with the lowest and the highest"
 
 
+def _draw_one_curve(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
+    """Above the loss of each step; below which steps each number of processes did before it was killed."""
+    loss, runs = figure.subplots(2, height_ratios=(3, 1), sharex=True)
+    whole = results["whole"]
+    loss.plot(
+        *_by_step(whole), color="#d5d8dc", linewidth=7, solid_capstyle="round", label="never stopped, 1 process"
+    )
+    colours = (_BLUE, "#00a19a", "#c0780c", _RED)
+    for at, ((count, losses), colour) in enumerate(zip(results["parts"].items(), colours, strict=True)):
+        steps, values = _by_step(losses)
+        name = f"{count} process{'es' * (count != '1')}"
+        loss.plot(steps, values, color=colour, linewidth=1.6)
+        runs.barh(at, steps[-1] - steps[0] + 1, 0.62, steps[0] - 0.5, color=colour)
+        runs.text(steps[0] + 1, at, name, color="white", fontsize=8, va="center")
+        if at < len(colours) - 1:
+            loss.plot(steps[-1], values[-1], "x", color="black", markersize=8, markeredgewidth=2)
+            runs.text(steps[-1] + 2, at, "× kill -9", fontsize=8, va="center")
+    loss.plot([], [], "x", color="black", markersize=8, markeredgewidth=2, label="kill -9 of one process")
+    loss.set(ylabel="loss", ylim=(0, None))
+    loss.legend(fontsize=9)
+    runs.set(xlabel="step", yticks=[], ylim=(len(colours) - 0.5, -0.5), xlim=(-1, len(whole) + 2))
+    for axes in (loss, runs):
+        axes.spines[["top", "right"]].set_visible(False)
+    counts = [int(count) for count in results["parts"]]
+    return (
+        f"One run on {', '.join(map(str, counts[:-1]))} and {counts[-1]} processes, with kills in between",
+        f"largest relative difference of a loss: {results['largest_difference']:.0e}",
+    )
+
+
+def _by_step(losses: dict[str, float]) -> tuple[list[int], list[float]]:
+    return [int(step) for step in losses], list(losses.values())
+
+
 def _draw_peers(figure: Any, result: dict[str, Any]) -> tuple[str, str]:
     """A chart for each row size, with the fastest entrant of each library, and lines to its extreme rounds."""
     sizes, plan = list(result["standings"]), result["plan"]
@@ -233,6 +268,7 @@ _DRAW: dict[str, Callable[[Any, Any], tuple[str, str]]] = {
     "core": lambda figure, results: _draw_feeds(figure, results["feeds"]),
     "feed": _draw_feeds,  # results of 2026-11-22
     "modes": _draw_modes,
+    "one_curve": _draw_one_curve,
     "scale": _draw_scale,
     "peers": _draw_peers,
 }

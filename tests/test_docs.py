@@ -7,6 +7,7 @@ import pkgutil
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ from feedline._src.agreement.stop import stopping
 from feedline._src.order.epoch import rows_at
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), ROOT / "benchmarks" / "README.md", *DOCS]
 
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
@@ -223,6 +225,15 @@ def test_trace(files, capsys):
     names = [event["name"] for event in json.loads(Path("all.json").read_text())["traceEvents"]]
     assert (names.count("step"), names.count("place")) == (50, 50)
     assert list(Path("profile").rglob("*.xplane.pb"))
+
+
+def test_the_tables_of_the_api_page_have_each_public_name_once():
+    public = set()
+    for name in ("", "checkpoint.", "cluster.", "images.", "metrics.", "trainer."):
+        module = pkgutil.resolve_name(f"feedline.{name}".rstrip("."))
+        public |= {name + each for each in module.__all__ if not isinstance(getattr(module, each), ModuleType)}
+    listed = re.findall(r"^   ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(public)
 
 
 def test_extras_are_installed_from_the_clone():

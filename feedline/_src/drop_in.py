@@ -44,7 +44,7 @@ def prefetch_to_mesh(
 
     Args:
       iterable: yields trees of NumPy arrays: this process's rows of each global batch, ascending (see
-        `feedline.local_rows`), and this process's part of other sharded axes. With one process: whole
+        `feedline.local_rows`), and its part of other sharded axes. With one process: whole
         batches. One background thread calls it. Leaves may be `jax.Array`s on devices of this process, as of a
         decoder on the GPU: these are copied from device to device, and not by way of the host.
       sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
@@ -56,8 +56,8 @@ def prefetch_to_mesh(
 
     Returns:
       An iterator with `close()`, with `report()` and `statistics()` as a `feedline.Feed` has them, and with
-      `get_state()` if `iterable`'s iterator has one: its state after the last batch that was *delivered*, not
-      after prefetched ones.
+      `get_state()` if the given iterator has one, which gives its state after the last batch that was *delivered*,
+      not after prefetched ones.
 
     Raises:
       TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.

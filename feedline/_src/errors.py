@@ -17,7 +17,9 @@ _LOCATION = ("stage", "process", "row", "epoch", "position", "file")
 class FeedError(RuntimeError):
     """Something outside the caller's control failed: a row, a worker, a process, a disk.
 
-    Attributes, each None where it does not apply:
+    An attribute is None where it does not apply.
+
+    Attributes:
       stage: "read", "transform", "place", "agree", "abort", "launch", "train" or "checkpoint".
       process: index of the JAX process that failed.
       row: row index in the source; of a stream, the number of the item.

@@ -53,6 +53,13 @@ def test_overlap(run):
 
 
 @pytest.mark.slow
+def test_one_curve(run):
+    found = run("one_curve", "--processes", 1, 2)
+    assert min(map(int, found["parts"]["2"])) == 41  # after the checkpoint of step 40; the kill came later
+    assert max(map(int, found["parts"]["2"])) == len(found["whole"]) == 80
+
+
+@pytest.mark.slow
 def test_verdict(run):
     found = run("verdict", "--steps", 10)
     assert {"read × 5", "host × 2", "no prefetch", "stalls"} <= {each["planted"] for each in found}

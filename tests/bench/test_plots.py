@@ -18,7 +18,7 @@ def saved(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["peers_fastest", "peers", "modes", "scale", "feed"])
+@pytest.mark.parametrize("name", ["peers_fastest", "peers", "modes", "scale", "feed", "one_curve"])
 def test_no_words_overlap_or_leave_the_picture(name):
     figure = plot.drawn(saved(name))
     FigureCanvasAgg(figure).draw()

@@ -76,7 +76,7 @@ class RowSource(Protocol):
         """Write row rows[i] to out[leaf][i] for each leaf, in the dtypes of `spec`.
 
         Rows come in any order and with repeats, and several threads read at once. `rows` is read-only; each leaf
-        of `out` has the shape (len(rows), *shape of the leaf) and may be strided. An error becomes a `RowError`
+        of `out` has the shape `(len(rows), *shape of the leaf)` and may be strided. An error becomes a `RowError`
         that names the row; raise one yourself, with `row=`, to name it without further reads.
         """
 

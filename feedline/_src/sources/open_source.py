@@ -64,11 +64,11 @@ def open_source(
     Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
     (`.tar`); tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: those of a folder,
-    of its class folders ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
+    of its class folders (`photos/cat/1.jpg`, with labels), or of a glob with another suffix (`photos/*.jpg`).
 
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files;
-        or an object in a store, "s3://bucket/train/*.npy". Or a `datasets.Dataset` of Hugging Face, whose Arrow
+        or an object in a store, `s3://bucket/train/*.npy`. Or a `datasets.Dataset` of Hugging Face, whose Arrow
         memory is read: see docs/hugging_face.md.
       dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a
         dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.

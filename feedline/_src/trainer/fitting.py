@@ -47,7 +47,7 @@ class Fitted:
 
     Attributes:
       state: the last state.
-      history: for each report a dict with "step", "loss" and the metrics of that step, and with "eval_" before
+      history: for each report a dict with "step", "loss" and the metrics of that step, and with `eval_` before
         each name those of an evaluation after that step. Reports come after the first step of a run, every
         `report_every` steps and at the end.
       progress: rows, times and last metrics of this run.
