@@ -394,3 +394,17 @@ def test_nulls_of_all_kinds(tmp_path, name, column):
     for row in (0, 3):
         expected = column[row].as_py()
         assert source[row]["x"].tolist() == (list(expected) if isinstance(expected, bytes) else expected)
+
+
+def test_a_footer_that_contradicts_itself_is_refused_and_ends_no_process(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"n": pa.array([1, None, 3], pa.int32())}), path)
+    data, said = path.read_bytes(), set()
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for at in (i for i in range(begin, len(data) - 8) if data[i] == 2):  # INT32, as Thrift writes it
+        path.write_bytes(data[:at] + b"\x0a" + data[at + 1 :])  # DOUBLE
+        try:
+            feedline.open_source(path).close()
+        except (ValueError, TypeError) as error:
+            said.add(str(error))
+    assert any("a chunk of 'n' is DOUBLE, and not INT32" in each for each in said)

@@ -151,7 +151,7 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
     return spec
 
 
-# --- files ---# --- files ---
+# --- files ---
 
 
 @contextlib.contextmanager

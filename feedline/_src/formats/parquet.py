@@ -32,6 +32,8 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         row_bytes = 0 if isinstance(row, str) else math.prod(row.shape) * row.dtype.itemsize
         check_memory(file.name, f"column {name!r} of a row group", max(lengths, default=0) * row_bytes)
     places = {name: _chunks_of(metadata, name) for name in names}
+    with naming_file(file.name, "a Parquet file", remedy):
+        nulls = {leaf: _nulls_in(metadata, places[name]) for leaf, name in enumerate(names)}
 
     def read(leaf: int, group: int) -> Column:
         name = names[leaf]
@@ -53,7 +55,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         [lengths] * len(names),
         read,
         extents=lambda leaf, group: [_extent_of(metadata, group, places[names[leaf]])],
-        nulls={leaf: _nulls_in(metadata, places[name]) for leaf, name in enumerate(names)},
+        nulls=nulls,
     )
 
 
@@ -102,8 +104,15 @@ def _extent_of(metadata: Any, group: int, chunks: Sequence[int]) -> tuple[int, i
 
 
 def _nulls_in(metadata: Any, chunks: Sequence[int]) -> int:
-    """How many nulls a column has, as far as the footer says so."""
+    """How many nulls a column has, as far as the footer says so. ValueError: the footer contradicts itself."""
     optional = [i for i in chunks if metadata.schema.column(i).max_definition_level]
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if optional else []
-    found = [group.column(i).statistics for group in groups for i in optional]
-    return sum(each.null_count for each in found if each is not None and each.has_null_count)
+    count = 0
+    for i in optional:
+        kind = metadata.schema.column(i).physical_type
+        for chunk in (group.column(i) for group in groups):
+            if chunk.physical_type != kind:  # pyarrow would end the process
+                raise ValueError(f"a chunk of {chunk.path_in_schema!r} is {chunk.physical_type}, and not {kind}")
+            if chunk.statistics is not None and chunk.statistics.has_null_count:
+                count += chunk.statistics.null_count
+    return count
