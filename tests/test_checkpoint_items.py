@@ -1,10 +1,15 @@
 """A feed as an item of a checkpoint of Orbax, by its handlers and by its protocol of version 1."""
 
+import importlib
+from typing import ClassVar
+
 import grain
 import numpy as np
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as v1
 import pytest
+from etils import epath
+from fsspec.implementations.memory import MemoryFileSystem
 
 import feedline
 from feedline.checkpoint import Restore, Save
@@ -47,6 +52,34 @@ def test_version_1_saves_a_feed_and_takes_another_there(source, sharding, tmp_pa
         following = next(feed)["x"]
         v1.load_checkpointables(tmp_path / "3", {"feed": other})
         np.testing.assert_array_equal(next(other)["x"], following)
+
+
+class Bucket(MemoryFileSystem):
+    """A bucket in memory, by the names that etils gives it."""
+
+    store: ClassVar = {}
+    pseudo_dirs: ClassVar = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("gs://")).removeprefix("/")
+
+
+def test_a_feed_is_saved_to_a_bucket(source, sharding, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "gcs", Bucket)
+    folder = epath.Path(f"gs://bucket/{tmp_path.name}")
+    folder.mkdir(parents=True)
+    with feedline.Feed(source, 8, sharding) as feed, feedline.Feed(source, 8, sharding) as other:
+        next(feed)
+        handler = ocp.checkpoint_args.get_registered_handler_cls(Save)()
+        handler.save(folder, Save(feed))
+        following = next(feed)["x"]
+        handler.restore(folder, Restore(other))
+        np.testing.assert_array_equal(next(other)["x"], following)
+    assert not list(tmp_path.iterdir())
+    with feedline.Feed(source, 8, sharding) as feed, pytest.raises(ValueError, match="epath"):
+        feedline.save_lanes(feed.get_state() | {"lanes": {}, "writers": []}, str(folder))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -16,10 +15,10 @@ class _Handler(ocp.CheckpointHandler):
     """Writes and reads the folder of a feed; every process calls it, with a folder that all of them share."""
 
     def save(self, directory: Any, args: Save) -> None:
-        write_state(Path(directory), args.state)
+        write_state(directory, args.state)
 
     def restore(self, directory: Any, args: Restore) -> dict[str, Any]:
-        state = read_state(Path(directory))
+        state = read_state(directory)
         args.feed.set_state(state, **({"allow": args.allow} if args.allow else {}))
         return state
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Awaitable, Mapping
-from pathlib import Path
 from typing import Any
 
 import grain
 
-from feedline._src.loader.lane_files import load_lanes, save_lanes
+from feedline._src.loader.lane_files import as_path, load_lanes, save_lanes
 
 FILE = "metadata"
 """As Orbax's JSON has it, so that `JsonRestore` reads what a feed wrote, and a feed what `JsonSave` wrote."""
@@ -50,7 +50,7 @@ class GrainFace:
         state = self.get_state()  # before the feed goes on
 
         async def write() -> None:
-            write_state(Path(await directory.await_creation()), state)
+            write_state(await directory.await_creation(), state)
 
         return write()
 
@@ -58,7 +58,7 @@ class GrainFace:
         """Go on from a state that `save` wrote; errors as of `set_state`, and of `feedline.load_lanes`."""
 
         async def read() -> None:
-            self.set_state(read_state(Path(directory)))
+            self.set_state(read_state(directory))
 
         return read()
 
@@ -66,23 +66,23 @@ class GrainFace:
 grain.DatasetIterator.register(GrainFace)  # handlers written for Grain's iterators ask for their class
 
 
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+def write_state(folder: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write a state. Every process calls it, with a folder that all of them share."""
     import jax
 
     if "lanes" in state:
         save_lanes(state, folder)
     elif jax.process_index() == 0:
-        (folder / FILE).write_text(json.dumps(state))
+        (as_path(folder) / FILE).write_text(json.dumps(state))
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The state in a folder.
 
     Raises:
       FileNotFoundError, ValueError: it is not the folder of a feed, or lanes are missing.
     """
     try:
-        return dict(json.loads((folder / FILE).read_text()))
+        return dict(json.loads((as_path(folder) / FILE).read_text()))
     except FileNotFoundError:
         return load_lanes(folder)

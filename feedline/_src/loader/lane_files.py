@@ -25,7 +25,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
     Args:
       state: from `feed.get_state()` on this process, or from `load_lanes`. Another thread may save it, and later.
-      folder: created if it does not exist.
+      folder: created if it does not exist. One in a bucket is an `etils.epath.Path`.
 
     Raises:
       ValueError: it is not the state of a stream.
@@ -48,14 +48,14 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
             "save it as JSON on one of them"
         )
     compare_save(state["writers"], folder, state.get("epoch", 0), state.get("position", 0))
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    path = as_path(folder)
+    path.mkdir(parents=True, exist_ok=True)
     place = {name: value for name, value in state.items() if name not in ("lanes", "writers")}
     count = len(state["writers"])
     for lane, iterator in state["lanes"].items():
         if state["writers"][int(lane)] == jax.process_index():
             text = json.dumps({**place, "lane": int(lane), "count": count, "iterator": iterator})
-            _write(folder / f"lane-{int(lane):05}-of-{count:05}.json", text)
+            _write(path / f"lane-{int(lane):05}-of-{count:05}.json", text)
 
 
 def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
       FileNotFoundError: the folder has no file of a lane.
       ValueError: a lane is missing, cannot be read, or is of a different step than the others.
     """
-    paths = sorted(Path(folder).glob("lane-*-of-*.json"))
+    paths = sorted(as_path(folder).glob("lane-*-of-*.json"))
     if not paths:
         raise FileNotFoundError(f"{folder} has no file lane-*-of-*.json; save_lanes writes them, on every process")
     saved = [_read(path) for path in paths]
@@ -94,8 +94,22 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}, "writers": [0] * count}
 
 
-def _write(path: Path, text: str) -> None:
+def as_path(folder: str | os.PathLike[str]) -> Any:
+    """A local path; of a folder in a bucket the path of `etils.epath` that Orbax gives, with the same methods."""
+    if "://" not in os.fspath(folder):
+        return Path(folder)
+    if isinstance(folder, str):
+        raise ValueError(
+            f"a folder in a bucket is a path of etils.epath, got a string; pass epath.Path({folder!r})"
+        )
+    return folder
+
+
+def _write(path: Any, text: str) -> None:
     """Write a file as a whole or not at all, even if the machine stops."""
+    if not isinstance(path, Path):
+        path.write_text(text)  # an object of a bucket
+        return
     part = path.with_suffix(".part")
     try:
         with part.open("w") as file:
@@ -114,7 +128,7 @@ def _write(path: Path, text: str) -> None:
         raise OSError(error.errno, f"{why}checkpoint; make room, or save to another folder", str(path)) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Any) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text())
         if not {"lane", "count", "iterator"} <= held.keys():
