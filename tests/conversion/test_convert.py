@@ -276,7 +276,7 @@ def test_the_next_run_continues_after_the_finished_files(form):
         same(read(source, range(ROWS))[name], wanted)
 
 
-@pytest.mark.parametrize("manifest", ["half", "[]", "[" * 100_000, '{"version": 3}'])
+@pytest.mark.parametrize("manifest", ["", "half", "[]", "[" * 100_000, '{"version": 3}'])
 def test_a_damaged_manifest_is_refused(manifest):
     with pytest.raises(feedline.RowError):
         converted(failing_at(250, OSError()))

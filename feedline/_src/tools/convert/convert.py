@@ -182,7 +182,8 @@ class Conversion:
         with (self.folder / _MANIFEST).open("a+") as manifest:
             self._lock(manifest)
             manifest.seek(0)
-            if found := manifest.read():
+            found = manifest.read()
+            if found or any(self.folder.glob("rows-*")):  # files without a manifest may be of any source
                 _check_same(found, description, self.folder)
             else:
                 manifest.write(json.dumps(description))
