@@ -304,7 +304,3 @@ def _checked(path: Any, leaf: Any) -> Any:
             f"{name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
         )
     return leaf
-
-
-def _placed_dtype(leaf: jax.Array) -> Any:
-    return jax.dtypes.canonicalize_dtype(leaf.dtype)
