@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -86,6 +87,16 @@ def test_a_wheel_for_a_target_is_never_a_pure_one(tmp_path):
     target = "manylinux_2_17_aarch64"
     with pytest.raises(AssertionError, match=f"the wheel for {target} has no library"):
         wheel(tmp_path, FEEDLINE_PURE_PYTHON="0", FEEDLINE_TARGET=target, CC="false")
+
+
+def test_an_sdist_holds_the_source_and_no_library(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path]
+    programs.run(command, cwd=ROOT, check=True)
+    (found,) = tmp_path.iterdir()
+    with tarfile.open(found) as archive:
+        files = [name.partition("/")[2] for name in archive.getnames()]
+    assert f"feedline/_src/native/{SOURCE}" in files
+    assert not [file for file in files if ".so" in file]
 
 
 @pytest.mark.parametrize(
