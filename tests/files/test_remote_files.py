@@ -496,7 +496,7 @@ def test_a_file_in_use_is_not_evicted_and_others_are(store, records, tmp_path):
 
 def test_a_cache_as_large_as_a_file_is_enough(store, tmp_path):
     data = store.objects["/x.array_record"] = array_record(tmp_path / "written")
-    options = feedline.Store(cache=tmp_path / "c", cache_bytes=len(data) + 4096, patience_s=1)
+    options = feedline.Store(cache=tmp_path / "c", cache_bytes=len(data), patience_s=1)
     assert feedline.open_source(f"{store.url}/x.array_record", store=options)[0] == RECORDS[0]
     assert sum(stop - start for start, stop in store.gets()) == len(data)
 
