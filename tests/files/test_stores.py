@@ -221,6 +221,9 @@ def test_objects_and_globs(parts, options):
         feedline.open_source("gs://corpus/no.npy", store=options)
     with pytest.raises(FileNotFoundError, match=r"no object matches gs://corpus/train/\*\.npz"):
         feedline.open_source("gs://corpus/train/*.npz", store=options)
+    parts.objects["/corpus/train//part-3.npy"] = b""
+    with pytest.raises(feedline.FeedError, match="must list no key with an empty part"):  # at once
+        feedline.open_source("gs://corpus/train/part-*.npy", store=feedline.Store(cache=options.cache))
 
 
 def test_objects_of_azure(bucket, options, monkeypatch):

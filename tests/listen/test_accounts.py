@@ -122,6 +122,16 @@ def test_glances_while_the_buffers_fill_or_the_loop_is_elsewhere_do_not_count():
     assert accounts.window().idle_s == 0.0
 
 
+def test_glances_in_a_rare_pause_of_the_loop_do_not_count():
+    accounts, now = Accounts(ahead=-2), 0.0
+    for step in range(100):
+        began, now = now, now + (40.0 if step == 50 else 1.0)
+        for glance in range(20 if step == 50 else 1):
+            accounts.glanced(Glance(began + 0.5 + glance, step != 50, False))
+        delivered(accounts, now, now)
+    assert (accounts.window().loop_s, accounts.window().idle_s) == (pytest.approx(0.99), 0.0)
+
+
 # --- asked for by several threads ---
 
 

@@ -206,6 +206,7 @@ class Client:
             ("certificate" in said, "must have a certificate that this machine trusts"),
             (kind == "NotSupportedError", "must answer requests for ranges of bytes"),
             ("builder error" in text, "must have an address"),
+            (kind == "InvalidPathError", "must list no key with an empty part (//) or a control character"),
             (400 <= status < 500 and status not in _PASSING, "must answer requests"),
         ):
             if is_broken:

@@ -79,7 +79,8 @@ class Accounts:
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
         self._before: float | None = None  # when the batch before was taken; None after a break
         self._filling = ahead + 2  # batches that may still come that were made while the first steps compiled
-        self._idle: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)  # in the loop's own time
+        # glances in the loop's own time, and how long that was
+        self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
         self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)  # in `next`
         self._keep: Callable[[BatchRecord | float], None] | None = None
         # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
@@ -146,7 +147,9 @@ class Accounts:
         self._settle()
         with self._adding:
             latest = [batch for batch in self._latest if batch.taken > since]
-            return Window.of(latest, _mean(self._idle), _mean(self._computing) or 0.0)
+            longest_s = _longest_s(latest)
+            idle = [idle for idle, loop_s in self._idle if loop_s <= longest_s]
+            return Window.of(latest, _mean(idle), _mean(self._computing) or 0.0)
 
     def keep_with(self, keep: Callable[[BatchRecord | float], None] | None) -> None:
         """From now on call `keep` with each record, in order, on one thread at a time. None: no longer.
@@ -205,7 +208,7 @@ class Accounts:
             if drained and glance.at >= asked:
                 self._computing.append(glance.computes)
             elif drained and before is not None and glance.at >= before:
-                self._idle.append(not glance.computes and not glance.runs_code)
+                self._idle.append((not glance.computes and not glance.runs_code, batch.loop_s))
 
 
 def _mean(samples: Sequence[bool]) -> float | None:
@@ -283,10 +286,17 @@ class Window:
         return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
 
 
+def _longest_s(batches: Sequence[BatchTimes]) -> float:
+    """The loop's own time beyond which it pauses; infinite where that is not rare."""
+    times = [batch.loop_s for batch in batches if batch.follows]
+    longest_s = _PAUSE_FACTOR * statistics.median(times or [0.0])
+    pauses = sum(time_s > longest_s for time_s in times)
+    # a loop that waits for its steps now and then is no loop that pauses
+    return longest_s if pauses <= max(1, len(batches) // _BATCHES_PER_PAUSE) else math.inf
+
+
 def _without_pauses(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:
-    """The batches, with the usual time of the loop where it was far longer, if that is rare."""
-    usual_s = statistics.median([batch.loop_s for batch in batches if batch.follows])
-    pauses = [i for i, batch in enumerate(batches) if batch.loop_s > _PAUSE_FACTOR * usual_s]
-    if len(pauses) > max(1, len(batches) // _BATCHES_PER_PAUSE):
-        return batches  # a loop that waits for its steps now and then is no loop that pauses
-    return [batch._replace(loop_s=usual_s) if i in pauses else batch for i, batch in enumerate(batches)]
+    """The batches, with the usual time of the loop where it paused."""
+    longest_s = _longest_s(batches)
+    usual_s = longest_s / _PAUSE_FACTOR
+    return [batch._replace(loop_s=usual_s) if batch.loop_s > longest_s else batch for batch in batches]
