@@ -2,14 +2,21 @@
 
 And an exception that cannot be pickled comes through with its words."""
 
+import multiprocessing
+import os
 import re
+import resource
 import sys
+from multiprocessing import reduction
 
+import numpy as np
 import programs
 import pytest
 
-from feedline._src.errors import WorkerError
+from feedline._src.errors import FeedError, WorkerError
+from feedline._src.loader.host_batch import HostBatch
 from feedline._src.loader.random_access import Restarts
+from feedline._src.loader.workers import Worker
 
 SCRIPT = """
 import logging, multiprocessing, os, signal, sys, threading, time
@@ -113,3 +120,23 @@ def test_none_is_replaced_by_default():
         Restarts(0).use(error)
     assert raised.value is error
     assert not hasattr(error, "__notes__")
+
+
+@pytest.mark.parametrize("left", [0, 1])  # 1: for a copy of the pipe's descriptor, not for the file
+def test_a_batch_for_which_no_file_can_be_opened_is_told(left):
+    ours, theirs = multiprocessing.Pipe()
+    wake, _ = multiprocessing.Pipe(duplex=False)
+    worker = object.__new__(Worker)
+    worker.connection = ours
+    memory = os.memfd_create("batch")
+    theirs.send(("batch", HostBatch([((1,), np.dtype(np.uint8))], None, None, 1, 0, [], [])))
+    reduction.send_handle(theirs, memory, os.getpid())
+    os.close(memory)
+    before, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, before[1]))
+    try:
+        with pytest.raises(FeedError, match=r"no more can be opened \(Too many open files\); .* \(ulimit -n\)"):
+            worker.take(wake)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -8,6 +8,7 @@ it open: whoever is killed, nothing stays behind.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import mmap
 import multiprocessing
@@ -26,7 +27,7 @@ import cloudpickle
 import jax
 import numpy as np
 
-from feedline._src.errors import WorkerError
+from feedline._src.errors import FeedError, WorkerError
 from feedline._src.loader.host_batch import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
 from feedline._src.options import Settings
@@ -203,12 +204,16 @@ class Worker:
                 raise error
 
     def _receive_memory(self) -> int:
-        return reduction.recv_handle(self.connection)
+        try:
+            return reduction.recv_handle(self.connection)
+        except RuntimeError as error:  # it came, and there was no descriptor left for it
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
     def _received(self, receive: Callable[[], T]) -> T:
         try:
             return receive()
-        except (EOFError, OSError):  # a process that ends closes its pipe
+        except (EOFError, OSError) as error:  # a process that ends closes its pipe
+            _check_may_open(error)
             self.process.join(END_S)
             raise WorkerEndedError(self.process.exitcode or 0, self._started) from None
 
@@ -257,6 +262,9 @@ def _leaves_in(memory: int, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]
     """The leaves in such a file, which is closed. Its memory is freed with the last of them."""
     try:
         mapped = mmap.mmap(memory, 0)
+    except OSError as error:
+        _check_may_open(error)
+        raise
     finally:
         os.close(memory)
     leaves: list[Array] = []
@@ -266,6 +274,15 @@ def _leaves_in(memory: int, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]
         leaves.append(np.frombuffer(mapped, np.uint8, nbytes, start).view(dtype).reshape(shape))
         start += _whole_pages(nbytes)
     return leaves
+
+
+def _check_may_open(error: Exception) -> None:
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise FeedError(
+            "each batch of a worker process that is alive holds one open file of this process, and no more can be "
+            f"opened ({error.strerror}); keep fewer batches, or raise the limit (ulimit -n)",
+            stage="read",
+        ) from error
 
 
 def _whole_pages(nbytes: int) -> int:
