@@ -99,7 +99,7 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
             if number == 0:
                 raise ValueError(
                     f'each line must be a JSON object, {{"name": value, ...}}, and the first of {file.name}, '
-                    f"{line[:60]!r}, is none: {error}; write it again, one object a line: "
+                    f"{line[:60]!r}, is none: {error.__cause__ or error}; write it again, one object a line: "
                     "pandas.read_json(path).to_json(new, orient='records', lines=True)"
                 ) from error
             # else a bad row when it is read; or the last one, of which only a part was read
