@@ -13,6 +13,7 @@ author = "the feedline maintainers"
 release = metadata.version("feedline")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
+highlight_language = "none"  # of blocks that name no language
 smartquotes_action = "D"  # dashes; quotes stay as they are
 
 html_theme = "sphinx_book_theme"
@@ -25,13 +26,12 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 300  # seconds for a cell, on a busy machine
 nb_execution_in_temp = True
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
@@ -62,6 +62,16 @@ def docstring_to_rst(app, what, name, obj, options, lines):
             lines[i] = re.sub(r"(?<!`)`([^`]+)`(?!`)(?=(\w?))", lambda m: f"``{m[1]}``" + "\\ " * bool(m[2]), line)
 
 
+def shorten_defaults(app, what, name, obj, options, signature, annotation):
+    """Show options as defaults without their fields, and no arguments of what users do not make themselves."""
+    if name.rpartition(".")[2] in ("Fitted", "Plan", "Progress", "RowSource", "Statistics"):
+        return "", annotation
+    if signature:
+        return re.sub(r"\b([A-Z]\w+)\((?:[^()]|\([^()]*\))+\)", r"\1()", signature), annotation
+    return None
+
+
 def setup(app):
     app.connect("source-read", link_within_the_site)
     app.connect("autodoc-process-docstring", docstring_to_rst)
+    app.connect("autodoc-process-signature", shorten_defaults)
