@@ -149,7 +149,10 @@ class Mixture(Source):
         before = {at: phase for at, phase in given.items() if at < position}
         if self.order.end != "endless" or not before.items() <= begun.items():
             return self
-        phases = begun | {at: phase for at, phase in own.items() if at >= position and at not in begun}
+        later = given | {
+            at: phase for at, phase in own.items() if saved.get(at) == phase
+        }  # not what was set since
+        phases = begun | {at: phase for at, phase in later.items() if at >= position and at not in begun}
         return self if phases == own else self._with_phases(phases)
 
     @property
