@@ -250,7 +250,7 @@ OF_FEEDLINE = {
                "options"],
     "listen.tokens": ["order.epoch"],
     "life": ["run", "build", "building", "listen", "record", "feed_options", "order.schedule", "agreement.in_step",
-             "agreement.monitor", "prefetch.handover", "runtime", "errors", "options"],
+             "agreement.monitor", "prefetch.handover", "runtime", "state", "errors", "options"],
     "shown": ["life", "run", "listen", "feed_options", "order.schedule", "state", "options"],
     "moves": ["life", "build", "order.schedule", "state", "options"],
     "feed": ["shown", "moves", "life", "build", "plan.asked", "placement.plan", "order.schedule",

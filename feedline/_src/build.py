@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from feedline._src import state as states
 from feedline._src.agreement.agree import collective_build
 from feedline._src.agreement.coordination import Coordination, coordination
+from feedline._src.agreement.in_step import Place
 from feedline._src.bounds import Bounds, bounds_of, default_threads
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import LocalForm, transformed_spec
@@ -43,7 +44,7 @@ _IN_FLIGHT = 4  # batches handed over, placed, read here, read elsewhere
 _log = logging.getLogger("feedline")
 
 
-def build(options: FeedOptions, running: tuple[Sizes, Sequence[int]] | None = None) -> Sizes:
+def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> Sizes:
     """Open the source, plan what this process reads, and check that all of it fits together.
 
     With a mesh of several processes all of them do so, and compare what they built.
@@ -85,7 +86,7 @@ def refuse_everywhere(sharding: Any, error: Exception) -> None:
         raise error
 
 
-def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Sequence[int]) -> tuple[FeedOptions, Sizes]:
+def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tuple[FeedOptions, Sizes]:
     """The options and stages of a running feed on another mesh of the same processes.
 
     Args:
@@ -120,7 +121,7 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Sequence[int
     return options, new
 
 
-def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float], place: Sequence[int]) -> Sizes:
+def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float], place: Place) -> Sizes:
     """The stages of a running feed with other weights of its mixture. Arguments as of `moved`.
 
     Raises:
@@ -131,7 +132,7 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
     with collective_build(
         _processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s
     ) as collective:
-        sizes = sizes.reweighted(lambda access: access.with_weights(weights, place[2]))
+        sizes = sizes.reweighted(lambda access: access.with_weights(weights, place.position))
         collective.agree(described(options, sizes.first, list(place)))
     return sizes
 
@@ -349,7 +350,7 @@ def _processes_of(sharding: Any) -> set[int]:
     return {device.process_index for device in devices}
 
 
-def described(options: FeedOptions, stages: Stages, place: list[int] | None = None) -> dict[str, Any]:
+def described(options: FeedOptions, stages: Stages, place: list[Any] | None = None) -> dict[str, Any]:
     """JSON values by field: all that must be the same in every process for batch k to be the same."""
     leaves: Mapping[str, Any] = {
         f"batch{jax.tree_util.keystr(path)}": leaf

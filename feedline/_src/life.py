@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
+from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from feedline._src.record import Counters
 from feedline._src.run import Loops, Placed, Run, Runs, Sizes, Stages, close_all, run_of
 from feedline._src.runtime.ending import exits
 from feedline._src.runtime.threads import ProcessBound, SingleThread
+from feedline._src.state import digest
 
 if TYPE_CHECKING:
     from feedline._src.listen.diagnosis import DiagnosingPipeline
@@ -154,7 +156,11 @@ class Life(ProcessBound):
         return run
 
     def _place(self) -> Place:
-        return Place(self._delivered.step, *self._next_stages.access.next_cursor(self._delivered.cursor))
+        stages = self._next_stages
+        cursor = stages.access.next_cursor(self._delivered.cursor)
+        order = stages.fingerprint["order"] if stages.in_step is not None else None
+        mixed = isinstance(order, Mapping) and "phases" in order
+        return Place(self._delivered.step, *cursor, digest(order) if mixed else "")
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Give up the run. Wait for its threads and those of older ones: the name of one that is stuck."""
@@ -172,13 +178,14 @@ class Life(ProcessBound):
                 )
             stages = self._sizes.at(delivered.step) if self._sizes.changes else self._stages
             stages.access.check_cursor(delivered.cursor)
+            moved_from = self._moved_from or self._place()
             self._stop(MOMENT_S, reads=False)
             self._use(stages)
             if weighted is not None:
                 self._reweigh(weighted)
             self._loops.moved(restored)
             self._listener.interrupted()
-            self._moved_from = self._moved_from or self._place()
+            self._moved_from = moved_from
             self._delivered, self._exhausted = delivered, False
 
     def _check_open(self) -> None:

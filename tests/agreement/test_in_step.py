@@ -75,7 +75,13 @@ def test_equal_moves_are_in_step_and_each_is_compared_with_its_own_number(feeds)
 
 @pytest.mark.parametrize(
     ("batches", "place"),
-    [(6, PLACE), (5, PLACE._replace(step=6)), (5, PLACE._replace(epoch=3)), (5, PLACE._replace(position=8))],
+    [
+        (6, PLACE),
+        (5, PLACE._replace(step=6)),
+        (5, PLACE._replace(epoch=3)),
+        (5, PLACE._replace(position=8)),
+        (5, PLACE._replace(order="1a2b")),
+    ],
 )
 def test_a_move_elsewhere_or_after_other_batches_is_told_as_often_as_it_is_tried(feeds, batches, place):
     feeds[0].batches, feeds[1].batches = 5, batches

@@ -23,11 +23,15 @@ _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(
 
 
 class Place(NamedTuple):
-    """Where a batch begins: the batches delivered before it over all resumes, and the place of its first row."""
+    """Where a batch begins: the batches delivered before it over all resumes, and the place of its first row.
+
+    `order` is a digest of the order of the rows, of a mixture, whose weights a state may change.
+    """
 
     step: int
     epoch: int
     position: int
+    order: str = ""
 
 
 class Count(NamedTuple):
@@ -162,8 +166,9 @@ def _sentence(key: str, found: str) -> str:
 
 
 def _moved(process: int, move: Sequence[Any]) -> str:
-    batches, (_, epoch, position) = move
-    return f"process {process} went to epoch {epoch}, position {position} after {_batches(batches)}"
+    batches, (_, epoch, position, order) = move
+    rows = f" in the order {order[:8]}" if order else ""  # of a mixture with other weights
+    return f"process {process} went to epoch {epoch}, position {position} after {_batches(batches)}{rows}"
 
 
 def _batches(number: int) -> str:
