@@ -135,6 +135,15 @@ def test_glances_in_a_rare_pause_of_the_loop_do_not_count():
 # --- asked for by several threads ---
 
 
+def test_a_signal_handler_may_ask_while_batches_are_added_up():
+    accounts, asked = Accounts(ahead=-2), []
+    accounts.keep_with(lambda record: asked.append(accounts.sums()["wait_s"]))
+    for step in range(5):
+        delivered(accounts, step, step + 0.5)
+    assert accounts.sums()["wait_s"] == 2.5
+    assert asked == [0.0, 0.5, 1.0, 1.5, 2.0]
+
+
 def test_several_threads_may_ask_while_the_loop_goes_on():
     accounts, asking = Accounts(ahead=0), True
 

@@ -74,6 +74,7 @@ class Accounts:
         # a number is the time of a break. Bounded, in case no thread adds them up
         self._records: collections.deque[BatchRecord | float] = collections.deque(maxlen=_MAX_RECORDS)
         self._adding = threading.RLock()  # of all that follows; a signal handler may ask inside `_settle`
+        self._settling = False
         self._sums = (0.0,) * len(_SUMMED)
         self._max_wait_s = 0.0
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
@@ -172,8 +173,14 @@ class Accounts:
     def _settle(self) -> None:
         """Add up what was delivered."""
         with self._adding:
-            for _ in range(len(self._records)):
-                self._add(self._records.popleft())
+            if self._settling:  # a signal handler asks: it sees what was added up so far
+                return
+            try:
+                self._settling = True
+                for _ in range(len(self._records)):
+                    self._add(self._records.popleft())
+            finally:
+                self._settling = False
 
     def _add(self, record: BatchRecord | float) -> None:
         if self._keep is not None:
