@@ -7,6 +7,7 @@ whoever asks.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -73,8 +74,7 @@ class Accounts:
     def __init__(self, ahead: int) -> None:
         # a number is the time of a break. Bounded, in case no thread adds them up
         self._records: collections.deque[BatchRecord | float] = collections.deque(maxlen=_MAX_RECORDS)
-        self._adding = threading.RLock()  # of all that follows; a signal handler may ask inside `_settle`
-        self._settling = False
+        self._adding = threading.RLock()  # held while records are added up; a signal handler may ask meanwhile
         self._sums = (0.0,) * len(_SUMMED)
         self._max_wait_s = 0.0
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
@@ -110,15 +110,14 @@ class Accounts:
             self._gil_waits_s.append(time.perf_counter() - began)
         if len(self._records) < _SETTLE_EVERY:
             return False
-        self._settle()
+        self._settle(0)
         return True
 
     def transferred(self, began: float, ready_s: float) -> None:
         """All arrays of the batch whose placing began then were ready so many seconds later."""
-        with self._adding:
-            self._ready_s[began] = ready_s
-            if len(self._ready_s) > _LATEST:
-                del self._ready_s[next(iter(self._ready_s))]
+        self._ready_s[began] = ready_s
+        if len(self._ready_s) > _LATEST:
+            self._ready_s.pop(min(self._ready_s.copy()), None)
 
     def transfers(self) -> dict[float, float]:
         """Of the latest transfers: when placing began → the seconds until all arrays were ready."""
@@ -146,11 +145,10 @@ class Accounts:
     def window(self, since: float = -math.inf) -> Window | None:
         """The latest batches to judge by, of those that were taken after `since`; None: too few."""
         self._settle()
-        with self._adding:
-            latest = [batch for batch in self._latest if batch.taken > since]
-            longest_s = _longest_s(latest)
-            idle = [idle for idle, loop_s in self._idle if loop_s <= longest_s]
-            return Window.of(latest, _mean(idle), _mean(self._computing) or 0.0)
+        latest = [batch for batch in self._latest.copy() if batch.taken > since]
+        longest_s = _longest_s(latest)
+        idle = [idle for idle, loop_s in self._idle.copy() if loop_s <= longest_s]
+        return Window.of(latest, _mean(idle), _mean(self._computing.copy()) or 0.0)
 
     def keep_with(self, keep: Callable[[BatchRecord | float], None] | None) -> None:
         """From now on call `keep` with each record, in order, on one thread at a time. None: no longer.
@@ -170,17 +168,19 @@ class Accounts:
         waits_s = sorted(self._gil_waits_s.copy())
         return statistics.fmean(waits_s[: len(waits_s) - len(waits_s) // 8] or [0.0])
 
-    def _settle(self) -> None:
-        """Add up what was delivered."""
-        with self._adding:
-            if self._settling:  # a signal handler asks: it sees what was added up so far
-                return
+    def _settle(self, timeout_s: float = 1.0) -> None:
+        """Add up what was delivered, unless another thread does so for longer than `timeout_s`.
+
+        An interrupt may leave the lock held by the training thread, which may take it again; no other one hangs.
+        A signal handler that asks meanwhile adds up the rest, each record once.
+        """
+        if self._adding.acquire(timeout=timeout_s):
             try:
-                self._settling = True
-                for _ in range(len(self._records)):
-                    self._add(self._records.popleft())
+                with contextlib.suppress(IndexError):
+                    for _ in range(len(self._records)):
+                        self._add(self._records.popleft())
             finally:
-                self._settling = False
+                self._adding.release()
 
     def _add(self, record: BatchRecord | float) -> None:
         if self._keep is not None:
