@@ -235,7 +235,7 @@ class Supervisor:
         if silent or not self._codes.get(cause):
             cause = failed
         code = self._codes[cause]  # also of process 0, which ends last, since it holds what all say
-        message = f"process {cause} of {processes} {_ending(code)}"
+        message = f"process {cause} of {processes} {_ending(code, asked=bool(self._signals))}"
         if self._signals:
             names = ", ".join(signal.Signals(number).name for number in self._signals)
             message += f", after {names} had been passed on{late and ' and ' + late.format('had gone by')}"
@@ -297,10 +297,10 @@ def label_of(process: int, label: str) -> str:
     return {"number": f"[{process}] ", "slurm": f"{process}: ", "time": f"[{process} {now}] ", "none": ""}[label]
 
 
-def _ending(code: int) -> str:
+def _ending(code: int, *, asked: bool) -> str:
     if code >= 0:
         return f"exited with code {code}"
-    hint = "; the kernel sends it when memory runs out" if code == -signal.SIGKILL else ""
+    hint = "; the kernel sends it when memory runs out" if code == -signal.SIGKILL and not asked else ""
     return f"was killed by signal {-code} ({signal.strsignal(-code)}{hint})"
 
 
