@@ -99,7 +99,7 @@ def test_many_files_need_few_descriptors_and_may_be_closed_while_they_are_read(t
         thread.join()
     assert found == [True] * 2
     source.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # files of earlier tests may be closed meanwhile
 
 
 SPEC = {"number": jax.ShapeDtypeStruct((), np.int32)}
