@@ -23,7 +23,7 @@ def left_out(here):
     """The batches on a mesh of the first half of the devices, or the error in a process without such a device."""
     sharding = NamedSharding(Mesh(np.array(here.devices[: len(here.devices) // 2]), ("data",)), P("data"))
     if not sharding.addressable_devices:
-        with pytest.raises(ValueError, match="batch") as raised:
+        with pytest.raises(ValueError, match="owns no device") as raised:
             feedline.Feed(ROWS, SIZE, sharding)
         return PerProcess(str(raised.value))
     with feedline.Feed(ROWS, SIZE, sharding, order=ORDER, epochs=1) as feed:
