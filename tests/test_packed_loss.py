@@ -9,9 +9,11 @@ import pytest
 from feedline import Packed
 
 
+@pytest.mark.slow  # the example needs tokenizers, which come with [test-all]
 def test_the_loss_of_a_packed_batch_is_that_of_its_documents(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "examples")
-    text = pytest.importorskip("text", reason="tokenizers are not installed")
+    import text
+
     random = np.random.default_rng(0)
     lengths = random.choice([3, 7, 11], 30)
     tokens, offsets = random.integers(0, text.VOCABULARY, lengths.sum()), np.concatenate([[0], np.cumsum(lengths)])
