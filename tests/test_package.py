@@ -54,7 +54,7 @@ def mirrored(tree):
 
 
 def tree_of(module):
-    return TREES[Path(sys.modules[module].__file__).relative_to(ROOT).as_posix()]
+    return TREES[Path(importlib.import_module(module).__file__).relative_to(ROOT).as_posix()]
 
 
 @pytest.mark.parametrize("package", PUBLIC)
