@@ -38,7 +38,7 @@ class GrainFace:
         return self.spec
 
     def start_prefetch(self) -> None:
-        """The same as `start`, by the name that it has in Grain."""
+        """Begin to read ahead: Grain's name of `start`."""
         self.start()
 
     async def save(self, directory: Any) -> Awaitable[None]:

@@ -91,7 +91,7 @@ class Sizes:
         return next(stages for first, stages in reversed(self.by_step) if step >= first)
 
     def reweighted(self, change: Callable[[RandomAccess | Stream], RandomAccess | Stream]) -> Sizes:
-        """The same with other weights of a mixture: where rows are read and placed stays."""
+        """Change the weights of the mixture; what is read where, and placed where, stays."""
         by_step = []
         for step, stages in self.by_step:
             access = change(stages.access)

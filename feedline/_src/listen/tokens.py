@@ -43,7 +43,7 @@ class TokenCounts:
     def _count(self, taken: Taken, tokens_of: Callable[[Indices], Indices | None]) -> int:
         epoch, rest = divmod(taken.rows, taken.order.rows)
         if epoch and taken.name not in self._whole:
-            self._whole[taken.name] = self._summed(taken, 0, range(taken.order.rows), tokens_of)
+            self._whole[taken.name] = self._summed(taken, None, range(taken.order.rows), tokens_of)
         latest = self._latest.get(taken.name, _Sum(epoch, 0, 0))
         if latest.epoch != epoch or latest.rows > rest:
             latest = _Sum(epoch, 0, 0)
@@ -52,11 +52,13 @@ class TokenCounts:
         return epoch * self._whole.get(taken.name, 0) + tokens
 
     def _summed(
-        self, taken: Taken, epoch: int, positions: range, tokens_of: Callable[[Indices], Indices | None]
+        self, taken: Taken, epoch: int | None, positions: range, tokens_of: Callable[[Indices], Indices | None]
     ) -> int:
+        """The tokens at some positions of an epoch; with None, of the rows with these numbers."""
         found = 0
         for start in range(positions.start, positions.stop, _AT_ONCE):
-            rows = taken.order.rows_at(epoch, range(start, min(start + _AT_ONCE, positions.stop)))
+            some = range(start, min(start + _AT_ONCE, positions.stop))
+            rows = np.arange(some.start, some.stop) if epoch is None else taken.order.rows_at(epoch, some)
             tokens = tokens_of(rows + taken.first)
             found += 0 if tokens is None else int(tokens.sum())
         return found

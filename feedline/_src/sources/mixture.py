@@ -174,7 +174,7 @@ class Mixture(Source):
         return found
 
     def _with_phases(self, phases: Mapping[int, Phase]) -> Mixture:
-        """The same open sources with other weights."""
+        """A mixture with other weights over these open sources."""
         mixture = Mixture.__new__(Mixture)
         vars(mixture).update(vars(self))
         mixture.order = dataclasses.replace(self.order, phases=tuple(phases[at] for at in sorted(phases)))
