@@ -1,11 +1,17 @@
-"""A feed that exists only as arithmetic: what a loop measures with any settings, by costs it alone knows."""
+"""A feed that exists only as arithmetic: what a loop measures with any settings, by costs it alone knows.
 
+It replays batches through the rules of the pipeline: readers make at most `ahead` batches, and a batch is placed
+only once fewer than `prefetch` placed ones are waiting.
+"""
+
+import bisect
 import dataclasses
+import heapq
 import random
+from typing import NamedTuple
 
 from feedline._src.bounds import Bounds
 from feedline._src.listen.accounts import BatchTimes, Window
-from feedline._src.listen.simulation import Costs, simulated_waits
 from feedline._src.listen.verdict import Circumstances
 from feedline._src.options import Settings
 
@@ -13,6 +19,46 @@ BATCHES = 128
 """Of a window."""
 START = Settings(2, 0, 2, 2)
 ALL = frozenset(Settings._fields)
+
+
+class Costs(NamedTuple):
+    """What one batch costs, in seconds of a thread: to make it in host memory, to place it, to train on it."""
+
+    make_s: float
+    place_s: float
+    loop_s: float
+
+
+def simulated_waits(costs, how):
+    """How long the training loop waits for each batch."""
+    prefetch, ahead = how.settings.prefetch, how.ahead - how.settings.prefetch
+    free = [0.0] * how.readers  # when each reader has nothing to do
+    placer = 0.0  # when the thread that only places has nothing to do
+    put, taken, waits = [], [], []  # `put` is ascending
+    asked = 0.0
+    for number, cost in enumerate(costs):
+        allowed = put[number - ahead] if number >= ahead else 0.0
+        made = 0.0
+        for _ in range(how.parts):
+            end = max(heapq.heappop(free), allowed) + cost.make_s / how.parts
+            made = max(made, end)
+            heapq.heappush(free, end)
+        slot = taken[number - prefetch] if number >= prefetch else 0.0
+        begin = max(made, slot)
+        if how.reader == "threads":
+            if begin == made:  # else it gives up its turn, and another thread reads meanwhile
+                free.remove(made)
+                heapq.heapify(free)
+                heapq.heappush(free, made + cost.place_s)
+        else:
+            begin = max(begin, placer)
+            placer = begin + cost.place_s
+        ready = begin + cost.place_s
+        bisect.insort(put, ready)
+        waits.append(max(0.0, ready - asked))
+        taken.append(asked + waits[-1])
+        asked = taken[-1] + cost.loop_s
+    return waits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,20 +93,20 @@ class Load:
     def waits(self, settings, noise=0.0, seed=0):
         """Costs and waits of the batches of a window, after the buffers have drained."""
         draw = random.Random(seed)
-        running, slower = self.readers(settings)
+        _, slower = self.readers(settings)
 
         def about(seconds):
             return max(0.0, seconds * (1 + noise * draw.gauss(0, 1)))
 
+        how = _how(self, settings)
         ahead = settings.prefetch + settings.buffer + 1 + 2 * settings.workers
-        calls_s = self.call_s * _how(self, settings).parts
+        calls_s = self.call_s * how.parts
         costs = [
             Costs(about(self.make_s * self.every * slower + calls_s) if i % self.every == 0 else 0.0,
                   about(self.place_s), about(self.loop_s))
             for i in range(BATCHES + 8 * ahead)
         ]  # fmt: skip
-        setting = _how(self, settings).simulated._replace(readers=running)
-        return costs[-BATCHES:], simulated_waits(costs, setting)[-BATCHES:]
+        return costs[-BATCHES:], simulated_waits(costs, how)[-BATCHES:]
 
     def step_s(self, settings):
         """The time of a step, without noise."""

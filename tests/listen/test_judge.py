@@ -1,4 +1,4 @@
-"""The verdict on batches whose times were written by hand, and the simulation behind its predictions."""
+"""The verdict on batches whose times were written by hand."""
 
 import dataclasses
 import itertools
@@ -7,11 +7,8 @@ import math
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feedline._src.listen.accounts import BatchTimes, Window
-from feedline._src.listen.simulation import Costs, Setting, simulated_wait_s, simulated_waits
 from feedline._src.listen.verdict import Circumstances, ProcessTimes, judge, straggler
 from feedline._src.listen.words import counted, factor, milliseconds, percent
 from feedline._src.options import Settings
@@ -29,68 +26,6 @@ def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0
         for i in range(count)
     ]  # fmt: skip
     return Window(batches, True, None if idle is None else idle * loop)
-
-
-# --- the simulation ---
-
-
-def brute_force_waits(costs, readers, ahead, prefetch):
-    """The same pipeline, one part a batch and readers that place, in ticks of one second."""
-    busy = [None] * readers  # of each reader: the batch that it makes, and until when
-    made, put, waits = set(), set(), []
-    clock = asked = begun = 0
-    while len(waits) < len(costs):
-        made |= {job[0] for job in busy if job and job[1] <= clock}
-        busy = [job if job and job[1] > clock else None for job in busy]
-        for _ in range(prefetch + 1):  # a batch that is taken gives its slot to another one
-            put |= {number for number in made if number < len(waits) + prefetch}
-            if len(waits) in put and asked <= clock:
-                waits.append(clock - asked)
-                asked = clock + costs[len(waits) - 1].loop_s
-        for i in range(readers):
-            if busy[i] is None and begun < len(costs) and begun < len(put) + ahead:
-                busy[i] = (begun, clock + costs[begun].make_s)
-                begun += 1
-        clock += 1
-    return waits
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12),
-    st.integers(1, 4), st.integers(1, 4), st.integers(1, 4),
-)  # fmt: skip
-def test_the_simulation_agrees_with_brute_force(times, readers, ahead, prefetch):
-    costs = [Costs(float(make), 0.0, float(loop)) for make, loop in times]
-    expected = brute_force_waits(costs, readers, ahead, prefetch)
-    assert simulated_waits(costs, Setting(readers, True, 1, ahead, prefetch)) == expected
-
-
-@pytest.mark.parametrize(
-    ("costs", "setting", "expected"),
-    [
-        (Costs(0.010, 0.0, 0.004), Setting(2, True, 1, 3, 2), 0.001),
-        (Costs(0.010, 0.0, 0.006), Setting(2, True, 1, 3, 2), 0.0),
-        (Costs(0.010, 0.002, 0.004), Setting(2, True, 1, 3, 2), 0.002),  # a thread that places does not read
-        (
-            Costs(0.010, 0.002, 0.004),
-            Setting(2, False, 1, 3, 2),
-            0.001,
-        ),  # workers read while another thread places
-        (Costs(0.002, 0.010, 0.004), Setting(4, False, 1, 9, 2), 0.006),  # and only one places
-        (Costs(0.010, 0.002, 0.004), Setting(1, True, 1, 1, 2), 0.008),
-        (Costs(0.010, 0.002, 0.004), Setting(1, True, 1, 1, 0), 0.012),
-        (Costs(0.012, 0.0, 0.001), Setting(4, True, 2, 3, 2), 0.002),  # two parts a batch
-        (Costs(0.012, 0.0, 0.001), Setting(4, True, 1, 3, 2), 0.003),  # of four threads three have a batch
-    ],
-)
-def test_the_simulated_wait_of_equal_batches(costs, setting, expected):
-    assert simulated_wait_s([costs], setting) == pytest.approx(expected, abs=1e-4)
-
-
-def test_processor_time_limits_the_simulation():
-    costs, setting = [Costs(0.010, 0.0, 0.004)], Setting(16, True, 1, 17, 2)
-    assert simulated_wait_s(costs, setting) == 0
-    assert simulated_wait_s(costs, setting, cpu_s=0.009) == pytest.approx(0.005)
 
 
 # --- the verdict ---
@@ -146,10 +81,10 @@ HOLDS = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
             {"read": 0.028, "wait": 0.004, "cpu": 0.028}, but(cores=2), "read",
             "no setting helps: reading needs 28.0 ms of processor time a batch on 2 cores",
         ),
-        (SLOW_DISK, DEEP, "read", "no setting helps: storage is slower .*; if fewer threads are as fast"),
+        (SLOW_DISK, DEEP, "read", "no setting helps: storage is slower than training"),
         (
             SLOW_DISK, but(store_wait=0.9), "read",
-            "no setting helps: the store is the limit, for which threads wait 90 % of the time of reading; ",
+            "no setting helps: the store is the limit: threads wait for it 90 % of the reading time; ",
         ),
         (SLOW_DISK, but(store_wait=0.4), "read", "threads 2 → "),
         (HOLDS, HELD, "host", "workers 0 → 4: "),

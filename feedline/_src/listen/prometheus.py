@@ -10,7 +10,7 @@ from typing import Any, Self
 import jax
 
 from feedline._src.listen.metrics import METRICS, HasStatistics, Metric, check_feed, samples
-from feedline._src.listen.report import RecentReport
+from feedline._src.listen.report import report_of
 from feedline._src.options import checked_integer
 
 try:
@@ -123,9 +123,8 @@ class FeedCollector(Collector):
             raise ValueError(f"feeds must be a feed, or feeds by name, such as {{'train': feed}}, got {feeds!r}")
         for feed in named.values():
             check_feed(feed)
-        self._feeds = {name: (weakref.ref(feed), RecentReport()) for name, feed in named.items()}
+        self._feeds = {name: weakref.ref(feed) for name, feed in named.items()}
         self._process = str(jax.process_index())
-        self._one_at_a_time = threading.Lock()  # each request has a thread
 
     def describe(self) -> Iterable[_Family]:
         """All metrics without values, for a registry."""
@@ -134,12 +133,11 @@ class FeedCollector(Collector):
     def collect(self) -> Iterable[_Family]:
         """All metrics with their values now. Called when Prometheus asks."""
         families = {metric.name: _family(metric) for metric in METRICS}
-        with self._one_at_a_time:
-            for name, (reference, recent) in self._feeds.items():
-                if (feed := reference()) is not None:
-                    for metric, label, value in samples(feed.statistics(), recent.of(feed)):
-                        labels = [name, self._process, *([label] if metric.label else [])]
-                        families[metric.name].add_metric(labels, value)
+        for name, reference in self._feeds.items():
+            if (feed := reference()) is not None:
+                for metric, label, value in samples(feed.statistics(), report_of(feed)):
+                    labels = [name, self._process, *([label] if metric.label else [])]
+                    families[metric.name].add_metric(labels, value)
         return families.values()
 
 

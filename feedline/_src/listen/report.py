@@ -1,25 +1,21 @@
-"""`Report`: what limits a feed, what that costs, and which setting to change; `RecentReport` caches one."""
+"""`Report`: what limits a feed, what that costs, and which setting to change."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from feedline._src.listen.words import STAGES, counted, factor, milliseconds, percent
 
 _log = logging.getLogger("feedline")
-_MIN_INTERVAL_S = 1.0
-_MAX_SHARE = 0.01
-"""A report takes half a millisecond; some 50 ms where input limits training and settings are simulated."""
 Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
 
 
 class Change(NamedTuple):
-    """A setting to change, and what a simulation with the measured times predicts.
+    """A setting to change, and what the measured times predict.
 
     Attributes:
       setting: its name, as in "Reading.threads" or "prefetch".
@@ -188,34 +184,22 @@ class Report:
         return svg(self)
 
 
-class RecentReport:
-    """Caches the report of one feed for a display, and renews it in at most 1 % of the time.
+def report_of(feed: object) -> Report | None:
+    """The report of a feed for a display; None: there is none, or too few batches were delivered to judge by.
 
-    For one thread at a time. It never raises: what only observes must not end training.
+    It takes about two milliseconds, and never raises: what only observes must not end training.
 
     Example:
-      >>> RecentReport().of(object()) is None  # it has no report
+      >>> report_of(object()) is None  # it has no report
       True
     """
-
-    def __init__(self) -> None:
-        self._report: Report | None = None
-        self._again_at_s = 0.0
-        self._failed = False
-
-    def of(self, feed: object) -> Report | None:
-        """The latest report; None if there is none yet, or none by enough batches to judge by."""
-        if self._failed or time.monotonic() < self._again_at_s or not hasattr(feed, "report"):
-            return self._report
-        began = time.monotonic()
-        try:
-            report = feed.report()
-            self._report = report if report.drained else None
-        except ValueError:  # too few batches
-            self._report = None
-        except Exception:  # noqa: BLE001  see the class
-            self._report, self._failed = None, True
-            _log.exception("feedline could not judge how its feed works")
-        ended = time.monotonic()
-        self._again_at_s = ended + max(_MIN_INTERVAL_S, (ended - began) / _MAX_SHARE)
-        return self._report
+    if not hasattr(feed, "report"):
+        return None
+    try:
+        report: Report = feed.report()
+    except ValueError:  # too few batches
+        return None
+    except Exception:  # noqa: BLE001  see above
+        _log.exception("feedline could not judge how its feed works")
+        return None
+    return report if report.drained else None

@@ -5,46 +5,53 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from feedline._src.listen.accounts import Window
 from feedline._src.listen.report import Bound, Change, Report, Straggler
-from feedline._src.listen.simulation import Costs, Setting, simulated_wait_s
 from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 from feedline._src.options import DEFAULT_MAX_THREADS, Settings
 
-Reader = Literal["threads", "workers", "stream", "caller"]
 LITTLE = 0.05
-"""A share of waiting below which training counts as limited by compute, as in XProf."""
+"""Below this wait share, training counts as limited by compute, as in XProf."""
 _STRAGGLER_FACTOR = 1.2
-"""A straggler's input takes longer than this × the median of the others."""
+"""The input of a straggler takes longer than this × the median of the others."""
 _MAX_GIL_WAIT_S = 1e-3
 """Longer waits mean that Python is competing for the GIL (switch interval: 5 ms), or programs for processors."""
 _MIN_CPU_S = 2e-3
-"""Threads that need less processor time a batch cannot hold the GIL for long."""
+"""Threads that need less processor time per batch cannot hold the GIL for long."""
 _MOSTLY = 0.5
-_CLEARLY = 0.9
-"""A change is advised if it brings the loop's waits below this share of what they are."""
+_MAX_REMAINING_WAIT = 0.9
+"""A change is advised if the predicted wait is below this share of the present one."""
 _MAX_BATCHES = 32
+_PER_STAGE: tuple[Literal["read", "host", "place"], ...] = ("read", "host", "place")
 
 
 @dataclasses.dataclass(frozen=True)
 class Circumstances:
-    """How a feed works, and on what."""
+    """How a feed works, and on what.
+
+    Attributes:
+      stream: whether one thread reads a stream.
+      gil_wait_s: how long a thread that gave up the GIL waits for it, or for a processor.
+      store_wait: the share of the reading time in which threads waited for a store.
+      found: the settings that are "auto"; advice leaves them out.
+      searching: whether better values of these are being looked for.
+    """
 
     settings: Settings
     cores: int
-    stream: bool = False  # whether one thread reads a stream
-    gil_wait_s: float = 0.0  # of a thread that gave up the GIL, for it or for a processor
+    stream: bool = False
+    gil_wait_s: float = 0.0
     may_use_workers: bool = False
-    store_wait: float = 0.0  # the share of the time of reading in which threads waited for a store
+    store_wait: float = 0.0
     process: int = 0
-    found: frozenset[str] = frozenset()  # the settings that are "auto": advice leaves them out
-    searching: bool = False  # for better values of these
+    found: frozenset[str] = frozenset()
+    searching: bool = False
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> Literal["threads", "workers", "stream", "caller"]:
         """What makes batches in host memory."""
         if not self.settings.prefetch:
             return "caller"
@@ -52,30 +59,29 @@ class Circumstances:
 
     @property
     def readers(self) -> int:
-        """Threads or processes that make batches at a time."""
+        """Number of threads or processes that make batches concurrently."""
         return {"threads": max(1, self.settings.threads), "workers": self.settings.workers}.get(self.reader, 1)
 
     @property
     def parts(self) -> int:
-        """In how many parts threads make a batch: each is a call of the source and of the transform."""
+        """Parts into which threads split a batch; each is a call of the source and of the transform."""
         return math.ceil(self.readers / self.settings.buffer) if self.reader == "threads" else 1
+
+    @property
+    def ahead(self) -> int:
+        """Maximum number of batches between the one being made and the loop."""
+        _, workers, buffer, prefetch = self.settings
+        if self.reader == "workers":
+            return workers * (max(1, buffer // workers) + 1) + 1 + prefetch
+        return prefetch + (buffer + 1 if self.reader == "threads" else 1)
 
     def having(self, **settings: int) -> Circumstances:
         """These circumstances with other settings."""
         return dataclasses.replace(self, settings=self.settings._replace(**settings))
 
-    @property
-    def simulated(self) -> Setting:
-        """These circumstances in the form that the simulation takes."""
-        _, workers, buffer, prefetch = self.settings
-        if self.reader == "workers":
-            return Setting(workers, False, 1, workers * (max(1, buffer // workers) + 1) + 1, prefetch)
-        ahead = buffer + 1 if self.reader == "threads" else 1
-        return Setting(self.readers, True, self.parts, ahead, prefetch)
-
 
 class ProcessTimes(NamedTuple):
-    """Mean times of a batch in one process, as it tells the others."""
+    """Mean times of a batch in one process, which it publishes to the others."""
 
     process: int
     read_s: float
@@ -87,8 +93,8 @@ class ProcessTimes(NamedTuple):
 
     @classmethod
     def of(cls, window: Window, how: Circumstances) -> ProcessTimes:
-        """Those of this process."""
-        read_s, host_s, place_s = (window.mean(f"{name}_s") for name in ("read", "host", "place"))
+        """The times of this process."""
+        read_s, host_s, place_s = (window.mean(f"{name}_s") for name in _PER_STAGE)
         return cls(how.process, read_s, host_s, place_s, window.wait_s, window.loop_s, how.readers)
 
     @property
@@ -98,7 +104,7 @@ class ProcessTimes(NamedTuple):
 
     @property
     def input_s(self) -> float:
-        """The time between two batches that its input would allow."""
+        """The time between two batches that its input allows."""
         return (self.read_s + self.host_s + self.place_s) / self.readers
 
 
@@ -116,6 +122,8 @@ def judge(
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     headroom["compute"] = window.period_s / compute_s
     slow = straggler(others)
+    if slow is not None:
+        bound = "straggler"
     if slow is not None and slow.process != how.process:
         change, advice = None, f"look at process {slow.process}: its own report says what to change there"
     elif held_up and slow is None:
@@ -127,7 +135,7 @@ def judge(
     else:
         advice = _advice(bound if slow is None else slow.stage, change, window, how, headroom)
     return Report(
-        bound=bound if slow is None else "straggler",
+        bound=bound,
         au=min(window.au, 1 - wait_share),
         wait_share=wait_share,
         headroom=headroom,
@@ -150,9 +158,59 @@ def judge(
     )
 
 
+def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
+    """The process whose loop waits for input that is slower than that of the others; None: there is none."""
+    if len(processes) < 2:
+        return None
+    slowest = max(processes, key=lambda each: each.input_s)
+    others = [each for each in processes if each is not slowest]
+    usual_s = statistics.median(each.input_s for each in others)
+    if slowest.wait_share < LITTLE or slowest.input_s < _STRAGGLER_FACTOR * usual_s:
+        return None
+    found = []
+    for stage in _PER_STAGE:
+        own_s = float(getattr(slowest, f"{stage}_s"))
+        others_s = float(statistics.median(getattr(each, f"{stage}_s") for each in others))
+        found.append(Straggler(slowest.process, stage, own_s, others_s, slowest.wait_share))
+    return max(found, key=lambda each: each.stage_s - each.others_s)
+
+
+def shares_gil(window: Window, how: Circumstances) -> bool:
+    """Whether Python code of the feed holds the GIL and makes its threads take turns.
+
+    Threads that wait for the GIL longer than they compute wait for others, or for a processor.
+    """
+    computes = window.mean("cpu_s") > max(_MIN_CPU_S, how.gil_wait_s)
+    return how.reader == "threads" and how.gil_wait_s > _MAX_GIL_WAIT_S and computes
+
+
+def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
+    """The mean time that the loop would wait for a batch in other circumstances. The largest of three waits:
+
+    - for readers: a batch comes every (make + place) ÷ readers, with workers every max(make ÷ workers, place);
+    - for processors: every processor time ÷ cores, or ÷ 1 while Python code shares the GIL;
+    - for uneven batches: the loop waits for one that takes longer than the mean once it has used up those ahead.
+    """
+    make_s = [batch.read_s + batch.host_s for batch in window.batches]
+    loop_s, place_s, cpu_s = window.loop_s, window.mean("place_s"), window.mean("cpu_s")
+    if shares_gil(window, now) and then.reader == "workers":  # then neither they nor the loop wait for the GIL
+        make_s = [batch.read_cpu_s + batch.host_cpu_s for batch in window.batches]
+        loop_s = max(0.0, loop_s - now.gil_wait_s)
+    mean_s = statistics.fmean(make_s)
+    cpu_s /= 1 if shares_gil(window, then) else then.cores
+    if then.reader == "caller":
+        return max(mean_s + place_s, cpu_s)
+    each_s = (mean_s + place_s) / then.readers
+    if then.reader == "workers":
+        each_s = max(mean_s / then.readers, place_s)
+    reserve_s = then.ahead * loop_s
+    uneven_s = statistics.fmean(max(0.0, (each - mean_s) / then.parts - reserve_s) for each in make_s)
+    return max(0.0, each_s - loop_s, cpu_s - loop_s, uneven_s)
+
+
 def _alone_s(window: Window, how: Circumstances) -> dict[str, float]:
     """For each stage the time between two batches, if it were the only one."""
-    alone_s = {name: window.mean(f"{name}_s") / how.readers for name in ("read", "host", "place")}
+    alone_s: dict[str, float] = {name: window.mean(f"{name}_s") / how.readers for name in _PER_STAGE}
     if how.reader == "workers":  # one thread places what they read
         alone_s["place"] *= how.readers
     if window.late_s > LITTLE * window.loop_s:  # transfers are no faster than the loop
@@ -165,61 +223,39 @@ def _bound(window: Window, alone_s: Mapping[str, float]) -> Bound:
         return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute"
     if window.late_s > window.wait_s:
         return "place"
-    slowest: Bound = max(("read", "host", "place"), key=alone_s.__getitem__)
-    return slowest
+    return max(_PER_STAGE, key=alone_s.__getitem__)
 
 
 def _is_held_up(window: Window, how: Circumstances, alone_s: Mapping[str, float]) -> bool:
     """Whether the loop waits although the stages are fast enough by their own times, one after the other."""
     if how.reader == "caller" or sum(alone_s.values()) >= window.loop_s:
         return False
-    if how.gil_wait_s > _MAX_GIL_WAIT_S and not shares_gil(window, how):
-        return True
-    # the simulation knows of uneven batches, and of threads that take turns
-    return predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s
-
-
-def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process whose loop waits for input that is slower than the input of the others; None: there is none."""
-    if len(processes) < 2:
-        return None
-    slowest = max(processes, key=lambda each: each.input_s)
-    others = [each for each in processes if each is not slowest]
-    usual_s = statistics.median(each.input_s for each in others)
-    if slowest.wait_share < LITTLE or slowest.input_s < _STRAGGLER_FACTOR * usual_s:
-        return None
-    found = []
-    for stage in ("read", "host", "place"):
-        own_s = float(getattr(slowest, f"{stage}_s"))
-        others_s = float(statistics.median(getattr(each, f"{stage}_s") for each in others))
-        found.append(Straggler(slowest.process, stage, own_s, others_s, slowest.wait_share))
-    return max(found, key=lambda each: each.stage_s - each.others_s)
+    waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not shares_gil(window, how)
+    return waits_for_gil or predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s
 
 
 def _best_change(window: Window, how: Circumstances) -> Change | None:
-    """The change after which the loop waits least; of those that are as good, the smallest. None: none helps."""
-    now_s, little_s = predicted_wait_s(window, how, how), 0.02 * window.loop_s  # as good as none
-    tried: list[tuple[float, str, Circumstances]] = []
-    for name, line in _changes(window, how):
-        for then in line if name not in how.found else ():
-            tried.append((predicted_wait_s(window, how, then), name, then))
-            if tried[-1][0] <= little_s:
-                break
-    if now_s <= 0 or not tried:
+    """The change after which the loop waits least; among equally good ones, the smallest. None: none helps."""
+    now_s, as_good_as_none_s = predicted_wait_s(window, how, how), 0.02 * window.loop_s
+    tried = [
+        (predicted_wait_s(window, how, then), name, then)
+        for name, then in _changes(window, how)
+        if name not in how.found
+    ]
+    if not tried:
         return None
-    enough_s = max(1.02 * min(wait_s for wait_s, *_ in tried), little_s)
+    enough_s = max(1.02 * min(wait_s for wait_s, *_ in tried), as_good_as_none_s)
     enough = (each for each in tried if each[0] <= enough_s)
     wait_s, name, then = min(enough, key=lambda each: _growth(how.settings, each[2].settings))
-    if wait_s > _CLEARLY * now_s:
+    if wait_s >= _MAX_REMAINING_WAIT * now_s:
         return None
     wait_s *= window.wait_s / now_s
     share = (wait_s + window.late_s) / (wait_s + window.loop_s)
     before, after = getattr(how.settings, name), getattr(then.settings, name)
     buffers = how.settings.buffer, then.settings.buffer
-    beside = name == "threads" and buffers[0] != buffers[1] and "buffer" not in how.found
-    return Change(
-        name if name == "prefetch" else f"Reading.{name}", before, after, share, buffers if beside else None
-    )
+    with_buffer = name == "threads" and buffers[0] != buffers[1] and "buffer" not in how.found
+    setting = name if name == "prefetch" else f"Reading.{name}"
+    return Change(setting, before, after, share, buffers if with_buffer else None)
 
 
 def _growth(now: Settings, then: Settings) -> tuple[int, int]:
@@ -228,51 +264,26 @@ def _growth(now: Settings, then: Settings) -> tuple[int, int]:
     return len(grown), sum(grown)
 
 
-def _changes(window: Window, how: Circumstances) -> Iterator[tuple[str, Iterable[Circumstances]]]:
-    """By the name of a setting: what may help, the smallest change first."""
-    threads, workers, buffer, _ = how.settings
+def _changes(window: Window, how: Circumstances) -> Iterator[tuple[str, Circumstances]]:
+    """The changes that may help, each with the name of its setting."""
+    _, workers, buffer, _ = how.settings
     if how.reader == "caller":
-        threads = min(max(how.cores, 2), DEFAULT_MAX_THREADS)
-        yield "prefetch", [how.having(threads=threads, prefetch=2)]
+        yield "prefetch", how.having(threads=min(max(how.cores, 2), DEFAULT_MAX_THREADS), prefetch=2)
         return
     take_turns = shares_gil(window, how)
-    if how.store_wait <= _MOSTLY:  # else what comes next is fetched already, however many threads wait for it
+    if how.store_wait <= _MOSTLY:  # else the next rows are fetched already, however many threads wait for them
         if how.reader == "threads" and not take_turns:
-            # and a buffer to match, so that no batch is cut into more calls
-            yield (
-                "threads",
-                [
-                    how.having(threads=n, buffer=max(buffer, math.ceil(n / how.parts)))
-                    for n in range(how.readers + 1, DEFAULT_MAX_THREADS + 1)
-                ],
-            )
+            for n in range(how.readers + 1, DEFAULT_MAX_THREADS + 1):
+                # with a buffer to match, so that no batch is split into more calls
+                yield "threads", how.having(threads=n, buffer=max(buffer, math.ceil(n / how.parts)))
         if how.reader == "workers" or (how.may_use_workers and take_turns):
-            numbers = range(workers + 1, max(how.cores, workers + 1) + 1)
-            yield "workers", [how.having(threads=0, workers=n) for n in numbers]
+            for n in range(workers + 1, max(how.cores, workers + 1) + 1):
+                yield "workers", how.having(threads=0, workers=n)
     for name in ("prefetch",) if how.stream else ("buffer", "prefetch"):
-        sizes = [getattr(how.settings, name) << shift for shift in range(1, 6)]
-        yield name, [how.having(**{name: size}) for size in sizes if size <= _MAX_BATCHES]
-
-
-def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
-    """The time that the loop would wait for a batch, by a simulation."""
-    costs = [Costs(batch.read_s + batch.host_s, batch.place_s, batch.loop_s) for batch in window.batches]
-    if shares_gil(window, now) and then.reader == "workers":  # then neither they nor the loop wait for the GIL
-        costs = [
-            Costs(batch.read_cpu_s + batch.host_cpu_s, batch.place_s, max(0.0, batch.loop_s - now.gil_wait_s))
-            for batch in window.batches
-        ]
-    processors = 1 if shares_gil(window, then) else then.cores
-    return simulated_wait_s(costs, then.simulated, window.mean("cpu_s") / processors)
-
-
-def shares_gil(window: Window, how: Circumstances) -> bool:
-    """Whether Python code of the feed holds the GIL and makes its threads take turns.
-
-    Threads that wait for it longer than they compute wait for others, or for a processor.
-    """
-    computes = window.mean("cpu_s") > max(_MIN_CPU_S, how.gil_wait_s)
-    return how.reader == "threads" and how.gil_wait_s > _MAX_GIL_WAIT_S and computes
+        size = 2 * getattr(how.settings, name)
+        while size <= _MAX_BATCHES:
+            yield name, how.having(**{name: size})
+            size *= 2
 
 
 def _advice(
@@ -284,7 +295,7 @@ def _advice(
             "the next step is dispatched before this one ends"
         )
     if bound == "compute":
-        stage = min(("read", "host", "place"), key=headroom.__getitem__)
+        stage = min(_PER_STAGE, key=headroom.__getitem__)
         return (
             f"nothing to change: input could be {factor(headroom[stage])} times as fast as the loop "
             f"({STAGES[stage]} would bind next); a faster step trains faster"
@@ -301,6 +312,7 @@ def _advice(
 
 def _remedy(bound: str, window: Window, how: Circumstances) -> str:
     """What to do where no setting helps."""
+    spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
     if bound == "place":
         return "ship fewer bytes (uint8 or bfloat16, converted in the step), and fewer, larger leaves"
     if how.stream:
@@ -310,16 +322,14 @@ def _remedy(bound: str, window: Window, how: Circumstances) -> str:
         )
     if bound == "read" and how.store_wait > _MOSTLY:
         return (
-            f"the store is the limit, for which threads wait {percent(how.store_wait)} of the time of reading; "
+            f"the store is the limit: threads wait for it {percent(how.store_wait)} of the reading time; "
             "let the cache on local disk hold the data (feedline.Store(cache_bytes=...)), or read neighbouring "
             "rows together with Order(shuffle=Blocks(...))"
         )
-    spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
     if bound == "read" and cpu_s < 0.5 * spent_s:
-        fewer_too = "; if fewer threads are as fast, go back to them" if how.reader == "threads" else ""
         return (
-            f"storage is slower than training{fewer_too}; read neighbouring rows together with "
-            "Order(shuffle=Blocks(...)), or copy the data to a faster disk or into memory"
+            "storage is slower than training; read neighbouring rows together with Order(shuffle=Blocks(...)), or "
+            "copy the data to a faster disk or into memory"
         )
     if shares_gil(window, how):
         return (

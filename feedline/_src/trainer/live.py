@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from feedline._src.listen.metrics import HasStatistics, check_feed
-from feedline._src.listen.report import RecentReport
+from feedline._src.listen.report import report_of
 from feedline._src.trainer.loop import Progress
 
 _UPDATE_EVERY_S = 0.1  # on a terminal
@@ -37,8 +37,7 @@ class LiveLine:
     left out where a terminal is too narrow.
 
     It starts no thread: the line is updated when the loop reports, at most ten times a second. With a feed, that
-    takes half a millisecond each time. The reports take at most 1 % of the time; where input limits training, one
-    may take 50 ms.
+    takes up to two milliseconds each time.
 
     Args:
       steps: the number of steps in all. None: not known.
@@ -62,7 +61,6 @@ class LiveLine:
         self._steps = steps
         self._console = console or _Console()
         self._feed = feed
-        self._report = RecentReport()
         self._line = Live(console=self._console, auto_refresh=False, transient=True)
         self._next_at_s = 0.0
 
@@ -101,7 +99,7 @@ class LiveLine:
             now = None if self._feed is None else self._feed.statistics()
             wait_share = progress.wait_share if now is None or now.wait_share is None else now.wait_share
             yield f"wait {wait_share:.0%}"
-            if (found := self._report.of(self._feed)) is not None:
+            if (found := report_of(self._feed)) is not None:
                 yield f"{found.bound} limits"
             if now is not None and now.rows:
                 rate = progress.rows_per_s * now.placed_bytes / now.rows
