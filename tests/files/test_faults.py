@@ -13,7 +13,7 @@ from store_server import etag, serving
 from stored import BLOCK, ROWS, npy
 
 import feedline
-from feedline._src.files.fetcher import Origin, fetcher
+from feedline._src.files.fetcher import fetch, fetcher, version_of
 from feedline._src.files.store import Url
 
 
@@ -75,13 +75,12 @@ def test_an_answer_that_trickles_is_given_up_and_a_slow_one_is_not(store, option
     monkeypatch.setattr("feedline._src.files.client._SHORTEST_S", 1.0)
     store.objects["/x.bin"] = bytes(3 << 20)
     url = Url.parse(f"{store.url}/x.bin")
-    origin = Origin(0.0)
-    version = fetcher().run(origin.version(url)).result()
+    version = fetcher().run(version_of(url, 0.0)).result()
     store.bytes_s = 1 << 20  # three seconds
-    assert len(fetcher().run(origin.fetch(url, version, 0, 3 << 20)).result()) == 3 << 20
+    assert len(fetcher().run(fetch(url, version, 0, 3 << 20, 0.0)).result()) == 3 << 20
     store.fault = lambda *request: "trickle"
     with pytest.raises(feedline.FeedError, match=r"no progress in 1 s"):
-        fetcher().run(origin.fetch(url, version, 0, 3 << 20)).result()
+        fetcher().run(fetch(url, version, 0, 3 << 20, 0.0)).result()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Requests to a store by obstore: which errors pass, and which say that something is wrong for good."""
+"""Requests to a store by obstore: which errors are transient, and which will not go away."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import contextlib
 import datetime
 import functools
 import importlib
-import logging
 import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, NamedTuple, TypeVar
@@ -17,16 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 from feedline._src.errors import FeedError
 from feedline._src.files.store import Url
 
-_log = logging.getLogger("feedline")
 T = TypeVar("T")
 _SETTLED_S = 60.0
 """A date names a whole second, in which an object may be written twice. One that is older than a minute can be no
 date of a later version, even if the clocks of the store and of this machine differ (RFC 7232, 2.2.2)."""
 _PROGRESS_BYTES = 1 << 18
-"""What must come of an answer within the patience: 64 requests that share a link of 1 MB/s get as much in 17 s."""
+"""The progress of an answer within the patience: 64 requests that share a link of 1 MB/s get as much in 17 s."""
 _SHORTEST_S = 5.0
 """The least time for that. A shorter patience is about errors."""
-RESAMPLED = "its sampled bytes differ"
 _CLIENT: dict[str, Any] = {
     "allow_http": True,  # an endpoint of another scheme than https is there only if the user names it
     "connect_timeout": datetime.timedelta(seconds=5),
@@ -34,7 +30,7 @@ _CLIENT: dict[str, Any] = {
     "timeout": datetime.timedelta(minutes=30),
     "pool_idle_timeout": datetime.timedelta(seconds=60),
 }
-_PASSING = (408, 416, 425, 429)
+_TRANSIENT = (408, 416, 425, 429)
 """Statuses of requests that may succeed later; 416 (no such range) if the object has the same version."""
 _STATUS = re.compile(r"\b([45]\d\d) ([A-Z][a-z]+(?: [A-Z][a-z]+)*)")
 _CAUSES = {
@@ -47,35 +43,39 @@ _CAUSES = {
     "incompletemessage|body error": "the connection was cut",
     "sending request": "sending the request failed",
 }
-"""What obstore says of the network in lower case, and what it means: the causes before what they cause."""
+"""What obstore's errors say of the network, in lower case, and what it means: causes before their effects."""
 
 
 class Version(NamedTuple):
-    """What changes when an object is replaced.
-
-    Attributes:
-      tag: its ETag, or the time of its last modification if the store gives no ETag.
-      nonce: "" of a strong version. Else a random number, so that nobody else finds what was cached of the object.
-      sampled: a digest of sampled bytes; "" if none were fetched, as of a strong version.
-    """
+    """Size and tag of an object: its strong ETag, else the date of its last modification; "" if it has neither."""
 
     size_bytes: int
     tag: str
-    nonce: str = ""
-    sampled: str = ""
-
-    @property
-    def cache_tag(self) -> str:
-        return f"{self.tag} {self.nonce}" if self.nonce else self.tag
 
     def check(self, now: Version, name: str) -> None:
         """Raise a FeedError that says what differs, if anything does."""
+        if now == self:
+            return
+        found = f"its ETag is {now.tag} and was {self.tag}"
         if now.size_bytes != self.size_bytes:
-            raise replaced(name, f"it has {now.size_bytes} bytes and had {self.size_bytes}")
-        if now.tag != self.tag:
-            raise replaced(name, f"its ETag is {now.tag} and was {self.tag}")
-        if self.sampled and now.sampled and now.sampled != self.sampled:
-            raise replaced(name, RESAMPLED)
+            found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
+        raise FeedError(
+            f"an object must not change while a feed reads it, and {found} since the source was opened. Write new "
+            "data to a new key, and build a new feed",
+            stage="read",
+            file=name,
+        )
+
+    def check_strong(self, name: str) -> None:
+        """Raise a FeedError if the object could be replaced without anybody noticing."""
+        if not self.tag:
+            raise FeedError(
+                "an object must have a version, so that it is noticed if it is replaced: a strong ETag, or a date "
+                f"of modification that is a minute old; and {name} has neither. If it was just written, wait a "
+                "minute and open it again; else copy it to a store with strong ETags, or download it",
+                stage="read",
+                file=name,
+            )
 
 
 class Listed(NamedTuple):
@@ -97,7 +97,7 @@ class Client:
     """Requests to one bucket or host. Credentials are those that obstore finds: environment, files, instance.
 
     A request raises FileNotFoundError if there is no such object or bucket, TransientError if it may succeed
-    later, and FeedError if something is wrong for good. It may make no progress of 256 KiB for `patience_s`.
+    later, and FeedError otherwise. It may make no progress of 256 KiB for `patience_s`.
     """
 
     def __init__(self, base: str) -> None:
@@ -109,9 +109,8 @@ class Client:
                 f"obstore reads {base} and is not installed; from the clone: pip install '.[stores]'"
             ) from error
         self._base = base
-        self._warned_of_weak = False
         self._reached = False
-        self._answered = False  # then a later trouble of what gives credentials passes
+        self._answered = False  # then later trouble with the credentials is transient
         try:
             # retries are ours: they are counted, and stop when the interpreter ends
             self._store = from_url(base, client_options=_CLIENT, retry_config={"max_retries": 0})
@@ -120,14 +119,17 @@ class Client:
             raise self._refused(rule, _reason(error), "") from None
 
     async def version(self, key: str, patience_s: float) -> Version:
+        """The present version of an object, a strong one."""
         request = self._obstore.get_async(self._store, key, options={"head": True})
         found = await self._asked(key, request, patience_s)
         if str(found.attributes.get("Content-Type", "")).startswith("text/html"):
             raise self._refused("must answer with data", "a page (text/html), such as one to sign in", key)
-        return self._version(found.meta)
+        version = _version(found.meta)
+        version.check_strong(f"{self._base}/{key}")
+        return version
 
-    async def get(self, key: str, start: int, stop: int, version: Version, patience_s: float) -> Any:
-        """Bytes `start` to `stop` of an object of this version, as a buffer."""
+    async def get(self, key: str, start: int, stop: int, version: Version, patience_s: float) -> bytes:
+        """Bytes `start` to `stop` of an object of this version."""
         request = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
         try:
             found = await self._asked(key, request, patience_s)
@@ -135,11 +137,11 @@ class Client:
             if "416" in str(error):
                 version.check(await self.version(key, patience_s), f"{self._base}/{key}")
             raise
-        version.check(self._version(found.meta), f"{self._base}/{key}")
+        version.check(_version(found.meta), f"{self._base}/{key}")
         stream = found.stream(min_chunk_size=_PROGRESS_BYTES)
         data = b"".join([part async for part in self._each(key, stream, patience_s)])
         if len(data) != stop - start:
-            raise TransientError(f"{len(data)} bytes came of {stop - start}")
+            raise TransientError(f"{len(data)} bytes arrived of {stop - start}")
         return data
 
     async def check_bucket(self, patience_s: float) -> None:
@@ -154,7 +156,7 @@ class Client:
         found: list[Listed] = []
         stream = self._obstore.list(self._store, folder or None, chunk_size=1000)
         async for chunk in self._each(prefix, stream, patience_s):
-            found += [Listed(Url(self._base, meta["path"]), self._version(meta)) for meta in chunk]
+            found += [Listed(Url(self._base, meta["path"]), _version(meta)) for meta in chunk]
         return sorted(each for each in found if each.url.key.startswith(prefix))
 
     async def folders(self, prefix: str, patience_s: float) -> list[str]:
@@ -164,7 +166,7 @@ class Client:
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     async def _each(self, key: str, stream: AsyncIterator[T], patience_s: float) -> AsyncIterator[T]:
-        """The parts of a stream, each of which must come within the patience."""
+        """The parts of a stream, each of which must arrive within the patience."""
         with contextlib.suppress(StopAsyncIteration):
             while True:
                 yield await self._asked(key, anext(stream), patience_s)
@@ -207,29 +209,11 @@ class Client:
             (kind == "NotSupportedError", "must answer requests for ranges of bytes"),
             ("builder error" in text, "must have an address"),
             (kind == "InvalidPathError", "must list no key with an empty part (//) or a control character"),
-            (400 <= status < 500 and status not in _PASSING, "must answer requests"),
+            (400 <= status < 500 and status not in _TRANSIENT, "must answer requests"),
         ):
             if is_broken:
                 return self._refused(rule, reason, key)
         return UnreachableError(reason) if is_unreachable and not self._reached else TransientError(reason)
-
-    def _version(self, meta: Any) -> Version:
-        """The version that a listing or an answer names. Some stores leave quotes out of one of them."""
-        given, date, size = meta["e_tag"] or "", meta["last_modified"].replace(microsecond=0), int(meta["size"])
-        tag = given.removeprefix("W/").strip('"')
-        settled = 0 < date.timestamp() < time.time() - _SETTLED_S  # obstore: 1970 if the store gives none
-        is_date = tag == f"{int(date.timestamp()):x}-{size:x}"  # nginx
-        if not given.startswith("W/") and (settled or (tag and not is_date)):
-            return Version(size, tag or str(date))
-        if not self._warned_of_weak:
-            self._warned_of_weak = True
-            _log.warning(
-                "%s gives no strong ETag and no date of an earlier minute, so a replaced object is recognized by "
-                "samples of its bytes, which are compared after each request, and nothing is cached for later "
-                "sources (docs/stores.md)",
-                self._base,
-            )
-        return Version(size, tag or str(date), secrets.token_hex(8))
 
     def _refused(self, rule: str, found: str, key: str) -> FeedError:
         name = f"{self._base}/{key}"
@@ -247,6 +231,17 @@ def client_of(base: str) -> Client:
     return Client(base)
 
 
+def _version(meta: Any) -> Version:
+    """The version that a listing or an answer names."""
+    given, date, size = meta["e_tag"] or "", meta["last_modified"].replace(microsecond=0), int(meta["size"])
+    tag = given.strip('"')  # some stores leave quotes out of either a listing or an answer
+    is_date = tag == f"{int(date.timestamp()):x}-{size:x}"  # nginx
+    if tag and not given.startswith("W/") and not is_date:
+        return Version(size, tag)
+    is_settled = 0 < date.timestamp() < time.time() - _SETTLED_S  # obstore: 1970 if the store gives none
+    return Version(size, str(date) if is_settled else "")
+
+
 def _reason(error: Exception) -> str:
     """What happened, in words that hold no address and no credentials: the library's text may hold both."""
     text = str(error)
@@ -254,13 +249,3 @@ def _reason(error: Exception) -> str:
         return f"{status[1]} {status[2]}"
     causes = (meaning for cause, meaning in _CAUSES.items() if re.search(cause, text.lower()))
     return next(causes, type(error).__name__)
-
-
-def replaced(name: str, found: str) -> FeedError:
-    """The error for an object that was replaced while it was in use; `found` says what differs."""
-    return FeedError(
-        f"an object must not change while a feed reads it, and {found} since the source was opened. Write new "
-        "data to a new key, and build a new feed",
-        stage="read",
-        file=name,
-    )

@@ -8,18 +8,17 @@ import concurrent.futures
 import dataclasses
 import errno
 import functools
-import hashlib
 import logging
 import math
 import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from feedline._src.errors import FeedError
-from feedline._src.files.client import RESAMPLED, TransientError, UnreachableError, Version, client_of, replaced
+from feedline._src.files.client import TransientError, UnreachableError, Version, client_of
 from feedline._src.files.store import Url
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.runtime.exit import close_at_exit
@@ -40,7 +39,6 @@ _HEDGED = (
     0.1  # the largest share of requests asked twice: a store that is slow as a whole must not get twice the load
 )
 _SHORTEST_HEDGE_S = 0.02
-_SAMPLES, _SAMPLE_BYTES = 16, 1 << 12
 
 
 @dataclasses.dataclass
@@ -278,81 +276,15 @@ async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Sample(NamedTuple):
-    """Bytes of an object from `start` on."""
-
-    url: Url
-    version: Version
-    start: int
-    data: bytes
+async def version_of(url: Url, patience_s: float) -> Version:
+    """The present version of an object. FileNotFoundError: there is none; FeedError: see `Fetcher.patiently`."""
+    client = client_of(url.base)
+    return await fetcher().patiently(str(url), patience_s, 0, lambda: client.version(url.key, patience_s))
 
 
-class Origin:
-    """Requests for objects of one source. For the fetching thread.
-
-    Invariant: what `fetch` returns of objects without a strong version came before the samples were found
-    unchanged in the store, so it is of the same data, unless an object was replaced by one with the same samples.
-    There are at most 16 samples; another process that reads the same source gets them.
-    """
-
-    def __init__(self, patience_s: float, samples: Sequence[_Sample] = ()) -> None:
-        self._patience_s = patience_s
-        self._samples = list(samples)
-        self._comparing = asyncio.Lock()
-        self._calls = self._compared = 0
-        """How often a comparison was asked for, and how many of these calls came before the last one began."""
-
-    async def version(self, url: Url) -> Version:
-        client, patience_s = client_of(url.base), self._patience_s
-        return await fetcher().patiently(str(url), patience_s, 0, lambda: client.version(url.key, patience_s))
-
-    async def sampled_version(self, url: Url) -> Version:
-        """The present version of an object. If it is not strong, samples of the object are fetched, too."""
-        try:
-            version = await self.version(url)
-        except FileNotFoundError:
-            await client_of(url.base).check_bucket(self._patience_s)
-            raise
-        if not version.nonce:
-            return version
-        step = max(_SAMPLE_BYTES, -(-version.size_bytes // _SAMPLES))
-        parts = [(at, min(at + _SAMPLE_BYTES, version.size_bytes)) for at in range(0, version.size_bytes, step)]
-        found = await gathered(self._asked(url, version, *part) for part in parts)
-        self._samples += [
-            _Sample(url, version, at, bytes(data)) for (at, _), data in zip(parts, found, strict=True)
-        ]
-        digest = hashlib.sha256(b"".join(sample.data for sample in self._samples))
-        return version._replace(sampled=digest.hexdigest()[:32])
-
-    async def fetch(self, url: Url, version: Version, start: int, stop: int) -> Any:
-        """Bytes `start` to `stop` of an object, as a buffer. FileNotFoundError, or FeedError as of `patiently`."""
-        data = await self._asked(url, version, start, stop)
-        if version.nonce:
-            if len(self._samples) < _SAMPLES:  # before: another first request compares this one's sample
-                self._samples.append(_Sample(url, version, start, bytes(memoryview(data)[:_SAMPLE_BYTES])))
-            await self._compare()
-        return data
-
-    async def _compare(self) -> None:
-        """Refuse replaced objects by requests for the samples that begin after this call."""
-        self._calls += 1
-        call = self._calls
-        async with self._comparing:  # one comparison serves all calls that wait for it
-            if self._compared < call:
-                calls = self._calls
-                await gathered(map(self._check, self._samples))
-                self._compared = calls
-
-    async def _check(self, sample: _Sample) -> None:
-        stop = sample.start + len(sample.data)
-        if bytes(await self._asked(sample.url, sample.version, sample.start, stop)) != sample.data:
-            raise replaced(str(sample.url), RESAMPLED)
-
-    async def _asked(self, url: Url, version: Version, start: int, stop: int) -> Any:
-        client, patience_s = client_of(url.base), self._patience_s
-        return await fetcher().patiently(
-            str(url), patience_s, stop - start, lambda: client.get(url.key, start, stop, version, patience_s)
-        )
-
-    def __reduce__(self) -> Any:
-        return Origin, (self._patience_s, tuple(self._samples))
+async def fetch(url: Url, version: Version, start: int, stop: int, patience_s: float) -> bytes:
+    """Bytes `start` to `stop` of a version of an object. Errors: see `version_of`; FeedError: it was replaced."""
+    client = client_of(url.base)
+    return await fetcher().patiently(
+        str(url), patience_s, stop - start, lambda: client.get(url.key, start, stop, version, patience_s)
+    )

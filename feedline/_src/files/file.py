@@ -176,10 +176,8 @@ class File:
         return read
 
     @property
-    def stamp(self) -> int | str | None:
-        """A time or an ETag, which is equal on all machines. None: versions of the same size may have the same, so
-        that what was made of the file before may be of another version.
-        """
+    def stamp(self) -> int | str:
+        """A time or an ETag, which is equal on all machines."""
         return self._version.modified_ns
 
     def places_beside(self, suffix: str) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of
 from feedline._src.files.client import Listed, Version, client_of
-from feedline._src.files.fetcher import REQUEST_BYTES, Origin, fetcher, result_of
+from feedline._src.files.fetcher import REQUEST_BYTES, fetcher, result_of, version_of
 from feedline._src.files.file import File, FileVersion, Indices, OpenFile, absolute, changed, pread, unreadable
 from feedline._src.files.remote import RemoteFile, cached, pieces_of
 from feedline._src.files.store import Store, Url, is_url
@@ -78,8 +78,8 @@ class Folder:
       versions: of files that were asked for by their names, None of those that are not there.
 
     Args:
-      listed: size, tag and nonce of each listed file in a store, a line each.
-      versions, origin: of another process that reads the same folder; files must have these versions.
+      listed: size and tag of each listed file in a store, a line each.
+      versions: of another process that reads the same folder; files must have these versions.
     """
 
     def __init__(
@@ -90,7 +90,6 @@ class Folder:
         listed: Names | None = None,
         versions: Mapping[str, Any] | None = None,
         place: str | None = None,
-        origin: Origin | None = None,
     ) -> None:
         self.in_store, self._store, self.names = is_url(address), store or Store(), names or Names()
         self._expected: Mapping[str, Any] = versions or {}
@@ -103,7 +102,7 @@ class Folder:
             self._url, self.can_list = Url(url.base, url.key.removesuffix("/")), url.can_list
             self.name = self.place = str(self._url).removesuffix("/")
             self._listed = listed or Names()
-            self._cache, self._origin = cache_of(self._store), origin or Origin(self._store.patience_s)
+            self._cache = cache_of(self._store)
             return
         self.name, self.place, self.can_list = address, place or absolute(address), True
         self.versions |= self._expected
@@ -112,7 +111,7 @@ class Folder:
 
     def __reduce__(self) -> Any:
         if self.in_store:
-            return Folder, (self.name, self._store, self.names, self._listed, None, None, self._origin)
+            return Folder, (self.name, self._store, self.names, self._listed)
         return Folder, (self.name, self._store, self.names, None, None, self.place)
 
     def path_of(self, file: Name) -> str:
@@ -181,7 +180,9 @@ class Folder:
             for file in files:
                 self.versions[file].check(self._place_of(file))
             return
-        started = {file: fetcher().run(self._origin.version(self._url.below(file))) for file in files}
+        started = {
+            file: fetcher().run(version_of(self._url.below(file), self._store.patience_s)) for file in files
+        }
         try:
             for file, future in started.items():
                 self.versions[file].check(result_of(future, self.path_of(file)), self.path_of(file))
@@ -215,7 +216,7 @@ class Folder:
         version = self._known(file) if self.in_store else None
         if version is None:
             return File(self.path_of(file), place=self._place_of(file))
-        return RemoteFile(self._url.below(self._name(file)), version, self._origin, self._store)
+        return RemoteFile(self._url.below(self._name(file)), version, self._store)
 
     def close(self) -> None:
         """Give up what is being fetched."""
@@ -264,8 +265,8 @@ class Folder:
 
     def _known(self, file: Name) -> Version | None:
         if isinstance(file, int):
-            size, *tag = self._listed[file].split("\n")
-            return Version(int(size), *tag)
+            size, tag = self._listed[file].split("\n")
+            return Version(int(size), tag)
         return self.versions.get(file)
 
     def _pieces(self, file: Name, version: Version) -> list[tuple[str, int, int]]:
@@ -297,7 +298,7 @@ class Folder:
         if version is None:
             return None
         url = self._url.below(self._name(file))
-        return await cached(self._cache, self._origin, url, version, 0, version.size_bytes)
+        return await cached(self._cache, self._store, url, version, 0, version.size_bytes)
 
     async def _version(self, file: Name) -> Version | None:
         if isinstance(file, int) or file in self.versions:
@@ -305,7 +306,7 @@ class Folder:
         expected: Version | None = self._expected.get(file)
         version: Version | None = None
         try:
-            version = await self._origin.version(self._url.below(file))
+            version = await version_of(self._url.below(file), self._store.patience_s)
         except FileNotFoundError:
             if expected is not None:
                 raise changed(self.path_of(file), "it cannot be found any more") from None
@@ -361,8 +362,10 @@ def folder_of(
     if url is None and not listed:
         return Folder(common, store, Names([os.fsencode(os.path.relpath(path, common or ".")) for path in paths]))
     url = url or Url(listed[0].url.base, common)
+    for each in listed:
+        each.version.check_strong(str(each.url))
     skipped = len(url.key) + 1 if url.key else 0
-    versions = [f"{each.version.size_bytes}\n{each.version.tag}\n{each.version.nonce}".encode() for each in listed]
+    versions = [f"{each.version.size_bytes}\n{each.version.tag}".encode() for each in listed]
     return Folder(str(url), store, Names([os.fsencode(path[skipped:]) for path in paths]), Names(versions))
 
 

@@ -32,8 +32,17 @@ from feedline._src.files.cache import (
     name_of,
     touched,
 )
-from feedline._src.files.client import Version
-from feedline._src.files.fetcher import AT_ONCE, MOST, REQUEST_BYTES, Origin, fetcher, gathered, result_of
+from feedline._src.files.client import Version, client_of
+from feedline._src.files.fetcher import (
+    AT_ONCE,
+    MOST,
+    REQUEST_BYTES,
+    fetch,
+    fetcher,
+    gathered,
+    result_of,
+    version_of,
+)
 from feedline._src.files.file import Bytes, File, Indices, OpenFile, T, place_in
 from feedline._src.files.store import Store, Url
 from feedline._src.native.library import library
@@ -55,9 +64,9 @@ class RemoteFile(File):
     in_store = True
     version: Version
 
-    def __init__(self, url: Url, version: Version, origin: Origin, options: Store) -> None:
+    def __init__(self, url: Url, version: Version, options: Store) -> None:
         self.name, self.version, self.size = str(url), version, version.size_bytes
-        self._url, self._origin, self._options = url, origin, options
+        self._url, self._options = url, options
         self.cache = cache_of(options)
         self._step = self.cache.segment_bytes
         self._segments = [self._name(at, at + self._step) for at in range(0, self.size, self._step)]
@@ -76,7 +85,7 @@ class RemoteFile(File):
         """The lock on what `_whole` will be, since `begin_whole`."""
 
     def _name(self, start: int, stop: int) -> str:
-        return name_of(self.name, self.version.cache_tag, start, min(stop, self.size))
+        return name_of(self.name, self.version.tag, start, min(stop, self.size))
 
     # --- read ---
 
@@ -233,7 +242,7 @@ class RemoteFile(File):
         fetcher().counts.cached += len(run) - len(absent)
         for part in self._runs(absent):
             start, stop = part[0] * BLOCK_BYTES, min((part[-1] + 1) * BLOCK_BYTES, self.size)
-            data = await self._origin.fetch(self._url, self.version, start, stop)
+            data = await fetch(self._url, self.version, start, stop, self._options.patience_s)
             await asyncio.to_thread(keep, part, memoryview(data))
 
     def close(self) -> None:
@@ -328,7 +337,7 @@ class RemoteFile(File):
             start, stop = min(at, self.size), min(at + length, self.size)
             if self.comes(start, stop, pending=False):
                 return lambda: self.read(np.array([start]), np.array([stop - start]))[0]
-            future = fetcher().run(cached(self.cache, self._origin, self._url, self.version, start, stop))
+            future = fetcher().run(cached(self.cache, self._options, self._url, self.version, start, stop))
             return lambda: result_of(future, self.name)
 
         begun = [begin(*each) for each in ranges]
@@ -340,8 +349,8 @@ class RemoteFile(File):
         return all(self._has(block) or (pending and block in self._pending) for block in blocks)
 
     @property
-    def stamp(self) -> str | None:
-        return None if self.version.nonce else self.version.tag
+    def stamp(self) -> str:
+        return self.version.tag
 
     def places_beside(self, suffix: str) -> list[str]:
         return [place_in(self._options.folder, f"{self.name} {self.version.tag}", suffix)]
@@ -451,17 +460,17 @@ def pieces_of(address: str, version: Version, start: int, stop: int) -> list[tup
     """Bytes of an object as files of the cache of up to 4 MiB: name, start and stop of each."""
     starts = range(start, stop, REQUEST_BYTES)
     ends = [min(at + REQUEST_BYTES, stop) for at in starts]
-    return [(name_of(address, version.cache_tag, *part), *part) for part in zip(starts, ends, strict=True)]
+    return [(name_of(address, version.tag, *part), *part) for part in zip(starts, ends, strict=True)]
 
 
-async def cached(cache: Cache, origin: Origin, url: Url, version: Version, start: int, stop: int) -> bytes:
+async def cached(cache: Cache, options: Store, url: Url, version: Version, start: int, stop: int) -> bytes:
     """Bytes `start` to `stop` of an object, from the cache, or else fetched and put there."""
 
     async def piece(name: str, start: int, stop: int) -> bytes:
         found = await asyncio.to_thread(cache.get, name, stop - start)
         fetcher().counts.cached += found is not None
         if found is None:
-            found = bytes(await origin.fetch(url, version, start, stop))
+            found = await fetch(url, version, start, stop, options.patience_s)
             await asyncio.to_thread(cache.put, name, found)
         return found
 
@@ -471,11 +480,17 @@ async def cached(cache: Cache, origin: Origin, url: Url, version: Version, start
 def open_objects(urls: Sequence[str], options: Store) -> list[RemoteFile]:
     """Objects of their present versions, which are all asked for at once: each alone would cost the latency."""
     cache_of(options)  # before requests
+
+    async def version(url: Url) -> Version:
+        try:
+            return await version_of(url, options.patience_s)
+        except FileNotFoundError:
+            await client_of(url.base).check_bucket(options.patience_s)
+            raise
+
     parsed = [Url.parse(url) for url in urls]
-    origins = [Origin(options.patience_s) for _ in parsed]
-    asked = gathered(origin.sampled_version(url) for url, origin in zip(parsed, origins, strict=True))
-    versions = fetcher().run(asked).result()
-    return [RemoteFile(*each, options) for each in zip(parsed, versions, origins, strict=True)]
+    versions = fetcher().run(gathered(map(version, parsed))).result()
+    return [RemoteFile(*each, options) for each in zip(parsed, versions, strict=True)]
 
 
 class _OpenObject(io.RawIOBase):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import tempfile
@@ -62,11 +61,8 @@ def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index
     """
     assert form.scan is not None
     belongs = {"index": _FORMAT, "of": name, "file": [*digest, file.stamp]}
-    suffix, scanned = _SUFFIX, None
-    if file.stamp is None:  # an index with another content may have the same `belongs`
-        scanned = form.scan(file)
-        suffix = f"-{hashlib.sha256(scanned.parts).hexdigest()[:16]}{_SUFFIX}"
-    places = file.places_beside(suffix)
+    scanned = None
+    places = file.places_beside(_SUFFIX)
     for _ in range(_TRIES):
         for place in places:
             with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
