@@ -35,7 +35,7 @@ def test_an_object_without_a_strong_version_is_refused(store, options, bucket, v
     store.objects["/x.npy"] = npy(ROWS[:10])
     bucket.objects["/corpus/x/1"] = b"1"
     for address in (f"{store.url}/x.npy", "s3://corpus/x/"):
-        with pytest.raises(feedline.FeedError, match=r"must have a version .*wait a minute and open it again"):
+        with pytest.raises(feedline.FeedError, match=r"must have a version, .*wait a minute and open it again"):
             feedline.open_source(address, store=options)
 
 
