@@ -217,7 +217,7 @@ OF_FEEDLINE = {
     "notebook": [],
     "state": ["order.past", "order.schedule", "errors"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
-    "native": ["native"],
+    "native": ["native", "errors"],
     "runtime": ["runtime"],
     "order": ["order", "native", "options"],  # native: the same order in C
     "order.schedule": [],

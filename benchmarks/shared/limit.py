@@ -27,14 +27,12 @@ def numpy_gather(rows: npt.NDArray[Any]) -> CopyRows:
 
 def fastest_gather(rows: npt.NDArray[Any]) -> CopyRows:
     """The fastest gather known: feedline's own in C, as a feed calls it. Without the C library: `np.take`."""
-    from feedline._src.native.gather import Segments  # here: another version of feedline may lack it
-    from feedline._src.native.library import library
+    from feedline._src.native.gather import RowGather  # here: another version of feedline may lack it
 
-    compiled = library()
-    if compiled is None:
+    if not RowGather.can_gather([rows]):
         return numpy_gather(rows)
-    segments, whole = Segments([rows]), (slice(None),) * (rows.ndim - 1)
-    return lambda indices, out: segments.gather(compiled, indices, whole, out)
+    gather, whole = RowGather([rows]), (slice(None),) * (rows.ndim - 1)
+    return lambda indices, out: gather.read(indices, whole, out)
 
 
 class MemoryLimit:

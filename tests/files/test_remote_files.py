@@ -284,8 +284,7 @@ def test_objects_without_bytes(store, options):
 READER = """
 import sys, time, numpy as np, feedline
 from feedline._src.files.files import Files
-from feedline._src.native.gather import MemoryLostError, Segments
-from feedline._src.native.library import library
+from feedline._src.native.gather import RowGather
 url, cache, cache_bytes, seed = sys.argv[1:]
 data = np.load(sys.stdin.buffer)
 random = np.random.default_rng(int(seed))
@@ -301,8 +300,8 @@ while time.monotonic() < end:
         if memory is not None:
             rows = np.lib.stride_tricks.sliding_window_view(memory, 3000)
             try:
-                Segments([rows]).gather(library(), offsets, (slice(None),), out)
-            except MemoryLostError:
+                RowGather([rows]).read(offsets, (slice(None),), out)
+            except feedline.FeedError:
                 file.check()
                 memory = None
             mapped += memory is not None

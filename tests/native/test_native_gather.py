@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline._src.native.gather import Segments
+from feedline import Blocks, Order
+from feedline._src.native.gather import RowGather, gather_at_positions
 from feedline._src.native.library import library
+from feedline._src.order.compiled import epoch_order
+from feedline._src.order.epoch import rows_at
 
-compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
+pytestmark = pytest.mark.skipif(library() is None, reason="the library was not built")
 DTYPES = [np.bool_, np.uint8, np.int16, np.float32, np.float64, np.complex128, ">i8", ">f4"]
 
 
@@ -49,63 +52,51 @@ def by_numpy(parts, wanted, rows):
     return found
 
 
-@compiled
 @given(gathers())
 @settings(max_examples=200)
 def test_c_and_numpy_gather_the_same(gather):
     parts, wanted, rows, apart, stream = gather
     expected = by_numpy(parts, wanted, rows)
     room = np.full((len(rows) * apart, *expected.shape[1:]), 7, expected.dtype)
-    Segments(parts).gather(library(), rows, wanted, room[::apart], stream)
+    RowGather(parts).read(rows, wanted, room[::apart], stream)
     assert room[::apart].tobytes() == expected.tobytes()
     if apart > 1:
         assert (room[1::apart] == np.array(7).astype(expected.dtype)).all(), "nothing between the rows is written"
 
 
-@compiled
 @pytest.mark.parametrize("wrong", [-1, 5, 2**62, -(2**63)])
 @pytest.mark.parametrize("parts", [[5], [2, 3], [0, 5, 0]])
 def test_a_row_out_of_range_is_an_error_and_nothing_is_written(parts, wrong):
     out = np.full((3, 4), 7)
-    segments = Segments([np.zeros((length, 4), np.int64) for length in parts])
+    gather = RowGather([np.zeros((length, 4), np.int64) for length in parts])
     with pytest.raises(IndexError, match=rf"^rows are 0 to 4, got {wrong}$"):
-        segments.gather(library(), np.array([0, wrong, 1]), (slice(None),), out)
+        gather.read(np.array([0, wrong, 1]), (slice(None),), out)
     assert (out == 7).all()
 
 
-@compiled
-@pytest.mark.parametrize("shape", [(2, 4), (4, 4), (3, 3), (3,), (3, 4, 1), (3, 5)])
-def test_memory_of_another_shape_is_refused(shape):
-    segments = Segments([np.zeros((5, 4), np.int32)])
+READ_ONLY = np.zeros((3, 4), np.int32)
+READ_ONLY.flags.writeable = False
+
+
+@pytest.mark.parametrize("out", [READ_ONLY, *(np.zeros(shape, np.int32) for shape in [(2, 4), (3, 3), (3,)])])
+def test_memory_of_another_shape_or_that_is_read_only_is_refused(out):
+    gather = RowGather([np.zeros((5, 4), np.int32)])
     with pytest.raises(ValueError, match=r"^out must be writeable and have the shape \[3, 4\]$"):
-        segments.gather(library(), np.arange(3), (slice(None),), np.zeros(shape, np.int32))
+        gather.read(np.arange(3), (slice(None),), out)
 
 
-@compiled
-def test_memory_that_may_not_be_written_is_refused():
-    out = np.zeros((3, 4), np.int32)
-    out.flags.writeable = False
-    with pytest.raises(ValueError, match="writeable"):
-        Segments([np.ones((5, 4), np.int32)]).gather(library(), np.arange(3), (slice(None),), out)
-
-
-@compiled
-@pytest.mark.parametrize("shape", [(5,), (5, 3)])
-@pytest.mark.parametrize("into", ["<i4", ">i4", "<f8", ">f8"])
-def test_another_byte_order_is_converted(shape, into):
-    values = np.arange(np.prod(shape), dtype=">i4").reshape(shape)
-    out = np.empty((3, *shape[1:]), into)
-    Segments([values]).gather(library(), np.array([4, 0, 2]), (slice(None),) * (len(shape) - 1), out)
-    np.testing.assert_array_equal(out, values[[4, 0, 2]])
-
-
-@compiled
+@pytest.mark.parametrize("stored", ["<i4", ">i4"])
 @pytest.mark.parametrize(
-    "out", [np.zeros((3, 4), np.float64), np.zeros((3, 4), np.int32, "F"), np.zeros((3, 8), np.int32)[:, ::2]]
+    "out",
+    [
+        *(np.zeros((3, 4), dtype) for dtype in ("<i4", ">i4", "<f8", ">f8")),
+        np.zeros((3, 4), np.int32, "F"),
+        np.zeros((3, 8), np.int32)[:, ::2],
+    ],
 )
-def test_other_dtypes_and_strides_are_written_as_numpy_writes_them(out):
-    values = np.arange(20, dtype=np.int32).reshape(5, 4)
-    Segments([values]).gather(library(), np.array([4, 0, 2]), (slice(None),), out)
+def test_other_dtypes_and_strides_are_written_as_numpy_writes_them(stored, out):
+    values = np.arange(20, dtype=stored).reshape(5, 4)
+    RowGather([values]).read(np.array([4, 0, 2]), (slice(None),), out)
     np.testing.assert_array_equal(out, values[[4, 0, 2]])
 
 
@@ -119,7 +110,6 @@ def mapped_at(address, size):
     return np.frombuffer((ctypes.c_uint8 * size).from_address(found), np.uint8)
 
 
-@compiled
 def test_segments_may_lie_terabytes_apart():
     parts = [mapped_at(address, 4096) for address in (1 << 40, 1 << 46, 3 << 44)]
     assert max(part.ctypes.data for part in parts) - min(part.ctypes.data for part in parts) > 1 << 45
@@ -128,15 +118,63 @@ def test_segments_may_lie_terabytes_apart():
         part[:] = np.arange(len(part))[:, None] + 40 * i
     rows = np.random.default_rng(0).permutation(51)
     out = np.empty((51, 256), np.uint8)
-    Segments(parts).gather(library(), rows, (slice(None),), out)
+    RowGather(parts).read(rows, (slice(None),), out)
     np.testing.assert_array_equal(out, np.concatenate(parts)[rows])
 
 
-@compiled
 @pytest.mark.parametrize("lengths", [[1] * 3000, [10**6, *[1] * 100], [*[1] * 100, 10**6], [7, 0, 0, 9, 0, 300]])
 def test_every_row_is_found_in_its_segment(lengths):
     parts = [np.arange(length, dtype=np.int64) + 10**7 * i for i, length in enumerate(lengths)]
     rows = np.random.default_rng(0).integers(0, sum(lengths), 5000)
     out = np.empty(5000, np.int64)
-    Segments(parts).gather(library(), rows, (), out)
+    RowGather(parts).read(rows, (), out)
     np.testing.assert_array_equal(out, np.concatenate(parts)[rows])
+
+
+# --- the rows at some positions of an epoch, of every leaf in one call ---
+
+
+@st.composite
+def parts_of_a_batch(draw):
+    """Lengths of the shards, leaves as (row shape, dtype), the order, the epoch, and positions: a range or any."""
+    lengths = draw(st.lists(st.integers(0, 300), min_size=1, max_size=5).filter(any))
+    shapes = st.lists(st.integers(1, 9), max_size=2).map(tuple)
+    leaf = st.tuples(shapes, st.sampled_from([np.uint8, np.int32, np.float64, ">i2"]))
+    leaves = draw(st.lists(leaf, min_size=1, max_size=4))
+    order = Order(draw(st.integers(0, 9)), draw(st.sampled_from([False, True, Blocks(7, 3)])))
+    n = sum(lengths)
+    first, last = sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n))))
+    some = st.lists(st.integers(0, n - 1), max_size=40).map(lambda drawn: np.array(drawn, np.int64))
+    return lengths, leaves, order, draw(st.integers(0, 5)), draw(st.just(range(first, last)) | some)
+
+
+@given(part=parts_of_a_batch(), data=st.data())
+@settings(max_examples=200)
+def test_each_leaf_has_the_rows_at_its_positions(part, data):
+    lengths, leaves, order, epoch, positions = part
+    random = np.random.default_rng(len(lengths))
+    expected_rows = rows_at(order, sum(lengths), epoch, np.asarray(positions, np.int64))
+    copies, outs, expected, gathers = [], [], [], []
+    for shape, dtype in leaves:
+        parts = [random.integers(0, 100, (length, *shape)).astype(dtype) for length in lengths]
+        columns = tuple(
+            data.draw(st.sampled_from([slice(None), slice(0, 1), slice(size // 2, size)])) for size in shape
+        )
+        expected.append(by_numpy(parts, columns, expected_rows))
+        outs.append(np.empty(expected[-1].shape, dtype))
+        gathers.append(RowGather(parts))
+        copies.append(gathers[-1].copy(len(positions), columns, outs[-1]))
+    found = gather_at_positions(epoch_order(order, sum(lengths), epoch), positions, copies)
+    np.testing.assert_array_equal(found, expected_rows)
+    for out, wanted in zip(outs, expected, strict=True):
+        np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize(("first", "message"), [(8, r"10 \(code 2\)"), (5, r"5 \(code 1\)")])
+def test_a_position_or_a_row_out_of_range_is_an_error(first, message):
+    out = np.zeros((3, 4), np.int32)
+    gather = RowGather([np.ones((5, 4), np.int32)])
+    order, copy = epoch_order(Order(shuffle=False), 10, 0), gather.copy(3, (slice(None),), out)
+    with pytest.raises(IndexError, match=rf"must be in \[0, 10\), got {message}"):
+        gather_at_positions(order, range(first, first + 3), [copy])
+    assert (out == 0).all()

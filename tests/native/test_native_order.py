@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order
+from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
 from feedline._src.order.blocks import blocked
-from feedline._src.order.compiled import epoch_order, rows_of_struct
+from feedline._src.order.compiled import epoch_order
 from feedline._src.order.epoch import rows_at
 from feedline._src.order.permutation import LARGEST, permuted, words
 
@@ -44,7 +45,7 @@ def test_c_and_numpy_give_the_same_rows(n, shuffle, seed, epoch, data):
     drawn = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, n, data.draw(st.integers(0, 1300)))
     positions = np.concatenate([ends, drawn])
     order = Order(seed, shuffle)
-    found = rows_of_struct(library(), epoch_order(order, n, epoch), positions)
+    found = rows_at_positions(epoch_order(order, n, epoch), positions)
     np.testing.assert_array_equal(found, by_numpy(order, n, epoch, positions))
 
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline._src.native.gather import Segments
+from feedline._src.native.gather import RowGather
 from feedline._src.native.library import library
-from feedline._src.native.spans import Spans, copy_parts, mark
+from feedline._src.native.spans import Spans, mark
 from feedline._src.sources.packing import permuted_each
+from feedline._src.sources.row_gather import NumpyRows
 
-compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
+pytestmark = pytest.mark.skipif(library() is None, reason="the library was not built")
 
 
 @st.composite
@@ -21,7 +22,8 @@ def batches(draw):
     random = np.random.default_rng(draw(st.integers(0, 999)))
     lengths = draw(st.lists(st.integers(1, 400), min_size=1, max_size=5))
     dtype = draw(st.sampled_from([np.uint8, np.uint16, np.int32, np.float64]))
-    parts = [random.integers(0, 2**16, length).astype(dtype) for length in lengths]
+    shape, apart = draw(st.sampled_from([(), (3,), (2, 2)])), draw(st.sampled_from([1, 2]))
+    parts = [random.integers(0, 2**16, (length * apart, *shape)).astype(dtype)[::apart] for length in lengths]
     row = np.sort(random.integers(0, 6, draw(st.integers(0, 30))))
     part = random.integers(0, len(parts), len(row))
     first = random.integers(0, np.array(lengths)[part])
@@ -38,22 +40,25 @@ def by_numpy(function, *arguments):
         return function(*arguments)
 
 
-@compiled
 @given(batches())
 @settings(max_examples=200)
 def test_c_and_numpy_copy_the_same_spans(batch):
     parts, spans, length = batch
-    rows = int(spans.row.max(initial=-1)) + 1
-    into = np.int32 if parts[0].dtype == np.uint16 else parts[0].dtype
-    values = np.concatenate(parts)
-    expected, out = (np.full((rows, length), 7, into) for _ in range(2))
-    copy_parts(spans, [values[f : f + n] for f, n in zip(spans.first, spans.length, strict=True)], expected)
-    Segments(parts).copy_spans(library(), spans, out)
+    rows, shape = int(spans.row.max(initial=-1)) + 1, parts[0].shape[1:]
+    into = np.int32 if parts[0].dtype == np.uint16 and not shape else parts[0].dtype
+    by_c, numpy, expected = (np.full((rows, length, *shape), 7, into) for _ in range(3))
+    expected[:] = 0
+    used, values = [0] * rows, np.concatenate(parts)
+    for row, first, count in zip(*map(np.ndarray.tolist, spans), strict=True):
+        expected[row, used[row] : used[row] + count] = values[first : first + count]
+        used[row] += count
+    RowGather(parts).read_spans(spans, by_c)
+    NumpyRows(parts).read_spans(spans, numpy)
     named = np.unique(spans.row)  # C writes no row that has no span
-    assert out[named].tobytes() == expected[named].tobytes()
+    assert by_c[named].tobytes() == expected[named].tobytes()
+    assert numpy.tobytes() == expected.tobytes()
 
 
-@compiled
 @given(batches())
 def test_c_and_numpy_mark_the_same_spans(batch):
     _, spans, length = batch
@@ -65,7 +70,6 @@ def test_c_and_numpy_mark_the_same_spans(batch):
     assert by_c[:, named].tobytes() == expected[:, named].tobytes()
 
 
-@compiled
 @given(st.lists(st.integers(1, 10**6), max_size=50), st.integers(0, 999))
 def test_c_and_numpy_permute_alike(sizes, seed):
     random = np.random.default_rng(seed)

@@ -118,7 +118,7 @@ def test_numpy_reads_what_c_reads(packing, monkeypatch):
     columns["tokens"] = (columns["tokens"][0].astype(np.uint16), columns["tokens"][1])
     packed = Packed(columns, 512, packing=packing)
     by_c = rows_of(packed, np.arange(len(packed))[::-1], 1)
-    for module in ("native.spans", "sources.packing", "sources.row_gather"):
+    for module in ("native.spans", "sources.packing", "native.gather"):
         monkeypatch.setattr(importlib.import_module(f"feedline._src.{module}"), "library", lambda: None)
     by_numpy = rows_of(Packed(columns, 512, packing=packing), np.arange(len(packed))[::-1], 1)
     jax.tree.map(np.testing.assert_array_equal, by_c, by_numpy)
@@ -320,17 +320,17 @@ def test_a_token_that_does_not_fit_its_dtype_is_a_bad_row():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (({"tokens": (np.arange(3), np.array([0, 2, 1, 3]))}, 4), "document 1 has -1"),
+        (({"tokens": (np.arange(3), np.array([0, 2, 1, 3]))}, 4), "got 2 to 1 at row 1 for 'tokens'"),
         (({"tokens": (np.arange(3), np.array([0, 4]))}, 4), "at most the number of values, 3"),
         (({"tokens": (np.arange(3), np.array([0.0, 3.0]))}, 4), "offsets must be integers"),
         (({"tokens": (np.zeros((3, 2)), np.array([0, 3]))}, 4), "must have one axis"),
         (({"positions": (np.arange(3), np.array([0, 3]))}, 4), "rename"),
         (
             ({"a": (np.arange(3), np.array([0, 3])), "b": (np.arange(3), np.array([0, 1, 3]))}, 4),
-            "the same lengths",
+            "the same offsets",
         ),
         (({}, 4), "one column or more"),
-        (({"tokens": 5}, 4), "a column is a tuple"),
+        (({"tokens": 5}, 4), "a column of documents is a tuple"),
         (({"tokens": (np.arange(3), np.array([0, 0]))}, 4), "at least one document"),
         ((pa.chunked_array([], pa.list_(pa.int32())), 4), "at least one list"),
         ((pa.array([[1, None]]), 4), "numbers without nulls"),

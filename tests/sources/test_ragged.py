@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -237,7 +238,20 @@ def test_a_mixture_has_the_bucket_of_all_its_rows(sharding, delivered):
     assert seen == set(PAD_TO)
 
 
-# --- memory ---
+@pytest.mark.parametrize("name", ["tokens", "a"])
+def test_values_of_rows_are_counted_as_tokens(name, sharding):
+    other = ragged(LENGTHS[::-1])
+    with Feed(Ragged({"b": other, name: ragged(LENGTHS)}, PAD_TO), B, sharding) as feed:
+        counted = f"{'tokens' if name == 'tokens' else 'b'}_length"
+        total = sum(int(batch[counted].sum()) for batch in itertools.islice(feed, 5))
+        assert feed.statistics().tokens == {"all": total}
+
+
+def test_columns_of_arrow_are_rows_of_different_lengths(tmp_path):
+    lists = [[1, 2], [], [3, 4, 5]]
+    source = Ragged({"x": pa.chunked_array([lists[:1], lists[1:]]), "y": pa.array([7, 8, 9])}, (3,))
+    assert [source[row]["x"][: source[row]["x_length"]].tolist() for row in range(3)] == lists
+    assert source[2]["y"] == 9
 
 
 # --- bad input ---
@@ -257,12 +271,12 @@ GOOD = ragged([1, 2, 3])
         ({"x": GOOD}, (4,), "0", r"pad must be a number, got '0'"),
         ({"x": GOOD, "x_length": np.arange(3)}, (4,), 0, r"the leaf 'x_length', and columns have that key, too"),
         ({"x": GOOD, "y": np.arange(4)}, (4,), 0, r"same number of rows, got x: 3, the plain columns: 4"),
-        ({"x": (*GOOD, GOOD[1])}, (4,), 0, r"a tuple \(values, offsets\), got 3 elements for 'x'"),
+        ({"x": (*GOOD, GOOD[1])}, (4,), 0, r"a tuple \(values, offsets\), .* got a tuple of 3 elements for 'x'"),
         ({"x": np.arange(3)}, (4,), 0, r"got none; pass plain columns to Feed"),
         ([GOOD], (4,), 0, r"a dict with string keys"),
-        ({"x": (GOOD[0], np.array([0, 3, 1, 6]))}, (6,), 0, r"those of 'x' do at row 1, from 3 to 1"),
-        ({"x": (GOOD[0], np.array([0, 3, 7]))}, (6,), 0, r"end with the number of values, 6, got 7 for 'x'"),
-        ({"x": (GOOD[0], np.array([1, 3, 6]))}, (6,), 0, r"begin with 0, got 1 for 'x'"),
+        ({"x": (GOOD[0], np.array([0, 3, 1, 6]))}, (6,), 0, r"offsets must ascend .* got 3 to 1 at row 1 for 'x'"),
+        ({"x": (GOOD[0], np.array([0, 3, 7]))}, (6,), 0, r"at most the number of values, 6, got \[0 7\] for 'x'"),
+        ({"x": (GOOD[0], np.array([-1, 3, 6]))}, (6,), 0, r"ascend from 0 .* got \[-1 +6\] for 'x'"),
         ({"x": (GOOD[0], np.array([0.0, 6.0]))}, (6,), 0, r"integers in one axis, .* got float64\[2\] for 'x'"),
     ],
 )  # fmt: skip

@@ -5,15 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline._src.sources import row_gather
-from feedline._src.sources.row_gather import RowGather
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_the_library():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_gather, "library", lambda: None)
-        yield
+from feedline._src.sources.row_gather import NumpyRows
 
 
 def _parts(shape, dtype, distance, lengths, seed):
@@ -46,7 +38,7 @@ def test_rows_of_any_size_distance_and_address_are_gathered(shape, dtype, more, 
         expected = expected[(slice(None),) * axis + (column,)]
     wide = np.zeros((*expected.shape, 2), dtype)
     for out in (np.zeros(expected.shape, dtype), wide[..., 0], np.zeros(expected.shape, np.float64)):
-        RowGather(parts).read(rows, columns, out)
+        NumpyRows(parts).read(rows, columns, out)
         np.testing.assert_array_equal(out, expected.astype(out.dtype))
     assert not wide[..., 1].any()
 
@@ -55,7 +47,7 @@ def test_rows_of_any_size_distance_and_address_are_gathered(shape, dtype, more, 
 @pytest.mark.parametrize("row", [-1, 5, 2**40, -(2**63)])
 def test_a_row_out_of_range_is_refused_and_nothing_is_written(lengths, row):
     out = np.full((3, 10), 7, np.uint8)
-    gather = RowGather([np.zeros((length, 10), np.uint8) for length in lengths])
+    gather = NumpyRows([np.zeros((length, 10), np.uint8) for length in lengths])
     with pytest.raises(IndexError, match=f"rows are 0 to 4, got {min(row, 0)} to {max(row, 1)}"):
         gather.read(np.array([0, row, 1]), (slice(None),), out)
     assert (out == 7).all()

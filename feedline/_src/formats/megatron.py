@@ -68,8 +68,8 @@ def read_index(file: File) -> Index:
     follow = (np.diff(ends) >= 0).all() and (np.frombuffer(places, "<i8") == ends[:-1] * dtype.itemsize).all()
     check(follow, "its sequences must follow each other in the .bin, and do not")
     first = np.frombuffer(firsts, "<i8")
-    ascend = len(first) > 1 and first[0] == 0 and first[-1] == sequences and (np.diff(first) >= 0).all()
-    check(ascend, f"its documents must ascend from sequence 0 to the end of sequence {sequences - 1}, and do not")
+    ascend = len(first) and first[0] == 0 and first[-1] == sequences and (np.diff(first) >= 0).all()
+    check(ascend, f"its documents must ascend from the first to the last of its {sequences} sequences, and do not")
     return Index(dtype, ends[first])
 
 

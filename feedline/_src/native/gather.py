@@ -1,4 +1,4 @@
-"""The gather of rows into a batch by one C call, from segments anywhere in memory."""
+"""Rows copied into a batch by one C call, from segments anywhere in memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.native.spans import Spans
+from feedline._src.native.library import Bad, library
+from feedline._src.native.spans import Spans, copy_values
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
 _BUCKETS_A_SEGMENT = 8
-_MEMORY_LOST = 4
-"""A code of columns.c."""
 _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 23
 """Minimum sizes, of a run and of all output of a call, for stores that bypass the processor's cache.
 
@@ -60,47 +59,30 @@ class Copy(ctypes.Structure):
     )
 
 
-class MemoryLostError(Exception):
-    """A row could not be copied: a mapped file was truncated, its disk failed, or there is no memory left.
+class RowGather:
+    """The rows of arrays of one dtype and row shape, one array after the other, gathered by the C library.
 
-    Attributes:
-      row: the first such row; None if the memory that it was copied to was lost.
-      address: in the memory that was lost; 0 if it is not known.
-    """
-
-    def __init__(self, row: int | None, address: int) -> None:
-        super().__init__(row, address)
-        self.row = row
-        self.address = address
-
-
-class Bad(ctypes.Array[ctypes.c_int64]):
-    """What the C functions say of an error."""
-
-    _type_, _length_ = ctypes.c_int64, 2
-
-    def check_memory(self, code: int) -> None:
-        """Raise a `MemoryLostError` if that is the code that a C function returned."""
-        if code == _MEMORY_LOST:
-            raise MemoryLostError(None if self[0] < 0 else self[0], ctypes.c_uint64(self[1]).value)
-
-
-class Segments:
-    """The rows of arrays of one dtype and row shape, one after the other, anywhere in memory.
+    Reads are thread-safe, and never address memory outside of the arrays.
 
     Args:
-      parts: the arrays, which are kept alive. Each row is contiguous; rows may lie at any distance, and overlap.
+      parts: the arrays, which are kept alive. They may lie anywhere in memory. Each row is contiguous (see
+        `can_gather`); rows may lie at any distance, and overlap.
 
     Example:
-      >>> from feedline._src.native.library import library
-      >>> rows = Segments([np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)])
-      >>> out = np.empty((2, 2), int)
-      >>> if library() is not None:
-      ...     rows.gather(library(), np.array([3, 2]), (slice(None),), out)
-      ...     assert out.tolist() == [[6, 7], [4, 5]]
+      >>> rows = [np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)]
+      >>> out = np.empty((2, 1), int)
+      >>> if RowGather.can_gather(rows):
+      ...     RowGather(rows).read(np.array([3, 2]), (slice(1, 2),), out)
+      ...     assert out.tolist() == [[7], [5]]
     """
 
+    survives_lost_files = True
+    """A file that was truncated, or whose disk fails, is an error, and not the end of the process."""
+
     def __init__(self, parts: Sequence[Array]) -> None:
+        compiled = library()
+        assert compiled is not None
+        self._library = compiled
         self._parts = [part for part in parts if len(part)]
         # not taken from a row: of a 1-D array that is a scalar, which has lost the byte order
         self._shape, self._dtype = self._parts[0].shape[1:], self._parts[0].dtype
@@ -108,31 +90,38 @@ class Segments:
         self._strides = np.array([part.strides[0] for part in self._parts], np.int64)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self._shift, self._buckets = _buckets(self._ends)
-        self._leaves: dict[tuple[_Column, ...], _LeafStruct] = {}  # by columns: a feed uses one selection
+        self._leaves: dict[Any, _LeafStruct] = {}  # by columns: a feed uses one selection
 
-    def gather(
-        self, library: ctypes.CDLL, rows: Indices, columns: Columns, out: Array, stream: bool | None = None
-    ) -> None:
+    @staticmethod
+    def can_gather(parts: Sequence[Array]) -> bool:
+        """Whether there is a library, and the elements of a row have no gaps between them."""
+        filled = [part for part in parts if len(part)]
+        return library() is not None and bool(filled) and all(part[0, ...].flags.c_contiguous for part in filled)
+
+    def read(self, rows: Indices, columns: Columns, out: Array, stream: bool | None = None) -> None:
         """Write the `columns` of row rows[i] to out[i].
 
         Args:
-          rows: int64[k], contiguous.
+          rows: integers[k].
           out: with any strides. Another dtype than that of the parts costs one more copy.
           stream: bypass the processor's cache, if the rows allow it. None: if that is faster.
 
         Raises:
           IndexError: there is no such row; nothing has been written.
-          MemoryLostError: a row is in a mapped file that was truncated, or whose disk failed.
+          RowError: it is in a mapped file that was truncated, or whose disk failed.
           ValueError: `out` has another shape, or may not be written.
         """
+        rows = np.ascontiguousarray(rows, np.int64)
         copy = self.copy(len(rows), columns, out, stream)
         if copy is None:
-            out[:] = self._gathered(library, rows, columns, out.shape)
+            whole = np.empty(out.shape, self._dtype)
+            self.read(rows, columns, whole)
+            out[:] = whole
             return
         bad = Bad()
-        code = library.feedline_gather(ctypes.byref(copy), rows.ctypes.data, len(rows), ctypes.byref(bad))
-        bad.check_memory(code)
+        code = self._library.feedline_gather(ctypes.byref(copy), rows.ctypes.data, len(rows), ctypes.byref(bad))
         if code:
+            bad.check_memory(code)
             raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad[0]}")
 
     def copy(self, count: int, columns: Columns, out: Array, stream: bool | None = None) -> Copy | None:
@@ -140,8 +129,7 @@ class Segments:
 
         None if C cannot make this copy, because `out` has another dtype, or gaps inside its rows.
         """
-        cut = tuple(map(_Column, columns))
-        leaf = self._leaves.get(cut) or self._leaves.setdefault(cut, self._leaf(cut))
+        leaf = self._leaf(columns)
         if out.shape != (count, *leaf.row_shape) or not out.flags.writeable:
             raise ValueError(f"out must be writeable and have the shape {[count, *leaf.row_shape]}")
         if out.dtype != self._dtype or not out[:1].flags.c_contiguous:
@@ -150,62 +138,96 @@ class Segments:
             stream = leaf.run_bytes >= _STREAMED_RUN_BYTES and out.nbytes >= _STREAMED_BYTES
         return Copy(ctypes.addressof(leaf), out.ctypes.data, out.strides[0], stream)
 
-    def copy_spans(self, library: ctypes.CDLL, spans: Spans, out: Array) -> None:
-        """Write the values of spans side by side, of segments of one axis, and zeros after the last of each row.
+    def read_spans(self, spans: Spans, out: Array) -> None:
+        """Write rows side by side in the rows of `out`, and zeros after the last of each; errors as of `read`.
 
         Args:
-          out: [rows, length], each row contiguous; of the dtype of the values, or int32 where that is uint16.
-
-        Raises:
-          IndexError: a span is not within one segment, or does not fit its row; nothing has been written.
-          MemoryLostError: a span is in a mapped file that was truncated, or whose disk failed.
+          spans: `first` counts the rows of all parts; none crosses the end of a part.
+          out: [rows, length, *shape of a row], each row contiguous; of the dtype of the parts, or int32
+            where that is uint16. A row without a span may be left as it is.
         """
-        leaf = self._leaves.get(()) or self._leaves.setdefault((), self._leaf(()))
-        bad, struct = Bad(), spans.struct()
-        arguments = (out.ctypes.data, out.strides[0], out.shape[1], out.itemsize, ctypes.byref(bad))
-        code = library.feedline_spans(ctypes.byref(leaf), ctypes.byref(struct), *arguments)
-        bad.check_memory(code)
+        leaf = self._leaf((slice(None),) * len(self._shape))
+        if (self._strides != leaf.run_bytes).any():
+            places = np.repeat(spans.first, spans.length) + spans.values()[2]
+            values = np.empty((len(places), *self._shape), self._dtype)
+            self.read(places, (slice(None),) * len(self._shape), values)
+            copy_values(spans, values, out)
+            return
+        bad, value_bytes = Bad(), out.itemsize * math.prod(self._shape)
+        arguments = (out.ctypes.data, out.strides[0], out.shape[1], value_bytes, ctypes.byref(bad))
+        code = self._library.feedline_spans(ctypes.byref(leaf), ctypes.byref(spans.struct()), *arguments)
         if code:
-            i = bad[0]
+            bad.check_memory(code)
             raise IndexError(
-                f"a span must lie in one segment and fit a row of {out.shape[1]} values, got {spans.length[i]} "
-                f"values from {spans.first[i]} on"
+                f"a span must lie in one part and fit a row of {out.shape[1]} values, got {spans.length[bad[0]]} "
+                f"values from {spans.first[bad[0]]} on"
             )
 
-    def _gathered(self, library: ctypes.CDLL, rows: Indices, columns: Columns, shape: tuple[int, ...]) -> Array:
-        whole = np.empty(shape, self._dtype)
-        self.gather(library, rows, columns, whole)
-        return whole
-
-    def _leaf(self, columns: tuple[_Column, ...]) -> _LeafStruct:
-        offsets, run_bytes = _runs(self._shape, self._dtype.itemsize, [column.of for column in columns])
-        leaf = _LeafStruct(
-            *(array.ctypes.data for array in (self._bases, self._strides, self._ends, self._buckets)),
-            len(self._ends),
-            self._shift,
-            offsets.ctypes.data,
-            len(offsets),
-            run_bytes,
-        )
-        leaf.offsets_array = offsets
-        leaf.row_shape = tuple(len(indices) for indices in _wanted(self._shape, [column.of for column in columns]))
+    def _leaf(self, columns: Columns) -> _LeafStruct:
+        key = tuple((c.start, c.stop, c.step) if isinstance(c, slice) else c.tobytes() for c in columns)
+        leaf = self._leaves.get(key)
+        if leaf is None:
+            offsets, run_bytes = _runs(self._shape, self._dtype.itemsize, columns)
+            arrays = (self._bases, self._strides, self._ends, self._buckets)
+            pointers = [array.ctypes.data for array in arrays]
+            leaf = _LeafStruct(
+                *pointers, len(self._ends), self._shift, offsets.ctypes.data, len(offsets), run_bytes
+            )
+            leaf.offsets_array = offsets
+            leaf.row_shape = tuple(len(indices) for indices in _wanted(self._shape, columns))
+            leaf = self._leaves.setdefault(key, leaf)  # another thread's, if its struct is in use already
         return leaf
 
 
-class _Column:
-    """The selection along one axis as a dictionary key: slices and arrays are not hashable."""
+def rows_at_positions(order: ctypes.Structure, positions: Array | range) -> Indices:
+    """int64[k]: the row at each position of an epoch.
 
-    __slots__ = ("_key", "of")
+    Args:
+      order: an `EpochOrder`.
+      positions: 64-bit integers[k] with any strides, or a range of step 1.
 
-    def __init__(self, of: slice | Indices) -> None:
-        self.of = of
-        self._key = (of.start, of.stop, of.step) if isinstance(of, slice) else of.tobytes()
+    Raises:
+      IndexError: there is no such position.
+    """
+    return gather_at_positions(order, positions, [])
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Column) and self._key == other._key
 
-    def __hash__(self) -> int:
-        return hash(self._key)
+def gather_at_positions(order: ctypes.Structure, positions: Array | range, copies: Sequence[Copy]) -> Indices:
+    """Copy the rows at some positions of an epoch into all leaves of a batch.
+
+    Args:
+      order: an `EpochOrder`.
+      copies: one for each leaf, for as many rows as there are positions (see `RowGather.copy`).
+
+    Returns:
+      int64[k]: the row at each position.
+
+    Raises:
+      IndexError: there is no such position, or no such row.
+      RowError: a row is in a mapped file that was truncated, or whose disk failed.
+    """
+    compiled, rows, bad = library(), np.empty(len(positions), np.int64), Bad()
+    assert compiled is not None
+    first, address = 0, None
+    if isinstance(positions, range):
+        first = positions.start
+    else:
+        positions = np.ascontiguousarray(positions)  # the C function ignores strides
+        address = positions.ctypes.data
+    code = compiled.feedline_fill(
+        ctypes.byref(order),
+        address,
+        first,
+        len(positions),
+        rows.ctypes.data,
+        (Copy * len(copies))(*copies),
+        len(copies),
+        ctypes.byref(bad),
+    )
+    if code:
+        bad.check_memory(code)
+        raise IndexError(f"positions and rows must be in [0, {order.n}), got {bad[0]} (code {code})")
+    return rows
 
 
 def _buckets(ends: Indices) -> tuple[int, npt.NDArray[np.int32]]:
@@ -216,12 +238,12 @@ def _buckets(ends: Indices) -> tuple[int, npt.NDArray[np.int32]]:
     return shift, np.searchsorted(ends, starts, side="right").astype(np.int32)
 
 
-def _wanted(shape: tuple[int, ...], columns: Sequence[slice | Indices]) -> list[range | Indices]:
+def _wanted(shape: tuple[int, ...], columns: Columns) -> list[range | Indices]:
     """The wanted indices along each axis of a row."""
     return [range(size)[c] if isinstance(c, slice) else c for size, c in zip(shape, columns, strict=True)]
 
 
-def _runs(shape: tuple[int, ...], itemsize: int, columns: Sequence[slice | Indices]) -> tuple[Indices, int]:
+def _runs(shape: tuple[int, ...], itemsize: int, columns: Columns) -> tuple[Indices, int]:
     """(offset of each run, bytes in each run), where the wanted columns of a row are runs of adjacent bytes."""
     wanted = _wanted(shape, columns)
     strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

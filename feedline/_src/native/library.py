@@ -1,4 +1,4 @@
-"""The compiled library, if there is one."""
+"""The compiled library, if there is one, and its errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import functools
 import os
 from pathlib import Path
 
+from feedline._src.errors import FeedError, RowError
+
 INTERFACE = 5
 """The version of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")
 """Where the build puts the library."""
+
+_INSTALL = "install feedline again, or set FEEDLINE_PURE_PYTHON=1 to do without it"
+_MEMORY_LOST = 4  # a code of columns.c
 
 
 @functools.cache
@@ -43,9 +48,50 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-_INSTALL = "install feedline again, or set FEEDLINE_PURE_PYTHON=1 to do without it"
-
-
 def implementation() -> str:
     """What computes the order and gathers columns in this process: "C" or "NumPy"."""
     return "NumPy" if library() is None else "C"
+
+
+class Bad(ctypes.Array[ctypes.c_int64]):
+    """What a C function reports in addition to its code: the bad position, row or span; lost memory's address."""
+
+    _type_, _length_ = ctypes.c_int64, 2
+
+    def check_memory(self, code: int) -> None:
+        """Raise an error that names the row and its file if a C function met memory that is lost.
+
+        Raises:
+          RowError: a mapped file was truncated, or its disk failed.
+          FeedError: no row was found at the lost memory.
+        """
+        if code != _MEMORY_LOST:
+            return
+        file = file_at(ctypes.c_uint64(self[1]).value)
+        if self[0] < 0:
+            raise FeedError(
+                "the memory of a batch could not be written to, or that of its rows not be read (SIGBUS): there "
+                "is no room left in it, or a disk failed; look at the log of the kernel (dmesg)",
+                stage="read",
+                file=file,
+            )
+        raise RowError(
+            "a row could not be read from its mapped file (SIGBUS): the file was truncated, or its disk failed; "
+            "restore the file, or look at the log of the kernel (dmesg)",
+            stage="read",
+            row=self[0],
+            file=file,
+        )
+
+
+def file_at(address: int) -> str | None:
+    """The file that is mapped at an address; None if there is none, or the system does not tell."""
+    try:
+        with open("/proc/self/maps", errors="surrogateescape") as maps:
+            for line in maps:
+                begin, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
+                if begin <= address < end:
+                    return line[line.index("/") :].rstrip("\n") if "/" in line else None
+    except OSError:
+        pass
+    return None

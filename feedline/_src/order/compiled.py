@@ -15,8 +15,6 @@ from feedline._src.order.blocks import BlockLayout
 from feedline._src.order.permutation import FEW, ROUNDS, explicit, grid, words
 
 Indices = npt.NDArray[np.int64]
-Positions = npt.NDArray[Any] | range
-"""64-bit integers[k] with any strides, or a range of step 1."""
 _Keys = tuple[np.uint64, ...]
 _SHUFFLED, _BLOCKED, _MIXED = 1, 2, 3
 
@@ -153,33 +151,3 @@ def _set_permutation(struct: EpochOrder, table: str, network: str, n: int, keys:
         setattr(struct, table, numbers.ctypes.data)
     else:
         setattr(struct, network, _Network.of(n, keys))
-
-
-def rows_of_struct(library: ctypes.CDLL, struct: EpochOrder, positions: Positions) -> Indices:
-    """The row at each position, int64[k], in the order of a struct."""
-    rows = np.empty(len(positions), np.int64)
-    bad = ctypes.c_int64()
-    pointer = PositionsPointer(positions)
-    code = library.feedline_order(
-        ctypes.byref(struct), pointer.address, pointer.first, len(rows), rows.ctypes.data, ctypes.byref(bad)
-    )
-    if code:
-        raise IndexError(f"positions must be in [0, {struct.n}), got {bad.value} (code {code})")
-    return rows
-
-
-class PositionsPointer:
-    """Positions as arguments of a C function, valid while this object is alive.
-
-    Attributes:
-      address: of an array of positions; None if they are `first` and its successors.
-    """
-
-    __slots__ = ("_array", "address", "first")
-
-    def __init__(self, positions: Positions) -> None:
-        if isinstance(positions, range):
-            self.address, self.first = None, positions.start
-        else:
-            self._array = np.ascontiguousarray(positions)  # the C function ignores strides
-            self.address, self.first = self._array.ctypes.data, 0

@@ -13,11 +13,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
 from feedline._src.options import Blocks, Order, checked_integer
 from feedline._src.order.blocks import blocked
-from feedline._src.order.compiled import EpochOrder, Positions, epoch_order, rows_of_struct
+from feedline._src.order.compiled import EpochOrder, epoch_order
 from feedline._src.order.permutation import LARGEST, hashed, permuted, words
+
+Positions = NDArray[Any] | range
+"""64-bit integers[k] with any strides, or a range of step 1."""
 
 
 class RowOrder(Protocol):
@@ -125,8 +129,8 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
     checked = _checked(positions, n)
     if n == 0 or not order.shuffle:
         return positions.astype(np.int64)
-    if (compiled := library()) is not None:
-        return rows_of_struct(compiled, epoch_order(order, n, epoch), checked)
+    if library() is not None:
+        return rows_at_positions(epoch_order(order, n, epoch), checked)
     if isinstance(order.shuffle, Blocks):
         return blocked(order.shuffle, n, order.seed, epoch, checked)
     return permuted(n, words("order", order.seed, epoch), checked)

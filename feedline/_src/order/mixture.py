@@ -16,9 +16,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
 from feedline._src.options import Order
-from feedline._src.order.compiled import EpochOrder, MixedSource, mixed_order, rows_of_struct
+from feedline._src.order.compiled import EpochOrder, MixedSource, mixed_order
 from feedline._src.order.epoch import SingleOrder, Taken, rows_at, substitutes_at
 from feedline._src.order.permutation import words
 from feedline._src.order.phases import ENDLESS, Phase, Span, spans_of
@@ -100,9 +101,8 @@ class MixtureOrder:
         Raises:
           IndexError: a position is not in [0, rows).
         """
-        compiled = library()
-        if compiled is not None and (struct := self.struct(epoch, positions)) is not None:
-            return rows_of_struct(compiled, struct, positions)
+        if library() is not None and (struct := self.struct(epoch, positions)) is not None:
+            return rows_at_positions(struct, positions)
         if isinstance(positions, range):
             positions = np.arange(positions.start, positions.stop)
         rows = np.empty(len(positions), np.int64)

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.options import Order
-from feedline._src.order.compiled import Positions
-from feedline._src.order.epoch import RowOrder, SingleOrder, keys_at
+from feedline._src.order.epoch import Positions, RowOrder, SingleOrder, keys_at
 from feedline._src.rows.row_source import Rows
 
 Indices = npt.NDArray[np.int64]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import itertools
@@ -17,17 +16,17 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray
-from feedline._src.native.library import library
-from feedline._src.native.spans import Spans
-from feedline._src.order.compiled import Positions
-from feedline._src.order.epoch import RowOrder
+from feedline._src.native.gather import gather_at_positions
+from feedline._src.native.library import file_at, library
+from feedline._src.native.spans import Spans, has_contiguous_rows
+from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.rows import digests
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices
 from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array, is_in_memory, is_list
-from feedline._src.sources.row_gather import FileRows, RowGather, file_at, fill
+from feedline._src.sources.row_gather import FileRows, Reader, reader_of
 
 if TYPE_CHECKING:
     from feedline._src.files.file import File
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Read = Callable[["File", OpenOptions], list[Any]]
 """The trees of arrays of a file: what `Format.open` is for formats that are mapped."""
-Readers = Sequence[RowGather | FileRows]
-"""For each leaf what reads its rows."""
 T = TypeVar("T")
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
 _MAX_SAMPLES_A_SHARD = 16
@@ -160,24 +157,33 @@ class ArraySource(Source):
         self._checks = min(_CHECKS_A_READ, len(self._files))
         in_files = [part for parts in leaves for part in parts if isinstance(part, FileArray)]
         self.is_remote = self._opened is not None and self._opened.in_store and bool(in_files)
-        self._from_files: list[FileRows] = []
-        self._missing: int | None = None
-        """In a store: the number of a file that was not complete in the cache when that was last asked."""
-        self._readers: Readers
-        if not self.is_remote:
-            self._readers = self._gathers(lambda file: file.memory())
-            return
+        self._from_store: list[Reader] = []
+        self._complete_files = 0
+        """In a store: how many files, counted from the first one, the cache was last found to have completely."""
+        self._readers: list[Reader]
+        if self.is_remote:
+            self._from_store = self._readers = [self._store_reader(parts) for parts in leaves]
+        else:
+            self._readers = self._memory_readers(lambda file: file.memory())
+        self._checks_before = not all(reader.survives_lost_files for reader in self._readers)
+
+    def _memory_readers(self, memory_of: Callable[[File], Any]) -> list[Reader]:
+        return [reader_of([_view(part, memory_of) for part in parts]) for parts in self._leaves]
+
+    def _store_reader(self, parts: Sequence[Array | FileArray]) -> Reader:
+        in_files = [part for part in parts if isinstance(part, FileArray)]
+        in_memory = [part for part in parts if not isinstance(part, FileArray)]
+        if in_files and in_memory:
+            raise ValueError(
+                "an array in a store must be compressed in all files or in none, and it is not in "
+                f"{in_files[0].file.name}; write all by np.savez, or all by np.savez_compressed"
+            )
         if gaps := next((part for part in in_files if part.rows_have_gaps), None):
             raise ValueError(
                 f"each row of an array in a store must be one range of bytes, and {gaps.file.name} is in "
                 "Fortran order; write it again: np.save(path, np.ascontiguousarray(array))"
             )
-        self._from_files = [FileRows(parts, self._files) for parts in leaves]
-        self._readers = self._from_files
-        self._missing = 0
-
-    def _gathers(self, memory_of: Callable[[File], Any]) -> Readers:
-        return [RowGather([_view(part, memory_of) for part in parts]) for parts in self._leaves]
+        return FileRows(in_files, self._files) if in_files else reader_of(in_memory)
 
     @property
     def arrays(self) -> ArraySource | None:
@@ -190,7 +196,7 @@ class ArraySource(Source):
         None of them may lie in a store.
 
         Args:
-          number: the key of a leaf more: the number of the source of each row.
+          number: the key of a leaf that is added: the number of the source of each row.
         """
         source = cls.__new__(cls)
         source._opened, source._files = None, [file for each in sources for file in each._files]
@@ -204,14 +210,6 @@ class ArraySource(Source):
         source._hold(leaves, form, [name for each in sources for name in each._names])
         return source
 
-    def windows(self, length: int, stride: int) -> ArraySource:
-        """The windows of the rows of each part, as `open_source` has them, of the same open files."""
-        source = copy.copy(self)
-        source._options = dataclasses.replace(self._options, window=length, stride=stride)
-        cut = [[windows(part, length, stride) for part in parts] for parts in self._leaves]
-        source._hold(cut, jax.tree.structure(self.spec), self._names)
-        return source
-
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
@@ -219,38 +217,38 @@ class ArraySource(Source):
         if self._opened is not None and self._read_file is not None:  # elsewhere it may be read in groups
             return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
-        fetched = self._fetched(samples) if self.is_remote else {}
+        fetched = self._sampled_rows(samples) if self.is_remote else {}
 
         def digest(leaf: int, shard: int) -> list[Any]:
-            part, rows = self._leaves[leaf][shard], fetched.get((leaf, shard))
-            if rows is not None:
+            part = self._leaves[leaf][shard]
+            if rows := fetched.get((leaf, shard)):
                 return digests.of_rows(part.dtype, part.shape, rows.__getitem__, samples)
             return digests.of_array(_view(part, lambda file: file.memory()), samples)
 
         leaves, shards = range(len(self._leaves)), range(len(self._leaves[0]))
         return {"kind": "arrays", "shards": [[digest(leaf, shard) for leaf in leaves] for shard in shards]}
 
-    def _fetched(self, samples: int) -> dict[tuple[int, int], dict[int, Array]]:
-        """For each leaf and part in a file: the begin of each sampled row, of all files at once."""
+    def _sampled_rows(self, samples: int) -> dict[tuple[int, int], dict[int, Array]]:
+        """By leaf and shard, the begin of each row that is sampled, fetched from all files at once."""
         assert self._opened is not None
         numbers = {id(file): number for number, file in enumerate(self._files)}
         ranges: list[list[tuple[int, int]]] = [[] for _ in self._files]
-        places = []
+        wanted = []
         for leaf, parts in enumerate(self._leaves):
             for shard, part in enumerate(parts):
-                if not isinstance(part, FileArray):
-                    continue
-                for row in digests.sampled(len(part), samples):
-                    into = ranges[numbers[id(part.file)]]
-                    places.append((leaf, shard, row, into, len(into)))
-                    into.append((part.offset + row * part.strides[0], min(part.row_bytes, digests.SAMPLED_BYTES)))
-        data = {id(into): some for into, some in zip(ranges, self._opened.samples(ranges), strict=True)}
-        found: dict[tuple[int, int], dict[int, Array]] = {}
-        for leaf, shard, row, into, at in places:
-            part = self._leaves[leaf][shard]
+                if isinstance(part, FileArray):
+                    rows, length = digests.sampled(len(part), samples), min(part.row_bytes, digests.SAMPLED_BYTES)
+                    number = numbers[id(part.file)]
+                    wanted.append((leaf, shard, part, rows, number, len(ranges[number])))
+                    ranges[number] += [(part.offset + row * part.strides[0], length) for row in rows]
+        found, data = {}, self._opened.samples(ranges)
+        for leaf, shard, part, rows, number, first in wanted:
             # of a 1-D array the scalar, which NumPy makes in native byte order
-            first = np.frombuffer(data[id(into)][at], part.dtype if part.ndim == 1 else np.uint8)
-            found.setdefault((leaf, shard), {})[row] = first[0] if part.ndim == 1 else first
+            begins = [
+                np.frombuffer(begin, part.dtype)[0] if part.ndim == 1 else np.frombuffer(begin, np.uint8)
+                for begin in data[number][first : first + len(rows)]
+            ]
+            found[leaf, shard] = dict(zip(rows, begins, strict=True))
         return found
 
     def __len__(self) -> int:
@@ -258,71 +256,69 @@ class ArraySource(Source):
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`; errors as `read`."""
-        self._guarded(_read, rows.index if isinstance(rows, Rows) else rows, cuts)
-
-    def read_spans(self, spans: Spans, out: Array) -> None:
-        """Write values that stand side by side in rows, of a source of one array with one axis; errors as `read`.
-
-        Args:
-          spans: `first` counts values over all shards; none crosses the end of a shard.
-          out: [rows, length], each row contiguous; of the dtype of the values, or int32 where that is uint16.
-            After the last span of a row are zeros.
-        """
-        self._guarded(lambda readers: readers[0].read_spans(spans, out))
-
-    def will_read_spans(self, spans: Spans, ahead: int) -> bool:
-        """Start to fetch them, if they lie in a store; as `will_read`."""
-        if self._opened is None or self.will_read is None:
-            return True
-        return self._opened.will_read(self._from_files[0].places(spans.first, spans.length), ahead)
+        self._checked_read(_read, rows.index if isinstance(rows, Rows) else rows, cuts)
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
         """See `Source`. The C library does this in a single call, including the computation of the rows."""
-        return self._guarded(_read_ordered, order, epoch, positions, cuts)
+        return self._checked_read(_read_ordered, order, epoch, positions, cuts)
 
-    def _guarded(self, read: Callable[..., T], *arguments: Any) -> T:
+    def read_spans(self, spans: Spans, out: Array) -> None:
+        """Write rows of the only leaf side by side, and zeros after the last of each row of `out`.
+
+        Args:
+          spans: `first` counts rows over all shards; none crosses the end of a shard.
+          out: [k, length, *shape of the leaf]. A row without a span may be left as it is.
+        """
+        (leaf,) = jax.tree.leaves(self.spec)
+        is_widened = leaf.dtype == np.uint16 and not leaf.shape and out.dtype == np.int32  # while it is copied
+        if (out.dtype == leaf.dtype or is_widened) and has_contiguous_rows(out):
+            self._checked_read(lambda readers: readers[0].read_spans(spans, out))
+            return
+        values = out.astype(leaf.dtype)
+        self._checked_read(lambda readers: readers[0].read_spans(spans, values))
+        out[...] = values
+
+    def _checked_read(self, read: Callable[..., T], *arguments: Any) -> T:
         """What `read` returns for the present readers and these arguments.
 
         A file that was written to is refused, also if that happens during the read: rows may be of both states. If
-        a cache has lost a file that is mapped, rows are read again from what it has. Only the next few of many
+        the cache has lost a file that is mapped, rows are read again from what it has. Only the next few of many
         files are checked each time, to stay cheap.
         """
         few = list(itertools.islice(self._files_to_check, self._checks))
-        readers = self._followed() if self.is_remote else self._readers
-        if not all(reader.survives_lost_files for reader in readers):
+        readers = self._current_readers() if self.is_remote else self._readers
+        maps_cache = self.is_remote and readers is not self._from_store
+        if self._checks_before:
             _check(few)
         try:
             found = read(readers, *arguments)
             _check(few)
-            if not self.is_remote or readers is self._from_files or all(file.memory() is not None for file in few):
-                return found
         except FeedError:
-            if not self.is_remote or readers is self._from_files:
+            if not maps_cache:
                 _check(self._files)  # a change explains it better
                 raise
-        self._readers, self._missing = self._from_files, 0
+        else:
+            if not maps_cache or all(file.memory() is not None for file in few):
+                return found
+        self._readers, self._complete_files = self._from_store, 0
         for file in self._files:
             if file.in_store:
                 file.check()  # so that it is not mapped again as it is
-        return read(self._from_files, *arguments)
+        return read(self._from_store, *arguments)
 
-    def _followed(self) -> Readers:
-        """The readers for what the cache has now: gathers, once all files were complete in it.
-
-        Each call asks about one file that was missing.
-        """
-        missing = self._missing
-        if missing is None or library() is None or self._files[missing].memory() is None:
+    def _current_readers(self) -> list[Reader]:
+        """Of a source in a store: readers of mapped memory once the cache has all files, until it evicts one."""
+        if self._readers is not self._from_store or library() is None:
             return self._readers
-        others = itertools.chain(range(missing + 1, len(self._files)), range(missing))
-        missing = next((number for number in others if self._files[number].memory() is None), None)
-        if missing is None:
-            memories = {id(file): file.memory() for file in self._files}
-            if all(memory is not None for memory in memories.values()):
-                self._readers, self._missing = self._gathers(lambda file: memories[id(file)]), None
-                return self._readers
-        self._missing = missing or 0
-        return self._from_files
+        for file in self._files[self._complete_files :]:
+            if file.memory() is None:
+                return self._from_store
+            self._complete_files += 1
+        memories = {id(file): file.memory() for file in self._files}
+        if all(memory is not None for memory in memories.values()):
+            self._readers = self._memory_readers(lambda file: memories[id(file)])
+        self._complete_files = 0
+        return self._readers
 
     @property
     def files(self) -> Iterable[str] | None:
@@ -342,11 +338,20 @@ class ArraySource(Source):
     @property
     def will_read(self) -> WillRead | None:
         """For arrays in a store until all are mapped; None for others."""
-        return self._fetch_ahead if self.is_remote and self._missing is not None else None
+        return self._will_read if self.is_remote and self._readers is self._from_store else None
 
-    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+    def _will_read(self, rows: Indices, ahead: int) -> bool:
         assert self._opened is not None
-        return self._opened.will_read((place for leaf in self._from_files for place in leaf.places(rows)), ahead)
+        in_files = [reader for reader in self._from_store if isinstance(reader, FileRows)]
+        return self._opened.will_read((place for reader in in_files for place in reader.places(rows)), ahead)
+
+    def will_read_spans(self, spans: Spans, ahead: int) -> bool:
+        """Start to fetch the spans of the only leaf, if they lie in a store; as `will_read`."""
+        if self._opened is None or self.will_read is None:
+            return True
+        (reader,) = self._from_store
+        assert isinstance(reader, FileRows)
+        return self._opened.will_read(reader.places(spans.first, spans.length), ahead)
 
     def close(self) -> None:
         """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
@@ -366,20 +371,20 @@ def _check(files: Iterable[File]) -> None:
         file.check_open()
 
 
-def _read(readers: Readers, rows: Indices, cuts: Sequence[Cut]) -> None:
+def _read(readers: Sequence[Reader], rows: Indices, cuts: Sequence[Cut]) -> None:
     for leaf, columns, out in cuts:
         readers[leaf].read(rows, columns, out)
 
 
 def _read_ordered(
-    readers: Readers, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]
+    readers: Sequence[Reader], order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]
 ) -> Indices:
-    if (compiled := library()) is not None:
+    if library() is not None:
         copies = [readers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
         made = [copy for copy in copies if copy is not None]
         struct = order.struct(epoch, positions)
         if struct is not None and len(made) == len(copies):
-            return fill(compiled, struct, positions, made)
+            return gather_at_positions(struct, positions, made)
     rows = order.rows_at(epoch, positions)
     _read(readers, rows, cuts)
     return rows

@@ -20,8 +20,7 @@ from feedline._src.formats.hugging_face import (
 )
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column
-from feedline._src.order.compiled import Positions
-from feedline._src.order.epoch import RowOrder
+from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.rows import digests
 from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.row_source import Rows

@@ -27,7 +27,7 @@ from feedline._src.rows.shards import Indices, Shards, count_of, joined, rows_in
 from feedline._src.rows.source import Columns, Cut, Indexed, Source, WillRead
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.row_gather import RowGather
+from feedline._src.sources.row_gather import reader_of
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -260,7 +260,7 @@ class GroupSource(_GroupedRows, Source):
         for groups, part, local, here in self._pieces(leaf, rows):
             firsts = np.cumsum([0, *(group.rows for group in groups[:-1])])
             target = out[here]  # a copy, unless these are all groups
-            RowGather([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
+            reader_of([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
             if not isinstance(here, slice):
                 out[here] = target
 

@@ -16,8 +16,7 @@ import numpy.typing as npt
 from feedline._src.errors import RowError
 from feedline._src.options import Order, checked_integer
 from feedline._src.order.apportionment import LARGEST_BLOCK, counts_of
-from feedline._src.order.compiled import Positions
-from feedline._src.order.epoch import RowOrder
+from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
 from feedline._src.order.past import phases_of_state
 from feedline._src.order.phases import Phase

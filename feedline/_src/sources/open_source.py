@@ -23,9 +23,9 @@ from feedline._src.rows.source import Source
 from feedline._src.rows.values import is_table
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
+from feedline._src.sources.documents import open_tokens
 from feedline._src.sources.folder import open_files, open_folder
 from feedline._src.sources.groups import open_groups
-from feedline._src.sources.ragged import open_tokens
 from feedline._src.sources.record_files import open_records
 
 _FILES = Format("files", ())
@@ -197,7 +197,7 @@ def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | Enco
                 f"documents differ in length: pass window=..., for windows over all tokens of {paths[0]}, or use "
                 "feedline.Ragged({'tokens': path}, pad_to=...), whose rows are documents"
             )
-        return open_tokens(paths, options)[0]
+        return open_tokens(paths, options).values
     if form.name == "arrow":
         check_no_cache(paths)
     files = form.files(paths, options.store)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import itertools
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -14,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import RowError
-from feedline._src.formats.open_options import OpenOptions
 from feedline._src.native.spans import Spans, mark
 from feedline._src.options import checked_integer
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.source import Source, WillRead
 from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.documents import digest_of, open_documents
 from feedline._src.sources.packing import BestFit, Indices, Split
-from feedline._src.sources.ragged import open_tokens
 
-Array = npt.NDArray[Any]
 _SEGMENTS, _POSITIONS = "segment_ids", "positions"
 
 
@@ -86,8 +81,7 @@ class Packed(Source):
         seed: int = 0,
         dtype: npt.DTypeLike | None = np.int32,
     ) -> None:
-        self.length = checked_integer("length", length, at_least=1)
-        length = self.length
+        self.length = length = checked_integer("length", length, at_least=1)
         seed = checked_integer("seed", seed, at_least=0, at_most=(1 << 64) - 1)
         if max_documents is not None:
             max_documents = checked_integer("max_documents", max_documents, at_least=1)
@@ -118,9 +112,11 @@ class Packed(Source):
             self._packing = BestFit(first, lengths, length, max_documents, seed)
         self.tokens = self._packing.tokens
         self.fill = self.tokens / (self._packing.rows * length)
-        dtypes = {name: _placed(_dtype_of(values), dtype) for name, values in self._values.items()}
-        dtypes |= {_SEGMENTS: np.dtype(np.int32), _POSITIONS: np.dtype(np.int32)}
-        self.spec = {name: jax.ShapeDtypeStruct((length,), of) for name, of in dtypes.items()}
+        self.spec = {name: jax.ShapeDtypeStruct((length,), np.int32) for name in (_SEGMENTS, _POSITIONS)}
+        for name, values in self._values.items():
+            stored = _dtype_of(values)
+            placed = stored if dtype is None or stored.kind not in "iu" else np.dtype(dtype)
+            self.spec[name] = jax.ShapeDtypeStruct((length,), placed)
 
     def __len__(self) -> int:
         return self._packing.rows
@@ -131,7 +127,7 @@ class Packed(Source):
         return {
             "kind": "packed",
             **self._arguments,
-            "lengths": hashlib.sha256(self._offsets.data).hexdigest()[:32],
+            "lengths": digest_of(self._offsets),
             "columns": {name: values.identity for name, values in self._values.items()},
         }
 
@@ -164,15 +160,12 @@ class Packed(Source):
     @property
     def will_read(self) -> WillRead | None:
         """Fetches documents of a store ahead, if they stay where they are in all epochs; else None."""
-        told = [values for values in self._values.values() if values.will_read is not None]
-        if self.repack or not told:
-            return None
+        fetched = any(values.will_read is not None for values in self._values.values())
+        return self._will_read if fetched and not self.repack else None
 
-        def will_read(rows: Indices, ahead: int) -> bool:
-            spans = self._spans(rows, 0)
-            return all(values.will_read_spans(spans, ahead) for values in told)
-
-        return will_read
+    def _will_read(self, rows: Indices, ahead: int) -> bool:
+        spans = self._spans(rows, 0)
+        return all(values.will_read_spans(spans, ahead) for values in self._values.values())
 
     def close(self) -> None:
         """Give up what is being fetched."""
@@ -187,21 +180,20 @@ class Packed(Source):
     def _read(self, rows: Indices, epoch: int, out: Any) -> None:
         spans = self._spans(rows, epoch)
         for name, values in self._values.items():
-            stored = _dtype_of(values)
-            target = direct = out[name]
-            widened = stored == np.uint16 and target.dtype == np.int32  # while it is copied
-            if (target.dtype != stored and not widened) or not _has_contiguous_rows(target):
-                direct = np.empty(target.shape, stored)
-            values.read_spans(spans, direct)
-            if direct is not target:
-                _check_range(name, direct, target.dtype, rows)
-                target[...] = direct
-        marks = [out[_SEGMENTS], out[_POSITIONS]]
-        direct_marks = [leaf if _has_contiguous_rows(leaf) else np.empty(leaf.shape, np.int32) for leaf in marks]
-        mark(spans, *direct_marks)
-        for leaf, written in zip(marks, direct_marks, strict=True):
-            if leaf is not written:
-                leaf[...] = written
+            stored, target = _dtype_of(values), out[name]
+            if stored.kind not in "iu" or np.can_cast(stored, target.dtype):
+                values.read_spans(spans, target)
+                continue
+            tokens = np.empty(target.shape, stored)
+            values.read_spans(spans, tokens)
+            target[...] = tokens
+            if (changed := (target != tokens).any(axis=1)).any():
+                raise RowError(
+                    f"a value of {name!r} does not fit {target.dtype}; pass dtype=None",
+                    stage="read",
+                    row=int(rows[changed.argmax()]),
+                )
+        mark(spans, out[_SEGMENTS], out[_POSITIONS])
 
     def _facts(self) -> list[tuple[str, str]]:
         more = f"{self.documents:,}, {self.tokens:,} tokens, {100 * self.fill:.2f} % of the rows filled"
@@ -209,7 +201,7 @@ class Packed(Source):
 
 
 def _opened(columns: Any) -> tuple[dict[str, ArraySource], Indices]:
-    """The values of each column, and the offsets that they share, which begin anywhere and never decrease."""
+    """The values of each column, and the offsets that they share."""
     given = columns if isinstance(columns, Mapping) else {"tokens": columns}
     if not given or not all(isinstance(name, str) for name in given):
         raise TypeError(f"columns must be a dict with string keys, of one column or more, got {columns!r}")
@@ -217,109 +209,18 @@ def _opened(columns: Any) -> tuple[dict[str, ArraySource], Indices]:
         raise ValueError(
             f"feedline adds the columns {_SEGMENTS} and {_POSITIONS}, got {sorted(taken)}; rename them"
         )
-    values: dict[str, ArraySource] = {}
-    offsets: dict[str, Indices] = {}
-    for name, value in given.items():
-        values[name], offsets[name] = _column(name, value)
-    first, *others = offsets
-    lengths = np.diff(offsets[first])
-    for other in others:
-        if not np.array_equal(np.diff(offsets[other]), lengths):
+    documents = {name: open_documents(name, value) for name, value in given.items()}
+    (first, reference), *others = documents.items()
+    for name, column in documents.items():
+        if shape := column.spec.shape:
+            raise ValueError(f"values must have one axis, those of {name!r} have the shape {shape}; flatten them")
+    for name, column in others:
+        if not np.array_equal(column.offsets, reference.offsets):
             raise ValueError(
-                f"all columns must have the same lengths of documents, {first!r} and {other!r} have not; pass a "
-                "second source for what is not by token"
+                f"all columns must have the same offsets, those of {first!r} and {name!r} differ; write both from "
+                "the same documents, without gaps, and pass a second source for what is not by token"
             )
-        if not np.array_equal(offsets[first], offsets[other]):
-            raise ValueError(
-                f"the documents of all columns must begin at the same places, those of {first!r} and {other!r} do "
-                "not; write both without gaps"
-            )
-    return values, offsets[first]
-
-
-def _column(name: str, given: Any) -> tuple[ArraySource, Indices]:
-    """The values of a column, and the offsets of its documents in them."""
-    paths = [given] if isinstance(given, str | os.PathLike) else given
-    if isinstance(paths, list) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        values, offsets = _of_indices([os.fspath(path) for path in paths])
-    elif isinstance(given, tuple) and len(given) == 2:
-        values = ArraySource([{name: given[0]}])
-        offsets = _integers(name, given[1])
-        _check_offsets(name, offsets, len(values))
-    elif hasattr(given, "flatten") and hasattr(getattr(given, "type", None), "value_type"):
-        values, offsets = _of_lists(name, given)
-    else:
-        raise TypeError(
-            f"a column is a tuple (values, offsets), the path of an .idx of Megatron-LM, or a pyarrow column of "
-            f"lists, got {type(given).__name__} for {name!r}; np.concatenate(documents) makes values, and "
-            "np.concatenate([[0], np.cumsum(lengths)]) offsets"
-        )
-    (spec,) = jax.tree.leaves(values.spec)
-    if spec.shape:
-        raise ValueError(
-            f"values must have one axis, those of {name!r} have rows of shape {spec.shape}; flatten them"
-        )
-    return values, offsets
-
-
-def _of_indices(paths: Sequence[str]) -> tuple[ArraySource, Indices]:
-    """All documents of some `.idx` of Megatron-LM, one file after the other."""
-    matches = [found for path in paths for found in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
-    if not matches:
-        raise FileNotFoundError(f"no file matches {paths}; check the folder and the pattern")
-    values, found = open_tokens(matches, OpenOptions())
-    before, parts = 0, []
-    for offsets in found:
-        parts.append(offsets[:-1] + before)
-        before += int(offsets[-1])
-    return values, np.concatenate([*parts, [before]])
-
-
-def _of_lists(name: str, column: Any) -> tuple[ArraySource, Indices]:
-    """The lists of a `pyarrow` column, whose values are not copied."""
-    chunks = [chunk for chunk in getattr(column, "chunks", [column]) if len(chunk)]
-    if not chunks:
-        raise ValueError(f"a column must have at least one list, and {name!r} has none; check it")
-    try:
-        parts = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in chunks]
-    except ValueError as error:  # of pyarrow
-        raise ValueError(
-            f"the lists of {name!r} must hold numbers without nulls, got {column.type}: {error}; cast them, or "
-            "fill the nulls"
-        ) from error
-    lengths = [np.asarray(chunk.value_lengths().fill_null(0)) for chunk in chunks]
-    values = ArraySource([{name: part} for part in parts])
-    return values, np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype=np.int64)])
-
-
-def _integers(name: str, given: Any) -> Indices:
-    """Offsets in memory."""
-    source = ArraySource([{name: {"offsets": given}}])
-    (spec,) = jax.tree.leaves(source.spec)
-    if spec.dtype.kind not in "iu" or spec.shape:
-        raise TypeError(
-            f"offsets must be integers in one axis, got {spec.dtype}{[len(source), *spec.shape]} for {name!r}; "
-            "np.concatenate([[0], np.cumsum(lengths)]) makes them"
-        )
-    found = np.empty(len(source), spec.dtype)
-    source.read(np.arange(len(source)), [found])
-    source.close()
-    return found.astype(np.int64, copy=False)
-
-
-def _check_offsets(name: str, offsets: Indices, values: int) -> None:
-    steps = np.diff(offsets)
-    if len(offsets) < 2 or (steps < 0).any() or offsets[0] < 0 or offsets[-1] > values:
-        at = np.flatnonzero(steps < 0)
-        found = (
-            f"document {at[0]} has {steps[at[0]]}"
-            if len(at)
-            else f"{len(offsets)}, {offsets[:1]} to {offsets[-1:]}"
-        )
-        raise ValueError(
-            f"offsets are two or more, ascending from 0 to at most the number of values, {values}, got {found} "
-            f"for {name!r}; np.concatenate([[0], np.cumsum(lengths)]) makes them"
-        )
+    return {name: column.values for name, column in documents.items()}, reference.offsets
 
 
 def _without_empty(offsets: Indices) -> Indices:
@@ -347,34 +248,6 @@ def _dtype_of(values: ArraySource) -> np.dtype[Any]:
     (spec,) = jax.tree.leaves(values.spec)
     dtype: np.dtype[Any] = spec.dtype
     return dtype
-
-
-def _placed(stored: np.dtype[Any], asked: npt.DTypeLike | None) -> np.dtype[Any]:
-    """The dtype of a column in a batch."""
-    return stored if asked is None or stored.kind not in "iu" else np.dtype(asked)
-
-
-def _has_contiguous_rows(array: Array) -> bool:
-    return bool(array[:1].flags.c_contiguous)
-
-
-def _check_range(name: str, values: Array, dtype: np.dtype[Any], rows: Indices) -> None:
-    """Refuse values that a cast to `dtype` would change."""
-    if (
-        values.dtype.kind not in "iu"
-        or dtype.kind not in "iu"
-        or np.can_cast(values.dtype, dtype)
-        or not values.size
-    ):
-        return
-    limits = np.iinfo(dtype)
-    beyond = ((values < limits.min) | (values > limits.max)).any(axis=1)
-    if beyond.any():
-        raise RowError(
-            f"a value of {name!r} does not fit {dtype}, which has {limits.min} to {limits.max}; pass dtype=None",
-            stage="read",
-            row=int(rows[beyond.argmax()]),
-        )
 
 
 def _check_choice(name: str, given: Any, choices: tuple[str, ...]) -> None:
