@@ -1,9 +1,11 @@
 """Placed arrays have the values that were placed, leaf by leaf; leaves that do not fit are refused."""
 
+import sys
 from typing import NamedTuple
 
 import jax
 import numpy as np
+import programs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,3 +204,23 @@ def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
 def test_an_object_that_is_no_sharding_is_refused(refuse, sharding, message):
     with pytest.raises(TypeError, match=message):
         refuse(sharding)
+
+
+_FIRST_BATCH = """
+import jax, numpy as np
+import feedline
+
+def types():
+    return {kind.__qualname__ for kind in object.__subclasses__() if kind.__module__.startswith("jaxlib")}
+
+sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+with feedline.Feed({"x": np.zeros((8, 2), np.float32)}, 4, sharding, prefetch=0) as feed:
+    before = types()
+    next(feed)
+    print(types() - before)
+"""
+
+
+def test_placing_creates_no_type_of_jax_which_two_threads_could_do_at_once():
+    found = programs.run([sys.executable, "-c", _FIRST_BATCH], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"

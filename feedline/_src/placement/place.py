@@ -42,6 +42,9 @@ class Placement:
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
     ragged: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        _prepare_jax(next(iter(jax.tree.leaves(self.spec)[0].sharding.addressable_devices)))
+
     @classmethod
     def of(cls, spec: Any) -> Placement:
         """The placement of a batch whose leaves have these shapes, dtypes and shardings.
@@ -102,6 +105,17 @@ class Placement:
             functools.partial(_place_all if leaf.sharding.is_fully_addressable else _place_local, leaf)
             for leaf in jax.tree.leaves(self.spec)
         ]
+
+
+@functools.cache
+def _prepare_jax(device: jax.Device) -> None:
+    """Let jax create its device iterator before any thread places a batch.
+
+    jaxlib creates that Python type at its first use, where two threads at once can crash: of 192 processes on two
+    cores, two ended by SIGSEGV and three by a TypeError in jax (0.10).
+    """
+    with jax.transfer_guard_host_to_device("allow"):
+        jax.make_array_from_callback((), SingleDeviceSharding(device), lambda _: np.zeros((), np.uint8))
 
 
 def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
