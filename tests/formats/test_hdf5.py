@@ -13,7 +13,6 @@ import pytest
 
 import feedline
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.groups import GroupSource
 
 ROWS = 60
 RANDOM = np.random.default_rng(0)
@@ -45,42 +44,38 @@ def columns_of(source):
 
 
 LAYOUTS = {
-    "contiguous": ({}, ArraySource),
-    "chunks of whole rows": ({"chunks": (7, 5, 3)}, GroupSource),
-    "chunks of parts of rows": ({"chunks": (7, 2, 2)}, GroupSource),
-    "gzip": ({"chunks": (7, 5, 2), "compression": "gzip", "shuffle": True}, GroupSource),
-    "lzf": ({"compression": "lzf"}, GroupSource),
-    "shuffle alone": ({"shuffle": True}, GroupSource),
-    "checksums": ({"chunks": (7, 5, 3), "fletcher32": True}, GroupSource),
-    "all filters": ({"compression": "gzip", "shuffle": True, "fletcher32": True}, GroupSource),
+    "contiguous": {},
+    "chunks of parts of rows": {"chunks": (7, 2, 2)},
+    "gzip": {"chunks": (7, 5, 2), "compression": "gzip", "shuffle": True},
+    "lzf": {"compression": "lzf"},
+    "shuffle alone": {"shuffle": True},
+    "checksums": {"chunks": (7, 5, 3), "fletcher32": True},
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_columns_are_read_however_they_are_stored(tmp_path, is_source_of, as_local, layout):
-    options, kind = LAYOUTS[layout]
-    label = {"data": LABEL, "compression": "gzip" if kind is GroupSource else None}
+    label = {"data": LABEL, "compression": "gzip"}
     never = {"shape": (ROWS, 2), "dtype": "f4", "fillvalue": 2.5}
     more = {"more/label": label, "more/never": never, "step": 3}
-    path = written(tmp_path / "x.h5", image={"data": IMAGE, **options}, **more)
+    path = written(tmp_path / "x.h5", image={"data": IMAGE, **LAYOUTS[layout]}, **more)
     source = feedline.open_source(path)
-    assert isinstance(source, kind)
     is_source_of(source, {"image": IMAGE, "more": {"label": LABEL, "never": np.full((ROWS, 2), 2.5, "f4")}})
     as_local("remote.h5", path.read_bytes())
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
-@pytest.mark.parametrize("dtype", ["?", "i1", "<u2", ">i4", "<f2", ">f4"])
-def test_mapped_rows_are_those_of_h5py(tmp_path, libver, dtype):
+@pytest.mark.parametrize("dtype", ["?", "<u2", ">i4", "<f2"])
+def test_a_file_of_contiguous_datasets_is_mapped(tmp_path, as_local, libver, dtype):
     with h5py.File(tmp_path / "x.h5", "w", libver=libver, userblock_size=512) as file:
         file.create_dataset("x", data=IMAGE.astype(dtype))
-        file.create_dataset("never", (ROWS,), dtype, fillvalue=1)
-        expected = {"never": file["never"][:], "x": file["x"][:]}
+        expected = file["x"][:]
     source = feedline.open_source(tmp_path / "x.h5")
     assert isinstance(source, ArraySource)
-    found = columns_of(source)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert found["x"].dtype == dtype
+    found = columns_of(source)["x"]
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == dtype
+    as_local("remote.h5", (tmp_path / "x.h5").read_bytes())
 
 
 def test_fields_of_compound_elements_are_leaves(tmp_path, is_source_of):
@@ -88,14 +83,9 @@ def test_fields_of_compound_elements_are_leaves(tmp_path, is_source_of):
     array = np.zeros(ROWS, form)
     array["a"], array["b"], array["c"]["e"] = LABEL, RANDOM.random((ROWS, 2)), LABEL % 2
     expected = {"x": {"a": array["a"], "b": array["b"], "c": {"d": array["c"]["d"], "e": array["c"]["e"]}}}
-    for name, options in {
-        "plain": {},
-        "gzip": {"chunks": (7,), "compression": "gzip"},
-        "checksums": {"chunks": (7,), "fletcher32": True},
-    }.items():
-        is_source_of(
-            feedline.open_source(written(tmp_path / f"{name}.h5", x={"data": array, **options})), expected
-        )
+    for options in ({}, {"chunks": (7,), "compression": "gzip"}, {"chunks": (7,), "fletcher32": True}):
+        path = written(tmp_path / f"{len(options)}.h5", x={"data": array, **options})
+        is_source_of(feedline.open_source(path), expected)
 
 
 def test_enums_are_their_numbers_and_bit_fields_unsigned(tmp_path):
@@ -127,18 +117,24 @@ def test_a_header_that_promises_rows_that_no_memory_holds_is_refused(tmp_path, o
         feedline.open_source(path)
 
 
+def test_a_group_that_contains_itself_is_read_once(tmp_path, is_source_of):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a/x"] = LABEL
+        file["a/b"] = file["a"]
+    is_source_of(feedline.open_source(tmp_path / "x.h5"), {"a": {"x": LABEL}})
+
+
 def test_columns_selects_datasets_and_groups(tmp_path):
     path = written(tmp_path / "x.h5", **{"train/x": LABEL, "train/y": LABEL, "test/x": LABEL[:9]})
     assert set(feedline.open_source(path, columns=["train"]).spec["train"]) == {"x", "y"}
     assert feedline.open_source(path, columns=["train/y"]).spec.keys() == {"train"}
     assert len(feedline.open_source(path, columns=["test"])) == 9
-    with pytest.raises(
-        ValueError, match=r"same number of rows, .*test: 9 rows; train: 60 rows; .*columns=\['train'\]"
-    ):
+    lengths = r"same number of rows, .*test/x: 9 rows; train/x: 60 rows; .*columns=\['train/x', 'train/y'\]"
+    with pytest.raises(ValueError, match=lengths):
         feedline.open_source(path)
     with pytest.raises(ValueError, match=r"columns must be some of test, train in .*, got valid"):
         feedline.open_source(path, columns=["valid"])
-    with pytest.raises(ValueError, match=r"has train: 60 rows; train/z: nothing is there; choose"):
+    with pytest.raises(ValueError, match=r"has train/x: 60 rows; train/z: nothing is there that has rows; choose"):
         feedline.open_source(path, columns=["train/x", "train/z"])
 
 
@@ -163,16 +159,6 @@ def test_bytes_and_text_are_encoded_rows(tmp_path, as_local):
     as_local("remote.h5", path.read_bytes())
     assert feedline.open_source(path, columns=["image"])[-1] == JPEGS[-1]
     assert feedline.open_source(path, columns=["label", "pair"])[7]["label"] == 7
-
-
-def test_numbers_of_variable_length_are_their_bytes(tmp_path):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", (2,), h5py.vlen_dtype("<i4"))[1] = np.arange(5)
-    source = feedline.open_source(path)
-    assert np.frombuffer(source[1], np.int32).tolist() == [0, 1, 2, 3, 4]
-    assert source[0] == b""
-    assert "row bytes of int32" in repr(source)
 
 
 def test_text_in_compound_elements_and_padded_with_spaces(tmp_path):
@@ -203,20 +189,8 @@ def test_a_row_that_is_read_twice_can_be_changed_in_place(tmp_path):
     np.testing.assert_array_equal([record["box"] for record in records], -box[[1, 3, 1]])
 
 
-@pytest.mark.parametrize("options", [{}, {"chunks": (64, 256, 256)}])
-def test_only_what_is_needed_is_fetched_from_a_store(tmp_path, store, options):
-    data = RANDOM.integers(0, 255, (640, 256, 256), np.uint8)  # 40 MiB
-    store.objects["/x.h5"] = written(tmp_path / "x.h5", x={"data": data, **options}).read_bytes()
-    cache = feedline.Store(cache=tmp_path / "cache", patience_s=10)
-    source = feedline.open_source(f"{store.url}/x.h5", store=cache)
-    assert source.will_read(np.arange(320, 330), 0)
-    for row in (329, 320):
-        np.testing.assert_array_equal(source[row]["x"], data[row])
-    assert sum(stop - start for start, stop in store.gets()) < 12 << 20
-
-
 def test_other_threads_use_h5py_while_bytes_are_fetched(tmp_path, store):
-    """As the garbage collection of any thread does. One that needs h5py's lock must not wait for the fetch."""
+    """Garbage collection on any thread may need h5py's lock, which must be free while the object is fetched."""
     path = written(tmp_path / "x.h5", x={"data": IMAGE, "chunks": (7, 2, 2)})
     store.objects["/x.h5"] = path.read_bytes()
     store.fault = lambda *request: h5py.File(path).close()  # on the thread that answers
@@ -295,11 +269,6 @@ def _linked(file, name, link):
     file[name] = link
 
 
-def _circle(file):
-    file["a/x"] = LABEL
-    file["a/b"] = file["a"]
-
-
 def _virtual(file):
     layout = h5py.VirtualLayout((3,), "i4")
     layout[:] = h5py.VirtualSource("other.h5", "x", (3,))
@@ -315,7 +284,6 @@ REFUSED = {
         lambda file: _linked(file, "y", h5py.SoftLink("/nowhere")),
         "y: a link to /nowhere; choose that itself",
     ),
-    "circle": (_circle, "a: a link to a group that it lies in"),
     "virtual": (_virtual, "x: its data must lie in the file itself"),
     "external": (
         lambda file: file.create_dataset("x", (3,), "i4", external=[("raw.bin", 0, 12)]),
@@ -337,9 +305,9 @@ REFUSED = {
         lambda file: file.create_dataset("t", (9,), "i4", compression=32001, allow_unknown_filter=True),
         r"t: .* has the filters \[32001\]; .*install hdf5plugin .*or write it again: new.create_dataset",
     ),
-    "big-endian numbers of variable length": (
-        lambda file: file.create_dataset("t", (3,), h5py.vlen_dtype(">i4")),
-        "t: numbers of variable length must be int32, not >i4",
+    "numbers of variable length": (
+        lambda file: file.create_dataset("t", (3,), h5py.vlen_dtype("i4")),
+        "t: its elements must be numbers .* and are object",
     ),
     "nothing": (lambda file: file.attrs.update(a=1), "must have at least one dataset with rows"),
     "a scalar alone": (lambda file: file.update(x=3), "must have at least one dataset with rows"),
@@ -389,21 +357,6 @@ def test_damaged_values_are_bad_rows(tmp_path):
         source.records(np.arange(ROWS))
     assert (caught.value.row, caught.value.file) == (5, str(path))
     assert source[6] == JPEGS[6]
-
-
-def test_a_small_compressed_dataset_beside_a_plain_one_is_read_into_memory(tmp_path, is_source_of):
-    options = {"chunks": (7,), "compression": "gzip"}
-    path = written(tmp_path / "x.h5", image=IMAGE, label={"data": LABEL, **options})
-    source = feedline.open_source(path)
-    assert isinstance(source, ArraySource)
-    is_source_of(source, {"image": IMAGE, "label": LABEL})
-    with h5py.File(path) as file:
-        chunk = file["label"].id.get_chunk_info(1)
-    data = bytearray(path.read_bytes())
-    data[chunk.byte_offset + chunk.size - 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"x.h5 cannot be mapped: /label: .*the file is damaged"):
-        feedline.open_source(path)
 
 
 @pytest.mark.parametrize("options", [{"compression": "gzip"}, {"fletcher32": True}])

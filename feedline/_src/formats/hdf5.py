@@ -1,8 +1,8 @@
 """HDF5 files, read by h5py: numbers as columns, bytes and text as encoded rows.
 
 HDF5 serves one thread of a process at a time; worker processes read in parallel. A file is opened for each read: a
-process that has it open could not write it, and each worker process needs its own. Of an object in a store, h5py
-reads ranges, unless it has values of any length: they lie in a heap, of which nobody knows the places in advance.
+process that has it open could not write it, and each worker process needs its own. An object in a store is fetched
+whole. On a local disk, files of contiguous datasets are mapped, without HDF5.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import dataclasses
 import functools
-import io
 import math
 import os
 import sys
@@ -26,7 +25,7 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format, require
+from feedline._src.formats.registry import Format, fetched_files, require
 from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, check_lengths, check_memory
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
@@ -34,16 +33,8 @@ from feedline._src.runtime.ending import check_may_read, stop_reads
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
-Part = tuple[int, bytes]
-"""Bytes of a file and where they begin."""
-_MOST_IN_MEMORY_BYTES = 1 << 26
-"""Beside contiguous datasets, others such as compressed labels are read into memory, up to this size in total."""
 _GROUP_BYTES = 1 << 16  # of a group of rows of a dataset without chunks
-_SMALL_BYTES = 1 << 14
-_MOST_KEPT = 256
-"""Reads of up to 16 KiB of an object in a store are of metadata: the last ones stay in memory, 4 MiB at most."""
-_EXIT_WAITS_S = 1.0
-"""For the read in progress. With what closing feeds takes, the exit stays below two seconds."""
+_EXIT_WAITS_S = 1.0  # for the read in progress; closing feeds takes up to as long
 _DAMAGED = "the file is damaged, write it again with h5py"
 
 _lock = threading.RLock()
@@ -72,34 +63,36 @@ def _end_reads() -> None:
     stop_reads()
     if _lock.acquire(timeout=_EXIT_WAITS_S):
         return
-    with contextlib.suppress(OSError, ValueError):  # they may be closed
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the streams may be closed, or None
         print(
             f"feedline: a read of an HDF5 file had not ended {_EXIT_WAITS_S:.0f} s after the program, so the "
             "process leaves with status 1 and without the rest of its exit; close feeds before the end",
             file=sys.stderr,
         )
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+        sys.stderr.flush()
+        sys.stdout.flush()
     os._exit(1)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """A leaf of a row: a dataset, or a field of its compound elements."""
+    """A leaf of a row: a dataset, or a field of its compound elements.
+
+    Attributes:
+      fields: the names that lead to the field, outermost first.
+      row: what a row of it is.
+      shape, elements: of the dataset.
+      height: the number of rows that are read at once.
+      offset: of the first byte, if the dataset lies in the file as NumPy can use it; else None.
+    """
 
     dataset: str
     fields: tuple[str, ...]
-    """The names that lead to the field, outermost first."""
     row: Leaf
     shape: tuple[int, ...]
     elements: np.dtype[Any]
     height: int
-    """How many rows are read at once."""
-    start: int | None
-    """The first byte of a contiguous dataset that NumPy can use as it lies in the file; else None."""
-    chunks: Array
-    """int64[k, 3], for each chunk its group of rows, offset and length, sorted."""
+    offset: int | None
 
     @property
     def rows(self) -> int:
@@ -109,153 +102,83 @@ class _Leaf:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.elements.itemsize
 
-    def of(self, elements: Any) -> Any:
+    def field_of(self, elements: Any) -> Any:
         """The leaf of some elements of its dataset, in memory or in the file."""
         return functools.reduce(lambda inner, name: inner[name], self.fields, elements)
 
-    def rows_of(self, group: int) -> slice:
-        return slice(group * self.height, min((group + 1) * self.height, self.rows))
-
-    def extents(self, group: int) -> list[tuple[int, int]]:
-        """Offset and length of each part of the bytes of a group, where they are known."""
-        if self.start is not None:
-            row_bytes, rows = self.nbytes // max(1, self.rows), self.rows_of(group)
-            return [(self.start + rows.start * row_bytes, (rows.stop - rows.start) * row_bytes)]
-        first, last = np.searchsorted(self.chunks[:, 0], [group, group + 1])
-        return [(offset, length) for _, offset, length in self.chunks[first:last].tolist()]
-
 
 def open_hdf5(file: File, options: OpenOptions) -> Grouped:
-    """The datasets of a file, read in groups, which are the rows of a chunk; or with bytes, row by row."""
-    reader = _Reader(file)
-    tree = _tree_of(reader, options)
+    """The datasets of a file: mapped, in groups of rows such as those of a chunk, or with bytes row by row."""
+    tree = _tree_of(file, options)
     leaves: list[_Leaf] = jax.tree.leaves(tree)
-    if any(leaf.elements.hasobject for leaf in leaves):
-        file.path()  # fetches an object whole, in many requests at once
-        reader.is_whole = True
 
     def read(number: int, group: int) -> Column:
-        leaf, rows = leaves[number], leaves[number].rows_of(group)
-        return Column(reader.use(lambda opened: _read_from(opened, leaf, rows), leaf.extents(group)))
+        leaf = leaves[number]
+        rows = slice(group * leaf.height, min((group + 1) * leaf.height, leaf.rows))
+        return Column(file.with_path(lambda path: _opened(path, lambda opened: _read_from(opened, leaf, rows))))
 
     def read_rows(numbers: Sequence[int], rows: Indices) -> list[list[Any]]:
         unique, places = np.unique(rows, return_inverse=True)
-        asked: Any = unique
+        wanted: Any = unique
         if len(unique) and unique[-1] - unique[0] == len(unique) - 1:
-            asked = slice(int(unique[0]), int(unique[-1]) + 1)  # faster than a list of rows
-        found = reader.use(lambda opened: [_read_from(opened, leaves[number], asked) for number in numbers])
+            wanted = slice(int(unique[0]), int(unique[-1]) + 1)  # faster than a list of rows
+
+        def read_leaves(opened: Any) -> list[Array]:
+            return [_read_from(opened, leaves[number], wanted) for number in numbers]
+
+        found = file.with_path(lambda path: _opened(path, read_leaves))
         return [
             [_bytes_of(value) if isinstance(leaves[number].row, str) else value for value in values[places]]
             for number, values in zip(numbers, found, strict=True)  # [places] copies: a decoder may change its row
         ]
 
-    def in_file(leaf: _Leaf) -> Any:
-        """A leaf where it lies; or in memory, if it is a small one."""
-        if leaf.start is not None:
-            return leaf.of(FileArray.of(file, leaf.elements, leaf.shape, leaf.start))
-        extents = [extent for group in range(-(-leaf.rows // leaf.height)) for extent in leaf.extents(group)]
-        try:
-            return reader.use(lambda opened: _read_from(opened, leaf, slice(0, leaf.rows)), extents)
-        except ValueError as error:
-            raise ValueError(f"{file.name} cannot be mapped: {error}") from error
+    def array_of(leaf: _Leaf) -> Any:
+        assert leaf.offset is not None
+        return leaf.field_of(FileArray.of(file, leaf.elements, leaf.shape, leaf.offset))
 
     has_bytes = any(isinstance(leaf.row, str) for leaf in leaves)
-    others = {leaf.dataset: leaf.nbytes for leaf in leaves if leaf.start is None}
-    lies_in_file = any(leaf.start is not None for leaf in leaves) and sum(others.values()) <= _MOST_IN_MEMORY_BYTES
+    is_mapped = not has_bytes and not file.in_store and all(leaf.offset is not None for leaf in leaves)
     return Grouped(
         jax.tree.map(lambda leaf: leaf.row, tree),
         [EvenLengths(leaf.rows, leaf.height) for leaf in leaves],
         read,
         read_rows if has_bytes else None,
-        arrays=(lambda: [jax.tree.map(in_file, tree)]) if lies_in_file and not has_bytes else None,
-        extents=lambda leaf, group: () if reader.is_whole else leaves[leaf].extents(group),
+        arrays=(lambda: [jax.tree.map(array_of, tree)]) if is_mapped else None,
     )
 
 
 FORMAT = Format(
-    "hdf5", (".h5", ".hdf5"), takes=frozenset({"columns", "cache_bytes"}), extra="hdf5", open=open_hdf5
+    "hdf5",
+    (".h5", ".hdf5"),
+    takes=frozenset({"columns", "cache_bytes"}),
+    extra="hdf5",
+    open=open_hdf5,
+    files=fetched_files,
 )
 
 
-def _bytes_of(value: Any) -> bytes:
-    return bytes(value.tobytes() if isinstance(value, np.ndarray | np.void) else value)
-
-
-class _Reader:
-    """Opens a file for each read. Of an object in a store, the pieces that most reads need stay in memory.
-
-    Nothing is fetched while HDF5 reads, since h5py keeps its lock meanwhile: the thread that fetches may need it,
-    to free an object of h5py for example, and would wait for the one that waits for it (seen). So h5py gets the
-    bytes that are there. What it misses is fetched after it has given up, and then it reads again.
-    """
-
-    def __init__(self, file: File) -> None:
-        self.file, self.is_whole = file, file.has_path
-        self._kept: list[Part] = []
-
-    def use(self, function: Callable[[Any], T], extents: Sequence[tuple[int, int]] = ()) -> T:
-        """What a function of the `h5py.File` returns, while no other thread uses HDF5. It may be called again.
-
-        Args:
-          extents: offset and length of bytes that it needs, as far as they are known.
-        """
-        if self.is_whole:
-            return self.file.with_path(lambda path: _used(path, function))
-        offsets, lengths = np.array(extents, np.int64).reshape(-1, 2).T
-        parts = [*self._kept, *zip(offsets.tolist(), self.file.read(offsets, lengths), strict=True)]
-        while True:
-            try:
-                return _used(_BytesThere(self.file.size, parts), function)
-            except _MissingError as missing:
-                start, length = missing.args
-                if length > _SMALL_BYTES:
-                    parts.append((start, self.file.read(np.array([start]), np.array([length]))[0]))
-                else:
-                    parts.append((start, self.file.samples([(start, _SMALL_BYTES)])[0]))
-                    self._kept = [*self._kept, parts[-1]][-_MOST_KEPT:]
-
-
-def _used(source: Any, function: Callable[[Any], T]) -> T:
+def _opened(path: str, use: Callable[[Any], T]) -> T:
+    """What `use` returns of the `h5py.File`, while no other thread uses HDF5."""
     h5py = _h5py()
     with _lock:
         check_may_read()
         for other in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
-            if other.get_intent() != h5py.h5f.ACC_RDONLY and os.fsdecode(other.name) == source:
+            if other.get_intent() != h5py.h5f.ACC_RDONLY and os.fsdecode(other.name) == path:
                 # HDF5 would share its state with us, of which not all may lie on disk yet
                 raise ValueError("it is already open for writing in this process")
-        with h5py.File(source, "r", locking="best-effort") as opened:
-            return function(opened)
+        with h5py.File(path, "r", locking="best-effort") as opened:
+            return use(opened)
 
 
-class _MissingError(Exception):
-    """h5py needs other bytes: their offset and length."""
-
-
-class _BytesThere(io.RawIOBase):
-    """A file object with some parts of a file of `size` bytes."""
-
-    def __init__(self, size: int, parts: Sequence[Part]) -> None:
-        self._size, self._parts, self._at = size, parts, 0
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        start, stop = self._at, min(self._at + len(buffer), self._size)
-        for at, data in self._parts:
-            if at <= start and stop <= at + len(data):
-                buffer[: stop - start] = memoryview(data)[start - at : stop - at]
-                self._at = stop
-                return stop - start
-        raise _MissingError(start, stop - start)
-
-
-def _read_from(file: Any, leaf: _Leaf, rows: Any) -> Array:
+def _read_from(opened: Any, leaf: _Leaf, rows: Any) -> Array:
     try:
-        return np.ascontiguousarray(leaf.of(file[leaf.dataset][rows]))
+        return np.ascontiguousarray(leaf.field_of(opened[leaf.dataset][rows]))
     except (OSError, RuntimeError, KeyError) as error:  # of HDF5, for damage
         raise ValueError(f"{leaf.dataset}: {error}; {_DAMAGED}") from error
+
+
+def _bytes_of(value: Any) -> bytes:
+    return bytes(value.tobytes() if isinstance(value, np.ndarray | np.void) else value)
 
 
 # --- what a file has ---
@@ -265,71 +188,67 @@ class _RefusedError(ValueError):
     """A dataset is valid, but cannot be read as rows. The message says what to change."""
 
 
-def _tree_of(reader: _Reader, options: OpenOptions) -> dict[str, Any]:
+def _tree_of(file: File, options: OpenOptions) -> dict[str, Any]:
     """The chosen leaves of a file: nested dicts of `_Leaf`, as groups and compound types nest."""
-    path = reader.file.name
+    name = file.name
     try:
-        tree, refused = reader.use(lambda opened: _chosen(opened, reader.file, options))
+        leaves, refused = file.with_path(
+            lambda path: _opened(path, lambda opened: _chosen(opened, name, file.size, options))
+        )
     except FeedError:
         raise
     except Exception as error:  # of many types, for damaged files
-        if isinstance(error, ValueError) and path in str(error):
+        if isinstance(error, ValueError) and name in str(error):
             raise
-        message = f"{path} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. "
+        message = f"{name} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. "
         if "unable to lock" in message or "already open for" in message:
             raise ValueError(
                 f"{message}A file must not be open for writing: close it in the program that writes it, or, if "
                 "that was killed, run h5clear -s (Debian: hdf5-tools) and check the data"
             ) from error
         raise ValueError(f"{message}It may be truncated or another format; write it again with h5py") from error
-    check_lengths(tree, refused, "an HDF5 file", "dataset", path)
+    check_lengths(leaves, refused, "an HDF5 file", "dataset", name)
+    tree: dict[str, Any] = {}
+    for leaf in leaves.values():
+        *outer, last = [*leaf.dataset.strip("/").split("/"), *leaf.fields]
+        functools.reduce(lambda inner, part: inner.setdefault(part, {}), outer, tree)[last] = leaf
     return tree
 
 
-def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[dict[str, Any], dict[str, str]]:
-    """The chosen leaves of a file; and by name, why datasets and groups have no rows."""
-    tree: dict[str, Any] = {}
-    refused: dict[str, str] = {}
-    paths = [name for name in options.columns or () if "/" in name]
-    for name in options.chosen([*opened, *paths], file.name) if len(opened) else []:
-        try:
-            found = _node(opened, name, file, ())
-        except _RefusedError as error:
-            refused[name] = str(error)
-            continue
-        if found:
-            *outer, last = [part for part in name.split("/") if part]
-            functools.reduce(lambda inner, part: inner.setdefault(part, {}), outer, tree)[last] = found
-        elif options.columns is not None:
-            refused[name] = "no rows: a scalar or an empty group"
-    return tree, refused
+def _chosen(
+    opened: Any, name: str, file_bytes: int, options: OpenOptions
+) -> tuple[dict[str, _Leaf], dict[str, str]]:
+    """The chosen leaves by their paths; and by its path, why a link or a dataset has no rows.
 
-
-def _node(node: Any, path: str, file: File, above: tuple[int, ...]) -> _Leaf | dict[str, Any]:
-    """The dataset or group at a path from a group, as its leaves; a scalar has none."""
+    HDF5 visits each group once, and follows neither soft links nor links to other files.
+    """
     h5py = _h5py()
-    for part in filter(None, path.split("/")):
-        link = node.get(part, getlink=True) if isinstance(node, h5py.Group) else None
-        if link is None:
-            raise _RefusedError("nothing is there")
-        if isinstance(link, h5py.ExternalLink):  # which HDF5 would open
-            raise _RefusedError(f"a link to the file {link.filename}; open that file itself")
-        if isinstance(link, h5py.SoftLink):  # which may lead through another file
-            raise _RefusedError(f"a link to {link.path}; choose that itself with columns=[...]")
-        node = node[part]
-    if isinstance(node, h5py.Dataset) and node.shape:
-        return _dataset(node, file)
-    if not isinstance(node, h5py.Group):
-        return {}
-    address = h5py.h5o.get_info(node.id).addr
-    if address in above:
-        raise _RefusedError("a link to a group that it lies in; leave it out with columns=[...]")
-    found = {child: _node(node, child, file, (*above, address)) for child in node}
-    return {child: leaves for child, leaves in found.items() if leaves}
+    links: list[tuple[str, Any]] = []
+    opened.visititems_links(lambda path, link: links.append((path, link)))
+    inner = [column for column in options.columns or () if "/" in column]
+    chosen = options.chosen([*opened, *inner], name) if len(opened) else []
+    leaves: dict[str, _Leaf] = {}
+    refused = {}
+    for column in chosen:
+        found = {path: link for path, link in links if f"{path}/".startswith(f"{column.strip('/')}/")}
+        count = len(leaves) + len(refused)
+        for path, link in found.items():
+            if isinstance(link, h5py.ExternalLink):
+                refused[path] = f"a link to the file {link.filename}; open that file itself"
+            elif isinstance(link, h5py.SoftLink):
+                refused[path] = f"a link to {link.path}; choose that itself with columns=[...]"
+            elif isinstance(dataset := opened[path], h5py.Dataset) and dataset.shape:
+                try:
+                    leaves |= _leaves_of(dataset, name, file_bytes)
+                except _RefusedError as error:
+                    refused[path] = str(error)
+        if options.columns is not None and len(leaves) + len(refused) == count:
+            refused[column] = "nothing is there that has rows"
+    return leaves, refused
 
 
-def _dataset(dataset: Any, file: File) -> _Leaf | dict[str, Any]:
-    """The leaf of an `h5py.Dataset`, or those of its fields. ValueError: it is damaged."""
+def _leaves_of(dataset: Any, file: str, file_bytes: int) -> dict[str, _Leaf]:
+    """The leaf of an `h5py.Dataset`, or those of its fields, by their paths. ValueError: it is damaged."""
     h5py = _h5py()
     created = dataset.id.get_create_plist()
     layout, filters = created.get_layout(), [created.get_filter(i) for i in range(created.get_nfilters())]
@@ -348,69 +267,56 @@ def _dataset(dataset: Any, file: File) -> _Leaf | dict[str, Any]:
     row_bytes = math.prod(dataset.shape[1:]) * elements.itemsize
     height = chunk[0] if chunk else max(1, _GROUP_BYTES // max(1, row_bytes))
     needed = max(min(height, rows) * row_bytes, math.prod(chunk or ()) * elements.itemsize)
-    check_memory(file.name, f"rows of {dataset.name} that are read at once", needed)
-    chunks = _chunks_of(dataset, {number for number, *_ in filters}, file)
-    start = None
+    check_memory(file, f"rows of {dataset.name} that are read at once", needed)
+    if chunk:
+        _check_chunks(dataset, {number for number, *_ in filters}, file, file_bytes)
+    offset = None
     is_written = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_ALLOCATED and dataset.id.get_storage_size()
     if layout == h5py.h5d.CONTIGUOUS and is_written:
-        start = dataset.id.get_offset()
-        if start + rows * row_bytes > file.size:
-            raise ValueError(f"{file.name}: {dataset.name} leads out of the file; {_DAMAGED}")
+        offset = dataset.id.get_offset()
+        if offset + rows * row_bytes > file_bytes:
+            raise ValueError(f"{file}: {dataset.name} leads out of the file; {_DAMAGED}")
         if elements.hasobject or h5py.h5t.py_create(elements, logical=True) != dataset.id.get_type():
-            start = None  # h5py must convert them
+            offset = None  # h5py must convert them
 
-    def leaves(dtype: np.dtype[Any], *fields: str) -> _Leaf | dict[str, Any]:
+    def leaves(dtype: np.dtype[Any], *fields: str) -> dict[str, _Leaf]:
         if dtype.names is not None:
-            return {name: leaves(dtype[name], *fields, name) for name in dtype.names}
+            return functools.reduce(dict.__or__, (leaves(dtype[name], *fields, name) for name in dtype.names))
         row = _row_of(dtype, dataset.shape[1:])
-        return _Leaf(dataset.name, fields, row, dataset.shape, elements, height, start, chunks)
+        leaf = _Leaf(dataset.name, fields, row, dataset.shape, elements, height, offset)
+        return {"/".join([dataset.name.strip("/"), *fields]): leaf}
 
     return leaves(elements)
 
 
-def _chunks_of(dataset: Any, filters: set[int], file: File) -> Array:
-    """The `chunks` of a leaf. ValueError: they lie outside of the file, or HDF5 would read beyond their bytes."""
-    h5z, found = _h5py().h5z, list[tuple[int, int, int]]()
-    if dataset.chunks is None:
-        return np.empty((0, 3), np.int64)
-    least = 1
-    if filters <= {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}:
+def _check_chunks(dataset: Any, filters: set[int], file: str, file_bytes: int) -> None:
+    """Refuse, with a ValueError, chunks outside of the file, or so short that HDF5 would read beyond them."""
+    h5z, least = _h5py().h5z, 1
+    if filters <= {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}:  # which leave the size as it is
         least = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
-    height = dataset.chunks[0]
-    dataset.id.chunk_iter(
-        lambda chunk: found.append((chunk.chunk_offset[0] // height, chunk.byte_offset, chunk.size))
-    )
-    chunks = np.array(sorted(found), np.int64).reshape(-1, 3)
-    offset, size = chunks[:, 1], chunks[:, 2]
-    if not ((offset >= 0) & (size >= least) & (size <= file.size) & (offset <= file.size - size)).all():
+
+    def invalid(chunk: Any) -> bool | None:  # None continues the iteration
+        return None if least <= chunk.size and 0 <= chunk.byte_offset <= file_bytes - chunk.size else True
+
+    if dataset.id.chunk_iter(invalid):
         raise ValueError(
-            f"{file.name}: chunks of {dataset.name} must have {least} bytes or more of the {file.size} of the "
-            f"file, and one has not; {_DAMAGED}"
+            f"{file}: chunks of {dataset.name} must have {least} bytes or more of the {file_bytes} of the file, "
+            f"and one has not; {_DAMAGED}"
         )
-    return chunks
 
 
 def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
-    """What a row of such elements is: numbers of one shape, or a single value of any length."""
+    """What a row of such elements is: numbers of one shape, or a single value of bytes or text."""
     h5py = _h5py()
-    values = h5py.check_vlen_dtype(dtype)
-    is_opaque = dtype.kind == "V" and dtype.subdtype is None
-    if not isinstance(values, np.dtype) and h5py.check_string_dtype(dtype) is None and not is_opaque:
-        return jax.ShapeDtypeStruct((*shape, *dtype.shape), _number(dtype.base))
-    if shape:
-        raise _RefusedError(f"a row must have one value of bytes or text, and has {list(shape)} of them")
-    if not isinstance(values, np.dtype) or _number(values).itemsize == 1:
+    is_bytes = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
+    if is_bytes or (dtype.kind == "V" and dtype.subdtype is None):  # the latter: opaque
+        if shape:
+            raise _RefusedError(f"a row must have one value of bytes or text, and has {list(shape)} of them")
         return "bytes"
-    if not values.isnative:  # h5py gives their bytes as they are stored, with the other dtype
-        raise _RefusedError(f"numbers of variable length must be {values.newbyteorder('=')}, not {values.str}")
-    return f"bytes of {_number(values)}"
-
-
-def _number(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of numbers or booleans, without h5py's notes in it."""
-    if dtype.kind not in "mMOSV" and is_numeric(dtype):
-        return np.dtype(dtype.str)
-    found = "references" if _h5py().check_ref_dtype(dtype) is not None else str(dtype)
+    number = dtype.base
+    if number.kind not in "mMOSV" and is_numeric(number):
+        return jax.ShapeDtypeStruct((*shape, *dtype.shape), np.dtype(number.str))  # without h5py's metadata
+    found = "references" if h5py.check_ref_dtype(number) is not None else str(number)
     raise _RefusedError(
         f"its elements must be numbers or booleans that JAX has, bytes or text, and are {found}; encode them as "
         "numbers, dates by array.view(numpy.int64), or leave the dataset out with columns=[...]"

@@ -55,6 +55,13 @@ class Format:
         return format_named, (self.name,)
 
 
+def fetched_files(paths: Sequence[str], store: Store | None) -> Files:
+    """Files of a library that reads them by their paths: objects in a store are fetched whole, all at once."""
+    files = Files(paths, store)
+    files.local_paths()
+    return files
+
+
 MODULES = {
     ".npy": "npy", ".npz": "npy", ".bin": "raw", ".idx": "megatron", ".array_record": "array_record",
     ".arrayrecord": "array_record", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow",

@@ -79,27 +79,19 @@ class ZarrFolder:
 
     def members(self, at: str) -> dict[str, str]:
         """The arrays and groups in a group: their folders by their names."""
-        names = self.folder.folders(at) if self.folder.can_list else sorted(self._consolidated(at))
-        self.folder.sizes([_join(at, f"{name}/{mark}") for name in names for mark in _MARKS])  # all asked at once
+        if not self.folder.can_list:
+            raise ValueError(
+                f"a web server does not list the arrays of a Zarr group, as {self.folder.path_of(at)} is; open an "
+                "array by its own address, or the group in s3:// or gs://"
+            )
+        names = self.folder.folders(at)
+        self.folder.sizes([_join(at, f"{name}/{mark}") for name in names for mark in _MARKS])  # in one round trip
         return {name: _join(at, name) for name in names if self.marks(_join(at, name))}
 
     def check(self) -> None:
         """Refuse, with a FeedError, metadata that have changed. In a store they are kept as they were read."""
         if not self.folder.in_store:
             self.folder.check(sorted(self._metadata))
-
-    def _consolidated(self, at: str) -> set[str]:
-        """The names of the members of a group, by its consolidated metadata. ValueError: there are none."""
-        file = _join(at, "zarr.json" if "zarr.json" in self.marks(at) else ".zmetadata")
-        found: Any = {} if self.folder.sizes([file]) == [None] else self.metadata(file)
-        found = found.get("consolidated_metadata") if file.endswith("zarr.json") else found
-        if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
-            raise ValueError(
-                "a web server does not list its files, so the metadata of a Zarr group must be consolidated, and "
-                f"those of {self.folder.path_of(at)} are not; call zarr.consolidate_metadata(path) where it was "
-                "written, open the arrays of the group by their own addresses, or open it in s3:// or gs://"
-            )
-        return {name.partition("/")[0] for name in found["metadata"] if not name.startswith((".", "zarr.json"))}
 
     def __reduce__(self) -> Any:
         versions = {file: self.folder.versions[file] for file in self._metadata}
@@ -198,7 +190,8 @@ def _sampled_rows(array: _Array, failures: list[RowError]) -> list[Any]:
 def _chosen(place: ZarrFolder, options: OpenOptions) -> Any:
     """An array, in a dict if `columns` names it; or a dict of the chosen arrays of a group."""
     fill = options.missing_chunks == "fill"
-    if isinstance(found := _node(place, "", fill), _Array):
+    found = _node(place, "", fill)
+    if isinstance(found, _Array):
         return options.named(found, place.name)
     tree: dict[str, Any] = {}
     refused: dict[str, str] = {}
@@ -212,7 +205,7 @@ def _chosen(place: ZarrFolder, options: OpenOptions) -> Any:
 
 
 def _tree(place: ZarrFolder, at: str, fill: bool) -> Any:
-    """An array, or a dict of the arrays of a group; a group in the group is a dict in the dict."""
+    """An array, or a nested dict of the arrays of a group."""
     found = _node(place, at, fill)
     return found if isinstance(found, _Array) else {name: _tree(place, found[name], fill) for name in found}
 
@@ -221,7 +214,8 @@ def _node(place: ZarrFolder, at: str, fill: bool) -> _Array | dict[str, str]:
     """An array, or the members of a group."""
     marks = place.marks(at)
     if "zarr.json" in marks:
-        kind = place.metadata(file := _join(at, "zarr.json")).get("node_type")
+        file = _join(at, "zarr.json")
+        kind = place.metadata(file).get("node_type")
         if kind not in ("array", "group"):
             path = place.folder.path_of(file)
             raise ValueError(f"{path}: node_type must be array or group, got {kind!r}; write it again")
@@ -241,8 +235,6 @@ class _Array:
         self.path = place.folder.path_of(at) if at else place.name
         self._metadata = place.metadata(_join(at, mark))
         self._fills = fill and self._metadata.get("fill_value") is not None
-        self._absent: set[str] = set()
-        """Files that are known to have never been there."""
         try:
             self._tensor = self._open({})
         except ValueError as error:
@@ -294,9 +286,8 @@ class _Array:
         """The files of some rows in a store, by their keys; without those that are not there."""
         keys = self._keys(rows)
         found = dict(zip(keys, self.place.folder.read([_join(self._at, key) for key in keys]), strict=True))
-        if absent := {key for key, data in found.items() if data is None} - self._absent:
+        if None in found.values():
             self.place.folder.check([_join(self._at, self._mark)])  # a bucket that is gone has no chunks either
-            self._absent |= absent
         return {key: data for key, data in found.items() if data is not None}
 
     def _keys(self, rows: slice) -> list[str]:
