@@ -139,7 +139,7 @@ def test_groups_in_a_store(bucket, options, tmp_path):
     assert sorted(feedline.open_source("s3://corpus/g.zarr", columns=["y"], store=options).spec) == ["y"]
     for address in ("s3://corpus/g.zarr/y", f"{web}/y"):  # without a suffix
         assert int(feedline.open_source(address, store=options)[7]) == 8
-    with pytest.raises(ValueError, match="a web server does not list the arrays of a Zarr group.*own address"):
+    with pytest.raises(ValueError, match=r"a web server does not list the arrays of a Zarr group.*own address"):
         feedline.open_source(web, store=options)
 
 
