@@ -228,7 +228,7 @@ def _chosen(
     inner = [column for column in options.columns or () if "/" in column]
     chosen = options.chosen([*opened, *inner], name) if len(opened) else []
     leaves: dict[str, _Leaf] = {}
-    refused = {}
+    refused: dict[str, str] = {}
     for column in chosen:
         found = {path: link for path, link in links if f"{path}/".startswith(f"{column.strip('/')}/")}
         count = len(leaves) + len(refused)
