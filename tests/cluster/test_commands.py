@@ -102,11 +102,9 @@ def test_the_manifest_of_the_example_is_what_is_printed(capsys):
         ({"hosts": "a;rm"}, "found 'a;rm'"),
         ({"hosts": "a,b", "print_for": "jobset"}, "names a,b; give their number: --hosts 2"),
         ({"print_for": "pbs", "processes": 2}, "--hosts 1 --processes 1 --devices-per-process 8"),
-        ({"timeout_s": 5.0}, "--timeout-s 5; give srun --time"),
         ({"command": ()}, "needs a command after --, found none; for example -- python train.py"),
         ({"processes": 0}, "--processes must be at least 1, got 0"),
         ({"devices_per_process": 0}, "--devices-per-process must be at least 1, got 0"),
-        ({"print_for": None, "timeout_s": 0}, "--timeout-s is finite and above 0, found 0 s; leave it out"),
     ],
 )
 def test_wrong_options(options, message):

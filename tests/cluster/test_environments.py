@@ -6,8 +6,11 @@ from feedline._src.cluster.detect import find
 from feedline._src.tools.launch.environments import process_environments
 
 
-def environments_of(processes, environ=None, **options):
-    return process_environments(environ or {}, processes=processes, coordinator="127.0.0.1:1234", **options)
+def environments_of(processes, environ=None, gpus=None, **options):
+    visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return process_environments(
+        {**(environ or {}), **visible}, processes=processes, coordinator="127.0.0.1:1234", **options
+    )
 
 
 def column(environments, name):
@@ -42,7 +45,7 @@ def test_the_cpu_gets_the_requested_number_of_devices():
 def test_the_cpu_can_be_requested_with_JAX_PLATFORMS():
     (split,) = environments_of(1, {"JAX_PLATFORMS": "cpu"}, devices_per_process=2, gpus=["0"])
     assert split["XLA_FLAGS"] == "--xla_force_host_platform_device_count=2"
-    assert "CUDA_VISIBLE_DEVICES" not in split
+    assert split["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -54,13 +57,12 @@ def test_the_cpu_can_be_requested_with_JAX_PLATFORMS():
         (2, 1, "0123", ["0", "1"]),
         (2, 1, ["GPU-5ebe", "GPU-a01c"], ["GPU-5ebe", "GPU-a01c"]),
         (1, 3, "0123", ["0,1,2"]),
-        (1, None, "0123", [None]),
-        (2, None, "", [None, None]),
-        (2, 2, "", ["0,1", "2,3"]),  # Where the number of GPUs is unknown.
+        (1, None, "0123", ["0,1,2,3"]),
+        (2, None, "", ["", ""]),
     ],
 )
 def test_gpus_are_divided_among_the_processes(processes, devices, gpus, own):
-    environments = environments_of(processes, devices_per_process=devices, gpus=list(gpus))
+    environments = environments_of(processes, devices_per_process=devices, gpus=gpus)
     assert column(environments, "CUDA_VISIBLE_DEVICES") == own
 
 
@@ -73,7 +75,11 @@ def test_JAX_LOCAL_DEVICE_IDS_is_removed_where_gpus_are_divided():
 @pytest.mark.parametrize(
     ("processes", "devices", "message"),
     [
-        (3, None, r"3 processes were asked for, found 2 GPUs \(0,1\); ask for fewer, or .* --cpu"),
+        (
+            3,
+            None,
+            r"3 processes with 1 GPUs each were asked for, found 2 GPUs \(0,1\); ask for fewer, or .* --cpu",
+        ),
         (2, 2, r"2 processes with 2 GPUs each were asked for, found 2 GPUs \(0,1\)"),
     ],
 )

@@ -6,12 +6,13 @@ import collections
 import contextlib
 import dataclasses
 import faulthandler
-import io
 import itertools
 import json
+import os
 import pickle
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ from feedline._src.tools.audit.coverage import measure_coverage
 from feedline._src.tools.audit.digest import shard_digests
 from feedline._src.tools.audit.layouts import AXES, Layout, launches
 from feedline._src.tools.audit.verdict import Coverage, Difference, NotRun, Observed, Settings, State
-from feedline._src.tools.launch.process_group import ProcessGroup
+from feedline._src.tools.process_group import process_group
 from feedline._src.tools.targets import build_feed, load_make_feed, one_size
 
 Result = Observed | NotRun
@@ -82,9 +83,19 @@ def _launched(
     log = folder / "log"
     # When the block ends, the launcher and all its processes are killed by SIGKILL. A layout with killed=True
     # relies on that: its processes wait with their feeds open.
-    with log.open("wb") as errors, ProcessGroup() as group:
-        launcher = group.start(command, environ, stderr=errors.fileno())
-        output = io.BufferedReader(launcher.stdout)  # type: ignore[type-var]
+    with contextlib.ExitStack() as stack:
+        errors, group = stack.enter_context(log.open("wb")), stack.enter_context(process_group())
+        launcher = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            process_group=group,
+        )
+        stack.callback(launcher.wait)  # runs second
+        stack.callback(os.killpg, group, signal.SIGKILL)
+        output = stack.enter_context(launcher.stdout)  # type: ignore[arg-type]
         for number, layout in enumerate(layouts):
             while len(found[number]) < processes:
                 line = output.readline()

@@ -67,6 +67,11 @@ def use_cpu_devices(count: int) -> None:
             "--cpu-devices must be set before jax is imported, and it is; run `feedline train` as a command, "
             f"or set JAX_PLATFORMS=cpu and XLA_FLAGS={_DEVICE_COUNT_FLAG}={count} yourself"
         )
-    others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = " ".join([*others, f"{_DEVICE_COUNT_FLAG}={count}"])
+    os.environ["XLA_FLAGS"] = flags_for_cpu_devices(os.environ.get("XLA_FLAGS", ""), count)
+
+
+def flags_for_cpu_devices(flags: str, count: int) -> str:
+    """XLA_FLAGS with another number of CPU devices."""
+    others = [flag for flag in flags.split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
+    return " ".join([*others, f"{_DEVICE_COUNT_FLAG}={count}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from feedline._src.tools.doctor.checks import Leaf, batch_checks
 from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
 from feedline._src.tools.doctor.observe import LOOP
 from feedline._src.tools.doctor.start import NOT_OBSERVED
-from feedline._src.tools.launch.process_group import ProcessGroup
+from feedline._src.tools.process_group import process_group
 
 Object = Mapping[str, Any]
 _GRACE_S = 15.0
@@ -79,15 +80,16 @@ def run(
         Path(folder, "sitecustomize.py").write_text(text)
         path = ":".join(filter(None, (folder, environ.get("PYTHONPATH", ""))))
         terminal = sys.stdin is not None and sys.stdin.isatty()  # which would stop a job that reads from it
-        with ProcessGroup() as group:
-            process = group.start(
+        with process_group() as group:
+            process = subprocess.Popen(
                 command,
-                {**environ, "PYTHONPATH": path},
+                env={**environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL if terminal else None,
-                stdout=None,
-                stderr=None,
+                process_group=group,
             )
             stopped = _is_stopped(process, group, limit_s)
+            os.killpg(group, signal.SIGKILL)
+            process.wait()
         found = []
         for file in sorted(Path(folder).glob("*.json")):
             with contextlib.suppress(ValueError):  # another program's: the hooks replace whole files
@@ -100,14 +102,14 @@ def run(
     return Ran(128 - code if code < 0 else code, stopped, found, "" if found else reason)
 
 
-def _is_stopped(process: subprocess.Popen[bytes], group: ProcessGroup, limit_s: float | None) -> bool:
+def _is_stopped(process: subprocess.Popen[bytes], group: int, limit_s: float | None) -> bool:
     """Wait for the end of the command; or for its time, or a signal to this process, and then end the job."""
     try:
         process.wait(limit_s)
         return False
     except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit) as cause:
         terminated = isinstance(cause, SystemExit)
-        group.signal(signal.SIGTERM if terminated else signal.SIGINT)
+        os.killpg(group, signal.SIGTERM if terminated else signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # Ctrl-C once more
             process.wait(_GRACE_S)
         if terminated:

@@ -1,9 +1,1 @@
-"""`feedline launch`: runs one command as several processes on this machine.
-
-A map::
-
-    command        the command line
-    environments   the environment variables of each process; a port and GPUs for them
-    supervisor     the processes: their output, signals, deadlines and ends
-    process_group  no process outlives the launcher
-"""
+"""`feedline launch`: the command line, the environment of each process, and their supervisor."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from typing import Annotated, Literal
@@ -13,6 +12,7 @@ import tyro
 from feedline._src.cluster.detect import PRINTERS
 from feedline._src.cluster.launchers.launcher import Job
 from feedline._src.options import checked_integer
+from feedline._src.tools.cli.options import flags_for_cpu_devices
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
@@ -45,8 +45,6 @@ class Launch:
     """Seconds that the other processes may take to exit after the first failure, before they are killed."""
     stop_s: float = 60.0
     """Seconds that the processes may take to save and exit after Ctrl-C or SIGTERM, before they are killed."""
-    timeout_s: float | None = None
-    """Seconds after which the processes get SIGTERM, and are killed --stop-s later; then the exit code is 124."""
     label: Literal["number", "slurm", "time", "none"] = "number"
     """What stands before each line: `[2] line`, `2: line` as srun --label, `[2 14:03:59.125] line`, or nothing."""
     print_for: Annotated[Literal["slurm", "mpirun", "jobset", "pbs"] | None, tyro.conf.arg(name="print")] = None
@@ -72,9 +70,7 @@ class Launch:
                 f"feedline launch starts processes on this machine only, found --hosts {self.hosts}; --print "
                 "slurm, mpirun, jobset or pbs prints what starts them on several"
             )
-        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"--timeout-s is finite and above 0, found {self.timeout_s:g} s; leave it out")
-        from feedline._src.tools.launch.environments import process_environments, reserved_port, visible_gpus
+        from feedline._src.tools.launch.environments import process_environments, reserved_port
         from feedline._src.tools.launch.supervisor import Supervisor
 
         with reserved_port() as port:
@@ -84,17 +80,10 @@ class Launch:
                 coordinator=f"127.0.0.1:{port}",
                 cpu=self.cpu,
                 devices_per_process=self.devices_per_process,
-                gpus=visible_gpus(os.environ),
             )
-            limits = self.grace_s, self.stop_s, self.timeout_s
-            return Supervisor(self.command, environments, *limits, label=self.label).run()
+            return Supervisor(self.command, environments, self.grace_s, self.stop_s, self.label).run()
 
     def _job(self) -> Job:
-        if self.timeout_s is not None:
-            raise ValueError(
-                f"--print prints what another launcher reads, which has a limit of its own, found --timeout-s "
-                f"{self.timeout_s:g}; give srun --time, mpirun --timeout, or a JobSet activeDeadlineSeconds"
-            )
         hosts = self.hosts or "1"
         names = () if re.fullmatch("[0-9]{1,6}", hosts) else tuple(hosts.split(","))
         count = len(names) or int(hosts)
@@ -109,6 +98,6 @@ class Launch:
         if self.cpu:
             variables["JAX_PLATFORMS"] = "cpu"
             if self.devices_per_process:
-                variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={self.devices_per_process}"
+                variables["XLA_FLAGS"] = flags_for_cpu_devices("", self.devices_per_process)
         gpus = 0 if self.cpu else self.devices_per_process or 1
         return Job(self.command, count, names, self.processes, gpus, variables)

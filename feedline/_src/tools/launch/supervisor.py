@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
-import errno
-import functools
 import os
 import select
-import shlex
 import signal
 import sys
+from asyncio.subprocess import DEVNULL, Process
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 from feedline._src.agreement.monitor import blamed_process
-from feedline._src.tools.launch.process_group import FORWARDED, ProcessGroup
+from feedline._src.tools.process_group import FORWARDED, process_group
 
-_DRAIN_S = 1.0  # a process outside of the group may hold a pipe open for longer
+_DRAIN_S = 1.0  # without output, after all processes have ended: a daemon of theirs may hold a pipe open
 _MAX_LINE = 1 << 16
 _REMEMBERED_LINES = 20
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_TIMED_OUT = 124  # the exit code of `timeout`
+_CANNOT_RUN = 127  # the exit code of a shell
 
 
+@dataclasses.dataclass
 class Supervisor:
     """Runs `command` once for each environment, shows the output of all, and waits for all of them.
 
@@ -33,48 +32,35 @@ class Supervisor:
        in a pager, processes that write more wait; signals and deadlines still count.
     2. When a process fails, the others get SIGTERM, and SIGKILL `grace_s` later; then, after all other output, its
        last lines are shown again.
-    3. SIGINT, SIGTERM and SIGHUP are passed on, unless they were ignored when this began, as under nohup. After
+    3. SIGINT, SIGTERM and SIGHUP are forwarded, unless they were ignored when this began, as under nohup. After
        SIGINT or SIGTERM the processes may save and end; `stop_s` later, or at the second signal, they are killed.
-    4. After `timeout_s` the processes get SIGTERM, as if it had been sent to the launcher.
-    5. No process is left, however this ends (see `ProcessGroup`).
+    4. No process is left, however this ends (see `process_group`).
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environments: Sequence[Mapping[str, str]],
-        grace_s: float = 5.0,
-        stop_s: float = 60.0,
-        timeout_s: float | None = None,
-        *,
-        label: str = "number",
-    ) -> None:
-        self._command = command
-        self._environments = environments
-        self._grace_s = grace_s
-        self._stop_s = stop_s
-        self._timeout_s = timeout_s
-        self._label = label
-        self._running: dict[int, asyncio.SubprocessTransport] = {}
-        self._started: list[asyncio.SubprocessTransport] = []
+    command: Sequence[str]
+    environments: Sequence[Mapping[str, str]]
+    grace_s: float
+    stop_s: float
+    label: str
+
+    def __post_init__(self) -> None:
+        self._running: dict[int, Process] = {}
         self._codes: dict[int, int] = {}  # of the processes that have ended, in this order
-        self._last = [deque[bytes](maxlen=_REMEMBERED_LINES) for _ in environments]
-        self._blamed: dict[int, tuple[int, bool]] = {}  # by process: which other one it named last, see there
-        self._signals: list[int] = []  # those that were passed on
-        self._timed_out: list[int] = []  # the processes that had not ended after timeout_s
+        self._tasks: list[asyncio.Task[None]] = []  # one for the end of each process
+        self._copies: set[asyncio.Task[None]] = set()  # one for each stream of each process
+        self._last = [deque[bytes](maxlen=_REMEMBERED_LINES) for _ in self.environments]
+        self._blamed: dict[int, tuple[int, bool]] = {}  # by process: the other one that it named last
+        self._signals: list[signal.Signals] = []  # those that were forwarded
         self._overdue = False  # some had not ended when the kill timer fired
         self._kill_timer: asyncio.TimerHandle | None = None  # set once they have been asked to end
-        self._pipes = 0  # that are open
-        self._writes: set[asyncio.Task[None]] = set()
-        self._unread: OSError | None = None  # why the output cannot be written
+        self._broken: OSError | None = None  # why output cannot be written any more
 
     def run(self) -> int:
         """Call it from the main thread.
 
         Returns:
           The exit code: 0 if all succeeded; else that of the first process that failed, or 128 + s if signal s
-          killed it. 124 if `timeout_s` was over, even if the processes then ended with 0. As in a shell, 127 if
-          there is no such command, 126 if it cannot be run. 128 + SIGPIPE if the reader of the output is gone.
+          killed it. 127 if the command cannot be run; 128 + SIGPIPE if the reader of the output is gone.
         """
         sys.stdout.flush()
         sys.stderr.flush()
@@ -82,80 +68,115 @@ class Supervisor:
 
     async def _run(self) -> int:
         loop = asyncio.get_running_loop()
-        self._ended, self._progress = asyncio.Event(), asyncio.Event()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel forgets how a child ended
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._forward, number)
         out = asyncio.Lock()
-        self._locks = {1: out, 2: out if _same_file() else asyncio.Lock()}
-        with self._handlers(loop), ProcessGroup() as self._group:
+        self._writing = {1: out, 2: out if _same_file() else asyncio.Lock()}
+        with process_group() as self._group:
             try:
-                for index, environ in enumerate(self._environments):
-                    child = functools.partial(_Child, self, index)
-                    group, no_input = self._group.pid, asyncio.subprocess.DEVNULL
-                    await loop.subprocess_exec(
-                        child, *self._command, env=environ, stdin=no_input, process_group=group
-                    )
+                for index, environ in enumerate(self.environments):
+                    await self._start(index, environ)
             except OSError as error:
-                code, message = cannot_start(self._command, error)
+                fix = "try whether it runs without the launcher, as in python train.py"
+                code, message = _CANNOT_RUN, f"cannot run {self.command[0]}: {error.strerror}; {fix}"
+                self._signal(signal.SIGKILL)
+                await asyncio.gather(*self._tasks)
             else:
-                if self._timeout_s is not None:
-                    loop.call_later(self._timeout_s, self._time_out)
-                await self._ended.wait()
-                self._group.signal(signal.SIGKILL)  # children that the processes have left
+                await asyncio.gather(*self._tasks)
+                self._signal(signal.SIGKILL)  # children that the processes have left
                 await self._drain()
                 code, message = self._result()
-            if message and self._unread is None:
-                self._write(2, f"feedline launch: {message}\n".encode())
-                await asyncio.wait(self._writes)
-            for each in self._started:
-                each.close()
-            await asyncio.sleep(0)  # until they are
-        return 128 + signal.SIGPIPE if isinstance(self._unread, BrokenPipeError) else code
+            if message:
+                await self._write(2, f"feedline launch: {message}\n".encode())
+        return 128 + signal.SIGPIPE if isinstance(self._broken, BrokenPipeError) else code
+
+    async def _start(self, index: int, environ: Mapping[str, str]) -> None:
+        """Start a process. Its pipes are ours: `Process.wait` of some versions of Python waits for asyncio's."""
+        outputs = {target: os.pipe() for target in (1, 2)}
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *self.command,
+                env=environ,
+                stdin=DEVNULL,
+                stdout=outputs[1][1],
+                stderr=outputs[2][1],
+                process_group=self._group,
+            )
+        finally:
+            for _, writing in outputs.values():
+                os.close(writing)
+        self._running[index] = child
+        self._tasks.append(asyncio.create_task(self._await_end(index, child)))
+        self._copies |= {
+            asyncio.create_task(self._copy(index, target, reading)) for target, (reading, _) in outputs.items()
+        }
+
+    async def _await_end(self, index: int, child: Process) -> None:
+        code = await child.wait()
+        del self._running[index]
+        if code and not any(self._codes.values()):
+            if self._kill_timer is None:
+                self._signal(signal.SIGTERM)
+            self._kill_after(self.grace_s)
+        self._codes[index] = code
+
+    async def _copy(self, index: int, target: int, pipe: int) -> None:
+        """Write the lines of one stream of a process. Nothing more is read before they are written."""
+        reader = asyncio.StreamReader(_MAX_LINE)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb", 0))
+        rest = b""
+        while data := await reader.read(_MAX_LINE):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _MAX_LINE:
+                lines, rest = [*lines, rest], b""
+            await self._show(index, target, lines)
+        if rest:
+            await self._show(index, target, [rest])
+
+    async def _show(self, index: int, target: int, lines: Sequence[bytes]) -> None:
+        label = label_of(index, self.label).encode()
+        labelled = [label + line + b"\n" for line in lines]
+        self._blamed.update((index, found) for line in lines if (found := blamed_process(line)))
+        self._last[index].extend(labelled)
+        await self._write(target, b"".join(labelled))
+
+    async def _write(self, target: int, text: bytes) -> None:
+        """Write in a thread, which blocks while nobody reads."""
+        async with self._writing[target]:
+            try:
+                if self._broken is None:
+                    await asyncio.to_thread(_write_all, target, text)
+            except OSError as error:
+                self._broken = error
+                self._signal(signal.SIGKILL)
 
     async def _drain(self) -> None:
-        """Wait until all output is written, however late it is read; not for a pipe that a daemon holds open."""
-        while self._pipes or self._writes:
-            self._progress.clear()
-            try:
-                await asyncio.wait_for(self._progress.wait(), _DRAIN_S)
-            except TimeoutError:
-                if not self._writes:
-                    return
-
-    @contextlib.contextmanager
-    def _handlers(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Handle signals in the loop. If SIGCHLD is ignored, the kernel forgets how a child ended."""
-        numbers = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, *numbers)}
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in numbers:
-            loop.add_signal_handler(number, self._forward, number)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
+        """Wait until all output is written, however late it is read."""
+        pending = self._copies
+        while pending:
+            done, pending = await asyncio.wait(pending, timeout=_DRAIN_S)
+            if not done and not any(lock.locked() for lock in self._writing.values()):
+                return
 
     def _signal(self, number: int) -> None:
-        self._group.signal(number)
+        os.killpg(self._group, number)
         for child in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                if os.getpgid(child.get_pid()) != self._group.pid:  # it has left the group
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                if os.getpgid(child.pid) != self._group:  # it has left the group, as `timeout` does
                     child.send_signal(number)
 
-    def _forward(self, number: int) -> None:
-        if self._ended.is_set() and number in _ENDING_SIGNALS:  # nobody reads the rest of the output
+    def _forward(self, number: signal.Signals) -> None:
+        ending = number in _ENDING_SIGNALS
+        if ending and len(self._codes) == len(self.environments):  # nobody reads the rest of the output
             os._exit(self._result()[0] or 128 + number)
+        again = ending and any(before in _ENDING_SIGNALS for before in self._signals)
         self._signals.append(number)
-        ending = sum(passed in _ENDING_SIGNALS for passed in self._signals)
         if ending:
-            self._kill_after(self._stop_s)
-        self._signal(signal.SIGKILL if ending > 1 else number)
-
-    def _time_out(self) -> None:
-        if self._running and self._kill_timer is None:
-            self._timed_out = list(self._running)
-            self._kill_after(self._stop_s)
-            self._signal(signal.SIGTERM)
+            self._kill_after(self.stop_s)
+        self._signal(signal.SIGKILL if again else number)
 
     def _kill_after(self, seconds: float) -> None:
         if self._kill_timer is None:
@@ -165,114 +186,35 @@ class Supervisor:
         self._overdue = bool(self._running)
         self._signal(signal.SIGKILL)
 
-    def started(self, index: int, child: asyncio.SubprocessTransport) -> None:
-        self._running[index] = child
-        self._started.append(child)
-        self._pipes += 2
-
-    def show(self, index: int, target: int, lines: Sequence[bytes], pipe: asyncio.ReadTransport | None) -> None:
-        """Write lines of a process; no more is read from the pipe until that is done."""
-        label = label_of(index, self._label).encode()
-        labelled = [label + line + b"\n" for line in lines]
-        self._blamed.update((index, found) for line in lines if (found := blamed_process(line)))
-        self._last[index].extend(labelled)
-        self._write(target, b"".join(labelled), pipe)
-
-    def pipe_closed(self) -> None:
-        self._pipes -= 1
-        self._progress.set()
-
-    def exited(self, index: int, code: int) -> None:
-        del self._running[index]
-        if code and not any(self._codes.values()):
-            if self._kill_timer is None:
-                self._signal(signal.SIGTERM)
-            self._kill_after(self._grace_s)
-        self._codes[index] = code
-        if len(self._codes) == len(self._environments):
-            self._ended.set()
-
-    def _write(self, target: int, text: bytes, pipe: asyncio.ReadTransport | None = None) -> None:
-        if pipe is not None:
-            pipe.pause_reading()
-
-        async def write() -> None:
-            try:
-                async with self._locks[target]:
-                    if self._unread is None:
-                        await asyncio.to_thread(_write_all, target, text)  # blocks while nobody reads
-            except OSError as error:
-                self._unread = error
-                self._signal(signal.SIGKILL)
-            if pipe is not None and not pipe.is_closing():
-                pipe.resume_reading()
-            self._progress.set()
-
-        task = asyncio.ensure_future(write())
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
-
     def _result(self) -> tuple[int, str]:
-        """The exit code, and what to say about it."""
-        processes = len(self._environments)
-        late = f"{self._stop_s:g} s {{}}; --stop-s gives more" if self._overdue else ""
-        if self._timed_out:
-            indices = ", ".join(map(str, self._timed_out))
-            return _TIMED_OUT, (
-                f"stopped after {self._timeout_s:g} s (--timeout-s); process {indices} of {processes} had not "
-                f"ended{late and ', nor ' + late.format('after SIGTERM')}. The last lines of process "
-                f"{self._timed_out[0]}:{self._last_lines(self._timed_out[0])}"
-            )
+        """The exit code, and a message about the first failure."""
         failed = next((index for index, code in self._codes.items() if code), None)
         if failed is None:
             return 0, ""
-        cause, silent = self._blamed.get(failed, (failed, False))
-        if silent and cause in self._codes and self._codes[failed] == -signal.SIGABRT:
-            return 128 + signal.SIGABRT, (
-                f"process {cause} of {processes} was silent, so that jax ended process {failed}; the others were "
-                f"stopped. Its last lines:{self._last_lines(cause)}"
-            )
-        if silent or not self._codes.get(cause):
-            cause = failed
-        code = self._codes[cause]  # also of process 0, which ends last, since it holds what all say
-        message = f"process {cause} of {processes} {_ending(code, asked=bool(self._signals))}"
+        cause, code, ending = self._cause(failed)
+        text = f"process {cause} of {len(self._codes)} {ending}"
         if self._signals:
-            names = ", ".join(signal.Signals(number).name for number in self._signals)
-            message += f", after {names} had been passed on{late and ' and ' + late.format('had gone by')}"
-        elif processes > 1:
-            message += f"; the others were stopped. Its last lines:{self._last_lines(cause)}"
-        return code if code > 0 else 128 - code, message
+            text += f", after {', '.join(number.name for number in self._signals)} had been passed on"
+            late = f" and {self.stop_s:g} s had gone by; --stop-s gives more"
+            return code, text + (late if self._overdue else "")
+        if len(self._codes) > 1:
+            lines = [line.decode(errors="replace").rstrip() for line in self._last[cause]]
+            text = "\n".join([f"{text}; the others were stopped. Its last lines:", *lines])
+        return code, text
 
-    def _last_lines(self, index: int) -> str:
-        return "".join(f"\n{line.decode(errors='replace').rstrip()}" for line in self._last[index])
-
-
-class _Child(asyncio.SubprocessProtocol):
-    def __init__(self, supervisor: Supervisor, index: int) -> None:
-        self._supervisor = supervisor
-        self._index = index
-        self._rest = {1: b"", 2: b""}
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.SubprocessTransport, transport)
-        self._supervisor.started(self._index, self._transport)
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        *lines, rest = (self._rest[fd] + data).split(b"\n")
-        if len(rest) > _MAX_LINE:
-            lines, rest = [*lines, rest], b""
-        self._rest[fd] = rest
-        if lines:
-            pipe = cast(asyncio.ReadTransport, self._transport.get_pipe_transport(fd))
-            self._supervisor.show(self._index, fd, lines, pipe)
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        if self._rest[fd]:
-            self._supervisor.show(self._index, fd, [self._rest[fd]], None)
-        self._supervisor.pipe_closed()
-
-    def process_exited(self) -> None:
-        self._supervisor.exited(self._index, self._transport.get_returncode() or 0)
+    def _cause(self, failed: int) -> tuple[int, int, str]:
+        """The process that made this one fail, the exit code, and how that process ended."""
+        other, silent = self._blamed.get(failed, (failed, False))
+        if silent and other in self._codes and self._codes[failed] == -signal.SIGABRT:
+            return other, 128 + signal.SIGABRT, f"was silent, so that jax ended process {failed}"
+        if not silent and self._codes.get(other):  # process 0 ends last, since it holds the messages of all
+            failed = other
+        code = self._codes[failed]
+        if code >= 0:
+            return failed, code, f"exited with code {code}"
+        by_kernel = code == -signal.SIGKILL and not self._signals
+        hint = "; the kernel sends it when memory runs out" if by_kernel else ""
+        return failed, 128 - code, f"was killed by signal {-code} ({signal.strsignal(-code)}{hint})"
 
 
 def _write_all(descriptor: int, text: bytes) -> None:
@@ -292,24 +234,6 @@ def _same_file() -> bool:
 
 
 def label_of(process: int, label: str) -> str:
-    """What stands before a line of this process that is written now."""
+    """The label of a line of this process that is written now."""
     now = f"{datetime.datetime.now():%H:%M:%S.%f}"[:-3]  # milliseconds
     return {"number": f"[{process}] ", "slurm": f"{process}: ", "time": f"[{process} {now}] ", "none": ""}[label]
-
-
-def _ending(code: int, *, asked: bool) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    hint = "; the kernel sends it when memory runs out" if code == -signal.SIGKILL and not asked else ""
-    return f"was killed by signal {-code} ({signal.strsignal(-code)}{hint})"
-
-
-def cannot_start(command: Sequence[str], error: OSError) -> tuple[int, str]:
-    """The exit code, as that of a shell, and the message."""
-    fix = "try whether it runs without the launcher, and raise limits if there are too many (ulimit -n, ulimit -u)"
-    if error.errno in (errno.ENOENT, errno.EACCES):
-        fix = "correct it, or give its path, or its interpreter first, as in `-- python train.py`"
-    return (
-        127 if error.errno == errno.ENOENT else 126,
-        f"cannot run {shlex.quote(command[0])}: {error.strerror}; {fix}",
-    )

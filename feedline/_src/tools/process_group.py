@@ -1,0 +1,40 @@
+"""A group of processes that is killed when the block or the process that made it ends, in whatever way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+"""Signals that ask a process to end. The guard ignores them, because it must outlive the group."""
+_GUARD = "trap '' HUP INT TERM; echo ready; read -r _; kill -s KILL 0"
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[int]:
+    """Yields the number of a process group, for `Popen(process_group=...)`, and kills the group at the end.
+
+    The first process of the group is its guard: a shell that reads from a pipe. Only this process has the writing
+    end, and never writes. When it ends, even by SIGKILL, the kernel closes that end, and the guard kills the whole
+    group. A process that is being started joins the group before it executes its program, which closes its copy of
+    that end. So no process of the group outlives this one, except a program that leaves the group (`setsid`).
+
+    The group's number is the guard's pid. The guard is reaped last, so no signal can reach another program.
+
+    Example:
+      >>> with process_group() as group:
+      ...     child = subprocess.Popen(["sleep", "1000"], process_group=group)
+      >>> child.wait()
+      -9
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["/bin/sh", "-c", _GUARD], stdin=pipe, stdout=pipe, process_group=0) as guard:
+        try:
+            assert guard.stdout is not None, "it is a pipe"
+            guard.stdout.readline()  # from now on the guard ignores signals to the group
+            yield guard.pid
+        finally:
+            os.killpg(guard.pid, signal.SIGKILL)
