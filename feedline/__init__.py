@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from feedline import images as images
     from feedline import metrics as metrics
     from feedline import trainer as trainer
-    from feedline._src.building import building as building
     from feedline._src.drop_in import prefetch_to_mesh as prefetch_to_mesh
     from feedline._src.errors import FeedError as FeedError
     from feedline._src.errors import ProcessError as ProcessError
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from feedline._src.errors import WorkerError as WorkerError
     from feedline._src.feed import Feed as Feed
     from feedline._src.feed_options import FeedOptions as FeedOptions
+    from feedline._src.feed_options import building as building
     from feedline._src.files.store import Store as Store
     from feedline._src.listen.statistics import Statistics as Statistics
     from feedline._src.loader.lane_files import load_lanes as load_lanes
@@ -94,7 +94,7 @@ __getattr__, __dir__, __all__ = lazily(
         "Statistics": "feedline._src.listen.statistics",
         "Store": "feedline._src.files.store",
         "WorkerError": "feedline._src.errors",
-        "building": "feedline._src.building",
+        "building": "feedline._src.feed_options",
         "convert": "feedline._src.tools.convert.convert",
         "decoded": "feedline._src.sources.decoded",
         "load_lanes": "feedline._src.loader.lane_files",

@@ -213,7 +213,6 @@ OF_FEEDLINE = {
     # what it asks for, and what follows from that; for the plan it opens the source, and calls the transform
     "feed_options": ["plan", "sources.as_source", "loader.form"],
     "plan": ["plan", "placement", "order.schedule", "rows", "options"],
-    "building": ["feed_options"],  # its type
     "notebook": [],
     "state": ["order.past", "order.schedule", "errors"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
@@ -245,15 +244,14 @@ OF_FEEDLINE = {
     "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
               "agreement", "state", "version", "feed_options", "options"],
     # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
-    "listen": ["listen", "record", "run", "bounds", "loader.host_batch", "prefetch", "order.schedule",
+    "listen": ["listen", "record", "run", "bounds", "loader.form", "prefetch", "order.schedule",
                "rows.bad_rows", "cluster.cores", "runtime.exit", "runtime.ending", "notebook", "version", "errors",
                "options"],
     "listen.tokens": ["order.epoch"],
-    "life": ["run", "build", "building", "listen", "record", "feed_options", "order.schedule", "agreement.in_step",
-             "agreement.monitor", "prefetch.handover", "runtime", "state", "errors", "options"],
-    "shown": ["life", "run", "listen", "feed_options", "order.schedule", "state", "options"],
-    "moves": ["life", "build", "order.schedule", "state", "options"],
-    "feed": ["shown", "moves", "life", "build", "plan.asked", "placement.plan", "order.schedule",
+    "life": ["run", "build", "listen", "record", "feed_options", "order.schedule", "agreement.in_step",
+             "agreement.monitor", "prefetch.pipelines", "runtime", "state", "options"],
+    "shown": ["life", "listen", "feed_options", "order.schedule", "state", "options"],
+    "feed": ["shown", "life", "run", "prefetch", "build", "plan.asked", "placement.plan", "order.schedule",
              "agreement.monitor", "record", "runtime", "errors", "grain_face", "feed_options", "options"],
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
@@ -269,7 +267,7 @@ OF_FEEDLINE = {
     "trainer.live": ["trainer.loop", "listen.metrics", "listen.report"],  # of any feed
     "trainer.logs": ["trainer.loop", "listen.metrics", "listen.statistics"],
     # the tools may use all of it, and nothing above uses a tool
-    "tools": ["tools", "feed", "feed_options", "building",
+    "tools": ["tools", "feed", "feed_options",
               "version", "errors", "options", "order", "plan", "listen.words", "rows",
               "sources", "formats", "files", "loader", "placement", "agreement", "cluster", "native",
               "trainer", "machine"],

@@ -3,7 +3,7 @@
 A map, one folder a stage, in the order in which data flows::
 
     feed        the loop's iterator of global batches: `next`, its state, where it goes
-    life        the part of a feed that starts runs, takes from them, and gives them up
+    life        the part of a feed that starts and stops its runs, and that moves it to another place
     shown       the part of a feed that only reads: properties, statistics, report, diagnosis
     build       opens the source, plans, and compares with the other processes
     run         one pass from a cursor: the three stages composed
@@ -13,8 +13,7 @@ A map, one folder a stage, in the order in which data flows::
     image_limits  what an image may ask of its decoder
     drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
     options     Order, Reading, Limits and Blocks, checked when they are made
-    feed_options  what a user asks a feed for, with all defaults
-    building    a context in which every feed that is built goes through functions of a tool
+    feed_options  what a user asks a feed for, with all defaults; the context in which tools change it
     errors      FeedError and its subclasses
     state       makes the state for a checkpoint, and validates it when it is restored
     record      what a delivered batch cost, and who is told

@@ -7,27 +7,35 @@ import os
 import sys
 import threading
 import time
+from types import FrameType
 from typing import Any
 
 from feedline._src.agreement.monitor import failure, out_of_step
 from feedline._src.build import refuse_everywhere
-from feedline._src.errors import ProcessError, StallError
+from feedline._src.errors import ProcessError, StallError, warn
 from feedline._src.feed_options import FeedOptions
 from feedline._src.grain_face import GrainFace
-from feedline._src.life import MOMENT_S, Delivered
-from feedline._src.moves import Moves
+from feedline._src.life import CLOSED, MOMENT_S, Delivered
 from feedline._src.options import Auto, Order, Reading
 from feedline._src.order.schedule import BatchSizes, Remainder
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import Transform
+from feedline._src.prefetch.handover import INSIDE, Closed
+from feedline._src.prefetch.pipelines import Run
 from feedline._src.record import BatchRecord
+from feedline._src.run import Placed
+from feedline._src.runtime.ending import exits
 from feedline._src.runtime.threads import annotation
 from feedline._src.shown import Shown
 
 _log = logging.getLogger("feedline")
+_AT_EXIT = (
+    "feeds are closed when the interpreter exits, and that begins once the main thread has ended; join the "
+    "threads that use a feed before that"
+)
 
 
-class Feed(Shown, Moves, GrainFace):
+class Feed(Shown, GrainFace):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
@@ -138,7 +146,7 @@ class Feed(Shown, Moves, GrainFace):
     def __iter__(self) -> Feed:
         """Itself. After exhaustion the next pass begins; in the middle of a pass it goes on with that one.
 
-        The latter warns, once a feed, if `iter` began that pass, too: a loop over a list would begin anew.
+        The latter warns if `iter` began that pass, too: a loop over a list would begin anew.
         """
         self._check_open()
         if self._diagnosed is not None and self._exhausted:
@@ -147,7 +155,7 @@ class Feed(Shown, Moves, GrainFace):
             cursor = self._stages.access.next_pass(self._delivered.cursor)
             delivered = self._delivered._replace(cursor=cursor, lanes=None)
             self._delivered, self._exhausted = delivered, False
-        self._loops.begins(self._delivered.step, self._delivered.cursor, self.epochs)
+        self._warn_of_partial_pass()
         return self
 
     def __next__(self) -> Any:
@@ -169,14 +177,14 @@ class Feed(Shown, Moves, GrainFace):
             if self._exhausted:
                 raise StopIteration
             try:
-                if len(self._runs.alive) > 1:
-                    self._runs.forget_ended(self._run)
+                if self._runs.several:
+                    self._runs.remove_ended(self._run)
                 before, steps = self._delivered, self._options.steps_per_call
                 if self._sizes.changes and self._diagnosed is None:
                     self._use(self._next_stages)
                 if (proposal := self._listener.proposal) is not None:
                     self._tune(proposal)
-                with annotation("wait", before.step + steps):
+                with annotation("wait", step=before.step + steps):
                     run, placed = self._take()
                 before = self._delivered  # a signal handler may have taken one meanwhile
                 _, after, lanes, rows, dropped_rows, parts, bad = placed.metadata
@@ -195,7 +203,7 @@ class Feed(Shown, Moves, GrainFace):
                     self._run = None
                 return placed.batch
             except BaseException as error:
-                self._loops.stopped()
+                self._loop_began = None
                 if self._stages.in_step is not None and not isinstance(error, StopIteration):
                     self._stages.in_step.failed_at = self._stages.in_step.batches
                 self._listener.interrupted()
@@ -206,6 +214,62 @@ class Feed(Shown, Moves, GrainFace):
                 )
                 self._stop(0 if stuck else MOMENT_S, reads=False)
                 raise
+
+    def _take(self) -> tuple[Run[Placed], Placed]:
+        """The next item, and its run. If there is none, one is started after the last batch delivered.
+
+        The feed has no run until that item is delivered. So after an interrupt, or several, the next call starts
+        another one, as this one may not have been started, or may have lost an item.
+        """
+        try:
+            run, self._run = self._run, None
+            run = run or self._start()
+            return run, run.take()
+        except StopIteration as end:
+            dropped = self._counted.dropped_rows + end.value
+            self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
+            raise StopIteration from None
+        except Closed:
+            raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else CLOSED) from None
+        except Exception as error:
+            tuner, chosen = self._listener.tuner, self._stages.settings.workers > 0
+            job_failed = isinstance(error, ProcessError)
+            if job_failed or not chosen or tuner is None or not tuner.does_without_workers(error):
+                raise
+            # the user asked for no workers, so threads read again from the last batch delivered. If it is the
+            # data that is bad, they raise the same error
+            self._tune(tuner.start)
+            return self._take()
+
+    def _check_not_taking(self) -> None:
+        """Raise if `next` was called inside of `next`, on the same thread.
+
+        The stack says so, and not an attribute, which an interrupt could leave set.
+        """
+        frame: FrameType | None = sys._getframe()
+        calls, code = 0, type(self).__next__.__code__
+        while frame is not None:
+            calls += frame.f_code is code and frame.f_locals["self"] is self
+            frame = frame.f_back
+        if calls > 1:
+            raise ValueError(INSIDE)
+
+    def _warn_of_partial_pass(self) -> None:
+        """Warn if `iter` began this pass before, and batches of it were taken since.
+
+        A `next` before any `iter` shows that the feed is meant as an iterator; so is an endless feed.
+        """
+        step, began, epochs = self._delivered.step, self._loop_began, self.epochs
+        if began is None:
+            self._loop_began = step
+        elif step > began and epochs is not None:
+            warn(
+                f"this loop goes on in the middle of a pass: {step - began} of its batches were taken since "
+                "iter(feed) or a loop began it, and are not seen here. To begin the pass again, call "
+                f"feed.seek({self._delivered.cursor.epoch // epochs * epochs}) before the loop; to go on without "
+                "this warning, take batches by next(feed)"
+            )
+            self._loop_began = step
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.

@@ -1,9 +1,11 @@
-"""`FeedOptions`: what a user asks a feed for, and the plan that follows from it."""
+"""`FeedOptions`, what a user asks a feed for, and `building`, the context in which tools change it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -78,3 +80,54 @@ class FeedOptions(Asked):
                 )
                 raise
         return plan_of(metadata, out, self, devices_by_process(self.sharding, processes), process)
+
+
+class _Hooks(NamedTuple):
+    change: Callable[[FeedOptions], FeedOptions] | None
+    asked: Callable[[Any], None] | None
+
+
+_entered: list[_Hooks] = []
+
+
+@contextlib.contextmanager
+def building(
+    change: Callable[[FeedOptions], FeedOptions] | None = None, *, asked: Callable[[Any], None] | None = None
+) -> Iterator[None]:
+    """A context in which every feed that this process builds, in any thread, goes through `change`.
+
+    A tool can so inspect the feeds of a program, or build them with other options, without changing the program.
+    Contexts may be nested; the outer one is applied first.
+
+    Args:
+      change: what a feed was asked for → what is built. An exception of it is raised by `Feed(...)`.
+      asked: called with a feed that was built in this context, before it gives a batch, on the thread that asks.
+
+    Example:
+      >>> import dataclasses, jax, numpy as np
+      >>> from feedline import Feed, building
+      >>> with building(lambda options: dataclasses.replace(options, prefetch=0)):
+      ...     feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0])
+      >>> feed.prefetch
+      0
+      >>> feed.close()
+    """
+    hooks = _Hooks(change, asked)
+    _entered.append(hooks)
+    try:
+        yield
+    finally:
+        _entered.remove(hooks)
+
+
+def changed(options: FeedOptions) -> FeedOptions:
+    """These options as the contexts that are entered now change them."""
+    for hooks in tuple(_entered):
+        if hooks.change is not None:
+            options = hooks.change(options)
+    return options
+
+
+def asked_hooks() -> tuple[Callable[[Any], None], ...]:
+    """What the contexts that are entered now want to be called with."""
+    return tuple(hooks.asked for hooks in _entered if hooks.asked is not None)

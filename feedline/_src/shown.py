@@ -20,7 +20,6 @@ from feedline._src.listen.listening import FeedListener
 from feedline._src.listen.statistics import Statistics
 from feedline._src.options import Reading
 from feedline._src.order.schedule import Remainder
-from feedline._src.run import Loops
 
 if TYPE_CHECKING:
     from feedline._src.listen.diagnosis import Diagnosis
@@ -204,16 +203,16 @@ class Shown(Life):
                 self._stages, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
             )
             self._stop(MOMENT_S, reads=False)
-        before = (delivered, self._exhausted, self._counted, self._listener, self._loops)
+        before = (delivered, self._exhausted, self._counted, self._listener, self._loop_began)
         try:
-            self._diagnosed, self._listener, self._loops, self._exhausted = pipeline, listener, Loops(), False
+            self._diagnosed, self._listener, self._loop_began, self._exhausted = pipeline, listener, None, False
             self._runs.add(pipeline, workers=self._stages.settings.workers > 0)
             self._run = pipeline
             yield diagnosis
             pipeline.finish()
         finally:
             # first of all, in case an interrupt comes while threads are stopped
-            self._delivered, self._exhausted, self._counted, self._listener, self._loops = before
+            self._delivered, self._exhausted, self._counted, self._listener, self._loop_began = before
             self._diagnosed = None
             self._listener.interrupted()
             self._stop(MOMENT_S, reads=False)

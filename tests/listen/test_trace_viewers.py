@@ -1,7 +1,6 @@
 """A trace in Perfetto itself, and the same names and steps in a profile of JAX."""
 
 import collections
-import contextlib
 import itertools
 
 import jax
@@ -42,7 +41,7 @@ NAMES = {f"feedline.{name}" for name in (*STAGES, "wait")}
 
 @pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["threads share a batch", "a stream", "prefetch 0", "several steps a call"])
-def test_a_profile_has_the_same_names_and_steps(kind, tmp_path):
+def test_a_profile_has_the_same_names_and_the_steps_of_waits(kind, tmp_path):
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     profile = jax.profiler.trace(tmp_path / "profile", profiler_options=options)
@@ -55,38 +54,10 @@ def test_a_profile_has_the_same_names_and_steps(kind, tmp_path):
     for plane in jax.profiler.ProfileData.from_file(str(profile)).planes:
         for event in itertools.chain(*(line.events for line in plane.lines)):
             if event.name in NAMES:
-                found[event.name].add(dict(event.stats)["step"])
+                found[event.name].add(dict(event.stats).get("step"))
             elif event.name == "train":
                 found["train"].add(dict(event.stats)["step_num"])
     trace = Trace(path)
     assert found.pop("train") == {1, 2, 3, 4}
-    for name in (*STAGES, "wait"):
-        steps = {span.args["step"] for span in trace.named(name)}
-        assert steps <= found[f"feedline.{name}"], name  # reading ahead goes further
+    assert found.keys() == {f"feedline.{name}" for name in (*STAGES, "wait") if trace.named(name)}
     assert found["feedline.wait"] == {span.args["step"] for span in trace.named("wait")}
-
-
-def test_steps_in_a_profile_go_on_after_a_resume(tmp_path, monkeypatch):
-    noted = []
-
-    class Annotation(contextlib.nullcontext):
-        def __init__(self, name, *, step):
-            noted.append((name, step))
-            super().__init__()
-
-        @staticmethod
-        def is_enabled():
-            return True
-
-    monkeypatch.setattr(jax.profiler, "TraceAnnotation", Annotation)
-    with feed_of("one thread", tmp_path) as feed:
-        next(feed), next(feed)
-        state = feed.get_state()
-    noted.clear()
-    with feed_of("prefetch 0", tmp_path) as feed:
-        feed.set_state(state)
-        next(feed)
-        assert dict(noted) == dict.fromkeys(NAMES, 3)
-        feed.seek(0)
-        next(feed)
-        assert dict(noted) == dict.fromkeys(NAMES, 4)

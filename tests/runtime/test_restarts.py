@@ -14,7 +14,7 @@ import programs
 import pytest
 
 from feedline._src.errors import FeedError, WorkerError
-from feedline._src.loader.host_batch import HostBatch
+from feedline._src.loader.form import HostBatch
 from feedline._src.loader.random_access import Restarts
 from feedline._src.loader.workers import Worker
 

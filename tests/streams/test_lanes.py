@@ -264,7 +264,6 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:this loop gets no batch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_of_grains_own_transformations_are_resumed_exactly(sharding, kind):
     def feed():

@@ -30,7 +30,6 @@ def _expected(items, epochs, size, remainder):
     return batches
 
 
-@pytest.mark.filterwarnings("ignore:this loop gets no batch")
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(8, 40),

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from feedline._src.listen.words import milliseconds, percent
-from feedline._src.loader.host_batch import HostBatch
+from feedline._src.loader.form import HostBatch
 from feedline._src.order.schedule import Cursor
 from feedline._src.prefetch.handover import Closed
+from feedline._src.prefetch.pipelines import Run
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import Listener
-from feedline._src.run import Placed, Placer, Run, Stages, run_of
+from feedline._src.run import Placed, Placer, Stages, run_of, run_over
 
 PHASES = ("as it is", "read again", "placed again", "resident")
 """What the loop is given, one after the other: new rows; the same rows, read and transformed again; the same host
@@ -216,7 +217,7 @@ class DiagnosingPipeline:
         (after, lanes), access, passes = self._begin, self._stages.access, 0
         while True:
             got = False
-            for placed in self._started(run_of(self._stages, after, lanes, place=place)):
+            for placed in self._started(run_of(self._stages, after, lanes, place)):
                 got = True
                 yield placed
             if not got and passes:  # the first one may have been at its end
@@ -227,7 +228,8 @@ class DiagnosingPipeline:
         """One host batch again and again, placed by threads like the feed's own batches."""
         if self._host is not None:
             stages = self._stages
-            yield from self._started(Run(_Same(self._host), self._place, stages.settings, Watch(stages.reading)))
+            watch = Watch(stages.reading)
+            yield from self._started(run_over(_Same(self._host), self._place, stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:
         """One batch on the devices again and again; copies made there if the step donates its batch."""

@@ -1,11 +1,11 @@
-"""The form of process-local batches: transform, dtypes, rows and columns."""
+"""Process-local batches in host memory, and their form: transform, dtypes, rows and columns."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from feedline._src.options import BadRows
 from feedline._src.order.epoch import keys_at
-from feedline._src.order.schedule import BatchPositions
+from feedline._src.order.schedule import BatchPositions, Cursor
 from feedline._src.placement.plan import Columns, Indices, LeafPlan
 from feedline._src.plan.asked import VALID, Asked, SourceMetadata, Transform
 from feedline._src.plan.plan import Plan
+from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.row_source import Rows
 from feedline._src.rows.spec import Array, RowSpec, check_fits
@@ -25,6 +26,35 @@ from feedline._src.runtime.threads import annotation
 
 Cuts = list[tuple[int, Columns]]
 """The number of each of some leaves, and the columns that are read of it."""
+
+
+class Progress(Protocol):
+    """The watchdog, to which the loader reports progress. `stopped`: whether the run was closed."""
+
+    def advanced(self, stage: str) -> None: ...
+    def stopped(self) -> bool: ...
+
+
+class HostBatch(NamedTuple):
+    """This process's part of a global batch, or of several that are delivered at once.
+
+    Attributes:
+      leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
+      after: the cursor after the batch, which the feed's state has once the batch has been delivered.
+      lanes: the states of a stream's iterators after the batch; None with random access.
+      rows: the number of rows of the global batch that are not padding.
+      dropped_rows: the number of rows of the source that were left out since the previous batch.
+      parts: how each of its parts was made.
+      bad: the bad rows among those that this process supplies, ascending by their row of the global batch.
+    """
+
+    leaves: list[Array]
+    after: Cursor
+    lanes: dict[str, Any] | None
+    rows: int
+    dropped_rows: int
+    parts: Sequence[PartTimes]
+    bad: Sequence[BadRow]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError, WorkerError
-from feedline._src.loader.form import Cuts, LocalForm
-from feedline._src.loader.host_batch import HostBatch, Progress
+from feedline._src.loader.form import Cuts, HostBatch, LocalForm, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.epoch import RowOrder, Taken

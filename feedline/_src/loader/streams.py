@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, ProcessError, RowError, as_arguments
-from feedline._src.loader.form import LocalForm
-from feedline._src.loader.host_batch import HostBatch, Progress
+from feedline._src.loader.form import HostBatch, LocalForm, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder

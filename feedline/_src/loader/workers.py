@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from feedline._src.errors import FeedError, WorkerError
-from feedline._src.loader.host_batch import HostBatch
+from feedline._src.loader.form import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
 from feedline._src.options import Settings
 from feedline._src.order.schedule import Cursor

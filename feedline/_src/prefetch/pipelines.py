@@ -1,8 +1,7 @@
-"""Three ways to make placed batches: reading threads, one thread over an iterator, or the caller's own thread.
+"""A `Run` in three ways: reading threads, one thread over an iterator, or the caller's own thread.
 
-All have the methods of `Pipeline`: one thread takes; the owner calls `start` once, and `close` and `join` from any
-thread. Threads are daemons, so that a read that never returns cannot keep the interpreter from its exit; threads
-that Grain starts in them inherit that.
+Threads are daemons, so that a read that never returns cannot keep the interpreter from exiting; threads that
+Grain starts in them inherit that.
 """
 
 from __future__ import annotations
@@ -30,7 +29,45 @@ With 4 MB batches on two cores a feed was 10 to 15 % faster with 0.5 ms than wit
 H = TypeVar("H")
 T = TypeVar("T")
 H_co = TypeVar("H_co", covariant=True)
+T_co = TypeVar("T_co", covariant=True)
 _log = logging.getLogger("feedline")
+
+
+class Run(Protocol[T_co]):
+    """Placed batches, made ahead of the consumer or on its thread.
+
+    One thread takes. The owner calls `start` once, and `close` and `join` from any thread.
+    """
+
+    @property
+    def waiting(self) -> int:
+        """Items that are ready to be taken."""
+
+    def start(self) -> None:
+        """Start the threads."""
+
+    def take(self) -> T_co:
+        """The next item.
+
+        Raises:
+          StopIteration: the source is exhausted; with the source's value.
+          Closed: `close` was called, before or meanwhile.
+          StallError: no stage advanced for too long while this waited.
+          Exception: what the source or placing raised, after all items before it.
+        """
+
+    def close(self) -> None:
+        """Stop, and drop all items. Idempotent; never waits."""
+
+    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
+        """Wait for the threads after `close`, except the calling one.
+
+        Without `reads`, threads inside a read by row index are not waited for. A stream's thread always is, since
+        the next iterator may share state with this one.
+
+        Returns:
+          The name of a thread that is still in a read or a transfer. None: nothing more is read.
+        """
 
 
 class HostIterator(Protocol[H_co]):
@@ -63,13 +100,8 @@ class _Last(NamedTuple):
     error: BaseException
 
 
-class Pipeline(Generic[T]):
-    """At most `depth` placed items wait for the consumer. Subclasses own the threads that fill the hand-over.
-
-    Args:
-      depth: at least 1.
-      watch: told of progress, and asked how long to wait.
-    """
+class _Threaded(Generic[T]):
+    """At most `depth` placed items, at least one, wait for the consumer. Subclasses fill the hand-over."""
 
     def __init__(self, depth: int, watch: Watch) -> None:
         self._watch = watch
@@ -79,24 +111,14 @@ class Pipeline(Generic[T]):
     def waiting(self) -> int:
         return self._handover.waiting
 
-    def start(self) -> None:
-        raise NotImplementedError
-
     def take(self) -> T:
-        """The next item.
-
-        Raises:
-          StopIteration: the source is exhausted; with the source's value.
-          Closed: `close` was called, before or meanwhile.
-          StallError: no stage advanced for too long while this waited.
-          Exception: what the source or `place` raised, after all items before it.
-        """
+        """See `Run`."""
         waits = False
         try:
             item = self._handover.take(0)  # the usual case: nothing else is asked or noted
         except Empty:
             waits = True
-        if waits:  # out of the handler, so that no traceback tells of `Empty`
+        if waits:  # outside of the handler, so that no traceback mentions `Empty`
             self._watch.waits()
             while waits:
                 with contextlib.suppress(Empty):
@@ -107,23 +129,13 @@ class Pipeline(Generic[T]):
             try:
                 raise item.error
             finally:
-                del item  # else the error, its traceback and this frame would keep each other, and the batch
+                del item  # breaks the cycle of the error, its traceback and this frame, which holds the batch
         return item
 
     def close(self) -> None:
+        """See `Run`."""
         self._watch.stop()
         self._handover.close()
-
-    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Wait for the threads of a closed pipeline, except the calling one.
-
-        Without `reads`, threads inside a read by row index are not waited for. A stream always is, since the next
-        iterator may share state with this one.
-
-        Returns:
-          The name of a thread that is still in a read or a transfer. None: nothing more is read.
-        """
-        raise NotImplementedError
 
 
 def _placed(place: Callable[[H], T], host: H) -> T:
@@ -133,7 +145,7 @@ def _placed(place: Callable[[H], T], host: H) -> T:
         raise RuntimeError("placing a batch raised StopIteration") from error
 
 
-class Prefetcher(Pipeline[T], Generic[H, T]):
+class Prefetcher(_Threaded[T], Generic[H, T]):
     """One thread takes each host batch from an iterator, and places it once it has a slot: streams, workers."""
 
     def __init__(self, source: HostIterator[H], place: Callable[[H], T], depth: int, watch: Watch) -> None:
@@ -182,7 +194,7 @@ class Prefetcher(Pipeline[T], Generic[H, T]):
         return True
 
 
-class Readers(Pipeline[T], Generic[H, T]):
+class Readers(_Threaded[T], Generic[H, T]):
     """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
 
     At most `threads` of them read at a time; the others wait for the slots of batches that were read ahead, and
@@ -333,7 +345,7 @@ class Synchronous(Generic[H, T]):
         """Nothing to start."""
 
     def take(self) -> T:
-        """See `Pipeline.take`; ValueError if this thread is inside it already."""
+        """See `Run`; ValueError if this thread is inside it already."""
         if self._inside is threading.current_thread():
             raise ValueError(INSIDE)
         try:

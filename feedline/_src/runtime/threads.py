@@ -1,8 +1,7 @@
-"""What threads of a feed respect: JAX's thread-local settings, steps in a profile, one thread at a time, no fork.
+"""Rules for the threads of a feed: JAX's thread-local settings, annotations of a profile, no fork, one consumer.
 
 Annotations of `jax.profiler` show in XProf what feedline's threads do, beside the devices. After "feedline." they
-have the names of the spans in a trace (`listen/trace.py`), and the number of the step for which the work is done.
-While no profile is taken, a call costs some 0.3 µs, and an annotation would 0.8.
+have the names of the spans in a trace (`listen/trace.py`). While no profile is taken, a call takes 0.3 µs.
 """
 
 from __future__ import annotations
@@ -87,24 +86,14 @@ def _values() -> tuple[Any, ...]:
     return tuple([getattr(jax.config, f"jax_{name}") for name in _NAMES])
 
 
-class _ThisThread(threading.local):
-    step = 0
+_NO_ANNOTATION = contextlib.nullcontext()
 
 
-_this_thread = _ThisThread()
-_NOTHING = contextlib.nullcontext()
-
-
-def begin_step(step: int) -> None:
-    """From now on the calling thread works for this step: its annotations carry the number."""
-    _this_thread.step = step
-
-
-def annotation(stage: str, step: int | None = None) -> contextlib.AbstractContextManager[None]:
-    """A context that appears in a profile, if one is taken, as `feedline.{stage}`."""
+def annotation(stage: str, **metadata: int) -> contextlib.AbstractContextManager[None]:
+    """A context that appears in a profile, if one is taken, as `feedline.{stage}` with the metadata."""
     if not jax.profiler.TraceAnnotation.is_enabled():
-        return _NOTHING
-    return jax.profiler.TraceAnnotation(f"feedline.{stage}", step=_this_thread.step if step is None else step)
+        return _NO_ANNOTATION
+    return jax.profiler.TraceAnnotation(f"feedline.{stage}", **metadata)
 
 
 class ProcessBound:

@@ -10,9 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline._src.building import building
 from feedline._src.feed import Feed
-from feedline._src.feed_options import FeedOptions
+from feedline._src.feed_options import FeedOptions, building
 from feedline._src.sources.as_source import open_arrays
 from feedline._src.tools.cli.options import is_name, load_name
 

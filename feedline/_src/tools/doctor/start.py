@@ -91,7 +91,7 @@ class _Diagnosing:
     """
 
     def __init__(self, folder: Path, before: int, steps: int) -> None:
-        from feedline._src.building import building
+        from feedline._src.feed_options import building
 
         self._folder, self._before, self._steps = folder, before, steps
         self._diagnosis: Any = None
