@@ -240,7 +240,7 @@ OF_FEEDLINE = {
     # the compositions
     "bounds": ["cluster.cores", "machine", "options"],  # what the machine has
     "run": ["bounds", "rows", "loader", "placement", "prefetch", "record", "order", "agreement", "runtime",
-            "errors", "options"],
+            "options"],
     "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
               "agreement", "state", "version", "feed_options", "options"],
     # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
