@@ -12,11 +12,10 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import re
+import shutil
 import socket
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +30,7 @@ from jax.sharding import PartitionSpec as P
 
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError, OtherDataError
-from feedline._src.trainer.loop import steps_of
-from feedline._src.trainer.task import State, all_finite
+from feedline._src.trainer.task import State
 
 _log = logging.getLogger("feedline")
 _KEPT = 3  # checkpoints: the newest and two older ones; saving a fourth deletes the oldest
@@ -42,11 +40,10 @@ _ITEMS = {
     "checksums": ocp.JsonCheckpointHandler(),
 }
 _LOCK = ".feedline-lock"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Checkpoints:
-    """Checkpoints of one run in one directory. Use it as a context manager, whose end waits for unfinished writes.
+    """Checkpoints of one run in one directory. Use it as a context manager, which waits for unfinished writes.
 
     With several processes all of them call the same methods in the same order, and share the directory. Renaming
     its folder completes a checkpoint, so if a process is killed while it saves, the previous one stays the newest.
@@ -57,29 +54,21 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, feed: Any, mesh: Mesh, asynchronous: bool = True) -> None:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=directory, prefix=".").close()
-        except OSError as error:
-            raise OSError(
-                f"checkpoints need a directory that can be written to, and {directory} is none ({error}); choose "
-                "another directory"
-            ) from error
         self._directory = directory
         self._feed = feed
         self._replicated = NamedSharding(mesh, P())
         self._step_places = StepPlaces("checkpoints", {device.process_index for device in mesh.devices.flat})
         self._asynchronous = asynchronous
-        with contextlib.ExitStack() as locked:
+        with contextlib.ExitStack() as stack:
             # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
             if jax.process_index() == 0:
-                locked.enter_context(_lock(directory))
+                stack.enter_context(_lock(directory))
             self._manager = ocp.CheckpointManager(
                 directory.absolute(),
                 item_handlers=_ITEMS,
                 options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
             )
-            self._locked = locked.pop_all()
+            self._locked = stack.pop_all()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -87,17 +76,17 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits. Not after an error with several processes: the others may have exited."""
+        """Wait for writes. Not after an error with several processes: the others may have exited."""
         with self._locked:
             if error is None or jax.process_count() == 1:
                 try:
                     with self._writing():
                         self._manager.wait_until_finished()
                         self._manager.close()
-                except FeedError as unwritten:
+                except FeedError as not_written:
                     if error is None:
                         raise
-                    error.add_note(str(unwritten))
+                    error.add_note(str(not_written))
 
     def restore(self, state: State) -> State:
         """Set the feed's state to that of the newest checkpoint, and return the trainer's, with the shardings of
@@ -149,33 +138,27 @@ class Checkpoints:
         restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
         return restored
 
-    def save_if_finite(self, state: State, metrics: list[jax.Array]) -> None:
-        """Save, unless parameters or unchecked losses are not finite: that would displace a good checkpoint."""
-        if all(math.isfinite(step[0]) for step in steps_of(metrics)) and all_finite(state.params):
-            self.save(state)
-
     def save(self, state: State) -> None:
         """Start saving this step, unless it is saved. Waits for the previous save, and until the state is copied.
 
         Raises:
           ValueError: the trainer and the feed are not at the same step.
-          ProcessError: the feeds of two processes are not at the same place. Nothing is written then.
           FeedError: this save or the previous one could not be written.
         """
         feed = self._feed_state(state)
-        if "position" in feed:
-            self._step_places.compare(feed["step"], feed["epoch"], feed["position"])
         with self._writing():
             self._manager.wait_until_finished()
-        if feed["step"] == self._manager.latest_step():
-            return
-        arrays = jax.tree.map(lambda leaf: _with_sharding(leaf, self._global_sharding(leaf)), state)
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(arrays),
-            feed=ocp.args.JsonSave(feed),
-            checksums=ocp.args.JsonSave(_checksums(state, feed)),
-        )
-        with self._writing():
+            if feed["step"] == self._manager.latest_step():
+                return
+            # Orbax's threads print tracebacks if writes fail
+            if shutil.disk_usage(self._directory).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            arrays = jax.tree.map(lambda leaf: _with_sharding(leaf, self._global_sharding(leaf)), state)
+            items = ocp.args.Composite(
+                state=ocp.args.StandardSave(arrays),
+                feed=ocp.args.JsonSave(feed),
+                checksums=ocp.args.JsonSave(_checksums(state, feed)),
+            )
             self._manager.save(feed["step"], args=items, force=True)
             if not self._asynchronous:
                 self._manager.wait_until_finished()
@@ -296,23 +279,31 @@ def _check_same_arrays(folder: Path, saved: Any, state: State) -> None:
 
 
 def _lock(directory: Path) -> TextIO:
-    """Lock the directory until the file is closed: a second run would delete the checkpoints of the first.
+    """Lock a directory until the file is closed: a second run would delete the checkpoints of the first.
 
-    The kernel releases the lock when the process ends, even by SIGKILL. On NFS it works across hosts.
+    The directory is made if there is none. The kernel releases the lock when the process ends, even by SIGKILL. On
+    NFS it works across hosts.
     """
-    file = (directory / _LOCK).open("a+")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / _LOCK).open("a+")
+    except OSError as error:
+        raise OSError(
+            f"checkpoints need a directory that can be written to, and {directory} is none ({error}); choose "
+            "another directory"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        with file:
+            file.seek(0)
+            holder = file.read(1 << 10).strip() or "a process that has not said which"
+        raise _error(
+            f"a directory of checkpoints belongs to one run at a time, and another one uses this: {holder}; wait "
+            "for its end, or choose another directory",
+            directory,
+        ) from error
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            with file:
-                file.seek(0)
-                holder = file.read(1 << 10).strip() or "a process that has not said which"
-            raise _error(
-                f"a directory of checkpoints belongs to one run at a time, and another one uses this: {holder}; "
-                "wait for its end, or choose another directory",
-                directory,
-            ) from error
         _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

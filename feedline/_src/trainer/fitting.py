@@ -9,7 +9,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import optax
@@ -19,7 +19,7 @@ from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
 from feedline._src.trainer.loop import Evaluation, Loop, NotFinite, Progress, crosses, evaluate
 from feedline._src.trainer.modes import Measure, Mode, Practices, Program, compiled
-from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task, all_finite
+from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task
 
 if TYPE_CHECKING:
     from feedline._src.trainer.checkpoints import Checkpoints
@@ -28,7 +28,7 @@ Callback = Callable[[Progress], None]
 _log = logging.getLogger("feedline")
 _MAX_ROWS_SHOWN = 8
 _STEPS_PER_COMPARISON = 100
-"""Steps from one comparison of the processes' places to the next, which takes the training thread about 0.6 ms."""
+"""Steps between two comparisons of where the processes are, each of which takes the training thread 0.6 ms."""
 
 
 class Batches(Protocol):
@@ -165,18 +165,11 @@ def fit(
     task = Task(init, loss, optimizer, seed)
     per_call = getattr(feed, "steps_per_call", 1)
     program = compiled(task, mode, feed.spec, practices, per_call)
-    devices = set(program.mesh.local_devices)
 
     def measuring(feed: Batches, measure: Loss | None) -> Measure:
-        measured = compiled(dataclasses.replace(task, loss=measure or loss), mode, feed.spec, practices)
-        found = set(measured.mesh.local_devices)
-        if found != devices:
-            raise ValueError(
-                f"an evaluation feed must be on the devices of the training feed, {len(devices)} of them, but is "
-                f"on {len(found)}; give both feeds the same mesh"
-            )
-        return measured.measure
+        return compiled(dataclasses.replace(task, loss=measure or loss), mode, feed.spec, practices).measure
 
+    measured = None if evaluation is None else measuring(evaluation, measure)
     opened: contextlib.AbstractContextManager[Checkpoints | None] = contextlib.nullcontext()
     if checkpoint_dir is not None:
         from feedline._src.trainer.checkpoints import Checkpoints  # Orbax takes long to import; few runs need it
@@ -192,15 +185,14 @@ def fit(
                 f"{left} are left to step {steps:,}; give other steps, or another steps_per_call"
             )
         places = _Places(feed, program, done, report_every)
-        measured = None if evaluation is None else measuring(evaluation, measure)
         history: list[dict[str, float]] = []
-        evaluations: dict[int, Evaluation] = {}  # those that were not reported yet, by their steps
+        evaluated: dict[int, Evaluation] = {}  # by step, until it is reported
         stopped = False
 
         def report(progress: Progress) -> None:
             places.compare(progress.step, _STEPS_PER_COMPARISON)
-            if progress.step in evaluations:
-                tested = evaluations.pop(progress.step).metrics
+            if progress.step in evaluated:
+                tested = evaluated.pop(progress.step).metrics
                 metrics = {**progress.metrics, **{f"eval_{name}": mean for name, mean in tested.items()}}
                 progress = dataclasses.replace(progress, metrics=metrics)
             history.append({"step": progress.step, **progress.metrics})
@@ -213,20 +205,20 @@ def fit(
             for state in loop.steps(state, batches):  # noqa: B020  the last state stays
                 step, before = places.step, places.step - per_call
                 if checkpoints is not None and crosses(before, step, save_every):
-                    checkpoints.save_if_finite(state, loop.unfetched())
+                    places.compare(step)
+                    loop.check(state.params)
+                    checkpoints.save(state)
                 if measured is not None and evaluate_every and crosses(before, step, evaluate_every):
-                    evaluations[step] = evaluate(measured, state.params, _whole_pass(evaluation))
+                    evaluated[step] = evaluate(measured, state.params, _whole_pass(evaluation))
                 if after_step is not None and after_step(step):
                     stopped = True
                     break
             progress = loop.end()
+            places.compare(progress.step)
+            if progress.rows:
+                loop.check(state.params)
         except NotFinite as error:
-            raise places.not_finite(error.message, error.step) from error.__cause__ or error
-        places.compare(progress.step)
-        if progress.rows and not all_finite(state.params):
-            raise places.not_finite(
-                f"the parameters are not finite after step {progress.step:,}, though its loss is", progress.step
-            )
+            raise places.located(error) from error
         if steps is not None and progress.step < steps and not stopped:
             _log.warning(
                 "training ended after step %d of %d, because the feed ended; give it more epochs, or epochs=None",
@@ -238,60 +230,73 @@ def fit(
     return Fitted(state, history, progress, stopped, measuring)
 
 
+class _Place(NamedTuple):
+    """Where in the data a call's batches begin. `step` is the call's last one."""
+
+    step: int
+    epoch: int
+    position: int
+
+
 class _Places:
-    """Where in the data the last batches began: compared with the other processes, and named if a loss is bad."""
+    """Remembers where recent batches began, to compare processes and to name the rows of a bad step."""
 
     def __init__(self, feed: Any, program: Program, done: int, report_every: int) -> None:
         self.step = done  # the last one dispatched
         self._feed = feed
         self._is_feed = hasattr(feed, "rows_of")  # of feedline, or with its interface
-        self._done = self._compared = done  # steps of earlier runs
+        self._resumed, self._compared = done > 0, done
         self._per_call = program.steps_per_call
-        # of the calls whose losses are not fetched yet, and of those in flight
-        self._places: collections.deque[tuple[int, int]] = collections.deque(maxlen=report_every + 8)
+        # calls since the last report, and those in flight
+        self._recent: collections.deque[_Place] = collections.deque(maxlen=report_every + 8)
         self._step_places = StepPlaces("fit", {device.process_index for device in program.mesh.devices.flat})
         if self._is_feed:
             self._step_places.compare(done, feed.epoch, feed.position)
 
     def batches(self) -> Iterator[Batch]:
+        """The batches of the feed, each with its place remembered."""
         # not `iter` on a restored feed: at the end of its last pass it would begin another one
-        batches = self._feed if self._done and hasattr(self._feed, "__next__") else iter(self._feed)
+        batches = self._feed if self._resumed and hasattr(self._feed, "__next__") else iter(self._feed)
         while True:
-            place = (self._feed.epoch, self._feed.position) if self._is_feed else (0, 0)
+            epoch, position = (self._feed.epoch, self._feed.position) if self._is_feed else (0, 0)
             try:
                 batch = next(batches)
             except StopIteration:
                 return
-            self._places.append(place)
             self.step += self._per_call
+            self._recent.append(_Place(self.step, epoch, position))
             yield batch
 
     def compare(self, step: int, every: int = 1) -> None:
-        """Compare where the batch of a step began with the other processes, if that is due."""
-        if self._places and (every == 1 or crosses(self._compared, step, every)):
+        """Compare the place of a step with the other processes, if that is due."""
+        place = self._of(step)
+        if place is not None and crosses(self._compared, step, every):
             self._compared = step
-            self._step_places.compare(step, *self._places[-1 - (self.step - step) // self._per_call])
+            self._step_places.compare(step, place.epoch, place.position)
 
-    def not_finite(self, found: str, step: int) -> FeedError:
-        """The error that ends training, with the rows of the step if the feed can name them. Reads no data."""
-        later_calls, later_steps = divmod(self.step - step, self._per_call)
-        rows, epoch, position = "the rows", None, None
-        if self._is_feed and later_calls < len(self._places):
-            epoch, position = self._places[-1 - later_calls]
+    def _of(self, step: int) -> _Place | None:
+        return next((place for place in self._recent if place.step >= step), None)
+
+    def located(self, error: NotFinite) -> FeedError:
+        """The error that ends training, with the rows of its step if the feed can name them. Reads no data."""
+        place = self._of(error.step) if self._is_feed else None
+        rows = "the rows"
+        if place is not None:
             state = self._feed.get_state()
-            before = state["step"] - (later_calls + 1) * self._per_call  # gives the size of the batch
+            # the step of a state selects the size of the batch
+            of_call = {**state, "step": state["step"] - (self.step - place.step) - self._per_call}
             with contextlib.suppress(TypeError, ValueError):  # a stream has no row indices
-                found_rows = self._feed.rows_of({**state, "step": before, "epoch": epoch, "position": position})
-                of_step = found_rows.reshape(-1, found_rows.shape[-1])[-1 - later_steps].tolist()
+                found = self._feed.rows_of({**of_call, "epoch": place.epoch, "position": place.position})
+                of_step = found.reshape(-1, found.shape[-1])[error.step - place.step - 1].tolist()
                 more = f", … ({len(of_step)})" if len(of_step) > _MAX_ROWS_SHOWN else ""
                 rows = f"the training rows {', '.join(map(str, of_step[:_MAX_ROWS_SHOWN]))}{more}"
         return FeedError(
-            f"training ends: {found}; later steps cannot repair the parameters. Look for extreme values in {rows} "
-            "of that step and in those of the step before, and in the loss for a division by 0 or a logarithm of "
-            "0, or lower the learning rate",
+            f"training ends: {error.message}; later steps cannot repair the parameters. Look for extreme values "
+            f"in {rows} of that step and in those of the step before, and in the loss for a division by 0 or a "
+            "logarithm of 0, or lower the learning rate",
             stage="train",
-            epoch=epoch,
-            position=position,
+            epoch=None if place is None else place.epoch,
+            position=None if place is None else place.position,
         )
 
 

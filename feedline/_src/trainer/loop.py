@@ -14,7 +14,7 @@ import jax
 
 from feedline._src.errors import FeedError
 from feedline._src.trainer.modes import Measure, Program
-from feedline._src.trainer.task import Batch, Metrics, Params, State, rows_in
+from feedline._src.trainer.task import Batch, Metrics, Params, State, all_finite, rows_in
 
 _IN_FLIGHT = 2
 """Steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that time in `next`
@@ -22,15 +22,15 @@ is time waiting for input, and the number of batches in use is bounded."""
 
 
 class NotFinite(FeedError):
-    """The loss is not finite. Once parameters are not finite, later steps cannot repair them.
+    """A loss, or a parameter, is not finite. Later steps cannot repair the parameters.
 
     Attributes:
       step: the first step whose loss is not finite, counted over all runs from 1.
     """
 
-    def __init__(self, step: int, loss: float) -> None:
+    def __init__(self, step: int, found: str) -> None:
         self.step = step
-        super().__init__(f"the loss is {loss} at step {step:,}, the first that is not finite", stage="train")
+        super().__init__(found, stage="train")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Progress:
 class Loop:
     """Runs a program's step on batches, and counts steps, rows and times.
 
-    At most two calls of the step run while the host asks for a batch. The metrics of `report_every` steps stay on
-    the devices and are fetched together, after these steps are done; no other data moves between host and devices.
-    Each fetch checks that every loss is finite, and then calls `report`: after the first step, at every multiple
-    of `report_every` steps, and at the end.
+    At most two calls of the step are in flight while the host asks for a batch. The metrics of `report_every`
+    steps stay on the devices and are fetched together, after these steps are done; no other data moves between
+    host and devices. Each fetch checks that every loss is finite, and then calls `report`: after the first step,
+    at every multiple of `report_every` steps, and at the end.
     """
 
     def __init__(
@@ -92,40 +92,41 @@ class Loop:
         self._report = report
         self._report_every = report_every
         self._guard_transfers = guard_transfers
-        self._running: collections.deque[tuple[jax.Array, int]] = collections.deque()  # metrics and rows in flight
-        self._finished: list[jax.Array] = []  # metrics that are not fetched yet
+        self._in_flight: collections.deque[tuple[jax.Array, int]] = collections.deque()  # (metrics, rows)
+        self._unreported: list[jax.Array] = []  # metrics of finished calls
         self._started_s = 0.0  # when the first step had finished
 
     def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
-        """Each new state, before the next batch is asked for; the next step donates it. Call `end` afterwards.
-
-        A loss that is not finite replaces a later error of the iterator, which is then its cause.
-        """
+        """Each new state, before the next batch is asked for; the next step donates it. Call `end` afterwards."""
         guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
         for batch in self._timed(iter(batches)):
             rows = rows_in(batch, self._program.steps_per_call)
             with guard:
                 state, metrics = self._program.step(state, batch)
-            self._running.append((metrics, rows))
+            self._in_flight.append((metrics, rows))
             yield state
-            self._finish(_IN_FLIGHT if self.progress.rows else 0)
+            self._wait(_IN_FLIGHT if self.progress.rows else 0)
             if self._guard_transfers:
                 guard = jax.transfer_guard("disallow")
 
+    def check(self, params: Params) -> None:
+        """Wait for all steps. Raises `NotFinite` for a loss since the last report, or a parameter, that is not."""
+        self._wait(0)
+        self._fetched()
+        if not all_finite(params):
+            step = self.progress.step
+            raise NotFinite(step, f"the parameters are not finite after step {step:,}, though its loss is")
+
     def end(self) -> Progress:
         """Wait for all steps, and report the last one."""
-        self._finish(0)
+        self._wait(0)
         if not self.progress.step:
             raise ValueError(
                 "training needs at least one batch, and the iterator gave none; see its rows and remainder"
             )
-        if self._finished:
-            self._fetch()
+        if self._unreported:
+            self._make_report()
         return self.progress
-
-    def unfetched(self) -> list[jax.Array]:
-        """The metrics of all calls that are not fetched yet."""
-        return [*self._finished, *(metrics for metrics, _ in self._running)]
 
     def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches. After the first step, time spent in the iterator is counted."""
@@ -135,21 +136,15 @@ class Loop:
                 batch = next(batches)
             except StopIteration:
                 return
-            except Exception as error:
-                try:  # with several processes, a running step may wait for a lost one
-                    self._checked(self.unfetched() if jax.process_count() == 1 else self._finished)
-                except NotFinite as bad:
-                    raise bad from error
-                raise
             if self.progress.rows:
                 self._set(wait_s=self.progress.wait_s + time.perf_counter() - asked_s)
             yield batch
 
-    def _finish(self, in_flight: int) -> None:
-        """Wait until no more than so many calls run; count those that are done, fetch metrics if it is time."""
-        while len(self._running) > in_flight:
-            metrics, rows = self._running.popleft()
-            self._finished.append(metrics.block_until_ready())
+    def _wait(self, in_flight: int) -> None:
+        """Wait until at most `in_flight` calls run. Count the finished ones, and report if that is due."""
+        while len(self._in_flight) > in_flight:
+            metrics, rows = self._in_flight.popleft()
+            self._unreported.append(metrics.block_until_ready())
             now_s, before = time.perf_counter(), self.progress
             self._set(step=before.step + self._program.steps_per_call, rows=before.rows + rows)
             if before.rows:
@@ -157,23 +152,24 @@ class Loop:
             else:
                 self._started_s = now_s
             if not before.rows or crosses(before.step, self.progress.step, self._report_every):
-                self._fetch()
+                self._make_report()
 
-    def _fetch(self) -> None:
-        fetched = self._checked(self._finished)
-        self._finished.clear()
-        self._set(metrics=dict(zip(self._program.metrics, fetched[-1], strict=True)))
+    def _make_report(self) -> None:
+        last = self._fetched()[-1]
+        self._unreported.clear()
+        self._set(metrics=dict(zip(self._program.metrics, last, strict=True)))
         if self._report is not None:
             self._report(self.progress)
 
-    def _checked(self, metrics: list[jax.Array]) -> list[list[float]]:
-        """Fetch metrics, of which those of `_finished` come first. Raises `NotFinite` for the first such loss."""
-        first = self.progress.step + 1 - len(self._finished) * self._program.steps_per_call
-        fetched = steps_of(metrics)
-        for step, values in enumerate(fetched, first):
-            if not math.isfinite(values[0]):
-                raise NotFinite(step, values[0])
-        return fetched
+    def _fetched(self) -> list[list[float]]:
+        """The metrics of each step since the last report. Raises `NotFinite` for the first such loss."""
+        calls = jax.device_get(self._unreported)
+        steps = [step for call in calls for step in call.reshape(-1, call.shape[-1]).tolist()]
+        first = self.progress.step + 1 - len(steps)
+        for step, (loss, *_) in enumerate(steps, first):
+            if not math.isfinite(loss):
+                raise NotFinite(step, f"the loss is {loss} at step {step:,}, the first that is not finite")
+        return steps
 
     def _set(self, **counted: Any) -> None:
         self.progress = dataclasses.replace(self.progress, **counted)
@@ -185,11 +181,6 @@ def train(program: Program, state: State, batches: Iterable[Batch], **options: A
     for after in loop.steps(state, batches):
         state = after
     return state, loop.end()
-
-
-def steps_of(metrics: list[jax.Array]) -> list[list[float]]:
-    """The metrics of each step, fetched from those of some calls; the loss is the first."""
-    return [step for call in jax.device_get(metrics) for step in call.reshape(-1, call.shape[-1]).tolist()]
 
 
 def crosses(before: int, after: int, every: int) -> bool:
@@ -216,20 +207,20 @@ def evaluate(measure: Measure, params: Params, batches: Iterable[Batch]) -> Eval
     Each batch is averaged on the devices; the averages are weighted by their rows and added on the host. While the
     results of a batch are fetched, two more are computed.
     """
-    total, sums = 0, dict[str, float]()
-    running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
+    total, sums = 0, collections.defaultdict[str, float](float)
+    in_flight: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
 
     def fetched() -> Iterator[tuple[Metrics, jax.Array]]:
         for batch in batches:
-            running.append(measure(params, batch))
-            if len(running) > _IN_FLIGHT:
-                yield jax.device_get(running.popleft())
-        yield from map(jax.device_get, running)
+            in_flight.append(measure(params, batch))
+            if len(in_flight) > _IN_FLIGHT:
+                yield jax.device_get(in_flight.popleft())
+        yield from map(jax.device_get, in_flight)
 
     for metrics, rows in fetched():
         total += int(rows)
         for name, mean in metrics.items() if rows else ():  # the mean of no row may be NaN
-            sums[name] = sums.get(name, 0.0) + float(mean) * int(rows)
+            sums[name] += float(mean) * int(rows)
     if not total:
         raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
     names = ["loss", *(name for name in sums if name != "loss")]  # jit sorts them
