@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from feedline._src.options import Reading as Reading
     from feedline._src.placement.plan import local_rows as local_rows
     from feedline._src.plan.plan import Plan as Plan
-    from feedline._src.rows.row_source import Rows as Rows
-    from feedline._src.rows.row_source import RowSource as RowSource
+    from feedline._src.rows.source import Rows as Rows
+    from feedline._src.rows.source import RowSource as RowSource
     from feedline._src.sources.decoded import decoded as decoded
     from feedline._src.sources.lanes import Lanes as Lanes
     from feedline._src.sources.mixture import Mixture as Mixture
@@ -88,8 +88,8 @@ __getattr__, __dir__, __all__ = lazily(
         "Ragged": "feedline._src.sources.ragged",
         "Reading": "feedline._src.options",
         "RowError": "feedline._src.errors",
-        "RowSource": "feedline._src.rows.row_source",
-        "Rows": "feedline._src.rows.row_source",
+        "RowSource": "feedline._src.rows.source",
+        "Rows": "feedline._src.rows.source",
         "StallError": "feedline._src.errors",
         "Statistics": "feedline._src.listen.statistics",
         "Store": "feedline._src.files.store",

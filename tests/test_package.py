@@ -258,7 +258,7 @@ OF_FEEDLINE = {
         "prefetch", "listen", "record", "runtime", "options",
     ],
     "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
-               "rows.encoded_source", "rows.row_source", "options"],
+               "rows.source", "options"],
     "image_limits": [],
     "grain_face": ["loader.lane_files"],
     # beside them
@@ -426,7 +426,7 @@ def test_nobody_asks_for_the_class_of_a_source_or_an_order():
     classes = [
         (path, node) for path, tree in CORE.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     ]
-    where = {"Source": "rows/source.py", "EncodedRows": "rows/encoded_source.py", "RowOrder": "order/epoch.py"}
+    where = {"Source": "rows/source.py", "EncodedSource": "rows/source.py", "RowOrder": "order/epoch.py"}
     bases = set(where)
     for _ in range(4):  # levels of inheritance
         where |= {

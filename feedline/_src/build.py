@@ -200,11 +200,8 @@ def _of_size(
     settings, bounds = _settings_of(options, plan)
     if options.reading.bad_rows == "raise":
         source.check_rows()
-        identity = source.identity
-    else:
-        identity = source.identity_allowing_bad_rows()
     try:
-        digest = states.digest(identity)
+        digest = states.digest(source.identity)
     except TypeError as error:
         raise TypeError(
             f"the identity of a RowSource must be made of JSON values, that of {source.kind} is not: "

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from feedline._src.formats.registry import require
 from feedline._src.image_limits import JPEG, check_image, check_pixels, check_scans, not_an_image
 from feedline._src.options import checked_integer
-from feedline._src.rows.encoded_source import EncodedSource
-from feedline._src.rows.row_source import RowSource
+from feedline._src.rows.source import EncodedSource, RowSource
 from feedline._src.sources.decoded import Row, decoded
 from feedline._src.sources.open_source import open_source
 

@@ -17,7 +17,7 @@ import pytest
 
 import feedline
 from feedline._src.formats.arrow import column_of
-from feedline._src.rows.encoded_source import EncodedSource
+from feedline._src.rows.source import EncodedSource
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.groups import GroupSource
 
@@ -86,7 +86,7 @@ def test_columns_of_fixed_width(tmp_path, is_source_of, as_local, name):
     is_source_of(some, {name: ROWS[name] for name in ("label", "list")})
     for columns, leaf in (((slice(1, 3),), "list"), ((np.array([0, 4]),), "bytes")):
         out, rows = np.empty((4, 2), ROWS[leaf].dtype), np.array([299, 3, 3, 100])
-        source.read_leaf(sorted(ROWS).index(leaf), rows, columns, out)
+        source.read_cuts(rows, [(sorted(ROWS).index(leaf), columns, out)])
         np.testing.assert_array_equal(out, ROWS[leaf][rows][:, columns[0]])
 
 

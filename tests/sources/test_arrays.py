@@ -53,7 +53,7 @@ def test_columns_are_cut_as_numpy_does_it(columns):
     x = np.arange(10 * 4 * 5).reshape(10, 4, 5)
     expected = x[[7, 2]][:, columns[0]][:, :, columns[1]]
     out = np.empty(expected.shape, x.dtype)
-    ArraySource([x]).read_leaf(0, np.array([7, 2]), columns, out)
+    ArraySource([x]).read_cuts(np.array([7, 2]), [(0, columns, out)])
     np.testing.assert_array_equal(out, expected)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline._src.rows.encoded_source import EncodedSource
+from feedline._src.rows.source import EncodedSource
 
 CONTENT = {
     "cat/1.jpg": b"\xff\xd8 one",

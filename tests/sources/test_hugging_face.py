@@ -22,7 +22,7 @@ import simplejpeg
 from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, List, Value
 
 import feedline
-from feedline._src.rows.encoded_source import EncodedSource
+from feedline._src.rows.source import EncodedSource
 from feedline._src.sources.arrays import ArraySource
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,7 @@ def test_numbers_are_those_of_the_dataset(tmp_path, variant):
     for leaf, (name, found) in enumerate(sorted(out.items())):
         np.testing.assert_array_equal(found, [expected[row][name] for row in rows], err_msg=name)
         again = np.empty_like(found)
-        source.read_leaf(leaf, rows, (slice(None),) * (found.ndim - 1), again)
+        source.read_cuts(rows, [(leaf, (slice(None),) * (found.ndim - 1), again)])
         np.testing.assert_array_equal(again, found)
     with pytest.raises(IndexError):
         source.read(np.full(len(rows), len(source)), out)

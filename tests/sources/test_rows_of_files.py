@@ -132,7 +132,7 @@ def check(source, local):
             cut = cut[(slice(None),) * axis + (column,)]
         wide = np.zeros((*cut.shape, 2), cut.dtype)
         for target in (np.empty(cut.shape, cut.dtype), wide[..., 0], np.empty(cut.shape, np.float64)):
-            source.read_leaf(leaf, rows, columns, target)
+            source.read_cuts(rows, [(leaf, columns, target)])
             np.testing.assert_array_equal(target, cut)
     order, positions = SingleOrder(Order(seed=1), len(local)), np.array([3, 9, 0])
     got, want = (

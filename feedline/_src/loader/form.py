@@ -19,7 +19,7 @@ from feedline._src.plan.asked import VALID, Asked, SourceMetadata, Transform
 from feedline._src.plan.plan import Plan
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow
-from feedline._src.rows.row_source import Rows
+from feedline._src.rows.source import Rows
 from feedline._src.rows.spec import Array, RowSpec, check_fits
 from feedline._src.rows.values import as_array
 from feedline._src.runtime.threads import annotation

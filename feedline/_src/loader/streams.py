@@ -26,7 +26,7 @@ from feedline._src.options import Settings
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
 from feedline._src.record import PartTimes, Stopwatch, this_thread
 from feedline._src.rows.bad_rows import BadRow, find_bad_rows, raise_located
-from feedline._src.rows.record_leaves import write_record
+from feedline._src.rows.values import write_record
 from feedline._src.runtime.threads import JaxSettings, annotation
 from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
 

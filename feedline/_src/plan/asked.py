@@ -26,8 +26,7 @@ from feedline._src.options import (
 )
 from feedline._src.order.schedule import ENDLESS, REMAINDERS, BatchSizes, Cursor, Remainder, Schedule
 from feedline._src.placement.plan import as_shardings, batch_axis_sharding
-from feedline._src.rows.row_source import Rows
-from feedline._src.rows.source import OwnOrder, Source
+from feedline._src.rows.source import OwnOrder, Rows, Source
 from feedline._src.rows.spec import RowSpec
 
 VALID = "valid"

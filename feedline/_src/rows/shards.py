@@ -9,106 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
-_BUCKETS_A_SHARD = 4
-_STEPS = 4
-
-
-class Shards:
-    """Rows 0 … n − 1, of which each shard has the next `lengths[i]`.
-
-    Args:
-      lengths: rows of each shard, 0 or more.
-
-    Example:
-      >>> shards = Shards([3, 0, 2])
-      >>> len(shards), shards.of(np.array([4, 0, 3])).tolist()
-      (5, [2, 0, 2])
-      >>> [(shard, rows.tolist(), offsets) for shard, rows, offsets in shards.split(np.array([4, 0, 3]))]
-      [(0, [0], slice(1, 2, None)), (2, [1, 0], array([0, 2]))]
-    """
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.ends = np.cumsum(lengths, dtype=np.int64)
-        self.firsts = self.ends - np.asarray(lengths, np.int64)
-        # A binary search costs 30 to 60 ns a row, more than copying it. A table of equal buckets gives the first
-        # candidate, and a few comparisons find the shard, unless so many tiny shards share a bucket that a binary
-        # search is faster
-        self._bucket = max(1, len(self) // (_BUCKETS_A_SHARD * len(self.ends)))
-        starts = np.arange(0, len(self), self._bucket, dtype=np.int64)
-        self._table = np.searchsorted(self.ends, starts, side="right")
-        self._searches = bool((np.diff(self._table) > _STEPS).any())
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def firsts_of(self, shards: Indices) -> Indices:
-        """int64[k]: the first row of each of these shards."""
-        return self.firsts.take(shards)
-
-    def lengths_of(self, shards: Indices) -> Indices:
-        """int64[k]: how many rows each of these shards has."""
-        return self.ends.take(shards) - self.firsts.take(shards)
-
-    def check(self, rows: Indices) -> None:
-        """Raise IndexError if there is no such row."""
-        # as unsigned words, negative rows are the largest, so one pass finds both errors
-        if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
-            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
-
-    def of(self, rows: Indices) -> Indices:
-        """int64[k]: the shard of each row.
-
-        Raises:
-          IndexError: there is no such row.
-        """
-        self.check(rows)
-        if len(self.ends) == 1:
-            return np.zeros(len(rows), np.int64)
-        if self._searches:
-            return np.searchsorted(self.ends, rows, side="right")
-        shard = self._table.take(rows // self._bucket)
-        while (beyond := rows >= self.ends.take(shard)).any():
-            shard += beyond
-        return shard
-
-    def split(self, rows: Indices) -> Iterator[tuple[int, Indices, slice | Indices]]:
-        """For each shard that has some of `rows`, ascending: (shard, rows within it, their offsets in `rows`).
-
-        Adjacent offsets are a slice, so that the rows can be read directly into that part of an output array.
-        """
-        shard = self.of(rows)
-        for one, offsets in offsets_by_label(shard, len(self.ends)):
-            yield one, rows[offsets] - self.firsts[one], offsets
-
-
-def offsets_by_label(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indices]]:
-    """For each label that occurs, ascending: its offsets in `labels`, ascending; a slice if they are adjacent.
-
-    Args:
-      labels: int64[k], each 0 … count − 1.
-
-    Example:
-      >>> list(offsets_by_label(np.array([7, 2, 2, 7]), 8))
-      [(2, slice(1, 3, None)), (7, array([0, 3]))]
-    """
-    if len(labels) == 0:
-        return
-    if (labels == labels[0]).all():
-        yield int(labels[0]), slice(0, len(labels))
-        return
-    narrow = labels.astype(np.uint16) if count < 1 << 16 else labels  # 16 bits: sorted in linear time
-    offsets = np.argsort(narrow, kind="stable")
-    ordered = labels.take(offsets)
-    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(labels)], strict=True):
-        here = offsets[start:stop]
-        adjacent = here[-1] - here[0] == stop - start - 1  # ascending: the sort is stable
-        yield int(ordered[start]), slice(int(here[0]), int(here[-1]) + 1) if adjacent else here
 
 
 @dataclasses.dataclass(frozen=True)
 class EvenLengths:
-    """Lengths of shards of `each` rows, the last of which has the rest: two integers for any number of shards.
+    """The lengths of shards of `each` rows, the last of which has the rest: two integers for any number of shards.
 
     Example:
       >>> EvenLengths(rows=7, each=3).count  # of 3, 3 and 1
@@ -138,12 +43,60 @@ def rows_in(lengths: Lengths) -> int:
     return lengths.rows if isinstance(lengths, EvenLengths) else sum(lengths)
 
 
-def joined(files: Sequence[Lengths]) -> Shards | EvenShards:
-    """The shards of all files, in order: `EvenShards` if the lengths in each file are even."""
-    even = [lengths for lengths in files if isinstance(lengths, EvenLengths)]
-    if len(even) == len(files):
-        return EvenShards(even)
-    return Shards([n for lengths in files if not isinstance(lengths, EvenLengths) for n in lengths] or [0])
+class Shards:
+    """Rows 0 … n − 1, of which each shard has the next `lengths[i]`.
+
+    Args:
+      lengths: rows of each shard, 0 or more.
+
+    Example:
+      >>> shards = Shards([3, 0, 2])
+      >>> len(shards), shards.of(np.array([4, 0, 3])).tolist()
+      (5, [2, 0, 2])
+      >>> [(shard, rows.tolist(), offsets) for shard, rows, offsets in shards.split(np.array([4, 0, 3]))]
+      [(0, [0], slice(1, 2, None)), (2, [1, 0], array([0, 2]))]
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.ends = np.cumsum(lengths, dtype=np.int64)
+        self.firsts = self.ends - np.asarray(lengths, np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def firsts_of(self, shards: Indices) -> Indices:
+        """int64[k]: the first row of each of these shards."""
+        return self.firsts.take(shards)
+
+    def lengths_of(self, shards: Indices) -> Indices:
+        """int64[k]: how many rows each of these shards has."""
+        return self.ends.take(shards) - self.firsts.take(shards)
+
+    def check(self, rows: Indices) -> None:
+        """Raise IndexError if there is no such row."""
+        # as unsigned words, negative rows are the largest, so one pass finds both errors
+        if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
+            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+
+    def of(self, rows: Indices) -> Indices:
+        """int64[k]: the shard of each row.
+
+        Raises:
+          IndexError: there is no such row.
+        """
+        self.check(rows)
+        if len(self.ends) == 1:
+            return np.zeros(len(rows), np.int64)
+        return np.searchsorted(self.ends, rows, side="right")
+
+    def split(self, rows: Indices) -> Iterator[tuple[int, Indices, slice | Indices]]:
+        """For each shard that has some of `rows`, ascending: (shard, rows within it, their offsets in `rows`).
+
+        Adjacent offsets are a slice, so that the rows can be read directly into that part of an output array.
+        """
+        shard = self.of(rows)
+        for one, offsets in offsets_by_label(shard, len(self.ends)):
+            yield one, rows[offsets] - self.firsts[one], offsets
 
 
 class EvenShards:
@@ -156,10 +109,10 @@ class EvenShards:
       (9, [3, 2, 0], [7, 6, 0], [2, 1, 3])
     """
 
-    def __init__(self, lengths: Sequence[EvenLengths]) -> None:
-        self._rows = Shards([file.rows for file in lengths])
-        self._shards = Shards([file.count for file in lengths])
-        self._each = np.array([file.each for file in lengths], np.int64)
+    def __init__(self, files: Sequence[EvenLengths]) -> None:
+        self._rows = Shards([file.rows for file in files])
+        self._shards = Shards([file.count for file in files])
+        self._each = np.array([file.each for file in files], np.int64)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -167,15 +120,45 @@ class EvenShards:
     def of(self, rows: Indices) -> Indices:
         """int64[k]: the shard of each row. IndexError if there is no such row."""
         file = self._rows.of(rows)
-        return self._shards.firsts.take(file) + (rows - self._rows.firsts.take(file)) // self._each.take(file)
+        return self._shards.firsts_of(file) + (rows - self._rows.firsts_of(file)) // self._each.take(file)
 
     def firsts_of(self, shards: Indices) -> Indices:
         """int64[k]: the first row of each of these shards."""
         file = self._shards.of(shards)
-        return self._rows.firsts.take(file) + (shards - self._shards.firsts.take(file)) * self._each.take(file)
+        return self._rows.firsts_of(file) + (shards - self._shards.firsts_of(file)) * self._each.take(file)
 
     def lengths_of(self, shards: Indices) -> Indices:
         """int64[k]: how many rows each of these shards has."""
         file = self._shards.of(shards)
         left: Indices = self._rows.ends.take(file) - self.firsts_of(shards)
         return np.minimum(self._each.take(file), left)
+
+
+def joined(files: Sequence[Lengths]) -> Shards | EvenShards:
+    """The shards of all files, in order: `EvenShards` if the lengths in each file are even."""
+    even = [lengths for lengths in files if isinstance(lengths, EvenLengths)]
+    if len(even) == len(files):
+        return EvenShards(even)
+    return Shards([n for lengths in files if not isinstance(lengths, EvenLengths) for n in lengths] or [0])
+
+
+def offsets_by_label(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indices]]:
+    """For each label that occurs, ascending: its offsets in `labels`, ascending; a slice if they are adjacent.
+
+    Args:
+      labels: int64[k], each 0 … count − 1.
+
+    Example:
+      >>> list(offsets_by_label(np.array([7, 2, 2, 7]), 8))
+      [(2, slice(1, 3, None)), (7, array([0, 3]))]
+    """
+    if len(labels) == 0:
+        return
+    narrow = labels.astype(np.uint16) if count < 1 << 16 else labels  # 16 bits: sorted in linear time
+    offsets = np.argsort(narrow, kind="stable")
+    ordered = labels.take(offsets)
+    cuts = np.flatnonzero(np.diff(ordered)) + 1
+    for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(labels)], strict=True):
+        here = offsets[start:stop]
+        adjacent = here[-1] - here[0] == stop - start - 1  # ascending: the sort is stable
+        yield int(ordered[start]), slice(int(here[0]), int(here[-1]) + 1) if adjacent else here

@@ -1,13 +1,14 @@
-"""The base class of feedline's sources: what a feed, a plan and a mixture ask of any source, with defaults.
+"""Sources of rows: the contract of users' classes, and the base classes of feedline's own, which add defaults.
 
-A user's `RowSource` is wrapped once, when it is opened, so that nothing else asks what an object has.
+A user's `RowSource` is wrapped once, when it is opened, so that no other code asks which optional members it has.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, Protocol, SupportsIndex, TypeGuard, runtime_checkable
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from feedline._src.options import Order
 from feedline._src.order.epoch import Positions, RowOrder, SingleOrder, keys_at
-from feedline._src.rows.row_source import Rows
+from feedline._src.rows.values import is_table
 
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
@@ -27,21 +28,128 @@ WillRead = Callable[[Indices, int], bool]
 OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
 """The order that a source brings along: that of a mixture, or of a Grain dataset after `repeat()`, which is one
 endless epoch. "": it takes any."""
-_MOST_SHOWN = 8  # leaves of a row; a table may have thousands
+Record = bytes | Mapping[str, Any]
+"""The bytes of a row; or of a row with several fields their values by name, of which at least one is bytes."""
+_MAX_LEAVES_SHOWN = 8
+_ROW_SOURCE_MEMBERS = ("__len__", "spec", "identity", "read", "close")
+
+
+# --- the contract of users' classes ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where rows of a batch stand: four arrays with a value for each row. Read-only.
+
+    A transform gets one as its second argument.
+
+    Attributes:
+      epoch: int64[k], the epoch of each row.
+      position: int64[k], its position in the epoch's order.
+      index: int64[k], the row index in the source.
+      key: uint64[k], random bits: a function of (seed, epoch, position), so that augmentation drawn
+        from it is the same on any topology.
+    """
+
+    epoch: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+    key: npt.NDArray[np.uint64]
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows with random access, read many at a time. Write one to read a format of your own.
+
+    A class needs these five members, and no base class. A feed never closes a source that it was given. To be read
+    by worker processes, `Reading(workers=...)`, a source must pickle: let `__reduce__` give the path, and each
+    worker opens the file for itself.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> class Squares:
+      ...     spec = {"square": jax.ShapeDtypeStruct((), np.int32)}
+      ...     identity = {"kind": "squares", "count": 100}
+      ...     def __len__(self):
+      ...         return 100
+      ...     def read(self, rows, out):
+      ...         out["square"][:] = rows**2
+      ...     def close(self):
+      ...         pass
+      >>> isinstance(Squares(), RowSource)
+      True
+    """
+
+    spec: Any
+    """Tree of `jax.ShapeDtypeStruct`, of one row. It is fixed before the first read, and the same for all rows."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON values that identify the data: names, sizes, sampled bytes; no absolute path.
+
+        It is read when a feed is built, and becomes the field "data" of the fingerprint. So a state that was saved
+        over other data is refused, and so are processes of one run that do not read the same data.
+        """
+
+    def __len__(self) -> int:
+        """The number of rows. It must not change while a feed uses the source."""
+
+    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+        """Write row rows[i] to out[leaf][i] for each leaf, in the dtypes of `spec`.
+
+        Rows come in any order and with repeats, and several threads read at once. `rows` is read-only; each leaf
+        of `out` has the shape `(len(rows), *shape of the leaf)` and may be strided. An error becomes a `RowError`
+        that names the row; raise one yourself, with `row=`, to name it without further reads.
+        """
+
+    def close(self) -> None:
+        """Close files. A feed calls it once, for a source that it opened, perhaps while a `read` still runs."""
+
+
+def is_row_source(value: Any) -> TypeGuard[RowSource]:
+    """Whether it has the members of a `RowSource`. On Python 3.11, `isinstance` would compute `identity`."""
+    has = set(dir(value))
+    return all(name in has or hasattr(value, name) for name in _ROW_SOURCE_MEMBERS)
+
+
+def why_not_a_source(source: Any) -> str:
+    """The error message for an object that is not a source of any kind."""
+    kind, has = type(source).__name__, set(dir(source))
+    if is_table(source):
+        return (
+            f"a table is no source, but its numeric columns are, got a {kind}; pass "
+            "{name: table[name] for name in names}"
+        )
+    if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has `read`, too
+        lacks = ", ".join(name for name in _ROW_SOURCE_MEMBERS if name not in has)
+        return (
+            f"a RowSource needs {', '.join(_ROW_SOURCE_MEMBERS)}, and {kind} lacks {lacks}; "
+            "help(feedline.RowSource) describes each, and docs/sources.md has an example"
+        )
+    change = "feed an iterator of batches with prefetch_to_mesh"
+    if "__getitem__" in has:
+        change = f"give it __len__, or, if it is a stream, {change}"
+    return (
+        "a source is a tree of arrays and .npy paths, a path or glob, a grain dataset, a RowSource, or "
+        f"an object with __len__ and __getitem__, got {kind}; {change}"
+    )
+
+
+# --- the base classes of feedline's sources ---
 
 
 class Indexed:
-    """Rows by number, of arrays or of bytes: `source[i]`, a readable `repr`, and what both kinds offer.
+    """Rows by number, of arrays or of bytes: `source[i]`, a readable `repr`, and the members that both kinds have.
 
-    So it can be the source of a `grain.MapDataset`. To fill a batch, reading
-    many rows at once is many times as fast.
+    `source[i]` and `len(source)` make it the source of a `grain.MapDataset`. To fill a batch, reading many rows at
+    once is many times as fast.
 
     Attributes:
       picklable: whether worker processes can open it again.
     """
 
     picklable: bool = True
-    _paths: Sequence[str] = ()  # the paths of the files, as the user gave them
+    _paths: Sequence[str] = ()  # of the files, as the user gave them
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -54,7 +162,7 @@ class Indexed:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON values that identify the data; no absolute path."""
+        """JSON values that identify the data; no absolute path. A bad row among those sampled is no error."""
         raise NotImplementedError
 
     @property
@@ -68,11 +176,11 @@ class Indexed:
 
     @property
     def will_read(self) -> WillRead | None:
-        """What fetches rows from far away in time. None: no row must be fetched, now and from now on."""
+        """Fetches rows ahead, for sources in a store. None: no row must be fetched, now and from now on."""
         return None
 
     def check_rows(self) -> None:
-        """Refuse rows that are known to be bad although none was read, for a feed that raises bad rows.
+        """Refuse rows that are found to be bad without reading all, for a feed that raises bad rows.
 
         Raises:
           RowError: there are some.
@@ -109,9 +217,9 @@ class Indexed:
     def _facts(self) -> list[tuple[str, str]]:
         """The number of rows, the leaves of a row, and the files."""
         leaves = self._described()
-        facts = [("rows", f"{len(self):,}"), *leaves[:_MOST_SHOWN]]
-        if len(leaves) > _MOST_SHOWN:
-            facts.append(("…", f"{len(leaves) - _MOST_SHOWN} more leaves"))
+        facts = [("rows", f"{len(self):,}"), *leaves[:_MAX_LEAVES_SHOWN]]
+        if len(leaves) > _MAX_LEAVES_SHOWN:
+            facts.append(("…", f"{len(leaves) - _MAX_LEAVES_SHOWN} more leaves"))
         if self._paths:
             more = f" … {self._paths[-1]}, {len(self._paths)} files" if len(self._paths) > 1 else ""
             facts.append(("from", f"{self._paths[0]}{more}"))
@@ -127,11 +235,11 @@ class Source(Indexed):
 
     Attributes:
       spec: a tree of `jax.ShapeDtypeStruct`, of one row.
-      format: what a state says of how rows are read: "columns", "records" or "mixture".
+      format: how rows are read, for a state: "columns", "records" or "mixture".
       own_order: the order that it brings along.
       shuffled: whether the order is shuffled unless the user gives one.
-      reads_columns: whether `read_leaf` is there.
-      positioned: whether rows depend on where they stand, so that `read_positioned` must be called.
+      reads_columns: whether `read_cuts` takes some leaves and some columns; else it takes all leaves, whole.
+      positioned: whether rows depend on their epoch and position, so that `read_cuts` must get `Rows`.
       ragged_leaves: the numbers of the leaves whose first axis is as long as each batch needs, up to its size in
         `spec`. The leaves of `out` in `read` have any length that holds the rows.
     """
@@ -153,10 +261,6 @@ class Source(Indexed):
     def arrays(self) -> Any:
         """The `ArraySource` with these rows, if all lie in memory or in mapped files; else None."""
         return None
-
-    def identity_allowing_bad_rows(self) -> dict[str, Any]:
-        """The `identity` for feeds that go on after bad rows, of which unreadable rows are a part."""
-        return self.identity
 
     def order_for(self, asked: Order | None) -> RowOrder:
         """The order in which a feed reads that was asked for this one."""
@@ -192,39 +296,27 @@ class Source(Indexed):
         self.read_cuts(rows, whole_cuts(out))
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Read rows that know where they stand."""
+        """Read rows whose epochs, positions and keys are known, for a source that is `positioned`."""
         self.read(rows.index, out)
 
-    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: npt.NDArray[Any]) -> None:
-        """Write the `columns` of row rows[i] of one leaf to out[i], which has the leaf's dtype."""
-        self.read_cuts(rows, [(leaf, columns, out)])
-
-    def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
-        """Read the rows at some positions of an epoch. Returns int64[k], the row index at each position.
-
-        Args:
-          cuts: what to read of each leaf. Without `reads_columns`: all leaves, whole.
-        """
-        index = order.rows_at(epoch, positions)
-        at: Rows | Indices = index
-        if self.positioned:
-            position = np.asarray(positions, np.int64)
-            at = Rows(np.full(len(index), epoch), position, index, keys_at(order.seed, epoch, position))
-        self.read_cuts(at, cuts)
-        return index
-
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """Read rows of which the indices are known."""
-        index = rows.index if isinstance(rows, Rows) else rows
-        if self.reads_columns and not _is_whole(cuts, self.spec):
-            for leaf, columns, out in cuts:
-                self.read_leaf(leaf, index, columns, out)
-            return
+        """Write columns of some leaves of row rows[i] to index i of the arrays of `cuts`; errors as of `read`."""
         out = jax.tree.unflatten(jax.tree.structure(self.spec), [leaf for _, _, leaf in cuts])
         if isinstance(rows, Rows):
             self.read_positioned(rows, out)
         else:
-            self.read(index, out)
+            self.read(rows, out)
+
+    def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
+        """Read the rows at some positions of an epoch. Returns int64[k], the row index at each position."""
+        index = order.rows_at(epoch, positions)
+        if not self.positioned:
+            self.read_cuts(index, cuts)
+            return index
+        position = np.asarray(positions, np.int64)
+        keys = keys_at(order.seed, epoch, position)
+        self.read_cuts(Rows(np.full(len(index), epoch), position, index, keys), cuts)
+        return index
 
     def _single(self, row: int) -> Any:
         out = jax.tree.map(lambda leaf: np.empty((1, *leaf.shape), leaf.dtype), self.spec)
@@ -243,18 +335,43 @@ def whole_cuts(out: Any) -> list[Cut]:
     return [(leaf, (slice(None),) * (each.ndim - 1), each) for leaf, each in enumerate(jax.tree.leaves(out))]
 
 
-def _is_whole(cuts: Sequence[Cut], spec: Any) -> bool:
-    """Whether all leaves are read with all columns."""
-    return len(cuts) == len(jax.tree.leaves(spec)) and all(
-        isinstance(column, slice) and column == slice(None) for _, columns, _ in cuts for column in columns
-    )
+def indices_of(rows: Rows | Indices) -> Indices:
+    """int64[k]: the row indices of rows whose positions may be known."""
+    return rows.index if isinstance(rows, Rows) else rows
 
 
-class Given(Indexed):
-    """What an object of the user says of its rows, with defaults for members that it may lack."""
+class EncodedSource(Indexed):
+    """Rows of bytes, of any length, with random access; `feedline.decoded` makes arrays of them.
 
-    def __init__(self, given: Any) -> None:
-        self._given = given
+    Attributes:
+      fields: the names of the fields of a record; None: a record is one `bytes`.
+      instead: another way to arrays than decoding, for the error of a feed that was given bytes.
+    """
+
+    fields: Sequence[str] | None
+    instead = ""
+
+    def records(self, rows: Indices) -> Sequence[Record]:
+        """The records of these rows, in their order; rows may repeat. Several threads read at once.
+
+        Raises:
+          RowError: a record cannot be read; it names the row and its file.
+          FeedError: a file was changed while it was in use.
+        """
+        raise NotImplementedError
+
+    def _single(self, row: int) -> Record:
+        return self.records(np.array([row], np.int64))[0]
+
+    def _described(self) -> list[tuple[str, str]]:
+        return [("row", "bytes")] if self.fields is None else [(name, "bytes") for name in self.fields]
+
+
+class UserSource(Source):
+    """A `RowSource` of the user, who closes it. Its members `will_read` and `picklable` are optional."""
+
+    def __init__(self, given: RowSource) -> None:
+        self._given, self.spec = given, given.spec
         self.picklable = bool(getattr(given, "picklable", True))
 
     @property
@@ -264,8 +381,7 @@ class Given(Indexed):
 
     @property
     def identity(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._given.identity
-        return found
+        return self._given.identity
 
     @property
     def will_read(self) -> WillRead | None:
@@ -275,38 +391,8 @@ class Given(Indexed):
     def __len__(self) -> int:
         return len(self._given)
 
-    def file_of(self, row: int) -> str | None:
-        known: Callable[[int], str | None] | None = getattr(self._given, "file_of", None)
-        return None if known is None else known(row)
-
-
-class UserSource(Given, Source):
-    """A `RowSource` of the user. It is not closed: it belongs to the user."""
-
-    def __init__(self, given: Any) -> None:
-        super().__init__(given)
-        self.spec = given.spec
-        self.positioned = hasattr(given, "read_positioned")
-        self.reads_columns = hasattr(given, "read_leaf") and not self.positioned
-        if hasattr(given, "padded_length"):
-            self.ragged_leaves = tuple(given.ragged_leaves)
-
-    def padded_length(self, rows: Indices) -> int:
-        return int(self._given.padded_length(rows))
-
     def read(self, rows: Indices, out: Any) -> None:
-        _check_returned(self._given.read(rows, out))
-
-    def read_positioned(self, rows: Rows, out: Any) -> None:
-        if self.positioned:
-            _check_returned(self._given.read_positioned(rows, out))
-        else:
-            self.read(rows.index, out)
-
-    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: npt.NDArray[Any]) -> None:
-        _check_returned(self._given.read_leaf(leaf, rows, columns, out))
-
-
-def _check_returned(value: Any) -> None:
-    if value is not None:
-        raise TypeError(f"read writes its rows into out, and must not return a {type(value).__name__}")
+        returned: Any = self._given.read(rows, out)  # type: ignore[func-returns-value]
+        if returned is not None:
+            kind = type(returned).__name__
+            raise TypeError(f"read writes its rows into out, and must not return a {kind}")

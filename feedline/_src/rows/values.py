@@ -1,13 +1,20 @@
-"""Conversion of users' values to NumPy arrays, which refuses any value that it would lose silently."""
+"""Conversion of users' values and records to NumPy arrays, which refuses any value that it would lose silently."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.rows.spec import Leaf, RowSpec
+
 Array = npt.NDArray[Any]
+
+
+# --- values ---
 
 
 def as_array(name: str, value: Any) -> Array:
@@ -56,13 +63,12 @@ def as_record_leaf(name: str, value: Any) -> Any:
       >>> as_record_leaf("ids", [[1, 2], [3, 4]]).shape
       (2, 2)
     """
-    if isinstance(value, np.generic):
-        return value
     if is_list(value):
         return _of_list(name, value)
-    if isinstance(value, int | float | complex) or hasattr(value, "__array__"):
+    converts = hasattr(value, "__array__") or hasattr(value, "__array_interface__")  # the latter: images of Pillow
+    if isinstance(value, int | float | complex) or (converts and not isinstance(value, np.generic)):
         return as_array(name, value)
-    return as_array(name, value) if hasattr(value, "__array_interface__") else value  # an image of Pillow
+    return value
 
 
 def is_list(value: Any) -> bool:
@@ -113,3 +119,62 @@ def _first(value: Any) -> Any:
     while isinstance(value, list | tuple) and value:
         value = value[0]
     return value
+
+
+# --- records: trees of values, of which a batch is made ---
+
+
+def as_arrays(record: Any) -> Any:
+    """A record with arrays as its leaves. Python numbers and lists have no dtype or shape.
+
+    Raises:
+      ValueError, TypeError: a leaf cannot be an array, or a value is masked.
+    """
+
+    def converted(path: Any, value: Any) -> Any:
+        return as_record_leaf(f"batch{jax.tree_util.keystr(path)}", value)
+
+    return jax.tree_util.tree_map_with_path(converted, record, is_leaf=is_list)
+
+
+def digest_of(record: Any) -> str:
+    """A digest of the bytes of a record's leaves."""
+    hashed = hashlib.sha256()
+    for value in jax.tree_util.tree_leaves(record):
+        hashed.update(np.ascontiguousarray(value).tobytes())
+    return hashed.hexdigest()[:32]
+
+
+def write_record(record: Any, spec: RowSpec, targets: list[Any], i: int) -> None:
+    """Write each leaf of a record to index i of its target.
+
+    Raises:
+      ValueError: the record's tree, shapes or dtypes are not those of `spec`, or a value in it is masked.
+      TypeError: a leaf cannot become an array.
+      OverflowError: a Python number does not fit into the dtype.
+    """
+    values, treedef = jax.tree_util.tree_flatten(record)
+    if treedef != spec.treedef:  # it differs if a leaf is a list, whose elements are leaves for JAX
+        values, treedef = jax.tree_util.tree_flatten(record, is_leaf=is_list)
+        if treedef != spec.treedef:
+            raise ValueError(f"its tree is {treedef}, the first one's {spec.treedef}")
+    for value, target, leaf in zip(values, targets, spec.leaves, strict=True):
+        is_array = type(value) is np.ndarray or type(value) is leaf.dtype.type
+        fits = is_array and value.shape == leaf.shape and value.dtype == leaf.dtype
+        target[i] = value if fits else _converted(value, leaf)
+
+
+def _converted(value: Any, leaf: Leaf) -> Array:
+    """A leaf of a record as an array; Python numbers and lists get the dtype of the first record's leaf."""
+    array = np.asarray(as_record_leaf(leaf.name, value))
+    plain = isinstance(value, int | float | list) and np.can_cast(array.dtype, leaf.dtype, "same_kind")
+    if array.shape != leaf.shape or not (plain or array.dtype == leaf.dtype):
+        raise ValueError(
+            f"{leaf.name} is {array.dtype}{list(array.shape)}, the first record's {leaf.dtype}{list(leaf.shape)}; "
+            "crop, pad or convert in a map"
+        )
+    with np.errstate(over="ignore"):  # checked below, since dtypes that are not NumPy's own do not warn
+        converted = np.asarray(value, leaf.dtype)
+    if not np.isfinite(converted[np.isfinite(array)]).all():
+        raise ValueError(f"{leaf.name}: {value} does not fit {leaf.dtype}, the first record's dtype")
+    return converted

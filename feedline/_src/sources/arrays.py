@@ -21,9 +21,8 @@ from feedline._src.native.library import file_at, library
 from feedline._src.native.spans import Spans, has_contiguous_rows
 from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.rows import digests
-from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices
-from feedline._src.rows.source import Cut, Source, WillRead
+from feedline._src.rows.source import Cut, Rows, Source, WillRead, indices_of
 from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array, is_in_memory, is_list
 from feedline._src.sources.row_gather import FileRows, Reader, reader_of
@@ -256,7 +255,7 @@ class ArraySource(Source):
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`; errors as `read`."""
-        self._checked_read(_read, rows.index if isinstance(rows, Rows) else rows, cuts)
+        self._checked_read(_read, indices_of(rows), cuts)
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
         """See `Source`. The C library does this in a single call, including the computation of the rows."""

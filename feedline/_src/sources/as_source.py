@@ -12,9 +12,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError, RowError, warn
 from feedline._src.plan.asked import SourceMetadata
-from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
-from feedline._src.rows.row_source import is_row_source, why_not_a_source
-from feedline._src.rows.source import Source, UserSource
+from feedline._src.rows.source import EncodedSource, Source, UserSource, is_row_source, why_not_a_source
 from feedline._src.rows.values import is_in_memory, is_list, is_table
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
@@ -44,7 +42,7 @@ def as_source(source: Any) -> Source:
         from feedline._src.sources.records import RecordSource
 
         return RecordSource(source)
-    if is_encoded_source(source):
+    if isinstance(source, EncodedSource):
         raise TypeError(_why_not_arrays(source))
     if is_row_source(source):
         return UserSource(source)
@@ -70,17 +68,17 @@ def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> Source:
     from feedline._src.sources.open_source import open_source
 
     source = open_source(path_or_glob)
-    if isinstance(source, EncodedRows):
+    if isinstance(source, EncodedSource):
         source.close()
         raise TypeError(_why_not_arrays(source))
     return source
 
 
-def _why_not_arrays(source: Any) -> str:
+def _why_not_arrays(source: EncodedSource) -> str:
     return (
         f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
         "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
-        f"{getattr(source, 'instead', '')}"
+        f"{source.instead}"
     )
 
 

@@ -22,10 +22,8 @@ from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column
 from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.rows import digests
-from feedline._src.rows.encoded_source import EncodedRows, Record
-from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.rows.source import Cut, Source
+from feedline._src.rows.source import Cut, EncodedSource, Record, Rows, Source, indices_of
 from feedline._src.sources.arrays import ArraySource
 
 _LEAVE_OUT = (
@@ -34,7 +32,7 @@ _LEAVE_OUT = (
 )
 
 
-def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Source | EncodedRows:
+def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Source | EncodedSource:
     """The rows of a dataset, or of a saved folder: encoded ones if a chosen column has bytes, text or files.
 
     Raises:
@@ -95,7 +93,7 @@ class DatasetRows(Source):
         return self._found.count
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        index = rows.index if isinstance(rows, Rows) else rows
+        index = indices_of(rows)
         self._rows.check(index)
         with self._found.unchanged():
             self._table.read_cuts(self._found.rows_in_table(index), cuts)
@@ -111,7 +109,7 @@ class DatasetRows(Source):
         return DatasetRows, (self._found,)
 
 
-class DatasetRecords(EncodedRows):
+class DatasetRecords(EncodedSource):
     """An `EncodedSource` over a dataset some columns of which hold bytes, text or files. Reads are thread-safe.
 
     Raises:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.order.epoch import keys_at
-from feedline._src.rows.encoded_source import EncodedRows, EncodedSource, Record, as_encoded
-from feedline._src.rows.row_source import Rows
-from feedline._src.rows.source import Source, WillRead
+from feedline._src.rows.source import EncodedSource, Indices, Record, Rows, Source, WillRead
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.open_source import open_source
 
-_RECORDS_AT_ONCE = 64
-"""Records that are read in one call, and so are in memory beside the batch."""
+_RECORDS_AT_ONCE = 64  # read in one call, and so in memory beside the batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,8 +43,8 @@ Decode = Callable[[Any, Any, Row], None]
 def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec: Any) -> DecodedSource:
     """The rows of encoded records. Each is decoded straight into its place in the batch.
 
-    `decode(record, out, row)` is called by several threads at once. A decoder that releases the interpreter's lock
-    scales with `Reading.threads`; for one that does not, there is `Reading.workers`.
+    `decode(record, out, row)` is called by several threads at once. A decoder that releases the GIL scales with
+    `Reading.threads`; for one that does not, use `Reading.workers`.
 
     Args:
       source: what `open_source` returns for files of encoded records, or a path for it.
@@ -78,15 +74,14 @@ def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec
       {'length': np.int32(4)}
     """
     opened = open_source(source) if isinstance(source, str | os.PathLike) else source
-    encoded = as_encoded(opened)
-    if encoded is None:
+    if not isinstance(opened, EncodedSource):
         kind = type(opened).__name__
         raise TypeError(
             f"decoded needs encoded records, got {kind}; open a folder of files, or a file of records, with "
             "open_source. To change rows that are arrays already, use Feed(transform=...)"
         )
-    rows = DecodedSource(encoded, decode, spec)
-    rows.check_decoder()
+    rows = DecodedSource(opened, decode, spec)
+    _check_decoder(rows)
     return rows
 
 
@@ -100,12 +95,10 @@ class DecodedSource(Source):
 
     positioned = True
 
-    def __init__(self, source: EncodedRows, decode: Decode, spec: Any) -> None:
-        self.encoded = source
-        self.picklable = source.picklable
-        self.decode = decode
+    def __init__(self, source: EncodedSource, decode: Decode, spec: Any) -> None:
+        self.encoded, self.decode = source, decode
+        self.picklable, self._paths = source.picklable, source._paths
         self._spec = RowSpec.of(spec)
-        self._paths = source._paths
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
 
     @property
@@ -116,7 +109,7 @@ class DecodedSource(Source):
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+    def read(self, rows: Indices, out: Any) -> None:
         """Decode record rows[i] into index i of each leaf of `out`, as in epoch 0 without shuffling.
 
         Raises:
@@ -125,15 +118,29 @@ class DecodedSource(Source):
         self.read_positioned(Rows(np.zeros_like(rows), rows, rows, keys_at(0, 0, rows)), out)
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Read rows that know where they stand in the order of a feed."""
+        """Decode rows whose epochs, positions and keys are known."""
         targets = jax.tree_util.tree_leaves(out)
-        places = zip(
-            rows.index.tolist(), rows.epoch.tolist(), rows.position.tolist(), rows.key.tolist(), strict=True
-        )
-        for start in range(0, len(rows.index), _RECORDS_AT_ONCE):
+        columns = (rows.index.tolist(), rows.epoch.tolist(), rows.position.tolist(), rows.key.tolist())
+        places = [Row(*each) for each in zip(*columns, strict=True)]
+        for start in range(0, len(places), _RECORDS_AT_ONCE):
             records = self.encoded.records(rows.index[start : start + _RECORDS_AT_ONCE])
             for i, record in enumerate(records, start):
-                self._decode_into(record, targets, i, Row(*next(places)))
+                self._decode(record, self._spec.tree([leaf[i, ...] for leaf in targets]), places[i])
+
+    def _decode(self, record: Record, out: Any, row: Row) -> None:
+        try:
+            returned: Any = self.decode(record, out, row)
+            if returned is not None:
+                raise TypeError(f"decode writes its row into out, and must not return a {type(returned).__name__}")
+        except FeedError:
+            raise
+        except Exception as error:  # of any type: a StopIteration would look like the end of the feed
+            raise RowError(
+                f"decode failed on this record with {type(error).__name__}: {error}",
+                stage="read",
+                row=row.index,
+                file=self.encoded.file_of(row.index),
+            ) from error
 
     @property
     def will_read(self) -> WillRead | None:
@@ -152,60 +159,45 @@ class DecodedSource(Source):
         """See `Indexed.check_rows`: of the records."""
         self.encoded.check_rows()
 
-    def check_decoder(self) -> None:
-        """Decode one record twice, over different memory, and compare. Up to three are tried.
-
-        Raises:
-          ValueError: the results differ.
-          RowError: none of three records can be decoded.
-        """
-        n, failure = len(self), None
-        for row in sorted({0, n // 2, n - 1}):
-            try:
-                once, again = (self._decoded_over(row, byte) for byte in (0x00, 0xFF))
-            except RowError as error:
-                failure = failure or error
-                continue
-            for leaf, first, second in zip(self._spec.leaves, once, again, strict=True):
-                if (differs := first != second).any():
-                    unwritten = not first[differs].any() and (second[differs] == 0xFF).all()
-                    found, change = (
-                        "wrote other values when it was called again",
-                        "draw numbers from row.key alone",
-                    )
-                    if unwritten:
-                        found, change = "leaves a part of it unwritten", "fill the rest with zeros"
-                    raise ValueError(
-                        "decode must write every element of a row, and the same for the same record and row; of "
-                        f"row {row} it {found}, in {leaf.name}; {change}"
-                    )
-            return
-        if failure is not None:
-            raise failure
-
-    def _decoded_over(self, row: int, byte: int) -> list[npt.NDArray[np.uint8]]:
-        """The bytes of each leaf after decoding into memory that was full of `byte`."""
-        leaves = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in self._spec.leaves]
-        memory = [leaf.reshape(-1).view(np.uint8) for leaf in leaves]
-        for each in memory:
-            each[...] = byte
-        self.read(np.array([row], np.int64), self._spec.tree(leaves))
-        return memory
-
-    def _decode_into(self, record: Record, targets: Sequence[npt.NDArray[Any]], i: int, row: Row) -> None:
-        try:
-            returned: Any = self.decode(record, self._spec.tree([leaf[i, ...] for leaf in targets]), row)
-            if returned is not None:
-                raise TypeError(f"decode writes its row into out, and must not return a {type(returned).__name__}")
-        except FeedError:
-            raise
-        except Exception as error:  # of any type: a StopIteration would look like the end of the feed
-            raise RowError(
-                f"decode failed on this record with {type(error).__name__}: {error}",
-                stage="read",
-                row=row.index,
-                file=self.encoded.file_of(row.index),
-            ) from error
-
     def __reduce__(self) -> Any:
         return DecodedSource, (self.encoded, self.decode, self.spec)
+
+
+def _check_decoder(source: DecodedSource) -> None:
+    """Decode one record twice, over different memory, and compare. Up to three records are tried.
+
+    Raises:
+      ValueError: the results differ.
+      RowError: none of three records can be decoded.
+    """
+    failure: RowError | None = None
+    for row in sorted({0, len(source) // 2, len(source) - 1}):
+        try:
+            over_zeros, over_ones = _decoded_over(source, row, 0x00), _decoded_over(source, row, 0xFF)
+        except RowError as error:
+            failure = failure or error
+            continue
+        for leaf, first, second in zip(source._spec.leaves, over_zeros, over_ones, strict=True):
+            differs = first != second
+            if not differs.any():
+                continue
+            found, change = "wrote other values when it was called again", "draw numbers from row.key alone"
+            if not first[differs].any() and (second[differs] == 0xFF).all():
+                found, change = "leaves a part of it unwritten", "fill the rest with zeros"
+            raise ValueError(
+                "decode must write every element of a row, and the same for the same record and row; of "
+                f"row {row} it {found}, in {leaf.name}; {change}"
+            )
+        return
+    if failure is not None:
+        raise failure
+
+
+def _decoded_over(source: DecodedSource, row: int, byte: int) -> list[Any]:
+    """The bytes of each leaf of a row after decoding into memory that was full of `byte`."""
+    leaves = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in source._spec.leaves]
+    memory = [leaf.reshape(-1).view(np.uint8) for leaf in leaves]
+    for each in memory:
+        each[...] = byte
+    source.read(np.array([row], np.int64), source._spec.tree(leaves))
+    return memory

@@ -15,14 +15,13 @@ from feedline._src.files.file import irregular
 from feedline._src.files.folder import Folder, folder_of, listed_folder
 from feedline._src.files.store import Store
 from feedline._src.rows import digests
-from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices
-from feedline._src.rows.source import WillRead
+from feedline._src.rows.source import EncodedSource, Record, WillRead
 
 _SAMPLED_FILES = 64
 
 
-class FolderSource(EncodedRows):
+class FolderSource(EncodedSource):
     """An `EncodedSource` whose records are whole files. Memory: a name, some 24 bytes and a version for each.
 
     No descriptor stays open. A file that was deleted, or differs from when it was listed or first read, is a

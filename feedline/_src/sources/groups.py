@@ -21,10 +21,18 @@ from feedline._src.files.file import File, LruCache, check_may_open
 from feedline._src.files.files import Files, Place
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column, Grouped, check_column, check_fits, described
-from feedline._src.rows.encoded_source import EncodedRows, Record
-from feedline._src.rows.row_source import Rows
 from feedline._src.rows.shards import Indices, Shards, count_of, joined, rows_in
-from feedline._src.rows.source import Columns, Cut, Indexed, Source, WillRead
+from feedline._src.rows.source import (
+    Columns,
+    Cut,
+    EncodedSource,
+    Indexed,
+    Record,
+    Rows,
+    Source,
+    WillRead,
+    indices_of,
+)
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.row_gather import reader_of
@@ -89,7 +97,10 @@ class _GroupedRows(Indexed):
             table.close()
 
     def check_rows(self) -> None:
-        """Refuse nulls that are known before rows are read, as from the footer of a Parquet file."""
+        """Refuse sampled rows that cannot be read, and nulls that the footer of a Parquet file counts."""
+        for table in self._tables:
+            if table.identity is not None:
+                table.identity(False)
         for leaf, name in enumerate(self._names):
             counts = [table.nulls.get(leaf, 0) for table in self._tables]
             if sum(counts):
@@ -101,11 +112,11 @@ class _GroupedRows(Indexed):
                     file=self._paths[int(np.argmax(np.array(counts) > 0))],
                 )
 
-    def _digests(self, allow_bad_rows: bool = False) -> list[Any]:
+    def _digests(self) -> list[Any]:
         """What identifies the contents of each file: no path, so a moved data set stays the same."""
         for file in self._files:
             file.check()
-        found = [table.identity(allow_bad_rows) for table in self._tables if table.identity is not None]
+        found = [table.identity(True) for table in self._tables if table.identity is not None]
         found = found or self._files.digests
         for file in self._files:
             file.check()
@@ -248,15 +259,11 @@ class GroupSource(_GroupedRows, Source):
         """Sizes and sampled bytes of every file."""
         return {"kind": "groups", "files": self._digests()}
 
-    def identity_allowing_bad_rows(self) -> dict[str, Any]:
-        """The `identity` with each sampled row that cannot be read as a part of it, instead of an error."""
-        return {"kind": "groups", "files": self._digests(allow_bad_rows=True)}
-
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         for leaf, columns, out in cuts:
-            self.read_leaf(leaf, rows.index if isinstance(rows, Rows) else rows, columns, out)
+            self._read_leaf(leaf, indices_of(rows), columns, out)
 
-    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
+    def _read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         for groups, part, local, here in self._pieces(leaf, rows):
             firsts = np.cumsum([0, *(group.rows for group in groups[:-1])])
             target = out[here]  # a copy, unless these are all groups
@@ -265,7 +272,7 @@ class GroupSource(_GroupedRows, Source):
                 out[here] = target
 
 
-class TableSource(_GroupedRows, EncodedRows):
+class TableSource(_GroupedRows, EncodedSource):
     """An `EncodedSource` over files in which a column is bytes or text. Arguments are those of `_GroupedRows`."""
 
     instead = (
@@ -344,7 +351,7 @@ class TableSource(_GroupedRows, EncodedRows):
         return [("row", kinds[0][1])] if self.fields is None else kinds
 
 
-def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> Source | EncodedRows:
+def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> Source | EncodedSource:
     """The source of files that store rows in groups, or as arrays.
 
     Args:

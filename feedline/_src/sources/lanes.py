@@ -16,8 +16,8 @@ from absl import flags
 
 from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
-from feedline._src.rows.record_leaves import as_arrays, digest_of, write_record
 from feedline._src.rows.spec import RowSpec
+from feedline._src.rows.values import as_arrays, digest_of, write_record
 
 MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
 """(lane, count) → the items of that lane."""

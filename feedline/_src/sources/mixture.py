@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -20,8 +20,7 @@ from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
 from feedline._src.order.past import phases_of_state
 from feedline._src.order.phases import Phase
-from feedline._src.rows.row_source import Rows
-from feedline._src.rows.source import Cut, OwnOrder, Source, WillRead, whole_cuts
+from feedline._src.rows.source import Cut, OwnOrder, Rows, Source, WillRead, indices_of, whole_cuts
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
@@ -182,14 +181,7 @@ class Mixture(Source):
     @property
     def identity(self) -> dict[str, Any]:
         """Those of the sources. Weights and orders are part of the order."""
-        return self._identity(lambda source: source.identity)
-
-    def identity_allowing_bad_rows(self) -> dict[str, Any]:
-        """The `identity`, of which rows that cannot be read are a part, instead of an error."""
-        return self._identity(lambda source: source.identity_allowing_bad_rows())
-
-    def _identity(self, of: Callable[[Source], Any]) -> dict[str, Any]:
-        sources = [[name, len(source), of(source)] for name, source in self._sources.items()]
+        sources = [[name, len(source), source.identity] for name, source in self._sources.items()]
         return {"kind": "mixture", "sources": sources}
 
     def check_rows(self) -> None:
@@ -234,7 +226,7 @@ class Mixture(Source):
         Rows of a source are copied once more, since in a batch they alternate with those of others, unless all are
         of one source.
         """
-        index = rows.index if isinstance(rows, Rows) else rows
+        index = indices_of(rows)
         if self._arrays is not None:
             self._arrays.read_cuts(index, cuts)
             return

@@ -17,9 +17,7 @@ from feedline._src.formats import zarr
 from feedline._src.formats.hugging_face import STATE, HuggingFaceDataset, check_no_cache, is_dataset, is_saved
 from feedline._src.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline._src.formats.registry import MODULES, Format, all_formats, format_of, suffix_of
-from feedline._src.rows.encoded_source import EncodedRows
-from feedline._src.rows.row_source import why_not_a_source
-from feedline._src.rows.source import Source
+from feedline._src.rows.source import EncodedSource, Source, why_not_a_source
 from feedline._src.rows.values import is_table
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.datasets import open_dataset
@@ -53,7 +51,7 @@ def open_source(
     cache_bytes: int = CACHE_BYTES,
     missing_chunks: Literal["error", "fill"] = "error",
     store: Store | None = None,
-) -> Source | EncodedRows:
+) -> Source | EncodedSource:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.idx` (of Megatron-LM, with the tokens in the
@@ -190,7 +188,7 @@ def _suffix(path: str) -> str:
     return ".zarr" if os.path.isdir(path) and zarr.is_zarr(path) else suffix_of(path)
 
 
-def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | EncodedRows:
+def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | EncodedSource:
     if form.name == "megatron":
         if options.window is None:
             raise ValueError(
@@ -211,7 +209,7 @@ def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | Enco
     return open_groups(form.open, files, options)
 
 
-def _open_folder(path: str, options: OpenOptions) -> EncodedRows:
+def _open_folder(path: str, options: OpenOptions) -> EncodedSource:
     source = open_folder(path, options.store)
     last = os.path.basename(source.file_of(len(source) - 1))
     for name in {source.file_of(0), source.file_of(len(source) - 1)}:

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from feedline._src.errors import RowError
 from feedline._src.native.spans import Spans, mark
 from feedline._src.options import checked_integer
-from feedline._src.rows.row_source import Rows
-from feedline._src.rows.source import Source, WillRead
+from feedline._src.rows.source import Rows, Source, WillRead
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.documents import digest_of, open_documents
 from feedline._src.sources.packing import BestFit, Indices, Split

@@ -15,9 +15,8 @@ from feedline._src.files.files import Files
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
 from feedline._src.formats.table import BadRecordError, RecordReader, Records, described
-from feedline._src.rows.encoded_source import EncodedRows, Record
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.rows.source import Indexed, Source, WillRead
+from feedline._src.rows.source import EncodedSource, Indexed, Record, Source, WillRead
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.record_index import Index, IndexedFile, open_index
 
@@ -154,7 +153,7 @@ class _Records(Indexed):
         return open_records, (self._format, self._files, self._options, indices)
 
 
-class RecordFiles(_Records, EncodedRows):
+class RecordFiles(_Records, EncodedSource):
     """An `EncodedSource` over files of records."""
 
     def __init__(self, *arguments: Any) -> None:

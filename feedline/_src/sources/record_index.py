@@ -24,7 +24,7 @@ from feedline._src.errors import FeedError
 from feedline._src.files.cache import in_folder
 from feedline._src.files.file import File, Indices, LruCache, OpenFile, changed
 from feedline._src.formats.table import ENTRY, BadRecordError, Records, Scan
-from feedline._src.rows.encoded_source import Record
+from feedline._src.rows.source import Record
 
 _FORMAT = 2  # an index with another number is made again
 _SUFFIX = ".feedline-index"

@@ -1,35 +1,24 @@
-"""The source of records: elements of a `grain.MapDataset`, each written directly into the batch."""
+"""Records: elements of a `grain.MapDataset`, each of which is written directly into the batch."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
 import jax
-import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.rows.bad_rows import check_concerns_a_row
-from feedline._src.rows.record_leaves import (
-    as_arrays,
-    digest_of,
-    share_memory,
-    write_record,
-    write_uniform_records,
-)
-from feedline._src.rows.row_source import Rows
-from feedline._src.rows.source import OwnOrder, Source
+from feedline._src.rows.source import Indices, OwnOrder, Rows, Source
 from feedline._src.rows.spec import RowSpec
-
-_RECORDS_AT_ONCE = 64
-"""Records that are requested from Grain in one call, and so are in memory beside the batch."""
+from feedline._src.rows.values import as_arrays, digest_of, write_record
 
 
 class RecordSource(Source):
-    """A `RowSource` over a Grain dataset, which decodes and augments; feedline determines the order.
+    """A `Source` over a Grain dataset, which decodes and augments; feedline determines the order.
+
+    Each element is written before the next is read, since a decoder may use one buffer for all.
 
     Args:
       shuffled: whether the order is shuffled by default, as for objects that are no Grain dataset.
@@ -41,6 +30,7 @@ class RecordSource(Source):
       RowError: its first element cannot be read, or is None.
 
     Example:
+      >>> import numpy as np
       >>> source = RecordSource(grain.MapDataset.range(5).map(lambda i: {"x": np.float32(i)}))
       >>> out = {"x": np.empty(2, np.float32)}
       >>> source.read(np.array([4, 1]), out)
@@ -56,54 +46,47 @@ class RecordSource(Source):
         self.own_order: OwnOrder = "repeated" if len(dataset) == sys.maxsize else ""
         if len(dataset) == 0:
             raise ValueError("a source must have at least one row, got a MapDataset of length 0")
-        first = self._element(0)
-        self._spec = RowSpec.of(as_arrays(first))
-        self._at_once = 1 if self._may_reuse_memory(first) else _RECORDS_AT_ONCE
+        self._sampled_rows = sorted({0, len(dataset) // 2, len(dataset) - 1})
+        self._spec = RowSpec.of(as_arrays(self._element(0)))
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Digests of the first, the middle and the last element."""
-        return self._identity(allow_bad_rows=False)
-
-    def identity_allowing_bad_rows(self) -> dict[str, Any]:
-        """As `identity`, but with None for an element that cannot be read."""
-        return self._identity(allow_bad_rows=True)
-
-    def _identity(self, allow_bad_rows: bool) -> dict[str, Any]:
-        n, sampled = len(self._dataset), list[str | None]()
-        for i in sorted({0, n // 2, n - 1}):
+        """Digests of the first, the middle and the last element; None for one that cannot be read."""
+        digests: list[str | None] = []
+        for row in self._sampled_rows:
             try:
-                sampled.append(digest_of(self._element(i)))
+                digests.append(digest_of(self._element(row)))
             except RowError as error:
-                if not allow_bad_rows:
-                    raise
                 check_concerns_a_row(error)
-                sampled.append(None)
-        return {"kind": "records", "length": n, "sampled": sampled}
+                digests.append(None)
+        return {"kind": "records", "length": len(self), "sampled": digests}
 
-    def _may_reuse_memory(self, first: Any) -> bool:
-        """Whether the last element lies in the memory of the first: a decoder may use one buffer for all."""
-        try:
-            return share_memory(first, self._element(len(self._dataset) - 1))
-        except (RowError, TypeError, ValueError):
-            return True  # unknown
+    def check_rows(self) -> None:
+        """See `Indexed.check_rows`: of the sampled elements, since a filter leaves None in place of many."""
+        for row in self._sampled_rows:
+            self._element(row)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+    def read(self, rows: Indices, out: Any) -> None:
         """Write element rows[i] to index i of each leaf of `out`."""
         targets = jax.tree_util.tree_leaves(out)
-        indices = rows.tolist()
-        for start in range(0, len(indices), self._at_once):
-            records = tuple(self._elements(indices[start : start + self._at_once]))
-            if not write_uniform_records(records, self._spec, targets, start):
-                self._write_one_by_one(records, indices, targets, start)
+        for i, index in enumerate(rows.tolist()):
+            record = self._element(index)
+            try:
+                write_record(record, self._spec, targets, i)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise RowError(
+                    f"every record must have the form of the first: {error}",
+                    stage="read",
+                    row=index % len(self),
+                ) from error
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """As `read`, of other elements in each epoch, for the dataset's own random maps."""
-        n, last = len(self._dataset), int(rows.epoch.max())
+        """Write other elements in each epoch, for the dataset's own random maps."""
+        n, last = len(self), int(rows.epoch.max())
         if (last + 1) * n > 1 << 63:
             raise FeedError(
                 f"a Grain dataset is read at the index epoch × {n} + row, which has to be below 2^63; epoch "
@@ -112,54 +95,30 @@ class RecordSource(Source):
             )
         self.read(rows.epoch * n + rows.index, out)
 
-    def _write_one_by_one(
-        self, records: Sequence[Any], indices: list[int], targets: list[Any], start: int
-    ) -> None:
-        for i, record in enumerate(records, start):
-            try:
-                write_record(record, self._spec, targets, i)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise RowError(
-                    f"every record must have the form of the first: {error}",
-                    stage="read",
-                    row=indices[i] % len(self._dataset),
-                ) from error
-
-    def _elements(self, indices: list[int]) -> Iterable[Any]:
-        """The elements, requested in one call, which saves a sixth of Grain's time; one by one if that fails.
-
-        Grain's method for this is private, so it may be missing. After an error, reading one by one finds the
-        row that is to blame.
-        """
-        try:
-            records = self._dataset._getitems(indices)
-        except Exception:  # noqa: BLE001
-            return map(self._element, indices)
-        whole = len(records) == len(indices) and all(record is not None for record in records)
-        return records if whole else map(self._element, indices)
-
     def _element(self, index: int) -> Any:
-        row = index % len(self._dataset)
         try:
             record = self._dataset[index]
         except Exception as error:
             raise RowError(
-                f"the dataset failed on this row with {type(error).__name__}: {error}", stage="read", row=row
+                f"the dataset failed on this row with {type(error).__name__}: {error}",
+                stage="read",
+                row=index % len(self),
             ) from error
         if record is None:
-            filter_name = next(_filters(self._dataset), "a transformation")
             raise RowError(
-                f"a MapDataset must have an element at every index, and {filter_name} left None here; a filter "
-                "changes the number of rows, so filter a stream: pass dataset.to_iter_dataset() instead",
+                f"a MapDataset must have an element at every index, and {_filter_of(self._dataset)} left None "
+                "here; a filter changes the number of rows, so filter a stream: pass dataset.to_iter_dataset() "
+                "instead",
                 stage="read",
-                row=row,
+                row=index % len(self),
             )
         return record
 
 
-def _filters(dataset: Any) -> Iterator[str]:
-    """The filters that a dataset applies, the last one first."""
-    if "Filter" in type(dataset).__name__:
-        yield str(dataset)
-    for parent in getattr(dataset, "parents", ()):
-        yield from _filters(parent)
+def _filter_of(dataset: Any) -> str:
+    """The last filter that a dataset applies, or another name for what may have left out an element."""
+    while "Filter" not in type(dataset).__name__:
+        if not (parents := getattr(dataset, "parents", ())):
+            return "a transformation"
+        dataset = parents[0]
+    return str(dataset)

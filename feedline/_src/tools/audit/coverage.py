@@ -11,7 +11,7 @@ import numpy.typing as npt
 from feedline._src.feed import Feed
 from feedline._src.listen.words import counted
 from feedline._src.order.epoch import keys_at
-from feedline._src.rows.row_source import Rows
+from feedline._src.rows.source import Rows
 from feedline._src.sources.as_source import as_source
 from feedline._src.tools.audit.digest import whole_row_digests
 from feedline._src.tools.audit.verdict import (

@@ -21,8 +21,7 @@ from typing import Any
 from feedline._src.errors import FeedError
 from feedline._src.files.store import is_url
 from feedline._src.options import checked_integer
-from feedline._src.rows.encoded_source import EncodedRows, is_encoded_source
-from feedline._src.rows.source import Indexed, Source
+from feedline._src.rows.source import EncodedSource, Indexed, Source
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.open_source import open_source
 from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, same_rows, sync, write_file
@@ -46,7 +45,7 @@ def convert(
     rows_per_shard: int | None = None,
     workers: int = 0,
     map: Map | None = None,
-) -> Source | EncodedRows:
+) -> Source | EncodedSource:
     """Write the rows of a source as files, compare them with the source, and open them.
 
     Row i of the files is row i of the source, with the same shapes and dtypes. Each file is read back, and must
@@ -97,7 +96,7 @@ def open_any(source: Any) -> Any:
     """The `RowSource` or `EncodedSource` for what `convert` takes."""
     if isinstance(source, str | bytes | os.PathLike):
         return open_source(source)
-    return source if is_encoded_source(source) else as_source(source)
+    return source if isinstance(source, EncodedSource) else as_source(source)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
-from feedline._src.rows.encoded_source import is_encoded_source
+from feedline._src.rows.source import EncodedSource
 
 _SAMPLED_RECORDS = 64
 
@@ -38,7 +38,7 @@ class Rows:
                 f"rows that are converted are stored and have one shape, got a {type(source).__name__}; convert "
                 "each source of a Mixture, and mix the results; keep the .npy files of a Ragged as they are"
             )
-        if not is_encoded_source(source):
+        if not isinstance(source, EncodedSource):
             dtype = _row_dtype(source.spec)
             return cls(source, dtype, dtype.itemsize)
         sampled = np.unique(np.linspace(0, len(source) - 1, _SAMPLED_RECORDS).astype(np.int64))
@@ -58,7 +58,7 @@ class Rows:
         """Rows start to stop − 1. FeedError: one cannot be read."""
         rows = np.arange(start, stop, dtype=np.int64)
         out = np.empty(len(rows), self.dtype)
-        if not is_encoded_source(self.source):
+        if not isinstance(self.source, EncodedSource):
             leaves = jax.tree.map(lambda leaf: np.empty((len(rows), *leaf.shape), leaf.dtype), self.source.spec)
             with _naming_rows(start, stop):
                 self.source.read(rows, leaves)
