@@ -43,7 +43,7 @@ class Placement:
     ragged: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _prepare_jax(next(iter(jax.tree.leaves(self.spec)[0].sharding.addressable_devices)))
+        _prepare_jax()
 
     @classmethod
     def of(cls, spec: Any) -> Placement:
@@ -108,14 +108,15 @@ class Placement:
 
 
 @functools.cache
-def _prepare_jax(device: jax.Device) -> None:
+def _prepare_jax() -> None:
     """Let jax create its device iterator before any thread places a batch.
 
     jaxlib creates that Python type at its first use, where two threads at once can crash: of 192 processes on two
     cores, two ended by SIGSEGV and three by a TypeError in jax (0.10).
     """
     with jax.transfer_guard_host_to_device("allow"):
-        jax.make_array_from_callback((), SingleDeviceSharding(device), lambda _: np.zeros((), np.uint8))
+        sharding = SingleDeviceSharding(jax.local_devices()[0])
+        jax.make_array_from_callback((), sharding, lambda _: np.zeros((), np.uint8))
 
 
 def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
