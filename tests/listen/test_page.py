@@ -1,10 +1,9 @@
-"""A report as a picture and as a page, and what a report and statistics show in a notebook."""
+"""A report as a picture, as a page, and in a notebook."""
 
 import dataclasses
 import os
 import re
 import shutil
-import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,7 +11,6 @@ import programs
 import pytest
 from PIL import Image
 
-import feedline
 from feedline._src.listen.page import COLORS
 from feedline._src.listen.report import Change, Report, Straggler
 
@@ -63,19 +61,23 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Picture:
-    """The texts of a picture, and its bars: the parts (what, width in pixels) of each by its name."""
+    """The texts of a picture; and the parts of each bar by its name: what they are, and their widths in pixels."""
 
     def __init__(self, report, path):
         report.save(path)
         root = ElementTree.fromstring(path.read_text())
         self.tags = {each.tag.removeprefix(SVG) for each in root.iter()}
         self.texts, self.bars = [], {}
-        for each in root.iter():
+        for each in root:
             if each.tag == f"{SVG}text":
-                self.texts.append(each.text)
-            elif each.get("class"):
-                self.bars.setdefault(self.texts[-1], []).append((each.get("class"), float(each.get("width"))))
+                self.texts.append(each.text.strip())
+            elif each.tag == f"{SVG}g":
+                kind, shape = each
+                self.bars.setdefault(self.texts[-1], {})[kind.text] = float(shape.get("width"))
         self.text = " ".join(self.texts)
+
+
+LOOP, IDLE, LATE, WAIT, LIMITS, OTHER = COLORS
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -83,45 +85,38 @@ def test_a_picture_shows_the_whole_report(name, tmp_path):
     report, picture = REPORTS[name], Picture(REPORTS[name], tmp_path / "r.svg")
     assert picture.text.casefold().startswith(report.verdict.casefold())
     assert f"Advice: {report.advice}" in picture.text
-    for stage in ("reading", "host work", "placing", "training loop"):
-        assert stage in picture.texts
-    for headroom in report.headroom.values():
-        assert f"headroom {headroom:.3g} ×" in picture.texts
-    assert "Settings: threads 2, workers 0, buffer 2, prefetch" in picture.text
-    assert f"the latest {report.batches} batches of process {report.process}" in picture.text
-    assert ("Too few batches" in picture.text) == (not report.drained)
-    assert ("predicted" in picture.texts) == (report.change is not None)
-    assert ("with prefetch 0 the loop makes each batch itself" in picture.text) == (name == "synchronous")
+    for line in str(report).splitlines()[1:-1]:
+        assert line.split() == [] or " ".join(line.split()) in " ".join(picture.text.split())
+    assert f"process {report.process}: threads 2, workers 0, buffer 2, prefetch" in picture.text
+    assert ("predicted" in picture.bars) == (report.change is not None)
 
 
 def test_bars_are_as_long_as_their_times(tmp_path):
     bars = Picture(READ, tmp_path / "r.svg").bars
-    widths = {name: dict(parts) for name, parts in bars.items()}
-    assert widths["measured"]["wait"] / widths["measured"]["loop"] == pytest.approx(5.16 / 5.2, abs=0.01)
-    assert widths["predicted"]["loop"] == pytest.approx(widths["measured"]["loop"], abs=0.01)
-    assert widths["training loop"]["loop"] / widths["reading"]["limits"] == pytest.approx(0.513, abs=0.01)
-    assert widths["training loop"]["loop"] / widths["placing"]["fast"] == pytest.approx(4.79, abs=0.01)
-    for name, kind, share in (("loop", "idle", 39 / 52), ("transfer", "late", 4 / 5.2)):
-        parts = dict(Picture(REPORTS[name], tmp_path / "r.svg").bars["measured"])
-        assert parts[kind] / (parts["loop"] + parts[kind]) == pytest.approx(share, abs=0.01)
+    assert bars["one step"][WAIT] / bars["one step"][LOOP] == pytest.approx(5.16 / 5.2, abs=0.01)
+    assert bars["predicted"][LOOP] == pytest.approx(bars["one step"][LOOP], abs=0.01)
+    assert bars["one step"][LOOP] / bars["reading"][LIMITS] == pytest.approx(0.513, abs=0.01)
+    assert bars["one step"][LOOP] / bars["placing"][OTHER] == pytest.approx(4.79, abs=0.01)
+    for name, kind, share in (("loop", IDLE, 39 / 52), ("transfer", LATE, 4 / 5.2)):
+        parts = Picture(REPORTS[name], tmp_path / "r.svg").bars["one step"]
+        assert parts[kind] / (parts[LOOP] + parts[kind]) == pytest.approx(share, abs=0.01)
     endless = dataclasses.replace(READ, late_s=1.0, headroom=dict.fromkeys(READ.headroom, 1e-07))
-    assert all(w >= 0 for parts in Picture(endless, tmp_path / "r.svg").bars.values() for _, w in parts)
+    assert all(w >= 0 for bar in Picture(endless, tmp_path / "r.svg").bars.values() for w in bar.values())
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"),
+    ("name", "limits"),
     [
-        ("read", {"reading": "limits", "placing": "fast", "training loop": "loop"}),
-        ("compute", {"reading": "fast", "training loop": "loop"}),
-        ("place", {"reading": "slow", "placing": "limits"}),
-        ("straggler here", {"reading": "limits"}),
-        ("straggler elsewhere", {"reading": "fast"}),
+        ("read", ["reading"]),
+        ("compute", []),
+        ("place", ["placing"]),
+        ("straggler here", ["reading"]),
+        ("straggler elsewhere", []),
     ],
 )
-def test_what_limits_training_is_marked(name, kinds, tmp_path):
-    picture = Picture(REPORTS[name], tmp_path / "r.svg")
-    assert {bar: picture.bars[bar][0][0] for bar in kinds} == kinds
-    assert ("the stage that limits training" in picture.texts) == ("limits" in kinds.values())
+def test_the_stage_that_limits_training_is_marked(name, limits, tmp_path):
+    bars = Picture(REPORTS[name], tmp_path / "r.svg").bars
+    assert [bar for bar, parts in bars.items() if LIMITS in parts] == limits
 
 
 def test_a_page_and_a_notebook_show_the_picture_and_load_nothing(tmp_path):
@@ -136,23 +131,6 @@ def test_a_page_and_a_notebook_show_the_picture_and_load_nothing(tmp_path):
     assert not re.search(
         r"https?:|@import|url\(|@font-face|src=|href=", page.replace("http://www.w3.org/2000/svg", "")
     )
-    assert re.search(r'<meta name="viewport" content="width=device-width', page)
-
-
-def test_statistics_show_their_units():
-    values = {"rows": 1_234_567, "placed_bytes": 1_500_000, "read_s": 0.24, "loop_s": 12_345.6, "au": 0.93}
-    statistics = feedline.Statistics(batches=120, **values)
-    shown = dict(tuple(cell.text for cell in row) for row in ElementTree.fromstring(statistics._repr_html_())[1:])
-    assert list(shown) == [field.name for field in dataclasses.fields(statistics)]
-    expected = {
-        "rows": "1,234,567",
-        "placed_bytes": "1.5 MB",
-        "read_s": "240 ms",
-        "loop_s": "12,346 s",
-        "au": "93 %",
-    }
-    assert {name: shown[name] for name in values} == expected
-    assert shown["transfer_s"] == "not known yet"
 
 
 # --- files ---
@@ -174,62 +152,29 @@ def test_a_file_that_cannot_be_written_does_not_appear(tmp_path):
     assert os.listdir(tmp_path) == ["r.html"]
 
 
-FULL_DISK = """
-import resource, signal, sys
-from test_page import READ
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    READ.save(sys.argv[1])
-except OSError as error:
-    print(error.strerror)
-"""
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
-    (tmp_path / "r.html").write_text("before")
-    done = programs.run(
-        [sys.executable, "-B", "-c", FULL_DISK, tmp_path / "r.html"],
-        capture_output=True,
-        text=True,
-        env=programs.importing(),
-    )
-    assert done.stdout == "File too large\n", done.stderr
-    assert os.listdir(tmp_path) == ["r.html"]
-    assert (tmp_path / "r.html").read_text() == "before"
-
-
 # --- a real browser ---
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def screenshot(path, width):
-    """The pixels of a file in a window of this width."""
-    picture = path.with_name("screen.png")
-    told = programs.run(
-        [
-            BROWSER, f"--user-data-dir={path.parent / 'profile'}", "--headless", "--no-sandbox", "--disable-gpu",
-            "--disable-dev-shm-usage", "--hide-scrollbars", f"--window-size={width},1400",
-            f"--screenshot={picture}", path.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    return np.asarray(Image.open(picture).convert("RGB")) / 255
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome in the PATH")
 @pytest.mark.parametrize("suffix", ["svg", "html"])
-@pytest.mark.parametrize("name", ["read", "straggler here"])
-def test_a_real_browser_shows_it(name, suffix, tmp_path):
-    path = tmp_path / f"r.{suffix}"
-    dataclasses.replace(REPORTS[name], advice=f"{NASTY} {REPORTS[name].advice}").save(path)
-    picture = screenshot(path, 960)
-    for kind in ("loop", "limits"):
+def test_a_real_browser_shows_it(suffix, tmp_path):
+    path, screen = tmp_path / f"r.{suffix}", tmp_path / "screen.png"
+    dataclasses.replace(READ, advice=f"{NASTY} {READ.advice}").save(path)
+    done = programs.run(
+        [
+            BROWSER, f"--user-data-dir={tmp_path / 'profile'}", "--headless", "--no-sandbox", "--disable-gpu",
+            "--disable-dev-shm-usage", "--hide-scrollbars", "--window-size=960,1400", f"--screenshot={screen}",
+            path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    pixels = np.asarray(Image.open(screen).convert("RGB")) / 255
+    for kind in (LOOP, LIMITS):
         rgb = np.array([int(COLORS[kind][i : i + 2], 16) for i in (1, 3, 5)]) / 255
-        assert (np.abs(picture - rgb) < 0.02).all(axis=-1).mean() > 0.005
-    assert (picture[:, -20:] == 1).all()  # no text is cut off
+        assert (np.abs(pixels - rgb) < 0.02).all(axis=-1).mean() > 0.005
+    assert (pixels[:, -20:] == 1).all()  # no text is cut off

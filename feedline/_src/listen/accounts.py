@@ -1,7 +1,7 @@
 """What the batches of a feed cost: sums over all of them, and the times of the latest ones, to judge by.
 
-The training thread appends one record a batch. The threads that place batches add the records up, and so does
-whoever asks.
+The training thread appends one record per batch. The threads that place batches add the records up, and so does
+whoever asks for a number.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ from feedline._src.record import BatchRecord
 _LATEST = 256
 """Batches whose times are kept one by one."""
 _SETTLE_EVERY, _MAX_RECORDS = 16, 1 << 12
-"""Records after which a placing thread adds them up, and that are kept if none does."""
+"""A placing thread adds records up once there are 16; if none does, the latest 4,096 are kept."""
 _SAMPLES, _MIN_GLANCES = 64, 8
-"""Of waits for the GIL, and of glances: fewer do not tell for what share of the time the devices are idle."""
+"""Latest samples of the GIL and of the devices that count; with fewer glances a share is not known."""
 _BATCHES_PER_GIL_SAMPLE = 4
 _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50
-"""A pause: the loop's own time is longer than 20 × the median. Pauses are rare: at most one in 50 batches."""
+"""A pause: the loop's own time is longer than 20 × the median, in at most one of 50 batches."""
+Entry = BatchRecord | float
+"""The record of a batch, or the time of a break: the loop ended, or goes on elsewhere."""
 
 
 class BatchTimes(NamedTuple):
     """The times of one delivered batch, in seconds. Those before `follows` are summed over all batches."""
 
-    read_s: float  # these four: of the threads that made it, summed over them
+    read_s: float  # these four: summed over the threads that made it
     transform_s: float
     stage_s: float
     place_s: float
-    read_cpu_s: float  # these three: their processor time; `host` is transform and stage
+    read_cpu_s: float  # these three: processor time; `host` is transform and stage
     host_cpu_s: float
     place_cpu_s: float
-    wait_s: float  # of the training loop, for this batch
-    loop_s: float  # its own time before it asked for this batch; 0 after a break
+    wait_s: float  # how long the training loop waited for this batch
+    loop_s: float  # the loop's own time before it asked for this batch; 0 after a break
     follows: bool  # whether it was taken after another one without a break
-    drained: bool  # whether all that was read ahead while the first step compiled was taken before it
+    drained: bool  # whether everything prefetched while the first step compiled was taken before it
     taken: float  # when the training loop got it
-    late_s: float | None  # for how long its transfer went on after that; None: not known
+    late_s: float | None  # how long its transfer went on after that; None: not known
 
     @property
     def host_s(self) -> float:
@@ -72,19 +74,18 @@ class Accounts:
     """
 
     def __init__(self, ahead: int) -> None:
-        # a number is the time of a break. Bounded, in case no thread adds them up
-        self._records: collections.deque[BatchRecord | float] = collections.deque(maxlen=_MAX_RECORDS)
+        self._records: collections.deque[Entry] = collections.deque(maxlen=_MAX_RECORDS)
         self._adding = threading.RLock()  # held while records are added up; a signal handler may ask meanwhile
         self._sums = (0.0,) * len(_SUMMED)
         self._max_wait_s = 0.0
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
         self._before: float | None = None  # when the batch before was taken; None after a break
-        self._filling = ahead + 2  # batches that may still come that were made while the first steps compiled
-        # glances in the loop's own time, and how long that was
+        self._filling = ahead + 2  # batches still to come that may have been made while the first steps compiled
+        # glances in the loop's own time (idle, and how long that time was), and in `next` (computing)
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
-        self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)  # in `next`
-        self._keep: Callable[[BatchRecord | float], None] | None = None
-        # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
+        self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
+        self._keep: Callable[[Entry], None] | None = None
+        # of the latest transfers: when placing began → the seconds until all arrays were ready
         self._ready_s: dict[float, float] = {}
         self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
         self._placed = itertools.count()  # batches; atomic
@@ -106,7 +107,7 @@ class Accounts:
         """A batch was placed. Adds up the records if there are many. Returns whether it did."""
         if next(self._placed) % _BATCHES_PER_GIL_SAMPLE == 0:
             began = time.perf_counter()
-            time.sleep(0)  # gives up the GIL, and takes it again
+            time.sleep(0)  # releases the GIL, and takes it again
             self._gil_waits_s.append(time.perf_counter() - began)
         if len(self._records) < _SETTLE_EVERY:
             return False
@@ -114,13 +115,13 @@ class Accounts:
         return True
 
     def transferred(self, began: float, ready_s: float) -> None:
-        """All arrays of the batch whose placing began then were ready so many seconds later."""
+        """All arrays of the batch whose placing began then were ready `ready_s` later."""
         self._ready_s[began] = ready_s
         if len(self._ready_s) > _LATEST:
             self._ready_s.pop(min(self._ready_s.copy()), None)
 
     def transfers(self) -> dict[float, float]:
-        """Of the latest transfers: when placing began → the seconds until all arrays were ready."""
+        """The latest transfers: when placing began → the seconds until all arrays were ready."""
         return self._ready_s.copy()
 
     def sums(self) -> dict[str, float]:
@@ -148,12 +149,12 @@ class Accounts:
         latest = [batch for batch in self._latest.copy() if batch.taken > since]
         longest_s = _longest_s(latest)
         idle = [idle for idle, loop_s in self._idle.copy() if loop_s <= longest_s]
-        return Window.of(latest, _mean(idle), _mean(self._computing.copy()) or 0.0)
+        return Window.of(latest, _share(idle), _share(self._computing.copy()) or 0.0)
 
-    def keep_with(self, keep: Callable[[BatchRecord | float], None] | None) -> None:
-        """From now on call `keep` with each record, in order, on one thread at a time. None: no longer.
+    def keep_with(self, keep: Callable[[Entry], None] | None) -> None:
+        """From now on call `keep` with each entry, in order, on one thread at a time. None: no longer.
 
-        A number is the time of a break. ValueError: the records are kept already.
+        ValueError: the records are kept already.
         """
         self._settle()  # what was delivered before
         if keep is not None and self._keep is not None:
@@ -161,12 +162,8 @@ class Accounts:
         self._keep = keep
 
     def gil_wait_s(self) -> float:
-        """How long a thread that gave up the GIL waits for it: the mean of the latest samples.
-
-        The longest eighth is left out: on a busy machine some samples wait for a processor instead.
-        """
-        waits_s = sorted(self._gil_waits_s.copy())
-        return statistics.fmean(waits_s[: len(waits_s) - len(waits_s) // 8] or [0.0])
+        """How long a thread that released the GIL waits for it: the median of the latest samples."""
+        return statistics.median(self._gil_waits_s.copy() or [0.0])
 
     def _settle(self, timeout_s: float = 1.0) -> None:
         """Add up what was delivered, unless another thread does so for longer than `timeout_s`.
@@ -182,13 +179,13 @@ class Accounts:
             finally:
                 self._adding.release()
 
-    def _add(self, record: BatchRecord | float) -> None:
+    def _add(self, entry: Entry) -> None:
         if self._keep is not None:
-            self._keep(record)
-        if isinstance(record, float):
+            self._keep(entry)
+        if isinstance(entry, float):
             self._before = None
             return
-        asked, taken, parts, placed, *_ = record
+        asked, taken, parts, placed, *_ = entry
         before, self._before = self._before, taken
         drained, self._filling = self._filling <= 0, self._filling - 1
         ready_s = self._ready_s.get(placed.began)
@@ -218,17 +215,19 @@ class Accounts:
                 self._idle.append((not glance.computes and not glance.runs_code, batch.loop_s))
 
 
-def _mean(samples: Sequence[bool]) -> float | None:
-    return statistics.fmean(samples) if len(samples) >= _MIN_GLANCES else None
-
-
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Batches that the training loop took one after the other. All times are means of a batch, in seconds."""
+    """Batches that the training loop took one after the other. All times are means of a batch, in seconds.
 
-    batches: Sequence[BatchTimes]  # the oldest first; at least one
-    drained: bool  # whether what had been read ahead before the loop began was taken before them
-    idle_s: float | None = None  # of the loop's own time, while the devices computed nothing; None: not known
+    Attributes:
+      batches: the oldest first; at least one.
+      drained: whether everything prefetched before the loop began was taken before them.
+      idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
+    """
+
+    batches: Sequence[BatchTimes]
+    drained: bool
+    idle_s: float | None = None
 
     @classmethod
     def of(
@@ -236,18 +235,20 @@ class Window:
     ) -> Window | None:
         """The batches to judge by; None if the loop has not taken two batches one after the other.
 
-        The first batch of a pass counts, since the loop waits for it; but not that of the feed, nor the step after
-        it, which compiles. A rare pause of the loop, as for an evaluation, counts as a usual step. Time in which
-        the loop waited while the devices still computed counts as its own: `computing_share` of the time in
-        `next`. `idle_share`: of its time outside of `next`, in which they computed nothing.
+        The feed's first batch does not count, nor the step after it, which compiles; that of a later pass does.
+        A rare pause of the loop, such as for an evaluation, counts as a usual step. Time in `next` while
+        the devices still computed counts as the loop's own: `computing_share` of the waits. `idle_share`: of the
+        loop's own time.
         """
         drained = [batch for batch in latest if batch.drained]
         following = [batch for batch in latest if batch.follows]
         judged: Sequence[BatchTimes] = drained or following[1:] or following
         if not any(batch.follows for batch in judged):
             return None
-        judged = _without_pauses(judged)
-        loop_s = sum(batch.loop_s for batch in judged) / len(judged)
+        longest_s = _longest_s(judged)
+        usual_s = longest_s / _PAUSE_FACTOR
+        judged = [batch._replace(loop_s=usual_s) if batch.loop_s > longest_s else batch for batch in judged]
+        loop_s = statistics.fmean(batch.loop_s for batch in judged)
         if computing_share:
             judged = [
                 batch._replace(
@@ -260,7 +261,7 @@ class Window:
 
     def mean(self, field: str) -> float:
         """The mean of a field of `BatchTimes`."""
-        return float(sum(getattr(batch, field) for batch in self.batches)) / len(self.batches)
+        return statistics.fmean(getattr(batch, field) for batch in self.batches)
 
     @functools.cached_property
     def loop_s(self) -> float:
@@ -269,12 +270,12 @@ class Window:
 
     @functools.cached_property
     def wait_s(self) -> float:
-        """What the training loop waits for a batch."""
+        """How long the training loop waits for a batch."""
         return self.mean("wait_s")
 
     @property
     def period_s(self) -> float:
-        """Time of a step of the training loop."""
+        """The time of a step of the training loop."""
         return self.loop_s + self.wait_s
 
     @property
@@ -289,21 +290,18 @@ class Window:
 
     @functools.cached_property
     def late_s(self) -> float:
-        """For how long the transfer of a batch went on after the loop had got it, as far as that is known."""
+        """How long the transfer of a batch went on after the loop had got it, as far as that is known."""
         return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
 
 
+def _share(samples: Sequence[bool]) -> float | None:
+    return statistics.fmean(samples) if len(samples) >= _MIN_GLANCES else None
+
+
 def _longest_s(batches: Sequence[BatchTimes]) -> float:
-    """The loop's own time beyond which it pauses; infinite where that is not rare."""
+    """The loop's own time beyond which it pauses; infinite where long times are not rare."""
     times = [batch.loop_s for batch in batches if batch.follows]
     longest_s = _PAUSE_FACTOR * statistics.median(times or [0.0])
     pauses = sum(time_s > longest_s for time_s in times)
     # a loop that waits for its steps now and then is no loop that pauses
     return longest_s if pauses <= max(1, len(batches) // _BATCHES_PER_PAUSE) else math.inf
-
-
-def _without_pauses(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:
-    """The batches, with the usual time of the loop where it paused."""
-    longest_s = _longest_s(batches)
-    usual_s = longest_s / _PAUSE_FACTOR
-    return [batch._replace(loop_s=usual_s) if batch.loop_s > longest_s else batch for batch in batches]

@@ -22,14 +22,13 @@ from feedline._src.runtime.exit import close_at_exit
 _MAX_WATCHED = 2
 """Batches whose transfers are watched at a time, and so kept alive."""
 _MEAN_INTERVAL_S = 0.05
-"""Mean time from a glance to the next one; more where a glance takes long."""
+"""Mean time between two glances; more where a glance takes long."""
 _MAX_LISTING_SHARE = 0.01
 """Share of the time that listing the live arrays may take."""
-_PLACED_LATELY = 8
-"""Batches that may still be in transfer."""
-_GAPS = 32
-"""Latest times between batches. Glances go on for twice the longest: no part of the loop is left out."""
-_MIN_GAP_S, _MAX_GAP_S = 0.1, 60.0
+_IN_TRANSFER = 8
+"""Batches placed last that may still be in transfer."""
+_GLANCE_FOR_S = 30.0
+"""Glances end when no batch was placed for this long, and begin again with the next one."""
 _MEASURED_S = 1e-3
 """For how long a glance measures the processor time of this process."""
 
@@ -77,14 +76,13 @@ class StepWatch:
 
     A step that is being computed has arrays that are not ready and are no batch. The share of glances that find
     none is the share of the time in which the devices are idle. A thread glances while batches are placed, and
-    calls `report` with each glance.
+    calls `report` with each glance. It holds the watch weakly, and ends with it.
     """
 
     def __init__(self, report: Callable[[Glance], None]) -> None:
         self._report = report
-        self._batches: collections.deque[list[weakref.ref[jax.Array]]] = collections.deque(maxlen=_PLACED_LATELY)
-        self._placed_at: float | None = None
-        self._gaps: collections.deque[float] = collections.deque(maxlen=_GAPS)
+        self._batches: collections.deque[list[weakref.ref[jax.Array]]] = collections.deque(maxlen=_IN_TRANSFER)
+        self._placed_at = 0.0
         self._listing_s = 0.0  # how long the latest listing of arrays took
         self._random = random.Random()  # not the module's own generator, which the user may have seeded
         self._free = threading.Semaphore()  # taken by the thread
@@ -103,22 +101,18 @@ class StepWatch:
         return None
 
     def placed(self, arrays: Sequence[jax.Array]) -> None:
-        """These arrays are a batch. Any thread may call it."""
+        """Note that these arrays are a batch. Any thread may call it."""
         self._batches.append(list(map(weakref.ref, arrays)))
-        now = time.perf_counter()
-        if self._placed_at is None:
+        if self._client is None:
             self._client = next(iter(arrays[0].devices())).client
-        else:
-            self._gaps.append(min(now - self._placed_at, _MAX_GAP_S))
-        self._placed_at = now
-        if self._gaps and self._free.acquire(blocking=False):
+        self._placed_at = time.perf_counter()
+        if self._free.acquire(blocking=False):
             with contextlib.suppress(RuntimeError):  # no further thread can be started: there are no glances
                 _thread.start_new_thread(_glance_on, (weakref.ref(self),))
 
     def pause_s(self) -> float | None:
-        """The time until the next glance. None: no batch comes any more, as far as the latest ones tell."""
-        assert self._placed_at is not None
-        if exits() or time.perf_counter() - self._placed_at > _MIN_GAP_S + 2 * max(self._gaps.copy()):
+        """The time until the next glance. None: no batch was placed for a while, so the thread ends."""
+        if exits() or time.perf_counter() - self._placed_at > _GLANCE_FOR_S:
             self._free.release()
             return None
         return max(_MEAN_INTERVAL_S, self._listing_s / _MAX_LISTING_SHARE) * self._random.uniform(0.5, 1.5)
@@ -132,20 +126,20 @@ class StepWatch:
                 self._report(Glance(at, computes, runs_code))
 
     def _computes(self) -> bool:
-        """Whether any array is being computed, but the batches that were placed lately."""
+        """Whether any array is being computed, except the batches that were placed last."""
         began = time.perf_counter()
         placed = [array() for batch in list(self._batches) for array in batch]  # kept, so that no `id` is reused
-        known = set(map(id, placed))
+        batches = set(map(id, placed))
         found = False
         for array in self._client.live_arrays():
             with contextlib.suppress(RuntimeError):  # deleted meanwhile
-                found |= id(array) not in known and not array.is_deleted() and not array.is_ready()
+                found |= id(array) not in batches and not array.is_deleted() and not array.is_ready()
         self._listing_s = time.perf_counter() - began
         return found
 
 
 def _glance_on(reference: weakref.ref[StepWatch]) -> None:
-    """The thread of a watch: it ends with the watch, or once no batch comes any more."""
+    """The thread of a watch: it ends with the watch, or once no batch is placed any more."""
     while (watch := reference()) is not None and (pause_s := watch.pause_s()) is not None:
         del watch
         time.sleep(pause_s)
@@ -157,8 +151,8 @@ def _glance_on(reference: weakref.ref[StepWatch]) -> None:
 def _runs_compiled_code() -> bool:
     """Whether threads of this process keep a processor busy, and not with Python. When in doubt, True.
 
-    The CPU backend computes some programs in the call that dispatches them, as elementwise ones or those with
-    LAPACK or callbacks. These have no arrays until they are done.
+    The CPU backend computes some programs in the call that dispatches them, such as elementwise ones, or those
+    with LAPACK or callbacks. These have no arrays until they are done.
     """
     began, cpu_began = time.perf_counter(), time.process_time()
     time.sleep(_MEASURED_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from feedline._src.listen.words import counted, in_bytes, percent, with_unit
 
@@ -98,53 +97,28 @@ class Statistics:
           waits: median 0 s, 99 % within 0 s, longest 0 s; AU 93 %
           now: 0 batches ready, 2 threads, 0 workers, 6 slabs, 0 B of host memory
         """
-        times = [("waited", self.wait_s), *((name, getattr(self, f"{name}_s")) for name in _STAGES)]
+        stages = ("loop", "read", "transform", "stage", "place")
+        times = [("waited", self.wait_s), *((name, getattr(self, f"{name}_s")) for name in stages)]
         each = ", ".join(f"{name} {with_unit(seconds / max(1, self.batches))}" for name, seconds in times)
+        au = "not known yet" if self.au is None else percent(self.au)
         lines = [
             f"{counted(self.batches, 'batch')}, {counted(self.rows, 'row')}, {self.dropped_rows:,} dropped, "
             f"{self.bad_rows:,} bad, {in_bytes(self.placed_bytes)} placed",
             f"per batch: {each}",
             f"waits: median {with_unit(self.wait_p50_s)}, 99 % within {with_unit(self.wait_p99_s)}, "
-            f"longest {with_unit(self.wait_max_s)}; AU {_readable('au', self.au)}",
+            f"longest {with_unit(self.wait_max_s)}; AU {au}",
             f"now: {counted(self.ready, 'batch')} ready, {counted(self.threads, 'thread')}, "
             f"{counted(self.workers, 'worker')}, {counted(self.slabs, 'slab')}, "
             f"{in_bytes(self.host_bytes)} of host memory",
         ]
-        if self.source_epochs:
-            lines.append(f"epochs of each source: {_readable('source_epochs', self.source_epochs)}")
-        if self.tokens:
-            lines.append(f"tokens of each source: {_readable('tokens', self.tokens)}")
-        if self.stores:
-            lines.append(f"stores: {_readable('stores', self.stores)}")
+        for name, shares in (self.source_epochs or {}).items():
+            lines.append(f"epochs of {name}: {shares:.4g}")
+        for name, tokens in (self.tokens or {}).items():
+            lines.append(f"tokens of {name}: {tokens:,}")
+        if (stores := self.stores) is not None:
+            lines.append(
+                f"stores: {counted(int(stores['requests']), 'request')} ({stores['retries']:,} repeated, "
+                f"{stores['hedged']:,} hedged), {in_bytes(stores['fetched_bytes'])} fetched, "
+                f"{counted(int(stores['cached']), 'block')} cached, waited {with_unit(stores['wait_s'])}"
+            )
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        """All fields for a notebook, with units."""
-        from feedline._src.notebook import table
-
-        names = [field.name for field in dataclasses.fields(self)]
-        return table("feedline.Statistics", [(name, _readable(name, getattr(self, name))) for name in names])
-
-
-_STAGES = ("loop", "read", "transform", "stage", "place")
-
-
-def _readable(name: str, value: Any) -> str:
-    """The value of a field with the unit that its name says."""
-    if value is None:
-        return "none" if name in ("source_epochs", "tokens", "stores") else "not known yet"
-    if name == "source_epochs":
-        return ", ".join(f"{source} {epochs:.4g}" for source, epochs in value.items())
-    if name == "tokens":
-        return ", ".join(f"{source} {tokens:,}" for source, tokens in value.items())
-    if name == "stores":
-        return (
-            f"{counted(int(value['requests']), 'request')} ({value['retries']:,} repeated, {value['hedged']:,} "
-            f"hedged), {in_bytes(value['fetched_bytes'])} fetched, {counted(int(value['cached']), 'block')} "
-            f"cached, waited {with_unit(value['wait_s'])}"
-        )
-    if name in ("au", "wait_share"):
-        return percent(value)
-    if name.endswith("_s"):
-        return with_unit(value)
-    return in_bytes(value) if name.endswith("_bytes") else f"{value:,}"
