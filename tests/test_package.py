@@ -213,7 +213,6 @@ OF_FEEDLINE = {
     # what it asks for, and what follows from that; for the plan it opens the source, and calls the transform
     "feed_options": ["plan", "sources.as_source", "loader.form"],
     "plan": ["plan", "placement", "order.schedule", "rows", "options"],
-    "notebook": [],
     "state": ["order.past", "order.schedule", "errors"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
     "native": ["native", "errors"],
@@ -245,7 +244,7 @@ OF_FEEDLINE = {
               "agreement", "state", "version", "feed_options", "options"],
     # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
     "listen": ["listen", "record", "run", "bounds", "loader.form", "prefetch", "order.schedule",
-               "rows.bad_rows", "cluster.cores", "runtime.exit", "runtime.ending", "notebook", "version", "errors",
+               "rows.bad_rows", "cluster.cores", "runtime.exit", "runtime.ending", "version", "errors",
                "options"],
     "listen.tokens": ["order.epoch"],
     "life": ["run", "build", "listen", "record", "feed_options", "order.schedule", "agreement.in_step",
