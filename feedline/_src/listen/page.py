@@ -7,13 +7,12 @@ import secrets
 import textwrap
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 
-if TYPE_CHECKING:
-    from feedline._src.listen.report import Report
-
+Report = Any
+"""A `Report`, whose module uses this one."""
 _LOOP = "the loop's own time"
 COLORS = {
     _LOOP: "#2f6fb7",
