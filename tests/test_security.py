@@ -29,7 +29,7 @@ from feedline._src.files.cache import Cache, name_of
 from feedline._src.formats import table
 from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder
-from feedline._src.sources import record_index
+from feedline._src.sources import record_files
 from feedline._src.sources.decoded import Row
 
 PACKAGE = Path(feedline.__file__).parent
@@ -377,7 +377,7 @@ def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
         feedline.load_lanes(tmp_path)
     (tmp_path / "index").write_bytes(b"%08x " % zlib.crc32(deep + b"\n") + deep + b"\n")
     with pytest.raises(RecursionError):
-        record_index._found(str(tmp_path / "index"), {}, named=False)
+        record_files._found_index(str(tmp_path / "index"), {}, named=False)
 
 
 # --- no promise is believed ---

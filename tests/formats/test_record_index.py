@@ -96,11 +96,11 @@ def test_an_index_of_another_format_is_not_used(path, scans):
     read(path)
     line, payload = index_of(path).read_bytes().split(b"\n", 1)
     header = json.loads(line.partition(b" ")[2])
-    for change in ({"index": 0}, {"of": "tar"}, {"count": 4}, {"crc32": 0}, {"fields": 5}, {"fields": ["a", "b"]}):
+    for change in ({"index": 0}, {"of": "tar"}, {"count": 4}, {"count": -1}, {"crc32": 0}):
         text = json.dumps(header | change).encode() + b"\n"
         index_of(path).write_bytes(b"%08x " % zlib.crc32(text) + text + payload)
         assert read(path) == RECORDS
-    assert len(scans) == 7
+    assert len(scans) == 6
 
 
 @settings(max_examples=80)
@@ -132,19 +132,17 @@ def test_an_index_that_names_other_bytes_is_an_error(path):
             source[1]
 
 
-@pytest.mark.parametrize("is_open", [True, False])
-def test_an_index_that_changes_in_use_is_made_again(path, is_open):
+def test_an_index_that_changes_in_use_is_made_again(path):
     source, index = feedline.open_source(path), index_of(path)
-    changes = [lambda: os.truncate(index, index.stat().st_size - 1), lambda: index.write_bytes(b""), index.unlink]
-    if is_open:
-        changes.insert(0, lambda: index.write_bytes(index.read_bytes()[:-40] + bytes(40)))
-    for change in changes:
+    for change in (
+        lambda: index.write_bytes(index.read_bytes()[:-40] + bytes(40)),
+        lambda: os.truncate(index, index.stat().st_size - 1),
+        index.unlink,
+    ):
         assert source[0] == b"one"
-        if not is_open:
-            source.close()
         change()
+        source.close()
         assert [source[i] for i in range(3)] == RECORDS
-    assert read(path) == RECORDS
     path.write_bytes(encoded(RECORDS[::-1]))  # the index is made again of the same file only
     index.unlink()
     source.close()

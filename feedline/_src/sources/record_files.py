@@ -1,26 +1,46 @@
-"""Records of bytes in files, found by an index or by a library: TFRecord, tar, ArrayRecord, JSON lines."""
+"""The indexed way to read: records of bytes in files, found by an index or by a library.
+
+An index says where the records of a file lie. It is made once, and kept beside the file: one line, the CRC-32 of a
+JSON object and that object; then little-endian int64[records, parts, 4], where each part of each record lies, and
+the CRC-32 of its header. It belongs to one version of its file: size, time of modification and sampled bytes. An
+index that is damaged, or of another version, is made again. A file that was built again may have the old version,
+but not the old headers, which are compared when a record is read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import json
+import os
+import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from feedline._src.errors import RowError
-from feedline._src.files.file import unreadable
+from feedline._src.errors import FeedError, RowError
+from feedline._src.files.cache import in_folder
+from feedline._src.files.file import File, FileVersion, LruCache, OpenFile, changed, unreadable
 from feedline._src.files.files import Files
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import BadRecordError, RecordReader, Records, described
+from feedline._src.formats.table import ENTRY, BadRecordError, RecordReader, Records, Scan, described
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.source import EncodedSource, Indexed, Record, Source, WillRead
 from feedline._src.rows.spec import RowSpec
-from feedline._src.sources.record_index import Index, IndexedFile, open_index
 
-_RECORDS_A_READ = 1 << 11  # fewer are slower to read, more leave the processor's cache
+_RECORDS_AT_ONCE = 1 << 11  # fewer are slower to read, more leave the processor's cache
+_INDEX_FORMAT = 2  # an index with another number is made again
+_INDEX_SUFFIX = ".feedline-index"
+_MAX_HEADER_BYTES = _BLOCK_BYTES = 1 << 20
+_TRIES = 3  # to find or make an index that others delete meanwhile
+
+
+# --- sources ---
 
 
 def open_records(
@@ -30,7 +50,7 @@ def open_records(
 
     Args:
       options: `columns` selects fields.
-      indices: as another process opened them; None: they are opened, and made if need be.
+      indices: those that another process opened; None: they are opened, and made if need be.
 
     Raises:
       ValueError: no records, not of this format, or files with different fields.
@@ -41,8 +61,8 @@ def open_records(
     assert format.open is not None
     first = next((number for number, file in enumerate(files) if file.size), 0)
     form = files.opened(first, functools.partial(format.open, options=options))
-    face = RecordFiles if form.unpack is None else RecordArrays
-    return face(format, form, files, options, indices)
+    kind = RecordFiles if form.unpack is None else RecordArrays
+    return kind(format, form, files, options, indices)
 
 
 class _Records(Indexed):
@@ -70,30 +90,32 @@ class _Records(Indexed):
             raise ValueError(
                 f"a source must have at least one row, got {self._paths[0]} with no records; check what wrote it"
             )
-        found = [
-            (path, reader.fields) for path, reader in zip(self._paths, self._readers, strict=True) if reader.count
-        ]
-        first_path, first = found[0]
-        for path, fields in found:
-            if sorted(fields or ()) != sorted(first or ()):
-                raise ValueError(
-                    f"all files must have the same fields, and {path} has {', '.join(fields or ())}, "
-                    f"{first_path} {', '.join(first or ())}; open them apart, or write them again"
-                )
-        self._parts = None if first is None else tuple(options.chosen(first, self._paths[0]))
+        self._parts = self._chosen_parts()
         """The parts of a record that are read; None: it is one part."""
         leaves = None if form.leaves is None else tuple(form.leaves)
         self._fields = leaves if self._parts is None else self._parts
+
+    def _chosen_parts(self) -> tuple[str, ...] | None:
+        readers = zip(self._paths, self._readers, strict=True)
+        (first_path, first), *others = [(path, reader.fields or ()) for path, reader in readers if reader.count]
+        for path, fields in others:
+            if set(fields) != set(first):
+                raise ValueError(
+                    f"all files must have the same fields, and {path} has {', '.join(fields)}, {first_path} "
+                    f"{', '.join(first)}; open them apart, or write them again"
+                )
+        return tuple(self._options.chosen(first, first_path)) if self.form.named else None
 
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
         for file in self._files:
             file.check()
-        found: dict[str, Any] = {"kind": self._format.name, "files": [reader.digest for reader in self._readers]}
-        if self._indexed:
-            found["fields"] = None if self._fields is None else list(self._fields)
-        return found
+        return {
+            "kind": self._format.name,
+            "files": [reader.digest for reader in self._readers],
+            "fields": None if self._fields is None else list(self._fields),
+        }
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -105,8 +127,8 @@ class _Records(Indexed):
         for number, local, offsets in self._shards.split(rows):
             order = np.argsort(local, kind="stable")
             here, ordered = np.arange(len(rows))[offsets][order], local[order]
-            for start in range(0, len(order), _RECORDS_A_READ):
-                some = slice(start, start + _RECORDS_A_READ)
+            for start in range(0, len(order), _RECORDS_AT_ONCE):
+                some = slice(start, start + _RECORDS_AT_ONCE)
                 yield number, ordered[some], here[some], self._data(number, ordered[some])
 
     def _data(self, number: int, records: Indices) -> list[Any]:
@@ -143,7 +165,7 @@ class _Records(Indexed):
         return self._paths[int(self._shards.of(np.array([row]))[0])]
 
     def close(self) -> None:
-        """Close the files. A later `records` opens them again."""
+        """Close the files. A later read opens them again."""
         self._files.close()
         for reader in self._readers:
             reader.close()
@@ -154,20 +176,14 @@ class _Records(Indexed):
 
 
 class RecordFiles(_Records, EncodedSource):
-    """An `EncodedSource` over files of records."""
+    """An `EncodedSource` over files of records. Arguments are those of `_Records`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.fields, self.instead = self._fields, self.form.instead
 
     def records(self, rows: Indices) -> Sequence[Record]:
-        """The records of these rows: bytes, or dicts.
-
-        Raises:
-          IndexError: there is no such row.
-          RowError: a record cannot be read, or is damaged.
-          FeedError: a file or its index was changed or deleted.
-        """
+        """See `EncodedSource`. IndexError: there is no such row."""
         found: list[Record] = [b""] * len(rows)
         for _, _, offsets, data in self._read(rows):
             for offset, record in zip(offsets.tolist(), data, strict=True):
@@ -181,7 +197,7 @@ class RecordFiles(_Records, EncodedSource):
 
 
 class RecordArrays(_Records, Source):
-    """A `Source` over files of records of which arrays are made, many at once."""
+    """A `Source` over files of records, many of which are unpacked at once. Arguments are those of `_Records`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -199,12 +215,7 @@ class RecordArrays(_Records, Source):
         return super().files if self.form.files else None
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write record rows[i] to index i of each leaf of `out`.
-
-        Raises:
-          RowError: a record cannot be read, or has another form than the spec; it names the row and its file.
-          FeedError: a file was written to or truncated.
-        """
+        """See `Source`. RowError: also a record of another form than the spec."""
         targets = jax.tree_util.tree_leaves(out)
         for number, records, offsets, data in self._read(rows):
             leaves, treedef = jax.tree_util.tree_flatten(self._unpacked(number, records, data))
@@ -234,3 +245,198 @@ class RecordArrays(_Records, Source):
                     raise self._error(number, record, str(failure)) from failure.__cause__ or failure
             message = f"{len(records)} records from this one on fail together, and none alone: {cause}"
             raise self._error(number, records[0], message) from cause
+
+
+# --- files with an index ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """An index file, which was valid when it was opened.
+
+    Attributes:
+      version: of the index file. Another process may replace it by an equal one.
+      start: where its entries begin.
+      digest: of the file of records.
+      fields: those of a `Scan`.
+      count: the number of records.
+    """
+
+    path: str
+    version: FileVersion
+    start: int
+    digest: list[Any]
+    fields: tuple[str, ...] | None
+    count: int
+
+
+class IndexedFile:
+    """A `RecordReader` of a file with an index; neither is held in memory.
+
+    Args:
+      name: of the format.
+      opened: open index files.
+    """
+
+    def __init__(self, file: File, index: Index, name: str, form: Records, opened: LruCache[OpenFile]) -> None:
+        self._file, self.index, self._name, self._form, self._opened = file, index, name, form, opened
+        self.count, self.fields, self.digest = index.count, index.fields, index.digest
+
+    def close(self) -> None:
+        """No-op: open files belong to the `Files` of the source."""
+
+    def places(self, records: Indices, fields: Sequence[str] | None) -> tuple[Indices, Indices]:
+        """Offsets and lengths of these records. Errors as of `read`."""
+        offset, header, length, _ = self._entries(records, fields).reshape(-1, ENTRY).T
+        return offset, header + length
+
+    def read(self, records: Indices, fields: Sequence[str] | None) -> list[Record]:
+        """See `RecordReader`. FeedError: also an index that is not that of the file."""
+        entries = self._entries(records, fields)
+        width, flat = entries.shape[1], entries.reshape(-1, ENTRY)
+        offset, header, length, _ = flat.T
+        # header and data apart, since cutting the header off a large part would copy it
+        offsets, lengths = np.stack([offset, offset + header], 1), np.stack([header, length], 1)
+        stored = self._file.read(offsets.ravel(), lengths.ravel())
+        data = []
+        for i, (record, (_, _, size, checksum)) in enumerate(
+            zip(np.repeat(records, width).tolist(), flat.tolist(), strict=True)
+        ):
+            if zlib.crc32(stored[2 * i]) != checksum:
+                raise self._mismatch(
+                    f"has another header of record {record} than the file, which was built again with the same "
+                    "size and time, or is damaged"
+                )
+            data.append(self._data_of(stored[2 * i + 1], size, record))
+            stored[2 * i + 1] = b""  # frees it, so that the copy of the next part needs no new pages
+        if fields is None:
+            return data
+        return [dict(zip(fields, data[i : i + width], strict=True)) for i in range(0, len(data), width)]
+
+    def _data_of(self, part: bytes, size: int, record: int) -> Any:
+        try:
+            if len(part) != size:
+                raise ValueError(f"{size - len(part)} bytes of it are missing")
+            return self._form.data_of(part)
+        except ValueError as error:
+            raise BadRecordError(record, str(error)) from error
+
+    def _entries(self, records: Indices, fields: Sequence[str] | None) -> Indices:
+        """int64[k, parts, 4]: the entries of these records, all of which lie within the file."""
+        size, names = self._file.size, self.fields or ("",)
+        width = len(names) * ENTRY * 8
+        try:
+            stored = self._stored_entries(records, width)
+        except (FileNotFoundError, FeedError):  # it was deleted, replaced or written to
+            self.index = open_index(self._file, self.digest, self._name, self._form)
+            if (self.index.count, self.index.fields) != (self.count, self.fields):
+                raise changed(self._file.name, "it has other records") from None
+            stored = self._stored_entries(records, width)
+        parts = np.frombuffer(stored, "<i8").reshape(len(records), len(names), ENTRY)
+        if fields is not None:
+            parts = parts[:, [names.index(field) for field in fields]]
+        places = parts[:, :, :3]
+        if not ((places >= 0) & (places <= size)).all() or (places.sum(axis=2) > size).any():
+            raise self._mismatch(f"names bytes beyond the {size} of the file")
+        return parts.astype(np.int64, copy=False)
+
+    def _stored_entries(self, records: Indices, width: int) -> bytes:
+        """The bytes of these records in the index, `width` each. FeedError, FileNotFoundError: it has changed."""
+        index = self.index
+        opened = self._opened.get((index.path, index.version), lambda: OpenFile(index.path, index.version))
+        found = b"".join(opened.read(index.start + records * width, np.full(len(records), width)))
+        opened.check()
+        return found
+
+    def _mismatch(self, found: str) -> FeedError:
+        """No bad row: substitutes would hide that all rows have changed."""
+        return FeedError(
+            f"an index must be that of its file, and {self.index.path} {found}. Delete that index, which is then "
+            "made again, and build a new feed",
+            stage="read",
+            file=self._file.name,
+        )
+
+
+def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index:
+    """The index of a file of the format `name`, which is made if there is none for this version of it.
+
+    Raises:
+      ValueError: the file is not of this format.
+      OSError: the index can be written neither beside the file nor into the cache folder.
+      FeedError: the file changed meanwhile, or cannot be read.
+    """
+    assert form.scan is not None
+    belongs = {"index": _INDEX_FORMAT, "of": name, "file": [*digest, file.stamp]}
+    places = file.places_beside(_INDEX_SUFFIX)
+    scan = None
+    for _ in range(_TRIES):
+        for place in places:
+            with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+                return _found_index(place, belongs, form.named)
+        scan = scan or form.scan(file)
+        file.check()
+        _write_index(places, belongs, scan, 0o666 if file.in_store else os.stat(file.path()).st_mode & 0o666)
+    raise OSError(f"{places} cannot be read although one was just written; check the disk, or set FEEDLINE_CACHE")
+
+
+def _found_index(place: str, belongs: dict[str, Any], named: bool) -> Index:
+    """The index at `place`. ValueError and others: there is no whole index there that belongs to the file."""
+    with open(place, "rb") as file:
+        version = FileVersion.of(file.fileno())
+        line = file.readline(_MAX_HEADER_BYTES)
+        checksum, _, rest = line.partition(b" ")
+        if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
+            raise ValueError("its first line is damaged")
+        header = json.loads(rest)
+        fields, count = header["fields"], header["count"]
+        if {name: header.get(name) for name in belongs} != belongs:
+            raise ValueError("it is of another file")
+        names = fields if named else [""]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("its fields are no names")
+        if type(count) is not int or count < 0 or len(set(names)) != len(names) or (count and not names):
+            raise ValueError("its numbers of records and fields are impossible")
+        checksum_of_entries = 0
+        while block := file.read(_BLOCK_BYTES):
+            checksum_of_entries = zlib.crc32(block, checksum_of_entries)
+        size = len(line) + 8 * ENTRY * count * len(names)
+        if file.tell() != size or checksum_of_entries != header["crc32"]:
+            raise ValueError("it is damaged")
+    return Index(place, version, len(line), belongs["file"][:2], tuple(fields) if named else None, count)
+
+
+def _write_index(places: Sequence[str], belongs: dict[str, Any], scan: Scan, mode: int) -> None:
+    """Write an index to the first place that can be written to.
+
+    The file appears whole, whatever number of processes write it at once. Whoever can read the data can read it.
+    """
+    payload = np.asarray(scan.parts, "<i8").tobytes()
+    width = ENTRY * (1 if scan.fields is None else max(1, len(scan.fields)))
+    header = {"fields": scan.fields, "count": len(scan.parts) // width, "crc32": zlib.crc32(payload)}
+    text = json.dumps(belongs | header).encode() + b"\n"
+    content = b"%08x " % zlib.crc32(text) + text + payload
+    errors = []
+    for place in places:
+        try:
+            return in_folder(os.path.dirname(place) or ".", functools.partial(_replace, place, content, mode))
+        except OSError as error:
+            errors.append(f"{place}: {error.strerror}")
+    raise OSError(
+        f"an index must be kept beside its file or in the cache folder, and neither can be written "
+        f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write"
+    )
+
+
+def _replace(place: str, content: bytes, mode: int) -> None:
+    """Write a file under another name, and then give it its name."""
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place) or ".", prefix=".feedline-", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(descriptor, mode)
+        os.replace(temporary, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
