@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 
 import jax
 import numpy as np
@@ -78,20 +79,14 @@ VALUES = st.fixed_dictionaries({
 
 @settings(max_examples=60)
 @given(
-    st.lists(VALUES, min_size=1, max_size=20),
-    st.sampled_from(["\n", "\r\n", " \n\n\t\r\n"]),
-    st.booleans(),
-    st.integers(1, 40),
+    st.lists(VALUES, min_size=1, max_size=20), st.sampled_from(["\n", "\r\n", " \n\n\t\r\n"]), st.booleans()
 )
-def test_any_lines_however_they_end_and_are_cut_into_blocks(tmp_path_factory, values, end, ascii, block):
-    """Also a byte order mark, blank lines, no line break at the end, and lines over several blocks."""
-    folder = tmp_path_factory.mktemp("lines")
+def test_any_lines_however_they_end(tmp_path_factory, values, end, ascii):
+    """Also a byte order mark, blank lines, and no line break at the end."""
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     text = "\n" + end.join(json.dumps(value, ensure_ascii=ascii) for value in values)
-    (folder / "x.jsonl").write_bytes(text.encode("utf-8-sig" if ascii else "utf-8"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsonl, "_BLOCK_BYTES", block)
-        patch.setattr(jsonl, "_START_BYTES", block)
-        source = feedline.open_source(folder / "x.jsonl")
+    path.write_bytes(text.encode("utf-8-sig" if ascii else "utf-8"))
+    source = feedline.open_source(path)
     assert [{**record, "text": record["text"].decode()} for record in read(source)] == values
 
 
@@ -104,16 +99,14 @@ def test_any_lines_however_they_end_and_are_cut_into_blocks(tmp_path_factory, va
         ('{"x": 1.5, "y": 1}', "the field 'x' must be int64, .* and is 1.5"),
         ('{"x": 9223372036854775808, "y": 1}', "the field 'x' must be int64, .* 9223372036854775808"),
         ('{"x": [1], "y": 1}', "the field 'x' must be int64"),
-        ('{"x": {}, "y": 1}', "the field 'x' must be int64"),
         ('{"x": 100000000000000000000, "y": 1}', "the field 'x' must be int64, .* 100000000000000000000"),
         ('{"x": 1, "y": "z"}', "the field 'y' must be float64"),
         ('{"x": 1, "y": 1' + "0" * 400 + "}", "the field 'y' must be float64"),
         ("[1, 2]", "each line must be a JSON object, and this one is none: it is a JSON list; mend the line"),
-        ('{"x": 1, "y": 2} {}', "each line must be a JSON object, .*Extra data.*; mend the line"),
         ("\xff", "codec can't decode"),
         ('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion|must be int64"),
     ],
-    ids=range(14),
+    ids=range(12),
 )
 @pytest.mark.parametrize("text", [False, True])
 def test_a_line_that_does_not_fit_is_a_bad_row(tmp_path, line, message, text, monkeypatch):
@@ -147,7 +140,7 @@ def test_values_fit_whatever_the_others_are(tmp_path):
 @pytest.mark.parametrize("value", [[1, 2**63 + 1], [-1, 2**63 + 1], [[1], [2**64]]])
 def test_lists_of_integers_beyond_int64_do_not_become_floats(tmp_path, value):
     first = written(tmp_path / "first.jsonl", [{"x": value, "y": 1}])
-    with pytest.raises(TypeError, match=r"'x' is \[.*that fit int64"):
+    with pytest.raises(TypeError, match=r"numbers that fit int64 .*'x' is \[.*columns=\['y'\]"):
         feedline.open_source(first)
     small = jax.tree.map(lambda _: 1, value)
     later = feedline.open_source(written(tmp_path / "later.jsonl", [{"x": small}, {"x": value}]))
@@ -157,18 +150,12 @@ def test_lists_of_integers_beyond_int64_do_not_become_floats(tmp_path, value):
 
 
 def test_columns_that_cannot_be_read_are_listed(tmp_path):
-    path = written(tmp_path / "x.jsonl", [
-        {"n": 1, "o": {"a": 1}, "tags": ["a"], "none": None, "big": 2**64, "empty": [], "ragged": [1]},
-        {"n": 2, "ragged": [1, 2]},
-    ])  # fmt: skip
+    line = {"n": 1, "o": {"a": 1}, "tags": ["a"], "none": None, "big": 2**64, "empty": [], "ragged": [[1], [1, 2]]}
+    path = written(tmp_path / "x.jsonl", [line, {"n": 2}])
     with pytest.raises(TypeError) as caught:
         feedline.open_source(path)
-    for found in (
-        "and 6 of 7 of ", "'o' is an object", "'tags' is [\"a\"]", "'none' is null",
-        "'big' is 18446744073709551616",
-        "'empty' is []", "'ragged' is a list of different lengths", "columns=['n']",
-    ):  # fmt: skip
-        assert found in str(caught.value)
+    listed = r"""6 of 7 of .*'o' is \{"a": 1\}; 'tags' is \["a"\]; 'none' is null; 'big' is 184.*columns=\['n'\]"""
+    assert re.search(listed, str(caught.value))
     assert read(feedline.open_source(path, columns=["n"]))["n"].tolist() == [1, 2]
 
 

@@ -10,7 +10,7 @@ from feedline._src.files.file import File
 from feedline._src.formats.arrow import column_of, is_bytes, naming_file, spec_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library, suffix_of
-from feedline._src.formats.table import Grouped
+from feedline._src.formats.table import Column, Grouped
 
 _BLOCK_BYTES = (1 << 31) - 1
 """pyarrow takes types from the first block, so that all of a file is one, up to the largest that it can parse."""
@@ -18,7 +18,6 @@ _ROUNDED = 2.0**53
 """From here on, float64 does not hold all integers."""
 pyarrow: Any = Library("pyarrow", "arrow")
 csv: Any = Library("pyarrow.csv", "arrow")
-compute: Any = Library("pyarrow.compute", "arrow")
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
@@ -40,13 +39,13 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
             empty = pyarrow.repeat(pyarrow.scalar(b""), table.num_rows)
             table = table.set_column(i, table.column_names[i], empty)
     spec = spec_of(table.schema, options, file.name)
-    _check_integers(data, table.select(list(spec)), file.name)
     names, columns = sorted(spec), []
     for name in names:
         column = table.column(name)
         if is_bytes(column.type):  # 64-bit positions: it may have over 2 GiB
             column = column.cast(pyarrow.large_binary())
         columns.append(column_of(column.combine_chunks(), f"column {name!r}").copied())
+        _check_integers(name, columns[-1], file.name)
     held = sum(column.nbytes for column in columns)
     _check_size("bytes in memory", held, options, file.name)
     nulls = {leaf: column.nulls for leaf, column in enumerate(columns)}
@@ -59,8 +58,8 @@ FORMAT = Format(
 )
 
 
-def _table(data: bytes, path: str, **conversions: Any) -> Any:
-    """The `pyarrow.Table` of a file with these bytes; `conversions`: of pyarrow's `ConvertOptions`."""
+def _table(data: bytes, path: str) -> Any:
+    """The `pyarrow.Table` of a file with these bytes."""
     nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # a number
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     with naming_file(path, "a CSV file", "correct the line, or write it again"):
@@ -68,30 +67,24 @@ def _table(data: bytes, path: str, **conversions: Any) -> Any:
             pyarrow.BufferReader(data),
             read_options=csv.ReadOptions(block_size=max(1, min(len(data), _BLOCK_BYTES))),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(null_values=nulls, **conversions),
+            convert_options=csv.ConvertOptions(null_values=nulls),
         )
         _ = table.column_names  # which are decoded only now
         return table
 
 
-def _check_integers(data: bytes, table: Any, path: str) -> None:
-    """Refuse, with a ValueError, integers beyond int64, of which pyarrow makes floats: float64 rounds them."""
-    for name in table.column_names:
-        if not pyarrow.types.is_float64(table.column(name).type):
-            continue
-        values = table.column(name).to_numpy()
-        sizes = np.where(np.isfinite(values), np.abs(values), 0)
-        if sizes.max(initial=0) < _ROUNDED:
-            continue
-        as_text = {name: pyarrow.large_string()}
-        read = _table(data, path, include_columns=[name], column_types=as_text, strings_can_be_null=True)
-        text = read.column(name)
-        if not compute.any(compute.match_substring_regex(text, "[.eE]")).as_py():
-            raise ValueError(
-                f"a column of integers must fit int64, and {name!r} of {path} has {text[int(sizes.argmax())]}, "
-                "which float64 would round; leave it out with columns=[...], or write the file as Parquet once, "
-                f"from pyarrow.csv.read_csv with ConvertOptions(column_types={{{name!r}: pyarrow.uint64()}})"
-            )
+def _check_integers(name: str, column: Column, path: str) -> None:
+    """Refuse, with a ValueError, a column that may be integers beyond int64: pyarrow makes rounded floats of them."""
+    if column.values.dtype != np.float64:
+        return
+    values = column.values[np.isfinite(column.values)]
+    if np.abs(values).max(initial=0) >= _ROUNDED and (values == np.floor(values)).all():
+        raise ValueError(
+            f"a column of integers must fit int64, and {name!r} of {path} has integers that float64 would round, "
+            f"such as {values[np.abs(values).argmax()]:.0f}; leave it out with columns=[...], or write the file as "
+            "Parquet once, from pyarrow.csv.read_csv with ConvertOptions(column_types="
+            f"{{{name!r}: pyarrow.uint64()}}), or pyarrow.float64() if they are no integers"
+        )
 
 
 def _check_size(what: str, found: int, options: OpenOptions, path: str) -> None:
