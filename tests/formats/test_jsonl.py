@@ -78,9 +78,7 @@ VALUES = st.fixed_dictionaries({
 
 
 @settings(max_examples=60)
-@given(
-    st.lists(VALUES, min_size=1, max_size=20), st.sampled_from(["\n", "\r\n", " \n\n\t\r\n"]), st.booleans()
-)
+@given(st.lists(VALUES, min_size=1, max_size=20), st.sampled_from(["\n", "\r\n", " \n\n\t\r\n"]), st.booleans())
 def test_any_lines_however_they_end(tmp_path_factory, values, end, ascii):
     """Also a byte order mark, blank lines, and no line break at the end."""
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"

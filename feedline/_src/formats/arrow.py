@@ -26,7 +26,7 @@ pyarrow: Any = Library("pyarrow", "arrow")
 ipc: Any = Library("pyarrow.ipc", "arrow")
 REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
 _FILE_MARK = b"ARROW1"
-_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 # --- columns ---
@@ -276,8 +276,8 @@ def batches_of(source: Any) -> tuple[Any, Iterator[Any]]:
 def _check_end(source: Any) -> None:
     """Refuse a stream that was truncated between two record batches, which pyarrow accepts."""
     end = source.tell()
-    source.seek(max(0, end - len(_END_OF_STREAM)))
-    if end != source.size() or source.read() != _END_OF_STREAM:
+    source.seek(max(0, end - len(END_OF_STREAM)))
+    if end != source.size() or source.read() != END_OF_STREAM:
         raise ValueError("a stream must end with the mark of its end, and this one does not")
 
 

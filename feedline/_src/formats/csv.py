@@ -74,15 +74,15 @@ def _table(data: bytes, path: str) -> Any:
 
 
 def _check_integers(name: str, column: Column, path: str) -> None:
-    """Refuse, with a ValueError, a column that may be integers beyond int64: pyarrow makes rounded floats of them."""
+    """Refuse, with a ValueError, a column that may be of integers beyond int64, which pyarrow rounds to floats."""
     if column.values.dtype != np.float64:
         return
     values = column.values[np.isfinite(column.values)]
     if np.abs(values).max(initial=0) >= _ROUNDED and (values == np.floor(values)).all():
         raise ValueError(
             f"a column of integers must fit int64, and {name!r} of {path} has integers that float64 would round, "
-            f"such as {values[np.abs(values).argmax()]:.0f}; leave it out with columns=[...], or write the file as "
-            "Parquet once, from pyarrow.csv.read_csv with ConvertOptions(column_types="
+            f"such as {values[np.abs(values).argmax()]:.0f}; leave it out with columns=[...], or write the file "
+            "as Parquet once, from pyarrow.csv.read_csv with ConvertOptions(column_types="
             f"{{{name!r}: pyarrow.uint64()}}), or pyarrow.float64() if they are no integers"
         )
 

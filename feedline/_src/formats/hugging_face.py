@@ -1,13 +1,12 @@
-"""Datasets of Hugging Face's library `datasets`, which is never imported here: their Arrow table and its columns.
+"""Datasets of Hugging Face's library `datasets`: their Arrow table and its columns.
 
-A dataset is an object of that library, or a folder that `Dataset.save_to_disk` wrote.
+A dataset is an object of that library, or a folder of `Dataset.save_to_disk`, which the library loads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import pickle
 import re
@@ -19,27 +18,16 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 import numpy as np
 
 from feedline._src.errors import FeedError
-from feedline._src.files.file import File, Indices, absolute
+from feedline._src.files.file import Indices
 from feedline._src.files.files import Files
-from feedline._src.files.store import is_url
-from feedline._src.formats.arrow import (
-    REWRITE,
-    batches_of,
-    column_of,
-    is_a,
-    is_bytes,
-    naming_file,
-    pyarrow,
-    row_of,
-)
+from feedline._src.formats.arrow import END_OF_STREAM, column_of, is_a, is_bytes, pyarrow, row_of
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.registry import require
 from feedline._src.formats.table import Column
 from feedline._src.rows import digests
 
 STATE = "state.json"
 _CACHED = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
-_INDICES = ("_indices_files", "_indices_data_files")
-"""Keys under which versions of `datasets` before 2 name the files that select rows; later ones copy the rows."""
 _LISTS = ("list", "large_list", "fixed_size_list")
 _CHECKS_A_READ = 4  # files, at some 5 µs each
 _SAMPLED_ROWS = 64
@@ -82,9 +70,8 @@ class OpenDataset:
     """The chosen columns of a dataset, and where its rows lie in them. Pickles as the dataset does: by its files.
 
     Args:
-      dataset: of one split, or the path of a folder for which `is_saved` is true.
+      dataset: of one split.
       files: into which the dataset is mapped, of the expected versions; None: the present ones.
-      folder: from which relative paths in rows lead; None: the working directory.
 
     Attributes:
       table: a `pyarrow.Table` of the chosen columns.
@@ -92,23 +79,11 @@ class OpenDataset:
       files: empty for a dataset in memory.
     """
 
-    def __init__(
-        self,
-        dataset: HuggingFaceDataset | str,
-        options: OpenOptions,
-        files: Files | None = None,
-        folder: str | None = None,
-    ) -> None:
-        self._given, self._options = absolute(dataset) if isinstance(dataset, str) else dataset, options
-        self.folder = folder or os.getcwd()
-        if isinstance(dataset, str):
-            self.files, table, indices, form = _loaded(dataset, files)
-        else:
-            self.files = files or Files([file["filename"] for file in dataset.cache_files])
-            selected: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
-            table, indices, form = dataset.data.table, selected and selected.table, dataset.format
-        names = _columns_of(form, table.column_names)
+    def __init__(self, dataset: HuggingFaceDataset, options: OpenOptions, files: Files | None = None) -> None:
+        self._dataset, self._options = dataset, options
+        self.files = files or Files([file["filename"] for file in dataset.cache_files])
         self._to_check = itertools.cycle(list(self.files))  # of a list: threads share this iterator
+        table, names = dataset.data.table, _columns_of(dataset)
         self.table = table.select(options.chosen(names, "this dataset"))
         try:
             self.table.validate()  # sizes of buffers: damaged files could end the process else
@@ -118,8 +93,9 @@ class OpenDataset:
                 f"the table of this dataset is damaged{where}: {error}; make the dataset again"
             ) from error
         self.rows: Indices | None = None
-        if indices is not None:
-            self.rows = np.asarray(indices.column(0).to_numpy(), np.uint64).view(np.int64)
+        selected: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
+        if selected is not None:
+            self.rows = np.asarray(selected.table.column(0).to_numpy(), np.uint64).view(np.int64)
         self.count: int = self.table.num_rows if self.rows is None else len(self.rows)
         if self.count == 0:
             raise ValueError("a source must have at least one row, and this dataset has none")
@@ -152,16 +128,17 @@ class OpenDataset:
                 file.check_open()
 
     def __reduce__(self) -> Any:
-        return _opened_again, (self.files, pickle.dumps(self._given), self._options, self.folder)
+        return _opened_again, (self.files, pickle.dumps(self._dataset), self._options)
 
 
-def _opened_again(files: Files, dataset: bytes, options: OpenOptions, folder: str) -> OpenDataset:
+def _opened_again(files: Files, dataset: bytes, options: OpenOptions) -> OpenDataset:
     """A copy of a dataset that another process has open. `files` are compared before it is loaded."""
-    return OpenDataset(pickle.loads(dataset), options, files, folder)
+    return OpenDataset(pickle.loads(dataset), options, files)
 
 
-def _columns_of(form: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
-    """The columns of `names` that a format chooses. ValueError if it makes other values of those in the table."""
+def _columns_of(dataset: HuggingFaceDataset) -> Sequence[str]:
+    """The columns that a format chooses. ValueError if it makes other values of those in the table."""
+    form = dataset.format
     if form["type"] == "custom" or form["format_kwargs"]:
         raise ValueError(
             "open_source reads the values that are stored, and this dataset has a transform (with_transform), or "
@@ -169,7 +146,7 @@ def _columns_of(form: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
             "feed, which then reads row by row and calls it; or remove it with dataset.with_format(None), and use "
             "feedline.decoded, Feed(transform=...) or dataset.cast_column"
         )
-    chosen: Sequence[str] = names if form["output_all_columns"] else form["columns"]
+    chosen: Sequence[str] = dataset.data.table.column_names if form["output_all_columns"] else form["columns"]
     if not chosen:
         raise ValueError("a source must have at least one column, and this dataset has none")
     return chosen
@@ -185,13 +162,11 @@ class FileColumn(NamedTuple):
       data: the bytes; null where the file lies at a path.
       paths: null where there is none.
       null: bool[k], true where there is neither; None if there is no such row.
-      folder: from which relative paths lead.
     """
 
     data: Column
     paths: Column
     null: Any
-    folder: str
 
     @property
     def rows(self) -> int:
@@ -202,7 +177,7 @@ class FileColumn(NamedTuple):
         """The path of a file that is not in the table; None: it is in the table."""
         if self.data.null is None or not self.data.null[row]:
             return None
-        return os.path.join(self.folder, os.fsdecode(self.paths.take(np.array([row]))[0]))
+        return os.fsdecode(self.paths.take(np.array([row]))[0])
 
     def take(self, rows: Indices) -> list[bytes]:
         """The bytes of these files. FeedError: there is no file at its path."""
@@ -238,11 +213,11 @@ def _is_file(kind: Any) -> bool:
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
 
-def columns_of(table: Any, folder: str) -> list[dict[str, AnyColumn]]:
+def columns_of(table: Any) -> list[dict[str, AnyColumn]]:
     """The columns of each piece of a `pyarrow.Table`, which follow each other: views of its memory, by name.
 
     Lists of any type are rows of one shape if all of them have the same length, as `datasets.Array2D` has, and as
-    tokens have that were padded. Relative paths of files lead from `folder`.
+    tokens have that were padded.
     """
     columns = {}
     for name in table.column_names:
@@ -252,9 +227,7 @@ def columns_of(table: Any, folder: str) -> list[dict[str, AnyColumn]]:
             raise _different_lengths(name, " and ".join(sorted({str(chunk.type) for chunk in chunks})))
         columns[name] = pyarrow.chunked_array(chunks)
     batches = pyarrow.table(columns).to_batches()
-    return [
-        {name: _column_of(batch.column(name), f"column {name!r}", folder) for name in columns} for batch in batches
-    ]
+    return [{name: _column_of(batch.column(name), f"column {name!r}") for name in columns} for batch in batches]
 
 
 def _check_type(kind: Any, name: str) -> None:
@@ -272,13 +245,13 @@ def _check_type(kind: Any, name: str) -> None:
         ) from None
 
 
-def _column_of(array: Any, label: str, folder: str) -> AnyColumn:
+def _column_of(array: Any, label: str) -> AnyColumn:
     if not _is_file(array.type):
         return column_of(array, label)
     fields = {field.name: column_of(part, label) for field, part in zip(array.type, array.flatten(), strict=True)}
     data, paths = fields["bytes"], fields["path"]
     null = None if data.null is None or paths.null is None else data.null & paths.null
-    return FileColumn(data, paths, null, folder)
+    return FileColumn(data, paths, null)
 
 
 def _of_one_shape(array: Any, name: str) -> Any:
@@ -315,27 +288,39 @@ def _different_lengths(name: str, found: str) -> ValueError:
 # --- folders that Dataset.save_to_disk wrote ---
 
 
-def _loaded(folder: str, files: Files | None) -> tuple[Files, Any, Any, Mapping[str, Any]]:
-    """A saved folder: its files, the tables of its rows and of the row indices, what `set_format` had set."""
-    state = _state_of(folder) or {}
-    paths = _files_in(folder, state, "_data_files")
-    indices = [path for key in _INDICES for path in _files_in(folder, state, key)]
-    files = files or Files([*paths, *indices])
-    table = _joined(files[: len(paths)])
-    form = {key: state.get(f"_{key}") for key in ("format_kwargs", "output_all_columns")}
-    form |= {"type": state.get("_format_type"), "columns": state.get("_format_columns") or table.column_names}
-    return files, table, _joined(files[len(paths) :]) if indices else None, form
-
-
 def is_saved(folder: str) -> bool:
     """Whether `Dataset.save_to_disk` wrote this folder."""
-    return _state_of(folder) is not None
+    return all(os.path.isfile(os.path.join(folder, name)) for name in (STATE, "dataset_info.json"))
+
+
+def load_saved(folder: str) -> HuggingFaceDataset:
+    """The dataset in a folder for which `is_saved` is true.
+
+    Raises:
+      ImportError: `datasets` is not installed.
+      ValueError: the folder is damaged.
+    """
+    library = require("datasets", "datasets")
+    try:
+        dataset: HuggingFaceDataset = library.Dataset.load_from_disk(os.path.abspath(folder), keep_in_memory=False)
+        for file in Files([file["filename"] for file in dataset.cache_files]):
+            # pyarrow accepts a stream that was truncated between two record batches
+            if file.samples([(max(0, file.size - len(END_OF_STREAM)), len(END_OF_STREAM))]) != [END_OF_STREAM]:
+                raise ValueError(f"{file.name} is truncated")
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # of many types, for damaged files
+        raise ValueError(
+            f"{folder} cannot be read as a folder of Dataset.save_to_disk: {error or type(error).__name__}; save "
+            "the dataset again"
+        ) from error
+    return dataset
 
 
 def check_no_cache(paths: Sequence[str]) -> None:
-    """Refuse, with a ValueError, Arrow files that are not all rows of one dataset, or not in their order.
+    """Refuse, with a ValueError, Arrow files of which some are caches of `dataset.map` and `filter`.
 
-    `dataset.map` and `filter` write the rows that they return beside the files of the dataset.
+    They lie beside the files of a dataset, and have the rows that these return.
     """
     caches = [path for path in paths if _CACHED.fullmatch(os.path.basename(path))]
     if 0 < len(caches) < len(paths):
@@ -344,43 +329,3 @@ def check_no_cache(paths: Sequence[str]) -> None:
             f"{caches[0]} is such a cache; open the folder by its path: open_source({os.path.dirname(paths[0])!r})"
             "; or leave it out, by the glob data-*.arrow for example, or pass the dataset: open_source(dataset)"
         )
-    for folder in {os.path.dirname(path) for path in paths if not is_url(path)}:
-        if any((_state_of(folder) or {}).get(key) for key in _INDICES):
-            raise ValueError(
-                f"rows of this dataset are those that a file of indices selects; open the folder {folder or '.'} "
-                "by its path"
-            )
-
-
-def _state_of(folder: str) -> Mapping[str, Any] | None:
-    """What `save_to_disk` wrote about a folder; None: it did not write it."""
-    try:
-        state = json.loads(Path(folder, STATE).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return state if isinstance(state, dict) and "_data_files" in state else None
-
-
-def _files_in(folder: str, state: Mapping[str, Any], key: str) -> list[str]:
-    """The paths of the files that a state names."""
-    try:
-        names = [str(each["filename"]) for each in state.get(key) or ()]
-        if any(os.path.basename(name) != name for name in names):
-            raise ValueError("one lies elsewhere")
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{folder}/{STATE} must name files of its folder under {key!r}, got {state[key]!r}; save it again"
-        ) from error
-    return [os.path.join(folder, name) for name in names]
-
-
-def _joined(files: Sequence[File]) -> Any:
-    """The rows of some files, one after the other, as a `pyarrow.Table` of mapped memory."""
-    tables = []
-    for file in files:
-        with naming_file(file.name, "an Arrow file", REWRITE):
-            schema, batches = batches_of(pyarrow.BufferReader(pyarrow.py_buffer(file.memory())))
-            tables.append(pyarrow.Table.from_batches(list(batches), schema))
-    if not tables:
-        raise ValueError("a source must have at least one row, and this dataset has no files")
-    return pyarrow.concat_tables(tables)

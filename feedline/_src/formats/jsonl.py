@@ -119,7 +119,7 @@ def _leaf_of(values: Sequence[Any]) -> Leaf | None:
     first = np.array(values[0], object)
     types = set(map(type, first.flat))
     if types <= {int, float} and any(float in map(type, np.array(value, object).flat) for value in values):
-        dtype = np.dtype(np.float64)
+        dtype: np.dtype[Any] = np.dtype(np.float64)
     else:
         dtype = np.dtype(bool if types == {bool} else np.int64)
     leaf = jax.ShapeDtypeStruct(first.shape, dtype)
@@ -153,7 +153,9 @@ def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
         try:
             found = [value.encode() for value in values]
         except UnicodeEncodeError as error:
-            raise ValueError(f"text must be Unicode, and {name!r} is {_shown(values[0])}; mend the line") from error
+            raise ValueError(
+                f"text must be Unicode, and {name!r} is {_shown(values[0])}; mend the line"
+            ) from error
     if found is None:
         kind = "text" if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape) or ''}"
         raise ValueError(

@@ -17,6 +17,7 @@ from feedline._src.formats.hugging_face import (
     OpenDataset,
     columns_of,
     is_encoded,
+    load_saved,
 )
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column
@@ -42,7 +43,7 @@ def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Sou
     if others := options.given() - {"columns"}:
         names = ", ".join(sorted(others))
         raise ValueError(f"a dataset of Hugging Face takes the option columns alone, got {names}; leave it out")
-    found = OpenDataset(dataset, options)
+    found = OpenDataset(load_saved(dataset) if isinstance(dataset, str) else dataset, options)
     if any(map(is_encoded, found.table.schema.types)):
         return DatasetRecords(found)
     return DatasetRows(found)
@@ -57,7 +58,7 @@ class DatasetRows(Source):
         self.picklable = bool(found.files)  # worker processes map them
         pieces = [
             {name: column for name, column in piece.items() if isinstance(column, Column)}
-            for piece in columns_of(found.table, found.folder)
+            for piece in columns_of(found.table)
         ]
         for name in found.table.column_names:
             columns = [piece[name] for piece in pieces]
@@ -120,7 +121,7 @@ class DatasetRecords(EncodedSource):
     instead = ", or leave columns of bytes and text out with open_source(dataset, columns=[...])"
 
     def __init__(self, found: OpenDataset) -> None:
-        self._found, self._pieces = found, columns_of(found.table, found.folder)
+        self._found, self._pieces = found, columns_of(found.table)
         self._by_piece = Shards([next(iter(piece.values())).rows for piece in self._pieces])
         names = tuple(self._pieces[0])
         self.fields = names if len(names) > 1 else None
