@@ -76,8 +76,8 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
             if line is lines[0]:
                 raise ValueError(
                     f'each line must be a JSON object, {{"name": value, ...}}, and the first of {file.name}, '
-                    f"{line.strip()[:60]!r}, is none: {error.__cause__ or error}; write it again, one object a line: "
-                    "pandas.read_json(path).to_json(new, orient='records', lines=True)"
+                    f"{line.strip()[:60]!r}, is none: {error.__cause__ or error}; write it again, one object a "
+                    "line: pandas.read_json(path).to_json(new, orient='records', lines=True)"
                 ) from error
     return found
 
