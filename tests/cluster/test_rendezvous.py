@@ -54,8 +54,7 @@ def test_processes_arrive_in_any_order_and_the_port_is_free_afterwards(port):
 def dying(port, process, processes):
     """A process that has arrived, and ends when the block does."""
     with connected(port) as connection:
-        connection.recv(100)
-        connection.send(f"{processes} {process}".encode())
+        connection.send(f"feedline: {processes} {process}".encode())
         yield
 
 
@@ -95,18 +94,18 @@ def test_a_process_that_ended_may_come_again_and_other_programs_are_ignored(port
 
 
 @contextlib.contextmanager
-def other_program(sends):
-    """Yields a port where another program sends some bytes on each connection, and closes it."""
+def other_program():
+    """Yields a port where another program answers each connection, and closes it."""
 
-    def hang_up():
+    def answer():
         with contextlib.suppress(OSError):
             while True:
                 connection = taken.accept()[0]
-                connection.send(sends)
+                connection.send(b"HTTP/1.1 400 Bad Request")
                 connection.close()
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # as gRPC does
-        threading.Thread(target=hang_up, daemon=True).start()
+        threading.Thread(target=answer, daemon=True).start()
         yield taken.getsockname()[1]
         taken.shutdown(socket.SHUT_RDWR)
 
@@ -114,31 +113,8 @@ def other_program(sends):
 @pytest.mark.parametrize("process", [0, 1])
 def test_another_program_on_the_port_is_an_error_at_once(process):
     told = r"another program, perhaps another run, has that port, .* FEEDLINE_COORDINATOR=127.0.0.1:\d+, or JAX"
-    with other_program(b"HTTP/1.1 400 Bad Request") as port, pytest.raises(FeedError, match=told):
+    with other_program() as port, pytest.raises(FeedError, match=told):
         met(port, process).result(LONG_S)
-
-
-def test_connections_that_are_closed_without_a_word_are_tried_again(port):
-    """As by process 0 that answers those that have arrived, and then listens no more."""
-    told = "not reached in time .*the connection was closed without a word"
-    with other_program(b"") as other, pytest.raises(FeedError, match=told):
-        met(other, 1, within_s=SOON_S).result(LONG_S)
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        late = met(port, 1)
-        listener.accept()[0].close()
-    first = met(port, 0)
-    assert [one.result(LONG_S) for one in (first, late)] == [None, None]
-
-
-def test_processes_that_stopped_hold_up_the_others_only_once(port, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_ANSWER_S", 1)
-    first = met(port, 0, 7)
-    with contextlib.ExitStack() as stopped:
-        for process in range(1, 7):
-            began = time.monotonic()
-            stopped.enter_context(dying(port, process, 7))
-        assert first.result(LONG_S) is None
-        assert time.monotonic() - began < 5
 
 
 def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():

@@ -1,15 +1,14 @@
 """All processes meet at the coordinator's port before jax uses it, so that errors name what is missing.
 
 jax's service takes every connection for a process of its own run: a second run on the port ends the first, and a
-process that never comes ends process 0 by SIGABRT. So process 0 listens there first. The others connect, read its
-greeting, send their number, and wait for its answer: that all have joined, or why not.
+process that never comes ends process 0 by SIGABRT. So process 0 listens there first. The others connect, send
+their number, and wait for its answer: that all have joined, or why not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import selectors
 import socket
 import sys
 import time
@@ -18,10 +17,12 @@ from feedline._src.agreement.coordination import process_names
 from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.errors import FeedError, ProcessError
 
-_GREETING, _ALL_JOINED = b"feedline\n", b"all joined\n"
+_PREFIX = b"feedline: "  # of all that processes send here
+_ALL_JOINED = _PREFIX + b"all joined"
 _MAX_BYTES = 1 << 12
 _RETRY_S = 0.2
-_ANSWER_S = 10.0  # for an answer that comes at once, and for an attempt to connect: a firewall may drop it
+_CONNECT_S = 10.0  # for an attempt to connect: a firewall may drop it
+_NUMBER_S = 1.0  # for the number of a process, which it sends at once
 _WARN_S = 30.0  # after that a line on stderr says who is missing
 
 
@@ -34,62 +35,61 @@ def meet(info: ProcessInfo, deadline: float) -> None:
     if info.process == 0:
         _gather(info, deadline)
         return
-    with _connected(info, deadline) as connection:
-        connection.settimeout(max(0.0, deadline - time.monotonic()) + _ANSWER_S)
-        answer = _received(connection)
-    if answer != _ALL_JOINED:
-        rule = "all processes of a run join at its start, but"
-        found = answer.decode() or f"{rule} process 0 ended before all had; look what it wrote last"
-        own = f"this is process {info.process} of {info.processes}, by {info.launcher}: {info.evidence}"
-        raise ProcessError(f"{found} ({own})", stage="launch", process=None if answer else 0)
+    with _connect(info, deadline) as connection:
+        _send(connection, b"%s%d %d" % (_PREFIX, info.processes, info.process))
+        connection.settimeout(max(0.0, deadline - time.monotonic()) + _CONNECT_S)
+        answer = _receive(connection)
+    if answer == _ALL_JOINED:
+        return
+    if answer and not answer.startswith(_PREFIX):
+        raise _port_is_taken(info)
+    found = answer.removeprefix(_PREFIX).decode() or (
+        "all processes of a run join at its start, but process 0 closed the connection before all had: it ended, "
+        "or belongs to another run; look what it wrote last"
+    )
+    own = f"this is process {info.process} of {info.processes}, by {info.launcher}: {info.evidence}"
+    raise ProcessError(f"{found} ({own})", stage="launch", process=None if answer else 0)
 
 
 def _gather(info: ProcessInfo, deadline: float) -> None:
     """In process 0: wait for the others, and answer. One that ends meanwhile is missing, and may come again."""
     arrived: dict[int, socket.socket] = {}
     warn_at = time.monotonic() + _WARN_S
-    with _listener(info) as listener, contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
+    with _listen(info) as listener, contextlib.ExitStack() as connections:
         while missing := [process for process in range(1, info.processes) if process not in arrived]:
-            now = time.monotonic()
+            if (now := time.monotonic()) >= deadline:
+                break
             if now >= warn_at:
                 warn_at = math.inf
                 _print_wait(info, f"{process_names(missing)} to join", deadline)
-            if now >= deadline:
-                break
-            for key, _ in selector.select(min(deadline, warn_at) - now):
-                if key.data is None:
-                    connection = stack.enter_context(listener.accept()[0])
-                    connection.setblocking(False)
-                    selector.register(connection, selectors.EVENT_READ, connection)
-                    _send(connection, _GREETING)
+            listener.settimeout(max(0.001, min(deadline, warn_at) - now))
+            with contextlib.suppress(TimeoutError):
+                connection = connections.enter_context(listener.accept()[0])
+                connection.settimeout(_NUMBER_S)
+                process = _index_of(_receive(connection), info)
+                connection.setblocking(False)
+                if process is None:
+                    connection.close()
+                elif process in arrived and not _has_ended(arrived[process]):
+                    text = b"each process of a run has a number of its own, but %d is taken"
+                    _send(connection, _PREFIX + text % process)
+                else:
+                    arrived[process] = connection
+                if len(arrived) < info.processes - 1:
                     continue
-                process = _index_of(_received(key.data), info)
-                if process is not None and arrived.setdefault(process, key.data) is key.data:
-                    continue
-                if process is not None:
-                    taken = f"each process of a run has a number of its own, but {process} is taken"
-                    _send(key.data, taken.encode())
-                arrived = {each: connection for each, connection in arrived.items() if connection is not key.data}
-                selector.unregister(key.data)
-                key.data.close()
+            # all have arrived, or the wait is over: those that have ended since they came are missing, too
+            arrived = {process: each for process, each in arrived.items() if not _has_ended(each)}
         message = (
             f"all processes of a run join at its start, but {process_names(missing)} did not come in time, or "
             "ended meanwhile; look what it wrote last and whether it was started, or raise initialize(timeout_s)"
         )
         for connection in arrived.values():
-            _send(connection, message.encode() if missing else _ALL_JOINED)
-        answered = (
-            time.monotonic() + _ANSWER_S
-        )  # whoever closes first keeps the port, which jax needs, in TIME_WAIT
-        for connection in arrived.values():
-            connection.settimeout(max(0.0, answered - time.monotonic()))
-            _received(connection)
+            _send(connection, _PREFIX + message.encode() if missing else _ALL_JOINED)
     if missing:
         raise ProcessError(message, stage="launch", process=missing[0])
 
 
-def _listener(info: ProcessInfo) -> socket.socket:
+def _listen(info: ProcessInfo) -> socket.socket:
     """Listens as jax will: on the loopback address, or on all addresses of the host.
 
     With SO_REUSEPORT it would share the port with the gRPC server of another run, so that comes second: `feedline
@@ -106,28 +106,16 @@ def _listener(info: ProcessInfo) -> socket.socket:
         with contextlib.suppress(OSError):
             socket.create_connection((host or "localhost", info.port), timeout=1).close()
             break
-    raise _other_program(info)
+    raise _port_is_taken(info)
 
 
-def _connected(info: ProcessInfo, deadline: float) -> socket.socket:
-    """A connection to process 0, which knows this one. Tried until it listens, and until its name resolves."""
+def _connect(info: ProcessInfo, deadline: float) -> socket.socket:
+    """A connection to process 0. Tried until it listens, and until its name resolves."""
     warn_at = time.monotonic() + _WARN_S
     while True:
         left_s = deadline - time.monotonic()
         try:
-            address = info.host, info.port
-            connection = socket.create_connection(address, timeout=min(max(left_s, _RETRY_S), _ANSWER_S))
-            connection.settimeout(_ANSWER_S)
-            with contextlib.suppress(TimeoutError):
-                greeting = b"none in time"
-                greeting = connection.recv(len(_GREETING))
-            if greeting == _GREETING:
-                _send(connection, f"{info.processes} {info.process}".encode())
-                return connection
-            connection.close()
-            if greeting:
-                raise _other_program(info)
-            raise ConnectionResetError("the connection was closed without a word")  # it does not listen any more
+            return socket.create_connection((info.host, info.port), timeout=min(max(left_s, _RETRY_S), _CONNECT_S))
         except OSError as error:
             if left_s < _RETRY_S:
                 raise FeedError(
@@ -147,7 +135,7 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "127.0.0.1")
 
 
-def _other_program(info: ProcessInfo) -> FeedError:
+def _port_is_taken(info: ProcessInfo) -> FeedError:
     return FeedError(
         f"process 0 of this run listens as the coordinator at {info.coordinator}, but another program, perhaps "
         "another run, has that port, or it may not be used; end that one, or give this run another port, in every "
@@ -158,7 +146,7 @@ def _other_program(info: ProcessInfo) -> FeedError:
 
 
 def _print_wait(info: ProcessInfo, missing: str, deadline: float) -> None:
-    """Say on stderr for what this process waits. A single write: several processes share the terminal."""
+    """A single write to stderr: several processes share the terminal."""
     left_s = max(0.0, deadline - time.monotonic())
     sys.stderr.write(f"feedline: process {info.process} waits for {missing}, for at most {left_s:.0f} s more\n")
     sys.stderr.flush()
@@ -169,17 +157,27 @@ def _send(connection: socket.socket, text: bytes) -> None:
         connection.send(text)
 
 
-def _received(connection: socket.socket) -> bytes:
-    """What was sent; empty if the other side has ended, or does not answer in time."""
+def _receive(connection: socket.socket) -> bytes:
+    """What was sent; empty if the other side has ended, or does not send in time."""
     with contextlib.suppress(OSError):
         return connection.recv(_MAX_BYTES)
     return b""
 
 
+def _has_ended(connection: socket.socket) -> bool:
+    """Whether the process at the other side, which sends nothing more, has ended."""
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def _index_of(sent: bytes, info: ProcessInfo) -> int | None:
     """The number that a process sent; None if it is none of this run, such as a port scanner."""
     with contextlib.suppress(ValueError):
-        count, process = map(int, sent.decode().split())
+        count, process = map(int, sent.removeprefix(_PREFIX).decode().split())
         if count == info.processes and 0 < process < count:
             return process
     return None
