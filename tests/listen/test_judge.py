@@ -82,11 +82,6 @@ HOLDS = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
             "no setting helps: reading needs 28.0 ms of processor time a batch on 2 cores",
         ),
         (SLOW_DISK, DEEP, "read", "no setting helps: storage is slower than training"),
-        (
-            SLOW_DISK, but(store_wait=0.9), "read",
-            "no setting helps: the store is the limit: threads wait for it 90 % of the reading time; ",
-        ),
-        (SLOW_DISK, but(store_wait=0.4), "read", "threads 2 → "),
         (HOLDS, HELD, "host", "workers 0 → 4: "),
         (HOLDS, but(HELD, may_use_workers=False), "host", ".*host work holds the GIL, so"),
         # a transform that sleeps does not hold the GIL, however busy the machine is

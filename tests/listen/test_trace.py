@@ -79,12 +79,12 @@ def test_the_events_of_one_batch():
     assert events.origin == 100.0
     made = list(events)
     names = [e["args"]["name"] for e in made if e["name"] == "thread_name"]
-    assert names == ["feedline-read-2", "feedline-read-10", "training loop"]
+    assert names == ["feedline-read-10", "feedline-read-2", "training loop"]
     spans = [(e["tid"], e["name"], e["ts"] / 1e6, e["dur"] / 1e6) for e in made if e["ph"] == "X"]
     assert sorted(spans) == [
-        (30001, "read", 0.5, 1.0),
-        (30002, "place", 2.0, 0.5),
-        (30002, "read", 0.0, 1.0), (30002, "stage", 1.5, 0.25), (30002, "transform", 1.0, 0.5),
+        (30001, "place", 2.0, 0.5),
+        (30001, "read", 0.0, 1.0), (30001, "stage", 1.5, 0.25), (30001, "transform", 1.0, 0.5),
+        (30002, "read", 0.5, 1.0),
         (30003, "step", 3.0, 2.0), (30003, "wait", 2.0, 1.0),
     ]  # fmt: skip
     apart = [(e["ph"], e["name"], e["ts"] / 1e6) for e in made if e["ph"] in "be"]

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from feedline._src.listen.verdict import Circumstances, ProcessTimes
 
 _log = logging.getLogger("feedline")
-_WAITS_TOO_LONG = 0.2
-"""The share of waiting of which a warning tells: XProf calls more "highly input-bound"."""
-_WARN_AFTER_S = 60.0
-_PUBLISH_EVERY_S = 5.0
-_PUBLISHED_PER_S = 500
+_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0
+"""A warning says once that the loop waited for more than a fifth of a minute: "highly input-bound" in XProf."""
+_PUBLISH_EVERY_S, _PUBLISHED_PER_S = 5.0, 500
 """By all processes together: with thousands of them, each publishes more rarely."""
 
 
@@ -60,7 +58,7 @@ class BatchListener:
         self.accounts.told(record)
 
     def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
-        """A batch was placed. Now and then, looks at the accounts."""
+        """A batch was placed. Every 16 batches, looks at the accounts."""
         try:
             if all(array.is_ready() for array in arrays):
                 self.accounts.transferred(times.began, times.place_s)
@@ -79,7 +77,7 @@ class BatchListener:
         return self.accounts.window()
 
     def _look(self) -> None:
-        """Some batches were added up."""
+        """Records were added up. On a thread that places batches."""
 
 
 class FeedListener(BatchListener):
@@ -94,10 +92,9 @@ class FeedListener(BatchListener):
         self._stages = stages
         process, rows = jax.process_index(), stages.fingerprint["rows"]
         self._quarantine = Quarantine(stages.reading, stages.access.local_rows, process, rows)
-        self._minute = time.monotonic(), 0.0  # when it began, and the seconds waited until then
         self._looking = threading.Lock()
+        self._minute = time.monotonic(), 0.0  # when it began, and the seconds waited until then
         self._warned = False
-        self._waited_for_stores_s = (counted_of_stores() or {"wait_s": 0.0})["wait_s"]  # before this feed
         self._published_at = time.monotonic()
         self.tuner: Tuner | None = None
         if tunes and stages.bounds is not None:
@@ -127,6 +124,7 @@ class FeedListener(BatchListener):
     def statistics(self, counted: Counters, ready: int, steps_per_call: int) -> Statistics:
         """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
         stages, staging = self._stages, self._stages.access.buffers.staging
+        fetcher = sys.modules.get("feedline._src.files.fetcher")  # which is imported with the first store
         return Statistics(
             **counted._asdict(),
             **self.accounts.times(self.window()),
@@ -137,7 +135,7 @@ class FeedListener(BatchListener):
             restarts=stages.access.restarted,
             slabs=staging.mapped,
             host_bytes=staging.mapped_bytes,
-            stores=counted_of_stores(),
+            stores=None if fetcher is None else fetcher.counted(),
         )
 
     def report(self) -> Report | None:
@@ -147,9 +145,8 @@ class FeedListener(BatchListener):
         window, how = self.window(), self.circumstances()
         if window is None:
             return None
-        return judge(
-            window, how, self._processes(window, how), () if self.tuner is None else tuple(self.tuner.history)
-        )
+        tried = () if self.tuner is None else tuple(self.tuner.history)
+        return judge(window, how, self._processes(window, how), tried)
 
     def window(self) -> Window | None:
         """The latest batches; if there are enough of them, those since the settings changed."""
@@ -163,18 +160,13 @@ class FeedListener(BatchListener):
         """How the feed works now."""
         from feedline._src.listen.verdict import Circumstances
 
-        stages, tuner, access = self._stages, self.tuner, self._stages.access
-        store_wait, stores = 0.0, counted_of_stores()
-        if stores is not None and access.tells_source:
-            waited_s = stores["wait_s"] - self._waited_for_stores_s  # by other feeds of this process, too
-            store_wait = min(1.0, waited_s / max(1e-9, self.accounts.sums()["read_s"]))
+        stages, tuner = self._stages, self.tuner
         return Circumstances(
             stages.settings,
             own_cores(),
-            stream=bool(access.owners),
+            stream=bool(stages.access.owners),
             gil_wait_s=self.accounts.gil_wait_s(),
-            may_use_workers=access.may_use_workers,
-            store_wait=store_wait,
+            may_use_workers=stages.access.may_use_workers,
             process=jax.process_index(),
             found=frozenset() if tuner is None or stages.bounds is None else stages.bounds.tunable,
             searching=tuner is not None and not tuner.settled,
@@ -184,28 +176,19 @@ class FeedListener(BatchListener):
         # a thread that comes meanwhile leaves it to the one inside; nobody waits, so an interrupt does no harm
         if self._looking.acquire(blocking=False):
             try:
-                self._look_alone()
+                self._warn_if_waiting()
+                self._publish()
+                if self.tuner is not None:
+                    self.tuner.look(self.accounts, self.circumstances)
             finally:
                 self._looking.release()
 
-    def _look_alone(self) -> None:
-        now = time.monotonic()
-        self._warn_if_waiting(now)
-        latest, every_s = self._stages.latest_values, max(_PUBLISH_EVERY_S, jax.process_count() / _PUBLISHED_PER_S)
-        if latest is not None and now - self._published_at >= every_s and (window := self.window()) is not None:
-            from feedline._src.listen.verdict import ProcessTimes
-
-            self._published_at = now
-            with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
-                latest.publish(json.dumps(ProcessTimes.of(window, self.circumstances())))
-        if self.tuner is not None:
-            self.tuner.look(self.accounts, self.circumstances)
-
-    def _warn_if_waiting(self, now: float) -> None:
+    def _warn_if_waiting(self) -> None:
         """Log the verdict, once, if the loop waited for more than a fifth of a minute."""
-        (began, before_s), wait_s = self._minute, self.accounts.sums()["wait_s"]
+        now, (began, before_s) = time.monotonic(), self._minute
         if self._warned or now - began < _WARN_AFTER_S:
             return
+        wait_s = self.accounts.sums()["wait_s"]
         self._minute = now, wait_s
         if wait_s - before_s <= _WAITS_TOO_LONG * (now - began):
             return
@@ -213,6 +196,18 @@ class FeedListener(BatchListener):
         if report is not None and report.bound not in ("compute", "loop"):
             self._warned = True
             _log.warning("%s; advice: %s. feed.report() tells more", report.verdict, report.advice)
+
+    def _publish(self) -> None:
+        """Tell the other processes the times of this one, every few seconds."""
+        every_s = max(_PUBLISH_EVERY_S, jax.process_count() / _PUBLISHED_PER_S)
+        latest, now = self._stages.latest_values, time.monotonic()
+        if latest is None or now - self._published_at < every_s or (window := self.window()) is None:
+            return
+        from feedline._src.listen.verdict import ProcessTimes
+
+        self._published_at = now
+        with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
+            latest.publish(json.dumps(ProcessTimes.of(window, self.circumstances())))
 
     def _processes(self, window: Window, how: Circumstances) -> list[ProcessTimes]:
         """The latest times of all processes; of this one as they are now. Empty if it is the only one."""
@@ -225,9 +220,3 @@ class FeedListener(BatchListener):
         with contextlib.suppress(FeedError):
             found = {process: ProcessTimes(*json.loads(text)) for process, text in latest.read().items()}
         return [*({**found, how.process: ProcessTimes.of(window, how)}).values()]
-
-
-def counted_of_stores() -> dict[str, float] | None:
-    """What this process counted of requests to stores; None: it read none."""
-    fetcher = sys.modules.get("feedline._src.files.fetcher")  # which is imported with the first store
-    return None if fetcher is None else fetcher.counted()

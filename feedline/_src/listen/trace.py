@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import jax
 
-from feedline._src.listen.accounts import Accounts
+from feedline._src.listen.accounts import Accounts, Entry
 from feedline._src.order.schedule import Cursor
 from feedline._src.record import BatchRecord
 from feedline._src.run import Stages
@@ -31,8 +30,10 @@ LOOP = "training loop"
 MAX_BATCHES = 50_000
 """Batches that a trace holds: of two parts each 60 MB of memory, 140 MB of file, or 14 MB compressed."""
 Event = dict[str, Any]
-Records = collections.deque[BatchRecord | float]
-"""The oldest first; a number is the time of a break."""
+Records = collections.deque[Entry]
+"""The oldest first."""
+Where = tuple[str, float, float]
+"""A thread, and from when to when."""
 
 
 @contextlib.contextmanager
@@ -40,11 +41,12 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
     """The context of `Feed.trace`."""
     process, processes = jax.process_index(), jax.process_count()
     file = file_of_process(path, process, processes)
-    records, counted, began = Records(maxlen=MAX_BATCHES), itertools.count(), time.perf_counter()
+    records, kept, began = Records(maxlen=MAX_BATCHES), 0, time.perf_counter()
 
-    def keep(record: BatchRecord | float) -> None:
+    def keep(record: Entry) -> None:
+        nonlocal kept
+        kept += 1
         records.append(record)
-        next(counted)
 
     accounts.keep_with(keep)
     try:
@@ -52,7 +54,6 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
     finally:
         ended = time.perf_counter()
         accounts.keep_with(None)
-        left_out = next(counted) - len(records)
         try:
             events = Events(
                 records,
@@ -67,7 +68,7 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
                 "feedline": __version__,
                 "process": process,
                 "processes": processes,
-                "batches_left_out": left_out,
+                "batches_left_out": kept - len(records),
                 "origin_monotonic_s": events.origin,
                 "origin_unix_s": time.time() - (time.perf_counter() - events.origin),
             }
@@ -147,31 +148,31 @@ class Events:
         self.origin = min(times, default=began)
         threads = {part.thread for b in batches for part in b.parts} | {b.placed.thread for b in batches}
         # numbers that differ between processes, so that files of several can be merged
-        names = [*sorted(threads, key=_rank), LOOP]
-        self._tracks = {name: process * 10_000 + number for number, name in enumerate(names, start=1)}
+        self._tracks = {name: process * 10_000 + n for n, name in enumerate([*sorted(threads), LOOP], start=1)}
         self._ids = itertools.count(process << 32)  # Perfetto refuses flows whose id is no integer
 
     def __iter__(self) -> Iterator[Event]:
-        ready: list[tuple[float, int]] = []
+        changes: list[tuple[float, int]] = []  # of the number of placed batches that wait
         for record, following in itertools.zip_longest(self._records, self._records[1:]):
             if isinstance(record, BatchRecord):
-                left = following.asked if isinstance(following, BatchRecord) else following or self._ended
-                yield from self._batch(record, left)
-                ready += [(_put(record), 1), (record.taken, -1)]
+                ended = following.asked if isinstance(following, BatchRecord) else following or self._ended
+                yield from self._batch(record, ended)
+                changes += [(_placed_at(record), 1), (record.taken, -1)]
         count = 0
-        for at, change in sorted(ready):
+        for at, change in sorted(changes):
             count += change
-            yield self._event("C", "ready", at, args={"batches": count})
-        yield self._event("M", "process_name", args={"name": self._title})
+            yield self._event("C", "ready", LOOP, at, args={"batches": count})
+        yield self._event("M", "process_name", LOOP, args={"name": self._title})
         for track in self._tracks:
-            yield self._event("M", "thread_name", track=track, args={"name": track})
+            yield self._event("M", "thread_name", track, args={"name": track})
 
-    def _batch(self, record: BatchRecord, left: float) -> Iterator[Event]:
-        """How a batch was read, placed, and taken; and how it waited in host memory, and on the devices."""
+    def _batch(self, record: BatchRecord, ended: float) -> Iterator[Event]:
+        """Events of a batch: its parts, placing, waiting and step, with arrows from one to the next."""
         placed, step = record.placed, {"step": record.step}
         epoch, position = self._begins(record.before)
         whole = {**step, "epoch": epoch, "position": position, "rows": record.rows, "bytes": self._nbytes}
-        place = placed.thread, placed.began, _put(record)
+        place = placed.thread, placed.began, _placed_at(record)
+        taken = LOOP, record.taken, ended
         for part in record.parts:
             at = part.began
             for stage, seconds in (
@@ -182,37 +183,37 @@ class Events:
                 if seconds or stage == "read":
                     yield self._span(stage, (part.thread, at, at + seconds), step)
                     at += seconds
-            yield from self._flow((part.thread, part.began, part.began + part.read_s), place)
+            yield from self._arrow((part.thread, part.began, part.began + part.read_s), place)
         yield self._span("place", place, whole)
         read = max((part.ended for part in record.parts), default=placed.began)
-        yield from self._apart("read ahead", read, max(read, placed.began), step)
+        yield from self._state("read ahead", read, max(read, placed.began), step)
         ready_s = self._transfers.get(placed.began)
         if ready_s is not None and ready_s > placed.place_s:
-            yield from self._apart("transfer", placed.began, placed.began + ready_s, step)
-        yield from self._apart("ready", _put(record), record.taken, step)
+            yield from self._state("transfer", placed.began, placed.began + ready_s, step)
+        yield from self._state("ready", _placed_at(record), record.taken, step)
         yield self._span("wait", (LOOP, record.asked, record.taken), whole)
-        yield self._span("step", (LOOP, record.taken, left), whole)
-        yield from self._flow(place, (LOOP, record.taken, left))
+        yield self._span("step", taken, whole)
+        yield from self._arrow(place, taken)
 
-    def _span(self, stage: str, where: tuple[str, float, float], args: Event) -> Event:
-        """Work of a thread, from one time to another."""
+    def _span(self, stage: str, where: Where, args: Event) -> Event:
+        """Work of a thread."""
         track, began, ended = where
-        return self._event("X", stage, began, track, dur=(self._ns(ended) - self._ns(began)) / 1000, args=args)
+        duration = (self._ns(ended) - self._ns(began)) / 1000
+        return self._event("X", stage, track, began, dur=duration, args=args)
 
-    def _apart(self, stage: str, began: float, ended: float, args: Event) -> Iterator[Event]:
-        """A state of a batch, which is no work of a thread and may overlap that of other batches."""
-        same: Event = {"id2": {"local": hex(next(self._ids))}, "args": args}  # local: a track of this process
-        yield self._event("b", stage, began, **same)
-        yield self._event("e", stage, ended, **same)
+    def _state(self, name: str, began: float, ended: float, args: Event) -> Iterator[Event]:
+        """A state of a batch, which may overlap that of other batches."""
+        local = {"local": hex(next(self._ids))}  # a track of this process
+        for phase, at in (("b", began), ("e", ended)):
+            yield self._event(phase, name, LOOP, at, id2=local, args=args)
 
-    def _flow(self, *spans: tuple[str, float, float]) -> Iterator[Event]:
-        """An arrow from the first of two spans to the second."""
+    def _arrow(self, *spans: Where) -> Iterator[Event]:
+        """An arrow from the first of two spans to the second, bound to the middle of each."""
         number = next(self._ids)
         for (track, began, ended), more in zip(spans, ({"ph": "s"}, {"ph": "f", "bp": "e"}), strict=True):
-            middle = (began + ended) / 2  # within the span, and so bound to it
-            yield {**self._event("", "batch", middle, track, id=number), **more}
+            yield {**self._event("", "batch", track, (began + ended) / 2, id=number), **more}
 
-    def _event(self, phase: str, name: str, at: float | None = None, track: str = LOOP, **more: Any) -> Event:
+    def _event(self, phase: str, name: str, track: str, at: float | None = None, **more: Any) -> Event:
         when = {} if at is None else {"ts": self._ns(at) / 1000}
         where = {"pid": self._process, "tid": self._tracks[track]}
         return {"ph": phase, "cat": "feedline", "name": name, **where, **when, **more}
@@ -221,11 +222,6 @@ class Events:
         return round((at - self.origin) * 1e9)
 
 
-def _put(record: BatchRecord) -> float:
+def _placed_at(record: BatchRecord) -> float:
     """When it was placed."""
     return min(record.taken, record.placed.began + record.placed.place_s)
-
-
-def _rank(thread: str) -> tuple[Any, ...]:
-    """Sorts feedline-read-2 before feedline-read-10, and the placing thread after both."""
-    return "place" in thread, [int(word) for word in re.findall(r"\d+", thread)], thread

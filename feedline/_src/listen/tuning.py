@@ -192,17 +192,14 @@ class Tuner:
         return too_many and window.mean("cpu_s") > 1.1 * cores * window.period_s
 
     def _waits_longer(self, window: Window, how: Circumstances, before: Measured) -> bool:
-        """Whether the loop waits clearly longer for a batch than when the search ended, in both halves.
+        """Whether the loop waits clearly longer for a batch than when the search ended.
 
         The time of a step does not tell: it grows if training itself slows down, and a loop that became faster
         than its input has shorter steps.
         """
-        middle = len(window.batches) // 2
-        if window.batches[-1].taken < self._again_s or middle < _MIN_BATCHES:
-            return False
-        halves = [window.batches[:middle], window.batches[middle:]]
-        found = [Measured.of(Window(half, window.drained), how) for half in halves]
-        return all(each.wait_s - before.wait_s > _LONGER_WAIT * each.step_s for each in found)
+        found = Measured.of(window, how)
+        longer = found.wait_s - before.wait_s > _LONGER_WAIT * found.step_s
+        return longer and window.batches[-1].taken >= self._again_s
 
     def _note(self, sentence: str) -> None:
         self.history.append(sentence)

@@ -35,7 +35,6 @@ class Circumstances:
     Attributes:
       stream: whether one thread reads a stream.
       gil_wait_s: how long a thread that gave up the GIL waits for it, or for a processor.
-      store_wait: the share of the reading time in which threads waited for a store.
       found: the settings that are "auto"; advice leaves them out.
       searching: whether better values of these are being looked for.
     """
@@ -45,7 +44,6 @@ class Circumstances:
     stream: bool = False
     gil_wait_s: float = 0.0
     may_use_workers: bool = False
-    store_wait: float = 0.0
     process: int = 0
     found: frozenset[str] = frozenset()
     searching: bool = False
@@ -271,14 +269,13 @@ def _changes(window: Window, how: Circumstances) -> Iterator[tuple[str, Circumst
         yield "prefetch", how.having(threads=min(max(how.cores, 2), DEFAULT_MAX_THREADS), prefetch=2)
         return
     take_turns = shares_gil(window, how)
-    if how.store_wait <= _MOSTLY:  # else the next rows are fetched already, however many threads wait for them
-        if how.reader == "threads" and not take_turns:
-            for n in range(how.readers + 1, DEFAULT_MAX_THREADS + 1):
-                # with a buffer to match, so that no batch is split into more calls
-                yield "threads", how.having(threads=n, buffer=max(buffer, math.ceil(n / how.parts)))
-        if how.reader == "workers" or (how.may_use_workers and take_turns):
-            for n in range(workers + 1, max(how.cores, workers + 1) + 1):
-                yield "workers", how.having(threads=0, workers=n)
+    if how.reader == "threads" and not take_turns:
+        for n in range(how.readers + 1, DEFAULT_MAX_THREADS + 1):
+            # with a buffer to match, so that no batch is split into more calls
+            yield "threads", how.having(threads=n, buffer=max(buffer, math.ceil(n / how.parts)))
+    if how.reader == "workers" or (how.may_use_workers and take_turns):
+        for n in range(workers + 1, max(how.cores, workers + 1) + 1):
+            yield "workers", how.having(threads=0, workers=n)
     for name in ("prefetch",) if how.stream else ("buffer", "prefetch"):
         size = 2 * getattr(how.settings, name)
         while size <= _MAX_BATCHES:
@@ -320,16 +317,11 @@ def _remedy(bound: str, window: Window, how: Circumstances) -> str:
             "one thread reads a stream; give a Grain dataset workers, or more of them, by mp_prefetch, or use a "
             "source with random access, which several threads can read"
         )
-    if bound == "read" and how.store_wait > _MOSTLY:
-        return (
-            f"the store is the limit: threads wait for it {percent(how.store_wait)} of the reading time; "
-            "let the cache on local disk hold the data (feedline.Store(cache_bytes=...)), or read neighbouring "
-            "rows together with Order(shuffle=Blocks(...))"
-        )
     if bound == "read" and cpu_s < 0.5 * spent_s:
         return (
-            "storage is slower than training; read neighbouring rows together with Order(shuffle=Blocks(...)), or "
-            "copy the data to a faster disk or into memory"
+            "storage is slower than training; read neighbouring rows together with Order(shuffle=Blocks(...)), "
+            "copy the data to a faster disk or into memory, or give a store a larger cache on local disk, "
+            "feedline.Store(cache_bytes=...)"
         )
     if shares_gil(window, how):
         return (
