@@ -41,6 +41,7 @@ def test_a_feed_of_ones_own_is_measured(target, tmp_path):
     np.save(tmp_path / "rows.npy", np.zeros((640, 3), np.float32))
     found = bench("feed", target, "--seconds", "0.02", "--cpu-devices", "2", folder=tmp_path)["results"]
     assert found["rows_per_s"] == pytest.approx(found["batches_per_s"] * found["batch_size"])
+    assert found["limit_rows_per_s"] > 0
     assert all(found[stage] >= 0 for stage in ("read_s", "transform_s", "place_s", "wait_s"))
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"mine.py", "rows.npy", "out.json"}
 

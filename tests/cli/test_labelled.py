@@ -64,11 +64,13 @@ def save(path, image, label):
     return path
 
 
-def test_classes_cover_both_parts(tmp_path):
+def test_labels_of_the_test_part_are_classes_of_the_training_part(tmp_path):
     train = save(tmp_path / "train.npz", np.zeros((8, 2)), np.arange(8) % 3)
     test = save(tmp_path / "test.npz", np.zeros((8, 2)), np.arange(8) % 5)
     assert from_files(train).classes == 3
-    assert from_files(train, test).classes == 5
+    assert from_files(test, train).classes == 5
+    with pytest.raises(ValueError, match=r"classes of the training data, 0 to 2 in .*, but .*test.npz has 4; add"):
+        from_files(train, test)
 
 
 IMAGE = np.zeros((10, 4))

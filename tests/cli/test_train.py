@@ -79,11 +79,12 @@ def test_two_processes_reach_the_losses_of_one():
 def test_the_summary_is_for_people(capsys):
     assert main(["train", "--data", "synthetic", "--rows", "400", "--steps", "4"]) == 0
     told = capsys.readouterr()
-    first, second, third = told.out.splitlines()
+    first, second, third, fourth = told.out.splitlines()
     assert first.startswith("test accuracy ")
     assert "of 80 rows), mean loss " in first
     assert second.startswith("trained 4 steps, 1.333 epochs of 400 rows, last loss ")
     assert third.endswith("waiting for input (jit_multi, 8 devices, 1 process)")
+    assert fourth.startswith("next: --checkpoint-dir FOLDER saves and continues; ")
     assert "step 1 of 4 | loss " in told.err
     assert main(["train", "--data", "synthetic", "--rows", "400", "--steps", "4", "--quiet"]) == 0
     assert "step 1 of 4" not in capsys.readouterr().err

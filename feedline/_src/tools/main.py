@@ -24,7 +24,9 @@ COMMANDS = {
     "inspect": "inspect.command:Inspect",
     "convert": "convert.command:Convert",
     "audit": "audit.command:Audit",
-    "bench": "bench.command:Bench",
+    "bench feed": "bench.command:FeedBenchmark",
+    "bench modes": "bench.command:ModesBenchmark",
+    "bench practices": "bench.command:PracticesBenchmark",
     "diagnose": "doctor.command:Diagnose",
     "doctor": "doctor.command:Doctor",
 }
@@ -83,9 +85,10 @@ def _parsed(arguments: list[str]) -> Any:
     """The subcommand with its options. Some take what follows the first -- as a command."""
     import tyro  # imported here, so that `_exit_code` handles a Ctrl-C during the import
 
-    name, own = arguments[0] if arguments else "", arguments[1:]
-    if name not in COMMANDS:
-        _list_commands(name)
+    name = next((each for each in COMMANDS if arguments[: len(words := each.split())] == words), "")
+    if not name:
+        _list_commands(arguments)
+    own = arguments[len(name.split()) :]
     command, given = _loaded(name), []
     if "--" in own and "command" in command.__dataclass_fields__:
         separator = own.index("--")
@@ -100,13 +103,15 @@ def _loaded(name: str) -> Any:
     return getattr(importlib.import_module(f"feedline._src.tools.{module}"), command)
 
 
-def _list_commands(name: str) -> NoReturn:
-    """Print all subcommands: the help, or the answer to a name that is none of them."""
-    asked = name in ("-h", "--help")
-    out = sys.stdout if asked else sys.stderr
+def _list_commands(arguments: list[str]) -> NoReturn:
+    """Print the help: all commands, or those that begin with the given word."""
+    asked = arguments[-1:] in (["-h"], ["--help"])
+    name = " ".join(arguments[:2])
     if not asked:
         _print_error(f"there is no command {name!r}; choose one of these" if name else "a command is missing")
-    print(_HELP, listed({each: _loaded(each) for each in COMMANDS}), sep="\n", file=out)
+    group = [each for each in COMMANDS if each.split()[0] in arguments[:1]] or COMMANDS
+    out = sys.stdout if asked else sys.stderr
+    print(_HELP, listed({each: _loaded(each) for each in group}), sep="\n", file=out)
     sys.exit(0 if asked else _WRONG_ARGUMENT)
 
 

@@ -1,4 +1,4 @@
-"""The `feedline bench` command: its subcommands and their options."""
+"""The `feedline bench` commands and their options: `feed`, `modes`, `practices`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from feedline._src.tools.cli.options import use_cpu_devices
 if TYPE_CHECKING:
     from feedline._src.tools.bench.workload import Workload
 
+_BAR = 40  # characters
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Benchmark:
@@ -27,7 +29,7 @@ class _Benchmark:
 
     cpu_devices: int = 8
     json: bool = False
-    out: Path | None = None
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
 
     def run(self) -> int:
         """Measure, print and save. Returns the exit code 0."""
@@ -54,7 +56,10 @@ class _Benchmark:
 
 @dataclasses.dataclass(frozen=True)
 class FeedBenchmark(_Benchmark):
-    """How fast your feed delivers, and how long each of its stages takes.
+    """How fast your feed delivers beside the limit of this machine, and how long each of its stages takes.
+
+    The limit is the rate of placing one batch that is already in host memory, again and again. Run it alone:
+    another program on the same cores changes what is measured.
 
     Attributes:
       target: a path or glob of rows, of which a feed of all leaves is made, or module:make_feed, found from the
@@ -78,6 +83,9 @@ class FeedBenchmark(_Benchmark):
         with load_make_feed(self.target, len(devices))(mesh) as feed:
             found = measure_feed(feed, self.seconds)
         _print(f"{found['rows_per_s']:,.0f} rows/s, {found['gb_per_s']:.3f} GB/s to {len(devices)} devices")
+        longest = max(found["rows_per_s"], found["limit_rows_per_s"])
+        for name, rate in (("your feed", found["rows_per_s"]), ("limit", found["limit_rows_per_s"])):
+            _print(f"{name:>10} {'█' * round(_BAR * rate / longest):<{_BAR}} {rate:,.0f} rows/s")
         for stage in STAGES:
             _print(f"{stage.removesuffix('_s'):>10} {found[stage] * 1e3:9.3f} ms a batch")
         return {"results": found}
@@ -143,24 +151,6 @@ class PracticesBenchmark(_TrainingBenchmark):
         workload = self.workload()
         found = practices.practices(workload, self.rounds, self.seconds, _print)
         return {"workload": dataclasses.asdict(workload), "practices": found}
-
-
-@dataclasses.dataclass(frozen=True)
-class Bench:
-    """Measure your feed or your training on this machine.
-
-    Run it alone: another program on the same cores changes what is measured.
-    """
-
-    what: tyro.conf.OmitSubcommandPrefixes[
-        Annotated[FeedBenchmark, tyro.conf.subcommand("feed")]
-        | Annotated[ModesBenchmark, tyro.conf.subcommand("modes")]
-        | Annotated[PracticesBenchmark, tyro.conf.subcommand("practices")]
-    ]
-
-    def run(self) -> int:
-        """Run the chosen benchmark. Returns its exit code."""
-        return self.what.run()
 
 
 def _print(line: str) -> None:

@@ -53,7 +53,12 @@ def from_files(path: Path, test_path: Path | None = None) -> Labelled:
             f"test images must have the shape of training images, {list(rows.spec['image'].shape)} in {path}, "
             f"but {test_path} has {list(test.spec['image'].shape)}; prepare both in the same way"
         )
-    return Labelled(rows, test, max(classes, test_classes))
+    if test_classes > classes:
+        raise ValueError(
+            f"test labels must be classes of the training data, 0 to {classes - 1} in {path}, but {test_path} has "
+            f"{test_classes - 1}; add training rows of that class, or leave its test rows out"
+        )
+    return Labelled(rows, test, classes)
 
 
 def synthetic(rows: int) -> Labelled:
