@@ -1,110 +1,25 @@
-"""The `feedline train` command and its options."""
+"""The `feedline train` command."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Annotated, Literal
 
-import tyro
-
-from feedline._src.options import checked_integer
 from feedline._src.tools.cli.interrupt import interrupts_wait
 from feedline._src.tools.cli.options import use_cpu_devices
-
-_COUNTS = (
-    "rows", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices", "steps_per_call",
-)  # fmt: skip
+from feedline._src.tools.train.options import TrainOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class Train:
+class Train(TrainOptions):
     """Train an MLP that classifies rows, and test it on rows that it was not trained on.
 
     Without options it learns 1,437 handwritten digits on all devices, in a few seconds. The same
     command runs on several processes: under `feedline launch`, srun or mpirun.
-
-    Attributes:
-      mode: jit_single: one device. jit_multi: all devices, one program over a mesh. pmap: all devices,
-        one program each. All three take the same batches and reach the same losses.
-      data: what to learn: digits, synthetic (see --rows), or a path of rows with the leaves image [...] (any
-        numbers; uint8 is divided by 255, other dtypes are not scaled) and label, an integer (0, 1, 2, ...): a .npz
-        file, for example, a glob of Parquet files, or a directory with image.npy and label.npy.
-      test_data: path of rows to test on, in the same format. None: rows 0, 5, 10, ... of --data are held
-        out, and not trained on.
-      rows: training rows of --data synthetic, of 256 bytes; one fifth of that number is generated for the test.
-      batch_size: rows in the global batch, over all devices of all processes.
-      steps: batches to train on, over as many epochs as needed. Not together with --epochs.
-      epochs: passes over the training rows. None: 40, unless --steps is given.
-      layers: hidden layers.
-      width: units in each hidden layer.
-      learning_rate: learning rate of the Adam optimizer.
-      seed: seed of the initial weights and of the order of rows, below 2^32.
-      checkpoint_dir: save checkpoints in this directory, and continue from the newest one in it, with any
-        mode and number of devices and processes. The newest 3 are kept.
-      save_every: steps from one checkpoint to the next; the last step is saved too.
-      cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
-      threads: threads that read rows. None: the cores that this process may use, at least 2 and at most 16.
-      prefetch: how many placed batches may wait on the devices. 0: read each batch when it is asked for, to debug.
-      compute: bfloat16: compute the loss and its gradient in that dtype; parameters and optimizer stay float32.
-      remat: which results of a hidden layer are computed again for the gradient instead of being kept. all:
-        everything but its input. cheap: everything but its input and its matrix product.
-      shard_state: split parameters and optimizer over the devices, which takes less memory on each. Needs
-        --mode jit_multi.
-      steps_per_call: training steps in one compiled call. More than 1 saves time where a step takes less than some
-        milliseconds. Divides the steps, and those of an epoch.
-      memory: warn of memory that grows with the steps, and at the end print what devices and the host held at the
-        start of this run, after 40 steps and at the end.
-      quiet: show no line of progress while training.
-      json: print the result as one line of JSON on standard output, in place of the summary.
     """
-
-    mode: Literal["jit_single", "jit_multi", "pmap"] = "jit_multi"
-    data: str = "digits"
-    test_data: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    rows: int = 1_000_000
-    batch_size: int = 128
-    steps: int | None = None
-    epochs: int | None = None
-    layers: int = 2
-    width: int = 128
-    learning_rate: float = 3e-3
-    seed: int = 0
-    checkpoint_dir: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    save_every: int = 100
-    cpu_devices: int | None = None
-    threads: int | None = None
-    prefetch: int = 2
-    compute: Literal["float32", "bfloat16"] = "float32"
-    remat: Literal["none", "all", "cheap"] = "none"
-    shard_state: bool = False
-    steps_per_call: int = 1
-    memory: bool = False
-    quiet: bool = False
-    json: bool = False
-
-    @property
-    def passes(self) -> int | None:
-        """Epochs to train; None if the steps are given instead."""
-        return None if self.steps is not None else self.epochs or 40
-
-    def _check(self) -> None:  # not on construction, because the parser would print the error in a box
-        for name in _COUNTS:
-            if (value := getattr(self, name)) is not None:
-                checked_integer(f"--{name.replace('_', '-')}", value, at_least=1)
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError(
-                f"training ends after --steps or after --epochs, got --steps {self.steps} and "
-                f"--epochs {self.epochs}; leave one out"
-            )
-        if not 0 <= self.seed < 1 << 32:
-            raise ValueError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        if self.test_data is not None and self.data in ("digits", "synthetic"):
-            raise ValueError(f"--test-data goes with a path as --data, which is {self.data}; leave it out")
 
     def run(self) -> int:
         """Train, test and print. Returns the exit code."""
-        self._check()
+        self.check()
         if self.cpu_devices is not None:
             use_cpu_devices(self.cpu_devices)
         with interrupts_wait():

@@ -23,8 +23,8 @@ from feedline._src.options import Order, Reading
 from feedline._src.rows.source import Source
 from feedline._src.tools.cli.interrupt import EndedBySignal, interrupts_wait
 from feedline._src.tools.train import labelled
-from feedline._src.tools.train.command import Train
 from feedline._src.tools.train.labelled import Labelled
+from feedline._src.tools.train.options import TrainOptions
 from feedline._src.trainer.fitting import Fitted, fit
 from feedline._src.trainer.live import LiveLine
 from feedline._src.trainer.loop import Evaluation, Progress
@@ -35,7 +35,7 @@ from feedline._src.trainer.modes import AXIS, Practices, mesh_for
 _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a read
 
 
-def train_and_test(options: Train) -> int:
+def train_and_test(options: TrainOptions) -> int:
     """Train, test, and print on process 0. All processes call it. Returns the exit code.
 
     With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. Perhaps
@@ -62,7 +62,9 @@ def train_and_test(options: Train) -> int:
     return 0
 
 
-def _fitted(options: Train, data: Labelled, feed: Feed, watch: MemoryWatch | None) -> tuple[Fitted, int | None]:
+def _fitted(
+    options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatch | None
+) -> tuple[Fitted, int | None]:
     """Train. Returns also the number of the signal that came, with checkpoints."""
     sizes = Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
     init, loss = classifier(sizes, options.remat)
@@ -107,7 +109,7 @@ def _fitted(options: Train, data: Labelled, feed: Feed, watch: MemoryWatch | Non
 
 
 @contextlib.contextmanager
-def _reporting_memory(options: Train, feed: Feed) -> Iterator[MemoryWatch | None]:
+def _reporting_memory(options: TrainOptions, feed: Feed) -> Iterator[MemoryWatch | None]:
     watch = MemoryWatch(feed) if options.memory else None
     try:
         yield watch
@@ -117,7 +119,7 @@ def _reporting_memory(options: Train, feed: Feed) -> Iterator[MemoryWatch | None
                 print(watch.report(), file=sys.stderr, flush=True)
 
 
-def _print_start(options: Train, progress: Progress) -> None:
+def _print_start(options: TrainOptions, progress: Progress) -> None:
     start = "none yet, training begins"
     if progress.resumed:
         end = "training goes on from there" if progress.step > progress.resumed else "and no step is left to do"
@@ -129,7 +131,7 @@ def _is_first_process() -> bool:
     return jax.process_index() == 0
 
 
-def _data(options: Train) -> Labelled:
+def _data(options: TrainOptions) -> Labelled:
     if options.data == "digits":
         data = labelled.digits()
     elif options.data == "synthetic":
@@ -145,7 +147,7 @@ def _data(options: Train) -> Labelled:
 
 
 @contextlib.contextmanager
-def _feed(options: Train, rows: Source, **more: Any) -> Iterator[Feed]:
+def _feed(options: TrainOptions, rows: Source, **more: Any) -> Iterator[Feed]:
     sharding, reading = NamedSharding(mesh_for(options.mode), P(AXIS)), Reading(threads=options.threads)
     feed = Feed(rows, options.batch_size, sharding, reading=reading, prefetch=options.prefetch, **more)
     try:
@@ -154,7 +156,7 @@ def _feed(options: Train, rows: Source, **more: Any) -> Iterator[Feed]:
         feed.close(timeout_s=_CLOSE_S)
 
 
-def _result(options: Train, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
+def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
     """The object that --json prints. The loss is null if no step was left."""
     progress = fitted.progress
     steps = progress.step - progress.resumed
