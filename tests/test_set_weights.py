@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from feedline import Feed, Mixture
-from feedline._src.order import phases
-from feedline._src.order.apportionment import arranged
+from feedline._src.order import shares
+from feedline._src.order.shares import arranged
 
 SOURCES = {"a": {"x": np.arange(100)}, "b": {"x": np.arange(100, 200)}}
 BEFORE, AFTER, LATER = {"a": 1, "b": 1}, {"a": 1, "b": 3}, {"a": 3, "b": 1}
@@ -100,12 +100,6 @@ def test_weights_set_after_a_state_are_gone_when_a_feed_returns_to_it(weights, b
             taken(feed, 1)
         feed.set_state(state)
         assert taken(feed, 6) == expected
-        feed.set_weights(AFTER)
-        feed.seek(0)
-        taken(feed, 1)
-        state, expected = feed.get_state(), taken(feed, batches + 8)
-        feed.set_state(state)
-        assert taken(feed, batches + 8) == expected  # what was set before a state, for later, stays
 
 
 def test_weights_that_were_set_travel_to_workers():
@@ -118,7 +112,7 @@ def test_weights_that_were_set_travel_to_workers():
 
 def test_each_change_makes_one_table_of_a_block(sharding, monkeypatch):
     made = []
-    monkeypatch.setattr(phases, "arranged", lambda counts: made.append(counts) or arranged(counts))
+    monkeypatch.setattr(shares, "arranged", lambda counts: made.append(counts) or arranged(counts))
     with Feed(Mixture(SOURCES, {"a": 1, "b": 101}), 8, sharding, prefetch=0) as feed:
         for number in range(102, 202):  # more than the tables that are kept
             next(feed)

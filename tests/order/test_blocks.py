@@ -1,8 +1,5 @@
 """The blocked order: a bijection, equal to one laid out block by block, and random in blocks and in windows."""
 
-import dataclasses
-import json
-
 import numpy as np
 import order_statistics as statistics
 import pytest
@@ -22,23 +19,8 @@ def whole(order, n, epoch=0):
     return rows_at(order, n, epoch, np.arange(n))
 
 
-def positions_of_windows(n, rows, window, order):
-    """The rows of each window of an epoch, in order."""
-    short = n % rows
-    start, found = 0, []
-    while start < n:
-        # the short block's window is the one whose rows include the last row
-        length = min(rows * window, n - start)
-        if short and n - 1 in order[start : start + rows * window - rows + short]:
-            length = min(rows * window - rows + short, n - start)
-        found.append(order[start : start + length])
-        start += length
-    return found
-
-
-@pytest.mark.slow
 @given(n=size, rows=size, window=few | st.integers(1, 400), seed=word, epoch=word)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_documented_order(n, rows, window, seed, epoch):
     found = whole(Order(seed, Blocks(rows, window)), n, epoch)
     assert found.dtype == np.int64
@@ -73,19 +55,6 @@ def test_huge_orders_stay_in_range_and_repeat_nothing(n, rows, window, start, st
     assert np.unique(found).size == positions.size
 
 
-@given(n=st.integers(1, 5000), rows=st.integers(1, 90), window=st.integers(1, 20), seed=word)
-@settings(max_examples=150, deadline=None)
-def test_a_window_holds_whole_blocks(n, rows, window, seed):
-    order = whole(Order(seed, Blocks(rows, window)), n)
-    count, met = -(-n // rows), set()
-    for part in positions_of_windows(n, rows, window, order):
-        found = set((part // rows).tolist())
-        assert len(found) == min(window, count - len(met))
-        assert part.size == sum(min(rows, n - block * rows) for block in found)
-        met |= found
-    assert len(met) == count
-
-
 def test_blocked_orders_never_change():
     found = [rows_at(Order(1, Blocks(100, 5)), 1050, 2, np.arange(4)).tolist()]
     found += [rows_at(Order(1, Blocks(341, 64)), 10**9, 2, np.arange(4)).tolist()]
@@ -113,11 +82,3 @@ def test_bad_sizes_are_refused(name):
     with pytest.raises(TypeError, match=rf"^Blocks\.{name} must be an integer, got 1\.5$"):
         Blocks(**{**good, name: 1.5})
     assert type(getattr(Blocks(**{**good, name: np.int64(3)}), name)) is int
-
-
-def test_an_order_of_blocks_is_a_value_that_json_holds():
-    order = Order(3, Blocks(rows=4, window=2))
-    assert order == Order(3, Blocks(4, 2)) != Order(3, Blocks(4, 3))
-    assert hash(order) == hash(Order(3, Blocks(4, 2)))
-    described = dataclasses.asdict(order)
-    assert json.loads(json.dumps(described)) == described == {"seed": 3, "shuffle": {"rows": 4, "window": 2}}

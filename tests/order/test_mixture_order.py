@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline._src.options import Blocks, Order
-from feedline._src.order.apportionment import LARGEST_BLOCK, arranged, counts_of
 from feedline._src.order.mixture import MixtureOrder, seed_of_source
-from feedline._src.order.phases import Phase
+from feedline._src.order.shares import LARGEST_BLOCK, Phase, arranged, counts_of
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 

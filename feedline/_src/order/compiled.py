@@ -1,4 +1,4 @@
-"""The order of an epoch computed by the C library: its structs, and the call."""
+"""The order of an epoch as the structs of the C library, which computes the same rows as NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from feedline._src.options import Blocks, Order
 from feedline._src.order.blocks import BlockLayout
 from feedline._src.order.permutation import FEW, ROUNDS, explicit, grid, words
 
-Indices = npt.NDArray[np.int64]
 _Keys = tuple[np.uint64, ...]
 _SHUFFLED, _BLOCKED, _MIXED = 1, 2, 3
 
@@ -36,7 +35,7 @@ class _Network(ctypes.Structure):
 
 
 class EpochOrder(ctypes.Structure):
-    """`Order` of columns.c: everything that determines the order of one epoch. Not changed after `epoch_order`."""
+    """`Order` of columns.c: everything that determines the order of one epoch. Not changed once it is made."""
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -56,8 +55,8 @@ class EpochOrder(ctypes.Structure):
         ("lacking", ctypes.c_uint64),
         ("mixed", ctypes.c_void_p),
     )
-    tables: tuple[Any, ...] = ()
-    """Keeps alive what `table`, `block_table` and `mixed` point to."""
+    keeps_alive: tuple[Any, ...] = ()
+    """What `table`, `block_table` and `mixed` point to."""
 
 
 class MixedSource(ctypes.Structure):
@@ -72,8 +71,8 @@ class MixedSource(ctypes.Structure):
         ("step", ctypes.c_uint64),
         ("first_row", ctypes.c_uint64),
     )
-    epochs_array: Any = None
-    """Keeps alive what `epochs` points to."""
+    keeps_alive: Any = None
+    """What `epochs` points to."""
 
     @classmethod
     def of(
@@ -83,7 +82,7 @@ class MixedSource(ctypes.Structure):
         each = [epoch_order(order, length, epoch) for epoch in epochs]
         array = (EpochOrder * len(each))(*each)
         source = cls(ctypes.addressof(array), epochs.start, len(each), length, before, step, first_row)
-        source.epochs_array = each, array
+        source.keeps_alive = each, array
         return source
 
 
@@ -101,7 +100,7 @@ class _Mixed(ctypes.Structure):
 
 
 def mixed_order(
-    n: int, start: int, source: npt.NDArray[np.int32], rank: Indices, sources: Sequence[MixedSource]
+    n: int, start: int, source: npt.NDArray[np.int32], rank: npt.NDArray[np.int64], sources: Sequence[MixedSource]
 ) -> EpochOrder:
     """The struct for ascending positions of a mixture, from `start` on and below n. The sources have their epochs.
 
@@ -111,7 +110,7 @@ def mixed_order(
     array = (MixedSource * len(sources))(*sources)
     mixed = _Mixed(source.ctypes.data, rank.ctypes.data, len(source), start, ctypes.addressof(array), len(sources))
     struct = EpochOrder(kind=_MIXED, n=n, mixed=ctypes.addressof(mixed))
-    struct.tables = (mixed, array, sources, source, rank)
+    struct.keeps_alive = (mixed, array, sources, source, rank)
     return struct
 
 
@@ -122,32 +121,28 @@ def epoch_order(order: Order, n: int, epoch: int) -> EpochOrder:
     if not order.shuffle:
         return struct
     keys = words("order", order.seed, epoch)
-    if isinstance(order.shuffle, Blocks):
-        _set_blocks(struct, order.shuffle, n, order.seed, epoch, keys)
-    else:
+    if not isinstance(order.shuffle, Blocks):
         struct.kind = _SHUFFLED
         _set_permutation(struct, "table", "rows", n, keys)
-    return struct
-
-
-def _set_blocks(struct: EpochOrder, blocks: Blocks, n: int, seed: int, epoch: int, keys: _Keys) -> None:
-    block_keys = words("blocks", seed, epoch)
-    layout = BlockLayout.of(blocks, n, block_keys)
+        return struct
+    block_keys = words("blocks", order.seed, epoch)
+    layout = BlockLayout.of(order.shuffle, n, block_keys)
     struct.kind = _BLOCKED
     struct.rows = _Network.of(layout.regular_rows(n), keys)
     for i, (window, size) in enumerate(layout.irregular_windows(n)):
         struct.irregular[i], struct.irregular_window[i] = _Network.of(size, keys), window
-    struct.window_keys = (ctypes.c_uint64 * 2)(*map(int, words("windows", seed, epoch)[:2]))
+    struct.window_keys = (ctypes.c_uint64 * 2)(*map(int, words("windows", order.seed, epoch)[:2]))
     _set_permutation(struct, "block_table", "blocks", layout.full, block_keys)
     struct.block_rows, struct.full, struct.window = layout.rows, layout.full, layout.window
     struct.short_block, struct.lacking = layout.short, layout.lacking
+    return struct
 
 
 def _set_permutation(struct: EpochOrder, table: str, network: str, n: int, keys: _Keys) -> None:
     """Set a table if n is small, as in `permuted`, else a network."""
     if n <= FEW:
         numbers = explicit(n, keys)
-        struct.tables = (*struct.tables, numbers)
+        struct.keeps_alive = (numbers,)
         setattr(struct, table, numbers.ctypes.data)
     else:
         setattr(struct, network, _Network.of(n, keys))

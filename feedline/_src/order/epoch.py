@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
-from feedline._src.options import Blocks, Order, checked_integer
+from feedline._src.options import Blocks, Order
 from feedline._src.order.blocks import blocked
 from feedline._src.order.compiled import EpochOrder, epoch_order
 from feedline._src.order.permutation import LARGEST, hashed, permuted, words
@@ -121,7 +121,6 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
       >>> rows_at(Order(seed=7), 10**15, epoch=3, positions=np.array([0, 10**15 - 1]))
       array([637444280427135,  60713028302490])
     """
-    n, epoch = checked_integer("n", n, at_least=0), _checked_word("epoch", epoch)
     if order.shuffle and n > LARGEST:
         raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
     if isinstance(positions, range):
@@ -157,7 +156,6 @@ def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArr
       >>> keys_at(seed=7, epoch=0, positions=np.arange(2))
       array([ 5934308537542988519, 10794454123149485347], dtype=uint64)
     """
-    seed, epoch = _checked_word("seed", seed), _checked_word("epoch", epoch)
     return hashed(_checked(positions, 1 << 63), words("keys", seed, epoch))
 
 
@@ -177,25 +175,18 @@ def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.i
       >>> substitutes_at(seed=7, n=100, epoch=0, position=3)[:4].tolist()
       [27, 49, 17, 49]
     """
-    seed, epoch = _checked_word("seed", seed), _checked_word("epoch", epoch)
     keys = words("spares", seed, epoch)
     first = hashed(_checked(np.array([position], np.int64), 1 << 63), keys)
     drawn = hashed(np.add(first, np.arange(16, dtype=np.uint64), dtype=np.uint64), keys)
     return (drawn % np.uint64(n)).astype(np.int64)
 
 
-def _checked_word(name: str, value: object) -> int:
-    return checked_integer(name, value, at_least=0, at_most=(1 << 64) - 1)
-
-
 def _checked(positions: NDArray[np.integer[Any]], end: int) -> NDArray[np.uint64]:
     """The positions as 64-bit words: no copy if they are 64-bit integers already, so they must not be written."""
-    if positions.dtype.kind not in "iu" or positions.ndim != 1:
-        found = f"{positions.dtype}{list(positions.shape)}"
-        raise TypeError(f"positions must be integers[k], got {found}; try positions.ravel().astype(np.int64)")
     wide = positions.astype(np.int64 if positions.dtype.kind == "i" else np.uint64, copy=False).view(np.uint64)
     if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: as a word, a negative position is at least 2^63
-        low, high = int(positions.min()), int(positions.max())
-        hint = "row p of a run is p % n of epoch p // n"
-        raise IndexError(f"positions must be in [0, {end}), got {low} to {high}; {hint}")
+        raise IndexError(
+            f"positions must be in [0, {end}), got {positions.min()} to {positions.max()}; row p of a run is "
+            "p % n of epoch p // n"
+        )
     return wide

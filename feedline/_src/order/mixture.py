@@ -1,7 +1,7 @@
 """Which row of which source stands at which position of a mixture: a pure function of (seed, epoch, position).
 
-`phases` says which source stands at a position, and how many of its rows stand before. Row number c of a source,
-counted over the whole run, stands at position c mod length of epoch c div length in that source's own order.
+`shares` determines which source stands at a position, and how many of its rows stand before. Row number c of a
+source, counted over the whole run, stands at position c mod length of epoch c div length in that source's order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -22,11 +21,12 @@ from feedline._src.options import Order
 from feedline._src.order.compiled import EpochOrder, MixedSource, mixed_order
 from feedline._src.order.epoch import SingleOrder, Taken, rows_at, substitutes_at
 from feedline._src.order.permutation import words
-from feedline._src.order.phases import ENDLESS, Phase, Span, spans_of
+from feedline._src.order.schedule import ENDLESS
+from feedline._src.order.shares import Phase, Span, spans_of
 
 End = Literal["endless", "first_exhausted", "all_exhausted"]
-_MOST_EPOCHS, _STRUCTS = 64, 16
-"""Of sources in one C call; and structs of C calls that are kept."""
+_MOST_EPOCHS = 64  # of all sources in one C call
+_STRUCTS = 16  # of C calls, cached
 Indices = NDArray[np.int64]
 
 
@@ -125,39 +125,30 @@ class MixtureOrder:
         else:
             first, last = int(positions.min()), int(positions.max())
         self._check(first, last)
-        number = self._number_at(first)
-        span = self._spans[number]
+        span = self._spans[self._number_at(first)]
         if last >= span.stop:
             return None
-        tables = (first - span.first) // span.places.size, (last - span.first) // span.places.size + 1
+        table = span.table
+        tables = (first - span.start) // table.size, (last - span.start) // table.size + 1
         before = [a + b for a, b in zip(self._before(epoch), span.before, strict=True)]
-        epochs = []
-        for begin, places, length in zip(before, span.places.of_source, self.lengths, strict=True):
-            low, high = (begin + table * len(places) for table in tables)
+        epochs = []  # of each source that occur in these tables
+        for begin, places, length in zip(before, table.of_source, self.lengths, strict=True):
+            low, high = (begin + number * len(places) for number in tables)
             epochs.append(range(low // length, -(-high // length)))
         if sum(map(len, epochs)) > _MOST_EPOCHS:
             return None
-        key = epoch, number, *epochs
-        struct = self._structs.get(key)
-        if struct is None:
+        key = epoch, span.start, *epochs
+        if (struct := self._structs.get(key)) is None:
+            sources = [
+                MixedSource.of(order, own, length=length, before=begin, step=len(places), first_row=first_row)
+                for order, own, length, begin, places, first_row in zip(
+                    self.orders, epochs, self.lengths, before, table.of_source, self.firsts, strict=False
+                )
+            ]
             if len(self._structs) >= _STRUCTS:
                 self._structs.clear()
-            struct = self._structs[key] = self._struct_of(span, before, epochs)
+            struct = self._structs[key] = mixed_order(self.rows, span.start, table.source, table.rank, sources)
         return struct
-
-    def _struct_of(self, span: Span, before: Sequence[int], epochs: Sequence[range]) -> EpochOrder:
-        sources = [
-            MixedSource.of(
-                order,
-                epochs[i],
-                length=self.lengths[i],
-                before=before[i],
-                step=len(span.places.of_source[i]),
-                first_row=self.firsts[i],
-            )
-            for i, order in enumerate(self.orders)
-        ]
-        return mixed_order(self.rows, span.first, span.places.source, span.places.rank, sources)
 
     @functools.cached_property
     def _structs(self) -> dict[Any, EpochOrder]:
@@ -237,7 +228,7 @@ class MixtureOrder:
         for span in self._spans[first : last + 1]:
             here: Any = slice(None)
             if first < last:
-                here = np.flatnonzero((positions >= span.first) & (positions < span.stop))
+                here = np.flatnonzero((positions >= span.start) & (positions < span.stop))
             sources[here], counters[here] = span.counters(positions[here])
             counters[here] += before[sources[here]]
         return sources, counters

@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from feedline._src.errors import RowError
 from feedline._src.options import Order, checked_integer
-from feedline._src.order.apportionment import LARGEST_BLOCK, counts_of
 from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
 from feedline._src.order.past import phases_of_state
-from feedline._src.order.phases import Phase
+from feedline._src.order.shares import LARGEST_BLOCK, Phase, counts_of
 from feedline._src.rows.source import Cut, OwnOrder, Rows, Source, WillRead, indices_of, whole_cuts
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.as_source import as_source
@@ -111,7 +110,6 @@ class Mixture(Source):
 
     @property
     def arrays(self) -> ArraySource | None:
-        """All rows as one source, if all are arrays outside of stores."""
         return self._arrays
 
     def order_for(self, asked: Order | None) -> MixtureOrder:
@@ -138,44 +136,41 @@ class Mixture(Source):
         if position == 0:
             raise ValueError("before the first batch, give the weights to Mixture")
         new = _phase(position, weights, self._sources, f"weights from position {position} on")
-        return self._with_phases({**self._phases, position: new})
+        return self._with_phases([phase for phase in self.order.phases if phase.start != position] + [new])
 
     def with_weights_of(self, order: Any, position: int) -> Mixture:
-        """See `Source`: those that `with_weights` gave the mixture of the state."""
-        own, given, saved = self._phases, _by_start(self._given), self._phases_of_state(order)
-        begun = {at: phase for at, phase in saved.items() if at < position or at == position not in given}
-        before = {at: phase for at, phase in given.items() if at < position}
-        if self.order.end != "endless" or not before.items() <= begun.items():
+        """See `Source`: the past of the state, and for later what the program gave to `Mixture`."""
+        starts = {phase.start for phase in self._given}
+        past = [
+            phase
+            for phase in self._phases_of_state(order)
+            if phase.start < position or (phase.start == position and position not in starts)
+        ]
+        given_past = {phase for phase in self._given if phase.start < position}
+        if self.order.end != "endless" or not given_past <= set(past):
             return self
-        later = given | {
-            at: phase for at, phase in own.items() if saved.get(at) == phase
-        }  # not what was set since
-        phases = begun | {at: phase for at, phase in later.items() if at >= position and at not in begun}
-        return self if phases == own else self._with_phases(phases)
+        return self._with_phases(past + [phase for phase in self._given if phase.start >= position])
 
-    @property
-    def _phases(self) -> dict[int, Phase]:
-        return _by_start(self.order.phases)
-
-    def _phases_of_state(self, order: Any) -> dict[int, Phase]:
+    def _phases_of_state(self, order: Any) -> list[Phase]:
         """Those of the order of a state, which leaves weights of 0 out; none if they are not of these sources."""
-        found = {}
+        found = []
         for start, counts in phases_of_state(order).items():
             rows = tuple(counts.get(name, 0) for name in self._sources)
-            if not counts.keys() <= self._sources.keys() or not all(
+            fits = counts.keys() <= self._sources.keys() and all(
                 type(count) is int and count >= 0 for count in rows
-            ):
-                return {}
-            if not 0 < sum(rows) <= LARGEST_BLOCK:
-                return {}
-            found[start] = Phase(start, rows)
+            )
+            if not fits or not 0 < sum(rows) <= LARGEST_BLOCK:
+                return []
+            found.append(Phase(start, rows))
         return found
 
-    def _with_phases(self, phases: Mapping[int, Phase]) -> Mixture:
+    def _with_phases(self, phases: Sequence[Phase]) -> Mixture:
         """A mixture with other weights over these open sources."""
+        if sorted(phases) == list(self.order.phases):
+            return self
         mixture = Mixture.__new__(Mixture)
         vars(mixture).update(vars(self))
-        mixture.order = dataclasses.replace(self.order, phases=tuple(phases[at] for at in sorted(phases)))
+        mixture.order = dataclasses.replace(self.order, phases=tuple(sorted(phases)))
         return mixture
 
     @property
@@ -280,12 +275,10 @@ class Mixture(Source):
         return [*super()._facts(), *of_sources]
 
     def __reduce__(self) -> Any:
-        return _unpickled, (self._sources, self._arguments, self._phases)
+        return _unpickled, (self._sources, self._arguments, self.order.phases)
 
 
-def _unpickled(
-    sources: Mapping[str, Source], arguments: Mapping[str, Any], phases: Mapping[int, Phase]
-) -> Mixture:
+def _unpickled(sources: Mapping[str, Source], arguments: Mapping[str, Any], phases: Sequence[Phase]) -> Mixture:
     return Mixture(sources, **arguments)._with_phases(phases)
 
 
@@ -408,10 +401,6 @@ def _phase(start: int, weights: Any, sources: Mapping[str, Source], where: str) 
     if not any(weights.values()):
         raise ValueError(f"{where}: one of them must be above 0, and all are 0; give a source a weight")
     return Phase(start, counts_of({name: weights[name] for name in sources}))
-
-
-def _by_start(phases: Sequence[Phase]) -> dict[int, Phase]:
-    return {phase.start: phase for phase in phases}
 
 
 def _is_phase(value: Any) -> bool:
