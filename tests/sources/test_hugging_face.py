@@ -467,7 +467,7 @@ def test_the_page(tmp_path, monkeypatch, capsys):
         "(32, 32, 3) int32",
         "True",
         "{'codes': array([116, 111,  32,  98, 101,  32,  32,  32], dtype=uint8), 'label': np.int32(0)}",
-        "<Ragged: rows 3, label int64[], tokens int32[32], tokens_length int32[], pad_to 8, 16, 32>",
+        "<Ragged: rows 3, label int64[], tokens int64[32], tokens_length int32[], pad_to 8, 16, 32>",
         "2 True",
         "(40, 4)",
         "True",

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.file import File, LruCache, check_may_open
@@ -22,28 +21,43 @@ from feedline._src.files.files import Files, Place
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column, Grouped, check_column, check_fits, described
 from feedline._src.rows.shards import Indices, Shards, count_of, joined, rows_in
-from feedline._src.rows.source import (
-    Columns,
-    Cut,
-    EncodedSource,
-    Indexed,
-    Record,
-    Rows,
-    Source,
-    WillRead,
-    indices_of,
-)
+from feedline._src.rows.source import Cut, EncodedSource, Indexed, Record, Rows, Source, WillRead, indices_of
 from feedline._src.runtime.ending import check_may_read
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.row_gather import reader_of
 
-Array = npt.NDArray[Any]
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]
 _FIX_NULLS = (
     "fill nulls (docs/tables.md) and write the file again, leave the column out with columns=[...], or take "
     "another row in its place with feedline.Reading(bad_rows='substitute')"
 )
+
+
+def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> Source | EncodedSource:
+    """The source of files that store rows in groups, or as arrays.
+
+    Args:
+      open_file: (file, options) → its description.
+      files: in the order of their rows.
+      options: columns and cache_bytes.
+
+    Raises:
+      ValueError: no rows, or files that do not fit together.
+      FeedError: a file does not have the expected version.
+    """
+    tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files))]
+    if all(table.arrays is not None for table in tables):
+        return ArraySource(files.paths, options, functools.partial(_arrays_in, open_file), files)
+    has_bytes = any(isinstance(leaf, str) for leaf in jax.tree.leaves(tables[0].spec))
+    return (TableSource if has_bytes else GroupSource)(open_file, files, options, tables)
+
+
+def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[Any]:
+    """The rows of a file as trees of arrays."""
+    arrays = open_file(file, options).arrays
+    assert arrays is not None, file  # of a version that had arrays
+    return arrays()
 
 
 class _GroupedRows(Indexed):
@@ -65,11 +79,9 @@ class _GroupedRows(Indexed):
         self._leaves = [leaf for _, leaf in found]
         self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
         numbers = range(len(self._leaves))
-        self._groups = [Shards([count_of(table.lengths[leaf]) for table in tables]) for leaf in numbers]
-        """For each leaf, the file of each group."""
-        self._shards = [joined([table.lengths[leaf] for table in tables]) for leaf in numbers]
-        """For each leaf, the group of each row."""
-        self._by_file = Shards([rows_in(table.lengths[0]) for table in tables])
+        self._file_of_group = [Shards([count_of(table.lengths[leaf]) for table in tables]) for leaf in numbers]
+        self._group_of_row = [joined([table.lengths[leaf] for table in tables]) for leaf in numbers]
+        self._file_of_row = Shards([rows_in(table.lengths[0]) for table in tables])
         if len(self) == 0:
             raise ValueError(
                 f"a source must have at least one row, got {self._paths[0]} with none; check what wrote it"
@@ -83,11 +95,11 @@ class _GroupedRows(Indexed):
         self._cache: LruCache[Column] = LruCache(options.cache_bytes)
 
     def __len__(self) -> int:
-        return len(self._by_file)
+        return len(self._file_of_row)
 
     def file_of(self, row: int) -> str:
         """The file that holds the row."""
-        return self._paths[int(self._by_file.of(np.array([row]))[0])]
+        return self._paths[int(self._file_of_row.of(np.array([row]))[0])]
 
     def close(self) -> None:
         """Drop the cached groups, and give up what is being fetched."""
@@ -126,62 +138,62 @@ class _GroupedRows(Indexed):
         """The groups of some rows of a leaf: as many at a time as fit into the cache, at least one.
 
         Yields:
-          groups; and of the rows `here` that they hold, the number of the group of each, and its row in the group.
+          (groups, part, local, here): of the rows `here`, which these groups hold, the index of the group of each,
+          and its row in that group.
         """
-        shards, kind = self._shards[leaf], self._leaves[leaf]
-        group = shards.of(rows)
-        touched = np.unique(group)
-        files, at_once = self._groups[leaf].of(touched), 1
-        if not isinstance(kind, str):
-            most = int(shards.lengths_of(touched).max(initial=1)) * math.prod(kind.shape) * kind.dtype.itemsize
-            at_once = max(1, self._options.cache_bytes // max(1, most))
-        with self._in_place(np.unique(files)):
-            for start in range(0, len(touched), at_once):
+        shards, spec = self._group_of_row[leaf], self._leaves[leaf]
+        group_of_row = shards.of(rows)
+        needed = np.unique(group_of_row)
+        files, at_once = self._file_of_group[leaf].of(needed), 1
+        if not isinstance(spec, str):
+            largest = int(shards.lengths_of(needed).max(initial=1)) * math.prod(spec.shape) * spec.dtype.itemsize
+            at_once = max(1, self._options.cache_bytes // max(1, largest))
+        with self._unchanged_in_place(np.unique(files)):
+            for start in range(0, len(needed), at_once):
                 some = slice(start, start + at_once)
-                columns = self._read_groups(leaf, touched[some].tolist(), files[some].tolist())
+                columns = self._read_groups(leaf, needed[some].tolist(), files[some].tolist())
                 here: Any = slice(None)
-                if len(columns) < len(touched):
-                    here = np.flatnonzero(np.isin(group, touched[some]))
-                part = np.searchsorted(touched[some], group[here])
-                local = rows[here] - shards.firsts_of(group[here])
+                if len(columns) < len(needed):
+                    here = np.flatnonzero(np.isin(group_of_row, needed[some]))
+                part = np.searchsorted(needed[some], group_of_row[here])
+                local = rows[here] - shards.firsts_of(group_of_row[here])
                 self._check_nulls(leaf, columns, part, local, rows[here])
                 yield columns, part, local, here
 
     def _read_groups(self, leaf: int, groups: list[int], files: list[int]) -> list[Column]:
-        """Groups, from memory, the cache or their files."""
+        """Groups, from mapped memory, the cache or their files."""
         # threads of one batch need the same groups: each starts at another one, to read them in parallel
         first = threading.get_native_id() % len(groups)
         found: dict[int, Column] = {}
         for group, file in zip(groups[first:] + groups[:first], files[first:] + files[:first], strict=True):
             if self._tables[file].in_place:
-                found[group] = self._tables[file].read(leaf, group - int(self._groups[leaf].firsts[file]))
+                found[group] = self._tables[file].read(leaf, group - int(self._file_of_group[leaf].firsts[file]))
             else:
-                found[group] = self._cache.get(
-                    (leaf, group), functools.partial(self._read_group, leaf, group, file)
-                )
+                read = functools.partial(self._read_group, leaf, group, file)
+                found[group] = self._cache.get((leaf, group), read)
         return [found[group] for group in groups]
 
     def _read_group(self, leaf: int, group: int, file: int) -> Column:
-        shards, one = self._shards[leaf], np.array([group])
+        shards, one = self._group_of_row[leaf], np.array([group])
 
         def read() -> Column:
-            column = self._tables[file].read(leaf, group - int(self._groups[leaf].firsts[file]))
+            column = self._tables[file].read(leaf, group - int(self._file_of_group[leaf].firsts[file]))
             check_column(column, int(shards.lengths_of(one)[0]), self._leaves[leaf])
             return column
 
         return self._checked(read, file, int(shards.firsts_of(one)[0]), "rows that are stored together")
 
     @contextlib.contextmanager
-    def _in_place(self, files: Iterable[int]) -> Iterator[None]:
+    def _unchanged_in_place(self, files: Iterable[int]) -> Iterator[None]:
         """Refuse files whose rows are used in place, if they were written to before or during a `with` block. That
         explains any error inside it."""
-        used = [self._files[file] for file in files if self._tables[file].in_place]
-        for file in used:
+        in_place = [self._files[file] for file in files if self._tables[file].in_place]
+        for file in in_place:
             file.check_open()
         try:
             yield
         finally:
-            for file in used:
+            for file in in_place:
                 file.check_open()
 
     def _checked(self, read: Callable[[], T], file: int, row: int, what: str) -> T:
@@ -222,24 +234,24 @@ class _GroupedRows(Indexed):
     @property
     def will_read(self) -> WillRead | None:
         """For objects in a store; None for files."""
-        return self._will_read if self._files.in_store or self._tables[0].will_read is not None else None
+        return self._fetch_ahead if self._files.in_store or self._tables[0].will_read is not None else None
 
-    def _will_read(self, rows: Indices, ahead: int) -> bool:
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
         if self._files.in_store:
             return self._files.will_read(self._places(rows), ahead)
-        touched = ((self._tables[file].will_read, leaf, groups) for leaf, file, groups in self._touched(rows))
-        return all(will_read is None or will_read(leaf, groups, ahead) for will_read, leaf, groups in touched)
-
-    def _touched(self, rows: Indices) -> Iterator[tuple[int, int, list[int]]]:
-        """Leaf, file, and numbers in it of the groups of some rows."""
-        for leaf, shards in enumerate(self._shards):
-            for file, within, _ in self._groups[leaf].split(np.unique(shards.of(rows))):
-                yield leaf, file, within.tolist()
+        needed = ((self._tables[file].will_read, leaf, groups) for leaf, file, groups in self._groups_of(rows))
+        return all(will_read is None or will_read(leaf, groups, ahead) for will_read, leaf, groups in needed)
 
     def _places(self, rows: Indices) -> Iterator[Place]:
-        for leaf, file, groups in self._touched(rows):
+        for leaf, file, groups in self._groups_of(rows):
             extents = [part for group in groups for part in self._tables[file].extents(leaf, group)]
             yield file, *np.array(extents, np.int64).reshape(-1, 2).T
+
+    def _groups_of(self, rows: Indices) -> Iterator[tuple[int, int, list[int]]]:
+        """Leaf, file, and numbers in it of the groups of some rows."""
+        for leaf, shards in enumerate(self._group_of_row):
+            for file, groups, _ in self._file_of_group[leaf].split(np.unique(shards.of(rows))):
+                yield leaf, file, groups.tolist()
 
     def __reduce__(self) -> Any:
         return open_groups, (self._open_file, self._files, self._options)
@@ -260,16 +272,14 @@ class GroupSource(_GroupedRows, Source):
         return {"kind": "groups", "files": self._digests()}
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
+        """See `Source`."""
         for leaf, columns, out in cuts:
-            self._read_leaf(leaf, indices_of(rows), columns, out)
-
-    def _read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
-        for groups, part, local, here in self._pieces(leaf, rows):
-            firsts = np.cumsum([0, *(group.rows for group in groups[:-1])])
-            target = out[here]  # a copy, unless these are all groups
-            reader_of([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
-            if not isinstance(here, slice):
-                out[here] = target
+            for groups, part, local, here in self._pieces(leaf, indices_of(rows)):
+                firsts = np.cumsum([0, *(group.rows for group in groups[:-1])])
+                target = out[here]  # a copy, unless these are all groups
+                reader_of([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
+                if not isinstance(here, slice):
+                    out[here] = target
 
 
 class TableSource(_GroupedRows, EncodedSource):
@@ -294,93 +304,56 @@ class TableSource(_GroupedRows, EncodedSource):
         return {"kind": "table", "columns": columns, "files": self._digests()}
 
     def records(self, rows: Indices) -> Sequence[Record]:
-        """The rows: bytes, or of several columns dicts by name, numbers as NumPy scalars or arrays.
+        """See `EncodedSource`: bytes, or of several columns dicts by name, numbers as NumPy scalars or arrays.
 
         Raises:
           IndexError: there is no such row.
-          RowError: a value is null, or a group of rows cannot be read.
-          FeedError: a file was changed.
+          RowError: also a null, or a group of rows that cannot be read.
         """
         columns: list[list[Any]] = [[None] * len(rows) for _ in self._numbers]
-        if self._tables[0].read_rows is not None:
-            for file, local, offsets in self._by_file.split(rows):
-                places = np.arange(len(rows))[offsets].tolist()
-                for column, values in zip(columns, self._rows_of(file, local), strict=True):
-                    for place, value in zip(places, values, strict=True):
-                        column[place] = value
-        else:
-            for column, leaf in zip(columns, self._numbers, strict=True):
-                for places, values in self._values(leaf, rows):
-                    for place, value in zip(places.tolist(), values, strict=True):
-                        column[place] = value
+        for column, places, values in self._by_rows(rows) if self._tables[0].read_rows else self._by_groups(rows):
+            for place, value in zip(places.tolist(), values, strict=True):
+                columns[column][place] = value
         if self.fields is None:
             return columns[0]
         return [dict(zip(self.fields, values, strict=True)) for values in zip(*columns, strict=True)]
 
+    def _by_rows(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
+        """Column, places in `rows`, and values, of files whose rows are read one by one."""
+        for file, local, offsets in self._file_of_row.split(rows):
+            places = np.arange(len(rows))[offsets]
+            for column, values in enumerate(self._rows_of(file, local)):
+                yield column, places, values
+
     def _rows_of(self, file: int, rows: Indices) -> Sequence[Sequence[Any]]:
-        """The values of some rows of a file, for each leaf."""
-        read_rows, row = self._tables[file].read_rows, int(self._by_file.firsts[file] + rows[0])
+        """The values of some rows of a file, for each column. The error names the first that cannot be read."""
+        read_rows, first = self._tables[file].read_rows, int(self._file_of_row.firsts[file])
         assert read_rows is not None
         try:
-            return self._checked(lambda: read_rows(self._numbers, rows), file, row, "a row")
+            return self._checked(lambda: read_rows(self._numbers, rows), file, first + int(rows[0]), "a row")
         except RowError:
-            if len(rows) == 1:
-                raise
-            one_by_one = [self._rows_of(file, rows[i : i + 1]) for i in range(len(rows))]  # which row it is
-            return [[one[i][0] for one in one_by_one] for i in range(len(self._numbers))]
+            for row in rows[:, None] if len(rows) > 1 else ():
+                self._rows_of(file, row)
+            raise
 
-    def _values(self, leaf: int, rows: Indices) -> Iterator[tuple[Indices, list[Any]]]:
-        """The values of a leaf, and their places in `rows`."""
-        for groups, part, local, here in self._pieces(leaf, rows):
-            for i, group in enumerate(groups):
-                at = np.flatnonzero(part == i)
-                places = np.arange(len(rows))[here][at]
-                try:
-                    yield places, group.take(local[at])
-                except ValueError as error:
-                    row = int(rows[places[0]])
-                    raise RowError(
-                        f"rows that are stored together could not be read: {error}",
-                        stage="read",
-                        row=row,
-                        file=self.file_of(row),
-                    ) from error
+    def _by_groups(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
+        """Column, places in `rows`, and values, of files whose groups are decoded whole."""
+        for column, leaf in enumerate(self._numbers):
+            for groups, part, local, here in self._pieces(leaf, rows):
+                for i, group in enumerate(groups):
+                    at = np.flatnonzero(part == i)
+                    places = np.arange(len(rows))[here][at]
+                    try:
+                        yield column, places, group.take(local[at])
+                    except ValueError as error:
+                        row = int(rows[places[0]])
+                        raise RowError(
+                            f"rows that are stored together could not be read: {error}",
+                            stage="read",
+                            row=row,
+                            file=self.file_of(row),
+                        ) from error
 
     def _described(self) -> list[tuple[str, str]]:
         kinds = [(self._names[leaf], described(self._leaves[leaf])) for leaf in self._numbers]
         return [("row", kinds[0][1])] if self.fields is None else kinds
-
-
-def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> Source | EncodedSource:
-    """The source of files that store rows in groups, or as arrays.
-
-    Args:
-      open_file: (file, options) → its description.
-      files: in the order of their rows.
-      options: columns and cache_bytes.
-
-    Raises:
-      ValueError: no rows, or files that do not fit together.
-      FeedError: a file does not have the expected version.
-    """
-    tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files))]
-    if all(table.arrays is not None for table in tables):
-        known = {file.name: table for file, table in zip(files, tables, strict=True)}
-        return ArraySource(files.paths, options, _Arrays(open_file, known), files)
-    has_bytes = any(isinstance(leaf, str) for leaf in jax.tree.leaves(tables[0].spec))
-    return (TableSource if has_bytes else GroupSource)(open_file, files, options, tables)
-
-
-class _Arrays:
-    """(file, options) → its rows as trees of arrays. `tables`: descriptions that are known, each used once."""
-
-    def __init__(self, open_file: OpenFile, tables: dict[str, Grouped]) -> None:
-        self._open_file, self._tables = open_file, tables
-
-    def __call__(self, file: File, options: OpenOptions) -> list[Any]:
-        arrays = (self._tables.pop(file.name, None) or self._open_file(file, options)).arrays
-        assert arrays is not None, file  # of a version that had arrays
-        return arrays()
-
-    def __reduce__(self) -> Any:
-        return _Arrays, (self._open_file, {})
