@@ -280,7 +280,7 @@ FROM_OUTSIDE = {
     "order": ["numpy"],
     "placement": ["numpy", "jax"],
     "plan": ["numpy", "jax"],
-    "listen": ["jax"],
+    "listen": ["jax", "rich"],  # rich: sizes in bytes
     "listen.tokens": ["numpy"],
     "listen.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from feedline._src.listen.words import counted, in_bytes, percent, with_unit
+from feedline._src.listen.words import counted, milliseconds, percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,37 +88,33 @@ class Statistics:
     stores: dict[str, float] | None = None
 
     def __str__(self) -> str:
-        """Counts, mean times of a batch, and what is in use, as text.
+        """Counts, mean times of a batch in milliseconds, and what is in use, as text.
 
         Example:
           >>> print(Statistics(batches=120, rows=7_680, wait_s=0.06, read_s=0.24, au=0.93, threads=2, slabs=6))
-          120 batches, 7,680 rows, 0 dropped, 0 bad, 0 B placed
-          per batch: waited 500 µs, loop 0 s, read 2 ms, transform 0 s, stage 0 s, place 0 s
-          waits: median 0 s, 99 % within 0 s, longest 0 s; AU 93 %
-          now: 0 batches ready, 2 threads, 0 workers, 6 slabs, 0 B of host memory
+          120 batches, 7,680 rows, 0 dropped, 0 bad, 0 bytes placed
+          ms per batch: waited 0.500, loop 0.000, read 2.00, transform 0.000, stage 0.000, place 0.000
+          ms waited: median 0.000, 99 % within 0.000, longest 0.000; AU 93 %
+          now: 0 batches ready, 2 threads, 0 workers, 6 slabs, 0 bytes of host memory
         """
-        stages = ("loop", "read", "transform", "stage", "place")
-        times = [("waited", self.wait_s), *((name, getattr(self, f"{name}_s")) for name in stages)]
-        each = ", ".join(f"{name} {with_unit(seconds / max(1, self.batches))}" for name, seconds in times)
+        from rich.filesize import decimal
+
+        times = {"waited": self.wait_s, "loop": self.loop_s, "read": self.read_s, "transform": self.transform_s}
+        times |= {"stage": self.stage_s, "place": self.place_s}
+        each = [f"{name} {milliseconds(seconds / max(1, self.batches))}" for name, seconds in times.items()]
         au = "not known yet" if self.au is None else percent(self.au)
         lines = [
             f"{counted(self.batches, 'batch')}, {counted(self.rows, 'row')}, {self.dropped_rows:,} dropped, "
-            f"{self.bad_rows:,} bad, {in_bytes(self.placed_bytes)} placed",
-            f"per batch: {each}",
-            f"waits: median {with_unit(self.wait_p50_s)}, 99 % within {with_unit(self.wait_p99_s)}, "
-            f"longest {with_unit(self.wait_max_s)}; AU {au}",
+            f"{self.bad_rows:,} bad, {decimal(self.placed_bytes)} placed",
+            f"ms per batch: {', '.join(each)}",
+            f"ms waited: median {milliseconds(self.wait_p50_s)}, 99 % within {milliseconds(self.wait_p99_s)}, "
+            f"longest {milliseconds(self.wait_max_s)}; AU {au}",
             f"now: {counted(self.ready, 'batch')} ready, {counted(self.threads, 'thread')}, "
             f"{counted(self.workers, 'worker')}, {counted(self.slabs, 'slab')}, "
-            f"{in_bytes(self.host_bytes)} of host memory",
+            f"{decimal(self.host_bytes)} of host memory",
         ]
-        for name, shares in (self.source_epochs or {}).items():
-            lines.append(f"epochs of {name}: {shares:.4g}")
-        for name, tokens in (self.tokens or {}).items():
-            lines.append(f"tokens of {name}: {tokens:,}")
-        if (stores := self.stores) is not None:
-            lines.append(
-                f"stores: {counted(int(stores['requests']), 'request')} ({stores['retries']:,} repeated, "
-                f"{stores['hedged']:,} hedged), {in_bytes(stores['fetched_bytes'])} fetched, "
-                f"{counted(int(stores['cached']), 'block')} cached, waited {with_unit(stores['wait_s'])}"
-            )
+        lines += [f"epochs of {name}: {epochs:.4g}" for name, epochs in (self.source_epochs or {}).items()]
+        lines += [f"tokens of {name}: {tokens:,}" for name, tokens in (self.tokens or {}).items()]
+        if self.stores is not None:
+            lines.append(f"stores: {', '.join(f'{name} {value:,g}' for name, value in self.stores.items())}")
         return "\n".join(lines)

@@ -233,7 +233,7 @@ def _is_held_up(window: Window, how: Circumstances, alone_s: Mapping[str, float]
 
 
 def _best_change(window: Window, how: Circumstances) -> Change | None:
-    """The change after which the loop waits least; among equally good ones, the smallest. None: none helps."""
+    """The change after which the loop waits least; among equally good ones, the first. None: none helps."""
     now_s, as_good_as_none_s = predicted_wait_s(window, how, how), 0.02 * window.loop_s
     tried = [
         (predicted_wait_s(window, how, then), name, then)
@@ -243,8 +243,7 @@ def _best_change(window: Window, how: Circumstances) -> Change | None:
     if not tried:
         return None
     enough_s = max(1.02 * min(wait_s for wait_s, *_ in tried), as_good_as_none_s)
-    enough = (each for each in tried if each[0] <= enough_s)
-    wait_s, name, then = min(enough, key=lambda each: _growth(how.settings, each[2].settings))
+    wait_s, name, then = next(each for each in tried if each[0] <= enough_s)
     if wait_s >= _MAX_REMAINING_WAIT * now_s:
         return None
     wait_s *= window.wait_s / now_s
@@ -256,31 +255,24 @@ def _best_change(window: Window, how: Circumstances) -> Change | None:
     return Change(setting, before, after, share, buffers if with_buffer else None)
 
 
-def _growth(now: Settings, then: Settings) -> tuple[int, int]:
-    """How many settings grow; and by how many threads, workers and batches together."""
-    grown = [b - a for a, b in zip(now, then, strict=True) if b > a]
-    return len(grown), sum(grown)
-
-
 def _changes(window: Window, how: Circumstances) -> Iterator[tuple[str, Circumstances]]:
-    """The changes that may help, each with the name of its setting."""
-    _, workers, buffer, _ = how.settings
+    """The changes that may help, each with the name of its setting; of each setting, the smallest first."""
     if how.reader == "caller":
         yield "prefetch", how.having(threads=min(max(how.cores, 2), DEFAULT_MAX_THREADS), prefetch=2)
         return
-    take_turns = shares_gil(window, how)
-    if how.reader == "threads" and not take_turns:
-        for n in range(how.readers + 1, DEFAULT_MAX_THREADS + 1):
-            # with a buffer to match, so that no batch is split into more calls
-            yield "threads", how.having(threads=n, buffer=max(buffer, math.ceil(n / how.parts)))
-    if how.reader == "workers" or (how.may_use_workers and take_turns):
-        for n in range(workers + 1, max(how.cores, workers + 1) + 1):
-            yield "workers", how.having(threads=0, workers=n)
     for name in ("prefetch",) if how.stream else ("buffer", "prefetch"):
         size = 2 * getattr(how.settings, name)
         while size <= _MAX_BATCHES:
             yield name, how.having(**{name: size})
             size *= 2
+    take_turns = shares_gil(window, how)
+    if how.reader == "threads" and not take_turns:
+        for n in range(how.readers + 1, DEFAULT_MAX_THREADS + 1):
+            # with a buffer to match, so that no batch is split into more calls
+            yield "threads", how.having(threads=n, buffer=max(how.settings.buffer, math.ceil(n / how.parts)))
+    if how.reader == "workers" or (how.may_use_workers and take_turns):
+        for n in range(how.settings.workers + 1, max(how.cores, how.settings.workers + 1) + 1):
+            yield "workers", how.having(threads=0, workers=n)
 
 
 def _advice(

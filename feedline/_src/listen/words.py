@@ -1,4 +1,4 @@
-"""How statistics and reports name stages, and write shares, times, counts and bytes."""
+"""How statistics and reports name stages, and write shares, times and counts."""
 
 from __future__ import annotations
 
@@ -27,21 +27,3 @@ def counted(count: int, thing: str) -> str:
     """Example: 1 batch, 2 batches."""
     plural = f"{thing}es" if thing.endswith(("ch", "s")) else f"{thing}s"
     return f"{count:,} {thing if count == 1 else plural}"
-
-
-def with_unit(seconds: float) -> str:
-    """Example: 500 µs."""
-    return _scaled(seconds, ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)) or "0 s"
-
-
-def in_bytes(count: float) -> str:
-    """Example: 1.5 MB."""
-    return _scaled(count, ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) or f"{count:.0f} B"
-
-
-def _scaled(value: float, *units: tuple[str, float]) -> str:
-    """With the first unit that is not larger, in three significant digits; empty if all are larger."""
-    for unit, size in units:
-        if value >= size:
-            return f"{value / size:,.3g} {unit}" if value < 999.5 * size else f"{value / size:,.0f} {unit}"
-    return ""
