@@ -122,14 +122,14 @@ def _check_range(name: str, value: Sequence[float], most: float) -> None:
 
 
 def _field(kind: str, given: str | None, fields: Sequence[str], usual: Sequence[str]) -> str:
-    wanted = [given] if given is not None else usual
-    found = next((name for name in wanted if name in fields), None)
-    if found is None:
-        raise ValueError(
-            f"a record must have the field of the {kind}, {' or '.join(map(repr, wanted))}, and has "
-            f"{', '.join(fields)}; give {kind}=..."
-        )
-    return found
+    wanted = usual if given is None else [given]
+    for name in wanted:
+        if name in fields:
+            return name
+    raise ValueError(
+        f"a record must have the field of the {kind}, {' or '.join(map(repr, wanted))}, and has "
+        f"{', '.join(fields)}; give {kind}=..."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -286,32 +286,6 @@ def test_lanes_of_grains_own_transformations_are_resumed_exactly(sharding, kind)
         jax.tree.map(np.testing.assert_array_equal, rest, whole[cut:])
 
 
-@pytest.mark.parametrize("long_from", [0, 101])
-@pytest.mark.parametrize("packing", ["FirstFitPackIterDataset", "BestFitPackIterDataset"])
-def test_a_document_longer_than_a_packed_row_is_an_error_with_the_way_out(sharding, packing, long_from):
-    def documents(lane, count, most):
-        def document(i):
-            return {"x": np.full(40 if i >= long_from else 1 + i % 5, i, np.int32)[:most]}
-
-        return grain.MapDataset.range(lane, 400, count).map(document).to_iter_dataset(grain.ReadOptions(0, 0))
-
-    def packed(most):
-        def make_lane(lane, count):
-            pack = getattr(grain.experimental, packing)
-            lane = pack(documents(lane, count, most), length_struct={"x": 8}, num_packing_bins=4)
-            return lane.map(lambda row: {"x": row["x"]})
-
-        return Lanes(make_lane, 2)
-
-    message = (
-        r"lane [01] failed after \d+ items .* 40, 8.* A document must fit into one packed row: cut or drop longer"
-    )
-    with pytest.raises(FeedError, match=message), Feed(packed(None), 8, sharding, epochs=1) as feed:
-        list(feed)
-    with Feed(packed(8), 8, sharding, epochs=1) as feed:  # the way out
-        assert len(list(feed)) > 1
-
-
 def test_a_program_that_parses_no_flags_may_use_grains_workers():
     """Grain passes absl's flags to the workers of `mp_prefetch`, and reads them."""
     parsed = flags.FLAGS.is_parsed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,15 +86,26 @@ def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
     """
     if leaf.dtype == leaf.placed_dtype or values.size == 0 or leaf.dtype.kind not in "iufc":
         return
+    limits = _finite_range(leaf.placed_dtype)
     flat = values.reshape(len(values), math.prod(values.shape[1:]))
-    parts = (flat.real, flat.imag) if leaf.dtype.kind == "c" else (flat,)
-    bad = np.concatenate([_rows_out_of_range(part, *_range_of(leaf.placed_dtype)) for part in parts])
-    if len(bad):
-        first = bad.min()
-        _refuse([part[first] for part in parts], leaf, int(rows[first]))
+    bad = [
+        (int(row), values_of_row[row])
+        for values_of_row in ((flat.real, flat.imag) if leaf.dtype.kind == "c" else (flat,))
+        for row in _rows_out_of_range(values_of_row, *limits)[:1]
+    ]
+    if not bad:
+        return
+    row, found = min(bad, key=lambda each: each[0])
+    value = found[_is_out_of_range(found, *limits)][0]
+    raise RowError(
+        f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed_dtype} unless x64 is enabled, and {value} does not "
+        "fit. Store smaller numbers, or call jax.config.update('jax_enable_x64', True) before the feed is built",
+        stage="read",
+        row=int(rows[row]),
+    )
 
 
-def _range_of(placed: np.dtype[Any]) -> tuple[Any, Any]:
+def _finite_range(placed: np.dtype[Any]) -> tuple[Any, Any]:
     """The smallest and the largest value that a cast to this dtype leaves finite."""
     if placed.kind in "iu":
         return np.iinfo(placed).min, np.iinfo(placed).max
@@ -107,24 +118,14 @@ def _range_of(placed: np.dtype[Any]) -> tuple[Any, Any]:
 
 def _rows_out_of_range(flat: Array, least: Any, greatest: Any) -> npt.NDArray[np.intp]:
     """The rows with a finite value below `least` or above `greatest`."""
-    if (
-        flat.min() >= least and flat.max() <= greatest
-    ):  # the usual case, without a copy; False if there is a NaN, which the code below allows
+    if flat.min() >= least and flat.max() <= greatest:  # the usual case, without a copy; False if there is a NaN
         return np.empty(0, np.intp)
-    outside = (flat < least) | (flat > greatest)
-    return np.flatnonzero((outside & np.isfinite(flat)).any(axis=1))
+    return np.flatnonzero(_is_out_of_range(flat, least, greatest).any(axis=1))
 
 
-def _refuse(parts: list[Array], leaf: Leaf, row: int) -> NoReturn:
-    values = np.concatenate(parts)
-    least, greatest = _range_of(leaf.placed_dtype)
-    found = values[((values < least) | (values > greatest)) & np.isfinite(values)][0]
-    raise RowError(
-        f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed_dtype} unless x64 is enabled, and {found} does not "
-        "fit. Store smaller numbers, or call jax.config.update('jax_enable_x64', True) before the feed is built",
-        stage="read",
-        row=row,
-    )
+def _is_out_of_range(values: Array, least: Any, greatest: Any) -> npt.NDArray[np.bool_]:
+    outside: npt.NDArray[np.bool_] = ((values < least) | (values > greatest)) & np.isfinite(values)
+    return outside
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeGuard
 
@@ -21,8 +21,6 @@ from feedline._src.rows.values import as_arrays, digest_of, write_record
 
 MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
 """(lane, count) → the items of that lane."""
-_TOO_LONG = "truncated to max length"
-"""Part of the message of Grain's packing for a document that is longer than a packed row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +86,8 @@ def is_stream(source: Any) -> TypeGuard[Lanes | grain.IterDataset[Any]]:
 class FirstItem:
     """The first item of the first lane that has one. It gives the spec, and fills rows for which no item is left.
 
-    Its iterator is closed at once: each pipeline opens the lanes again, on its own thread, so that Grain's threads
-    end with that pipeline. So the item is read twice.
+    Its iterator is closed at once, and the item read twice: each pipeline opens the lanes on its own thread, so
+    that Grain's threads end with that pipeline.
 
     Raises:
       ValueError: no lane has an item.
@@ -136,12 +134,6 @@ def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError
             "StopIteration, raised by a function of its dataset, which would pass for the end of the lane; give "
             "next() a default there, or catch it"
         )
-    elif _TOO_LONG in str(error):
-        why += (
-            ". A document must fit into one packed row: cut or drop longer ones before they are packed, as in "
-            '.map(lambda d: {"tokens": d["tokens"][:length]}); or split them by '
-            "grain.experimental.ConcatThenSplitIterDataset"
-        )
     return FeedError(f"lane {lane} failed after {items} items of epoch {epoch} with {why}", stage="read")
 
 
@@ -154,30 +146,14 @@ def raised_by_user_code(stop: StopIteration) -> bool:
     """
     link: BaseException | None = stop
     while link is not None:
-        if _left_grain([frame for frame, _ in traceback.walk_tb(link.__traceback__)]):
-            return True
+        frames = [frame for frame, _ in traceback.walk_tb(link.__traceback__)]
+        frames = [frame for frame in frames if _package(frame) not in sys.stdlib_module_names]  # thread pools
+        for caller, called in itertools.pairwise(frames):
+            name = called.f_code.co_name.rpartition(".")[2]  # Cython's are qualified
+            if _package(caller) == "grain" and _package(called) != "grain" and name != "__next__":
+                return True
         link = link.__cause__
     return False
-
-
-def _left_grain(frames: Sequence[FrameType]) -> bool:
-    """Whether these frames are inside a function that Grain called, other than an iterator's `__next__`."""
-    ours = [frame for frame in frames if _package(frame) not in sys.stdlib_module_names]  # thread pools
-    called = False
-    for in_grain, group in itertools.groupby(ours, lambda frame: _package(frame) == "grain"):
-        if called and not in_grain and not _is_next(list(group)):
-            return True
-        called = called or in_grain
-    return False
-
-
-def _is_next(frames: Sequence[FrameType]) -> bool:
-    """Whether these frames are an iterator's `__next__`, perhaps decorated, and the functions that it calls."""
-    names = [frame.f_code.co_name.rpartition(".")[2] for frame in frames]  # Cython's are qualified
-    return names[0] == "__next__" or any(
-        name == "__next__" and isinstance(frame.f_locals.get("self"), grain.DatasetIterator)
-        for name, frame in zip(names, frames, strict=True)
-    )
 
 
 def _package(frame: FrameType) -> str:
