@@ -127,18 +127,6 @@ def test_every_epoch_is_that_of_the_loops(mixture, data):
     assert order.taken(start) == tuple(taken[start])
 
 
-@given(mixtures())
-@settings(max_examples=50)
-def test_each_row_of_a_source_stands_once_in_each_of_its_epochs(mixture):
-    order, _ = mixture
-    epochs = [range(min(order.rows, 150))] if order.end == "endless" else [range(order.rows)] * 4
-    rows = np.concatenate([order.rows_at(epoch, positions) for epoch, positions in enumerate(epochs)])
-    for first, length in zip(order.firsts[:-1], order.lengths, strict=True):
-        own = rows[(rows >= first) & (rows < first + length)] - first
-        whole = own[: len(own) // length * length].reshape(-1, length)
-        assert (np.sort(whole) == np.arange(length)).all()
-
-
 def test_pinned_rows():
     """A run that resumes relies on them: they never change."""
     assert [seed_of_source(seed, source) for seed in (0, 7) for source in (0, 1)] == [

@@ -7,18 +7,9 @@ from hypothesis import strategies as st
 
 import feedline
 from feedline._src.options import Settings
-from feedline._src.plan.asked import next_sizes
 from feedline._src.plan.sizes import Epoch, Memory, whole_sizes
 
 counts = st.integers(1, 300)
-
-
-@given(counts, counts)
-def test_an_epoch_counted_row_by_row(rows, size):
-    batches = [range(rows)[start : start + size] for start in range(0, rows, size)]
-    whole = [batch for batch in batches if len(batch) == size]
-    expected = (size, len(whole), rows - len(whole) * size, len(batches), len(batches) * size - rows)
-    assert Epoch.of(rows, size) == expected
 
 
 @pytest.mark.parametrize("rows", [16, 17, 31, 100])
@@ -31,13 +22,6 @@ def test_an_epoch_of_a_feed(rows, sharding):
     with feedline.Feed(source, 16, sharding, epochs=1, remainder="pad") as feed:
         padding = [int((~np.asarray(batch["valid"])).sum()) for batch in feed]
         assert (len(padding), sum(padding)) == (epoch.padded_steps, epoch.padding)
-
-
-@given(counts, st.integers(1, 40))
-def test_the_next_sizes_that_fit(size, multiple):
-    fitting = [n for n in range(1, 400) if n % multiple == 0]
-    below, above = [n for n in fitting if n < size], [n for n in fitting if n > size]
-    assert next_sizes(size, multiple) == [*below[-1:], above[0]]
 
 
 @given(st.integers(1, 5000), counts, st.integers(1, 16))

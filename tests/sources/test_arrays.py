@@ -45,18 +45,6 @@ def test_shards_follow_each_other_and_rows_come_in_any_order_with_repeats(length
         np.testing.assert_array_equal(out[name], whole[name][rows])
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [(slice(1, 3), slice(None)), (np.array([0, 2]), slice(None)), (np.array([0, 3]), np.array([4, 1]))],
-)
-def test_columns_are_cut_as_numpy_does_it(columns):
-    x = np.arange(10 * 4 * 5).reshape(10, 4, 5)
-    expected = x[[7, 2]][:, columns[0]][:, :, columns[1]]
-    out = np.empty(expected.shape, x.dtype)
-    ArraySource([x]).read_cuts(np.array([7, 2]), [(0, columns, out)])
-    np.testing.assert_array_equal(out, expected)
-
-
 def test_a_pickled_source_holds_paths_and_not_the_rows(tmp_path):
     x = _rows(10_000)
     np.save(tmp_path / "x.npy", x)

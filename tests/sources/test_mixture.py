@@ -155,23 +155,6 @@ def test_records_that_are_decoded_are_told_where_they_stand_in_their_source(shar
                 position += 1
 
 
-def test_a_transform_gets_the_rows_and_the_leaf(sharding):
-    mixture = arrays(seed=9)
-    flat = mixture.order.rows_at(0, range(80))
-    keys = keys_at(9, 0, np.arange(80))
-
-    def check(batch, rows):
-        if not rows.key.any():
-            return batch  # the call that learns the spec
-        assert (rows.index == flat[rows.position]).all()
-        assert (rows.key == keys[rows.position]).all()
-        return {**batch, "source": batch["source"] + 10}
-
-    with Feed(mixture, 16, sharding, transform=check) as feed:
-        whole = expected(mixture.order)
-        assert_delivers(feed, {**whole, "source": whole["source"] + 10}, 5)
-
-
 def test_workers_give_the_same_batches_also_where_their_size_changes(sharding, tmp_path):
     mixture = Mixture(npy(tmp_path), WEIGHTS, orders=ORDERS)
     assert mixture.picklable

@@ -140,15 +140,6 @@ def test_documents_meet_others_in_each_epoch():
     ]
 
 
-def test_a_document_may_stand_anywhere_among_those_of_its_length():
-    packed = Packed(documents([4] * 8 + [3] * 8), 11)
-    places = np.array([[packed.documents_of(row, epoch).tolist() for row in range(4)] for epoch in range(400)])
-    of_first = np.argwhere(places.reshape(400, -1) == 0)[:, 1]
-    rows, counts = np.unique(of_first, return_counts=True)
-    assert len(rows) > 6
-    assert counts.max() < 150
-
-
 def test_longer_documents_are_dropped_when_asked_and_counted():
     packed = Packed(documents([3, 9, 4, 0, 8]), 7, longer="drop")
     assert (packed.left_out, packed.cut, packed.documents, packed.tokens) == (2, 0, 4, 7)
@@ -356,11 +347,3 @@ def test_bad_columns_are_named(arguments, message):
 def test_bad_options_are_named(options):
     with pytest.raises(ValueError, match=next(reversed(options)) if len(options) == 1 else "longer"):
         Packed(documents([3]), 4, **options)
-
-
-def test_one_row_and_a_row_out_of_range():
-    packed = Packed(documents([1]), 1)
-    assert len(packed) == 1
-    assert packed[0]["tokens"].tolist() == [0]
-    with pytest.raises(IndexError):
-        packed[1]

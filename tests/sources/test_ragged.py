@@ -104,12 +104,6 @@ def test_rows_are_read_as_by_a_loop(lengths, pad_to, shape, dtype, of_offsets, d
         assert (wide[..., 1] == 1).all()
 
 
-def test_a_single_row_and_the_description():
-    source = Ragged({"tokens": ragged([1, 2])}, (4,), -1)
-    assert source[1]["tokens"].tolist() == [9, 10, -1, -1]
-    assert repr(source) == "<Ragged: rows 2, tokens int32[4], tokens_length int32[], pad_to 4>"
-
-
 @pytest.mark.parametrize(
     "other",
     [
