@@ -40,16 +40,6 @@ def topology(root: Path = Path("/")) -> Topology:
     return Topology(nodes, numbers(memory), accelerators)
 
 
-def cores(processors: Set[int], root: Path = Path("/")) -> list[list[int]]:
-    """The processors, grouped by physical core: hyperthreads of one core share it."""
-    found: dict[int, list[int]] = {}
-    for processor in sorted(processors):
-        siblings = root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
-        first = min(numbers(siblings.read_text())) if siblings.is_file() else processor
-        found.setdefault(first, []).append(processor)
-    return list(found.values())
-
-
 class Gpu(NamedTuple):
     """A GPU that this process may open."""
 

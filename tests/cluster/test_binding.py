@@ -7,7 +7,7 @@ import sys
 import programs
 import pytest
 
-from feedline._src.cluster.binding import bind, own_gpus, plan
+from feedline._src.cluster.binding import bind, nodes_of, own_gpus, plan
 from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.machine import as_list, numbers, topology, usable_gpus
 
@@ -17,15 +17,10 @@ GPUS = [("1b", 0), ("43", 0), ("52", 0), ("61", 0), ("9d", 1), ("c3", 1), ("d1",
 ALL = numbers("0-223")
 
 
-def planted(root, nodes=NODES, gpus=GPUS, siblings=112):
+def planted(root, nodes=NODES, gpus=GPUS):
     """A folder with the files in which Linux and the NVIDIA driver describe such a machine."""
     files = {f"sys/devices/system/node/node{node}/cpulist": text + "\n" for node, text in nodes.items()}
     files["proc/self/status"] = f"Name:\tpython\nMems_allowed_list:\t{as_list(set(nodes))}\n"
-    for processor in frozenset().union(*map(numbers, nodes.values())):
-        first = processor % siblings
-        files[f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"] = (
-            f"{first},{first + siblings}\n" if siblings < 224 else f"{processor}\n"
-        )
     for i, (bus, node) in enumerate(gpus):
         folder = f"sys/bus/pci/devices/0000:{bus}:00.0"
         files |= {f"{folder}/class": "0x030200", f"{folder}/vendor": "0x10de", f"{folder}/numa_node": str(node)}
@@ -45,59 +40,32 @@ def dgx(tmp_path_factory):
     return planted(tmp_path_factory.mktemp("dgx"))
 
 
-def planned(root, devices, place, allowed=ALL, **environ):
-    gpus = usable_gpus(root)
-    return plan(topology(root), own_gpus(environ, devices, gpus), gpus, place, allowed, root)
+def planned(root, devices, allowed=ALL, **environ):
+    machine = topology(root)
+    return plan(machine, nodes_of(own_gpus(environ, devices, usable_gpus(root)), machine), allowed)
 
 
-def test_eight_processes_get_whole_cores_of_the_socket_of_their_gpu(dgx):
-    found = [planned(dgx, (process,), (process, 8)) for process in range(8)]
-    assert str(found[0]) == "processors 0-13,112-125 of memory node 0"
-    assert str(found[5]) == "processors 70-83,182-195 of memory node 1"
-    assert frozenset().union(*(each.processors for each in found)) == ALL
-    assert sum(len(each.processors) for each in found) == len(ALL)  # none twice
-    for each in found:
-        assert {processor % 112 for processor in each.processors} == {
-            processor for processor in each.processors if processor < 112
-        }
-
-
-@pytest.mark.parametrize("processes", [2, 4, 5, 7])
-def test_shares_are_equal_to_one_core(dgx, processes):
-    share = 8 // processes
-    found = [planned(dgx, tuple(range(p * share, (p + 1) * share)), (p, processes)) for p in range(processes)]
-    for node in (0, 1):
-        here = [len(each.processors) for each in found if each.nodes == {node}]
-        assert max(here) - min(here) <= 2
-        assert sum(here) == 112
+def test_a_process_gets_the_processors_of_the_socket_of_its_gpus(dgx):
+    assert str(planned(dgx, (0,))) == "processors 0-55,112-167 of memory node 0"
+    assert str(planned(dgx, (5,))) == "processors 56-111,168-223 of memory node 1"
+    assert str(planned(dgx, tuple(range(8)))) == "processors 0-223 of memory nodes 0-1"
 
 
 def test_the_gpus_that_the_launcher_has_divided(dgx, tmp_path):
-    by_number = planned(dgx, None, (5, 8), CUDA_VISIBLE_DEVICES="5")
-    by_name = planned(dgx, None, (5, 8), CUDA_VISIBLE_DEVICES="GPU-c3e0")
+    by_number = planned(dgx, None, CUDA_VISIBLE_DEVICES="5")
+    by_name = planned(dgx, None, CUDA_VISIBLE_DEVICES="GPU-c3e0")
     hidden = planted(tmp_path)  # as Slurm does it: a task may open its own GPU alone, and that has number 0
     for i in set(range(8)) - {5}:
         (hidden / f"dev/nvidia{i}").unlink()
-    by_group = planned(hidden, None, (5, 8), CUDA_VISIBLE_DEVICES="0")
-    assert by_number == by_name == by_group == planned(dgx, (5,), (5, 8))
-
-
-def test_in_another_order_processes_share_the_processors_of_the_node(dgx):
-    """What the others have is not known: they may be on the other node."""
-    assert planned(dgx, None, (0, 8), CUDA_VISIBLE_DEVICES="7").processors == numbers(NODES[1])
+    by_group = planned(hidden, None, CUDA_VISIBLE_DEVICES="0")
+    assert by_number == by_name == by_group == planned(dgx, (5,))
 
 
 def test_never_wider_than_what_was_given(dgx):
     given = numbers("10-69")
-    assert planned(dgx, (0,), (0, 8), given).processors == numbers("10-55")
-    assert planned(dgx, (7,), (7, 8), given).processors == numbers("56-69")
-    assert planned(dgx, (7,), (7, 8), numbers("3,4")) is None
-
-
-def test_more_processes_than_cores(tmp_path):
-    root = planted(tmp_path, {0: "0", 1: "1"}, [(f"{i}1", i // 4) for i in range(8)], siblings=224)
-    found = [planned(root, (p,), (p, 8), numbers("0-1")) for p in range(8)]
-    assert [each.processors for each in found] == [{0}] * 4 + [{1}] * 4
+    assert planned(dgx, (0,), given).processors == numbers("10-55")
+    assert planned(dgx, (7,), given).processors == numbers("56-69")
+    assert planned(dgx, (7,), numbers("3,4")) is None
 
 
 def test_a_machine_without_gpus_nodes_or_files(dgx, tmp_path):
@@ -143,7 +111,7 @@ def bound(root, **given):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one processor there is nothing to choose")
 def test_threads_and_processes_are_bound(tmp_path):
     first, second = sorted(os.sched_getaffinity(0))[:2]
-    root = planted(tmp_path, {0: str(first), 1: str(second)}, [("1b", 0), ("9d", 1)], siblings=224)
+    root = planted(tmp_path, {0: str(first), 1: str(second)}, [("1b", 0), ("9d", 1)])
     for device, processor in enumerate((first, second)):
         told, own, thread, child = bound(root, devices=(device,))
         assert told == f"processors {processor} of memory node {device}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from feedline._src.cluster.launchers.launcher import ProcessInfo
-from feedline._src.machine import Gpu, Topology, as_list, cores, topology, usable_gpus
+from feedline._src.machine import Gpu, Topology, as_list, topology, usable_gpus
 
 
 class Binding(NamedTuple):
@@ -40,8 +40,7 @@ def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
     near = nodes_of(own, machine)
     if not near or near >= set(machine.processors):
         return None
-    place = (info.local_process, info.local_processes) if info else (0, 1)
-    found = plan(machine, own, gpus, place, allowed, root)
+    found = plan(machine, near, allowed)
     if found is None:
         return (
             f"not bound: its GPUs are on memory node {as_list(near)}, and it may only use processors "
@@ -78,35 +77,7 @@ def nodes_of(gpus: Sequence[str], machine: Topology) -> set[int]:
     return found if found <= set(machine.processors) else set()
 
 
-def plan(
-    machine: Topology,
-    own: Sequence[str],
-    usable: Sequence[Gpu],
-    place: tuple[int, int],
-    allowed: Set[int],
-    root: Path = Path("/"),
-) -> Binding | None:
-    """The processors of this process: those of the memory nodes of its GPUs that it may use; None: there are none.
-
-    Processes of the run whose GPUs are on the same nodes get whole cores each, the same number up to one, unless
-    the launcher has bound this process already, or it is not known which GPUs the others have. GPUs are usually
-    divided in the order of their addresses; that is assumed if it is so for this process. `place` is its index
-    among the processes of the run on this host, and their number.
-    """
-    near = nodes_of(own, machine)
+def plan(machine: Topology, near: Set[int], allowed: Set[int]) -> Binding | None:
+    """The processors of these memory nodes that this process may use; None: there are none."""
     processors = frozenset().union(*(machine.processors[node] for node in near)) & allowed
-    if not processors:
-        return None
-    process, processes = place
-    peers: list[int] = []
-    for gpus in ([gpu.address for gpu in usable], list(machine.accelerators)):
-        share = len(gpus) // processes
-        shares = [gpus[each * share : (each + 1) * share] for each in range(processes)]
-        if not peers and shares[process] == list(own):
-            peers = [each for each, those in enumerate(shares) if nodes_of(those, machine) == near]
-    whole_host = frozenset().union(*machine.processors.values()) <= allowed
-    if whole_host and len(peers) > 1:
-        of_node, k = cores(processors, root), peers.index(process)
-        mine = of_node[k * len(of_node) // len(peers) : (k + 1) * len(of_node) // len(peers)]
-        processors = frozenset().union(*mine) or processors  # fewer cores than processes: they share all
-    return Binding(processors, frozenset(near))
+    return Binding(processors, frozenset(near)) if processors else None

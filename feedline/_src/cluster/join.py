@@ -32,7 +32,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
 
     The GPUs of a host are divided among its processes; CPU devices are not. The process with its later threads and
     workers is bound to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes and its
-    GPUs are not on all of them; processes of a node divide its cores. It uses no processor that the launcher or a
+    GPUs are not on all of them. It uses no processor that the launcher or a
     control group has excluded.
 
     The monitor ends this process once another one has failed: by an exception that nothing caught, by
