@@ -3,7 +3,6 @@
 Keys in the coordination service, which process 0 stores::
 
     feedline/abort             the first failure: [process, or None for all, arguments of the error]; "": success
-    feedline/acknowledged/<p>  process p has received the failure
     feedline/left/<p>          process p ends because of it
     feedline/heartbeat/<p>     process p replaces it at each beat
     feedline/status/silent     the processes whose heartbeats stopped; process 0 replaces it
@@ -34,7 +33,7 @@ from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 EXTRA_HEARTBEAT_S = 5.0
 """Added to `abort_after_s` for jax's heartbeat timeout, so that a process that is merely slow is not ended."""
-_ABORT, _ACKNOWLEDGED, _LEFT = "feedline/abort", "feedline/acknowledged", "feedline/left"
+_ABORT, _LEFT = "feedline/abort", "feedline/left"
 _HEARTBEAT, _STATUS, _ENDED = "feedline/heartbeat", "feedline/status", "feedline/ended"
 _FIRST_END, _SILENT = f"{_STATUS}/first_end", f"{_STATUS}/silent"
 _SUCCESS = ""
@@ -43,6 +42,7 @@ _FOREVER_S = 1e9
 _BEATS = 4  # missed in a row by a silent process; one more may be missed by chance
 _CALLS_PER_S = 500  # of the heartbeats of all processes: thousands of processes beat more rarely
 _WARN_S = 30.0  # how long a process may go on after another one has ended before a line names that one
+_JOIN_S = 10.0  # for calls of the heartbeats that are in flight at exit
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
 _SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
@@ -157,10 +157,13 @@ class Monitor:
     thread inside a collective cannot be interrupted. At exit the process waits until all have succeeded or one has
     failed; this replaces jax's shutdown barrier, which does not report failures.
 
-    A second thread sends heartbeats. Process 0 looks for those that stopped; the others look, on a third thread,
-    whether process 0 answers. They only name a process, since code that holds the GIL for long stops them; jax's
-    own come from C++, and end the others. Beats are counted, not seconds: a process that was itself stopped does
-    not blame the others.
+    A second thread sends heartbeats, until the process ends. Process 0 looks for those that stopped; the others
+    look, on a third thread, whether process 0 answers. They only name a process, since code that holds the GIL for
+    long stops them; jax's own come from C++, and end the others. Beats are counted, not seconds: a process that
+    was itself stopped does not blame the others.
+
+    All threads are joined at exit. A thread that comes back from jax's C++ code once the interpreter is being
+    finalised would abort the process.
     """
 
     def __init__(self, service: Coordination, abort_after_s: float) -> None:
@@ -172,19 +175,21 @@ class Monitor:
         self._abort_after_s = abort_after_s
         self._succeeded = threading.Event()  # this process has reached its end without a failure
         self._code = 1  # the exit code after a failure
-        self._told = threading.Event()  # this process has written which one failed
+        self._reported = threading.Event()  # this process has written which one failed
         self._over = threading.Event()  # heartbeats stop
         self._pid = os.getpid()
         self._previous_hook = sys.excepthook
         self._thread = threading.Thread(target=self._await_failure, name="feedline-abort", daemon=True)
+        self._beating = [threading.Thread(target=self._beat, name="feedline-heartbeat", daemon=True)]
+        if self._process:
+            watching = threading.Thread(target=self._watch_process_0, name="feedline-process-0", daemon=True)
+            self._beating.append(watching)
         # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
-        self._silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
-        self._every_s = max(self._silent_after_s / (_BEATS + 1), 2 * service.processes / _CALLS_PER_S)
+        silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
+        self._every_s = max(silent_after_s / (_BEATS + 1), 2 * service.processes / _CALLS_PER_S)
         self._beats = 0  # those that process 0 has received
-        self._looks: dict[
-            int, tuple[str, int]
-        ] = {}  # in process 0: the heartbeats, and how often each was the same
-        self._silent: list[int] = []  # as told last
+        self._last_beats: dict[int, tuple[str, int]] = {}  # in process 0: each, and its repeats
+        self._silent: list[int] = []  # as reported last
         self._first_end_at: float | None = None
         self._ahead_at: float | None = None  # since when this process has taken more than one that has ended
 
@@ -196,9 +201,8 @@ class Monitor:
         self._thread.start()
         with contextlib.suppress(FeedError):
             self._service.replace(f"{_HEARTBEAT}/{self._process}", "")  # so that a process that ends early counts
-        threading.Thread(target=self._beat, name="feedline-heartbeat", daemon=True).start()
-        if self._process:
-            threading.Thread(target=self._watch_process_0, name="feedline-process-0", daemon=True).start()
+        for thread in self._beating:
+            thread.start()
         sys.excepthook = self._uncaught
         # Registered now, it runs after the hooks that the user registers later, and before jax's own.
         atexit.register(self._at_exit)
@@ -206,24 +210,22 @@ class Monitor:
     def leave(self, code: int) -> NoReturn:
         self._code = code
         if self.failure is not None:  # the exception that it raised here may have come before the line about it
-            self._told.wait(_OUTPUT_S)
+            self._reported.wait(_OUTPUT_S)
         self._end(code, self._abort_after_s + _PROCESS_0_S)
 
     def _await_failure(self) -> None:
         try:
             value = self._service.get(_ABORT, _FOREVER_S)
         except FeedError as error:
+            self._over.set()
             if is_unreachable(error):
                 self._end_without_process_0()
             return  # jax has shut down
-        finally:
-            self._over.set()
         if value == _SUCCESS:
+            self._over.set()
             return
         deadline = time.monotonic() + self._abort_after_s + _PROCESS_0_S
         process, arguments = json.loads(value)
-        with contextlib.suppress(FeedError):
-            self._service.set(f"{_ACKNOWLEDGED}/{self._process}", "")
         self.failure = _error_of(process, arguments)
         for reference in _closed_on_abort.copy():
             if (waiting := reference()) is not None:  # it may close an iterator of the user's, which may hang
@@ -234,13 +236,8 @@ class Monitor:
         elif not self.failed:  # another process has found that this one left its loop early
             self.failed = True
             _print(str(FeedError(**arguments)))
-        self._told.set()
-        told_s = min(self._silent_after_s, self._abort_after_s)
-        if not self._succeeded.wait(told_s):
-            with contextlib.suppress(FeedError):
-                if silent := self._all_but(self._service.by_process(_ACKNOWLEDGED)):
-                    _print(f"no answer from {process_names(silent)}: killed, lost or stuck; look there first")
-            self._succeeded.wait(self._abort_after_s - told_s)
+        self._reported.set()
+        self._succeeded.wait(self._abort_after_s)
         self._end(0 if self._succeeded.is_set() and not self.failed else self._code, deadline - time.monotonic())
 
     def _end_without_process_0(self) -> NoReturn:
@@ -269,7 +266,7 @@ class Monitor:
                     self._find_silent()
                 status = self._service.dir(_STATUS)
                 self._beats += 1
-                self._tell_silent(json.loads(status.get(_SILENT, "[]")))
+                self._report_silent(json.loads(status.get(_SILENT, "[]")))
                 if (first_end := status.get(_FIRST_END)) and not self._succeeded.is_set():
                     self._find_early_end(*json.loads(first_end))
                 if self.failure is None and (found := missed_move()):
@@ -278,13 +275,16 @@ class Monitor:
     def _find_silent(self) -> None:
         """In process 0: publish which heartbeats do not change."""
         for process, beat in self._service.by_process(_HEARTBEAT).items():
-            last, looks = self._looks.get(process, ("", 0))
-            self._looks[process] = beat, looks + 1 if beat == last else 0
-        silent = sorted(process for process, (_, looks) in self._looks.items() if looks > _BEATS)
+            last, times = self._last_beats.get(process, ("", 0))
+            self._last_beats[process] = beat, times + 1 if beat == last else 0
+        silent = sorted(process for process, (_, times) in self._last_beats.items() if times > _BEATS)
+        if silent and self.failure is not None:
+            left = self._service.by_process(_LEFT)
+            silent = [process for process in silent if process not in left]
         if silent != self._silent:
             self._service.replace(_SILENT, json.dumps(silent))
 
-    def _tell_silent(self, silent: list[int]) -> None:
+    def _report_silent(self, silent: list[int]) -> None:
         others = [process for process in silent if process != self._process]
         if new := [process for process in others if process not in self._silent]:
             self._print_silent(new, "killed, stopped (SIGSTOP), swapped out or cut off from process 0")
@@ -321,13 +321,9 @@ class Monitor:
                 "that ends early"
             )
         found = more_than(ended)
-        if not found:
-            self._ahead_at = None
-            return
-        self._ahead_at = self._ahead_at or now
-        # one batch more may have been taken only to look whether there is one
-        patience_s = self._every_s if found[1] > found[0] + 1 else self._abort_after_s - self._every_s
-        if now >= self._ahead_at + patience_s:
+        self._ahead_at = (self._ahead_at or now) if found else None
+        # it may end, too: the last batch may have been taken only to see whether there is one
+        if found and self._ahead_at and now >= self._ahead_at + self._abort_after_s - self._every_s:
             message = (
                 f"it reached its end after {found[0]} batches of a feed of which process {self._process} "
                 f"has taken {found[1]}, and each step needs all processes: look there for a loop that ends early, "
@@ -354,13 +350,16 @@ class Monitor:
             if self._thread.is_alive():
                 self._report_long_wait()
                 self._thread.join()
+            for thread in self._beating:
+                thread.join(_JOIN_S)
         except KeyboardInterrupt:
             self._end(130, 0.0)  # 128 + SIGINT, as shells count
 
     def _report_long_wait(self) -> None:
         """Report the processes that have not reached their end: this one waits for them no longer."""
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
-            others = self._all_but(self._service.by_process(_ENDED))
+            ended = self._service.by_process(_ENDED)
+            others = [process for process in range(self._service.processes) if process not in ended]
             if others:  # else the last one ends now
                 more = f", nor had {process_names(others[1:])}" if others[1:] else ""
                 message = (
@@ -373,8 +372,6 @@ class Monitor:
     def _end(self, code: int, timeout_s: float) -> NoReturn:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
-            # its thread may not have received the failure yet
-            self._service.set(f"{_ACKNOWLEDGED}/{self._process}", "")
             if self._process:
                 _finish()  # now: once process 0 has ended, collectives of this process fail and say so
                 self._service.set(f"{_LEFT}/{self._process}", "")
@@ -383,9 +380,6 @@ class Monitor:
             for process in range(1, self._service.processes):
                 self._service.get(f"{_LEFT}/{process}", deadline - time.monotonic())
         _end(code)
-
-    def _all_but(self, processes: dict[int, str]) -> list[int]:
-        return [process for process in range(self._service.processes) if process not in processes]
 
 
 def _end(code: int) -> NoReturn:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("feedline")
 _FOREVER_S = 1e9
 _WARN_S = 30.0
-_JOIN_S = 1.0
+_SLICE_S = 1.0  # of the wait for other processes, which `close` may give up
+_JOIN_S = 10.0  # for calls of the thread that are in flight
 _CLOSED = ""
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
@@ -96,6 +99,7 @@ class Stop:
         self._pid = os.getpid()  # a forked child inherits the handlers
         self._received: int | None = None  # set by the handler, which must not take a lock
         self._announced = False
+        self._closed = threading.Event()
         self._lock = threading.Lock()  # held by the thread while the processes agree; guards the next three
         self._step = -1  # of the last call
         self._stop_step: int | None = None  # at which all stop
@@ -134,6 +138,7 @@ class Stop:
             return
         _restore(self._usual)
         announced = None
+        self._closed.set()
         if self._service is not None and self._thread is not None and self._thread.is_alive():
             with contextlib.suppress(FeedError):  # process 0 is gone, and with it the wait
                 self._announce(self._service)
@@ -171,17 +176,22 @@ class Stop:
                 if service.increment(f"{self._key}/arrived") == service.processes:
                     steps = service.by_process(f"{self._key}/step").values()
                     service.set(f"{self._key}/stop_step", str(max(map(int, steps)) + 1))
-                if notice == _CLOSED:
-                    return
-                try:
-                    stop_step = service.get(f"{self._key}/stop_step", _WARN_S)
-                except TimeoutError:
-                    arrived = service.by_process(f"{self._key}/step")
-                    absent = [process for process in range(service.processes) if process not in arrived]
-                    text = "a signal is to end all processes, but %s did not call should_stop yet"
-                    _log.warning(text, process_names(absent))
-                    stop_step = service.get(f"{self._key}/stop_step", _FOREVER_S)
-                self._stop_step, self._stop_signal = int(stop_step), int(notice)
+                if notice != _CLOSED and (stop_step := self._await_stop_step(service)) is not None:
+                    self._stop_step, self._stop_signal = stop_step, int(notice)
+
+    def _await_stop_step(self, service: Coordination) -> int | None:
+        """The step at which all stop; None once this one is closed. A warning names processes that take long."""
+        warn_at = time.monotonic() + _WARN_S
+        while not self._closed.is_set():
+            with contextlib.suppress(TimeoutError):
+                return int(service.get(f"{self._key}/stop_step", min(_SLICE_S, _WARN_S)))
+            if time.monotonic() >= warn_at:
+                warn_at = math.inf
+                arrived = service.by_process(f"{self._key}/step")
+                absent = [process for process in range(service.processes) if process not in arrived]
+                text = "a signal is to end all processes, but %s did not call should_stop yet"
+                _log.warning(text, process_names(absent))
+        return None
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
