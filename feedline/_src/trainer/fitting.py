@@ -204,12 +204,12 @@ def fit(
         try:
             for state in loop.steps(state, batches):  # noqa: B020  the last state stays
                 step, before = places.step, places.step - per_call
+                if measured is not None and evaluate_every and crosses(before, step, evaluate_every):
+                    evaluated[step] = evaluate(measured, state.params, _whole_pass(evaluation))
                 if checkpoints is not None and crosses(before, step, save_every):
                     places.compare(step)
                     loop.check(state.params)
                     checkpoints.save(state)
-                if measured is not None and evaluate_every and crosses(before, step, evaluate_every):
-                    evaluated[step] = evaluate(measured, state.params, _whole_pass(evaluation))
                 if after_step is not None and after_step(step):
                     stopped = True
                     break
