@@ -184,7 +184,7 @@ def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, paylo
     assert index.read_bytes() != payload
 
     cache = Cache(str(tmp_path / "cache"), 1 << 20)
-    cache.put("block", bytes(100))
+    cache.write(cache.open("block", 100), 0, memoryview(bytes(100)))
     Path(cache.path("block")).write_bytes(payload)
     assert cache.get("block", 100) is None
 

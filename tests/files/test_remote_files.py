@@ -219,7 +219,7 @@ def test_what_a_process_evicts_gives_back_its_space_at_once(store, tmp_path):
         for file in files:
             assert file.read(np.array([at]), np.array([10])) == [DATA[at : at + 10]]
             assert not any(deleted_and_open(options))
-    assert files[0].cache.evictions > 4
+    assert len(cache_files(tmp_path)) < 6
 
 
 def test_what_will_be_read_is_fetched_within_a_quarter_of_the_cache(store, tmp_path):
@@ -257,18 +257,6 @@ def test_a_closed_source_gives_up_its_requests_and_is_read_again(store, url, opt
     go_on.set()
     assert "closed during a read" in found[0]
     reads_all(files[0])
-
-
-def test_more_segments_than_may_be_open_are_read(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("feedline._src.files.cache.OPEN_FILES", 2)
-    store.objects["/x.bin"] = DATA
-    file = opened(f"{store.url}/x.bin", feedline.Store(cache=tmp_path, cache_bytes=64 << 20))
-    reads_all(file)
-    store.requests.clear()
-    reads_all(file)
-    assert store.requests == []
-    inside = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
-    assert sum(path.startswith(str(tmp_path)) for path in inside) <= 2
 
 
 def test_objects_without_bytes(store, options):

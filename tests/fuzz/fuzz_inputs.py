@@ -87,7 +87,7 @@ def write_block(path: Path) -> None:
     from feedline._src.files.cache import Cache
 
     place = Cache(str(path.parent / "made"), 1 << 30)
-    place.put("block", BLOCK)
+    place.write(place.open("block", len(BLOCK)), 0, memoryview(BLOCK))
     path.write_bytes(Path(place.path("block")).read_bytes())
 
 

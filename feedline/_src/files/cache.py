@@ -1,13 +1,18 @@
-"""The cache on local disk: files with bytes of objects, shared by all processes and jobs of a host.
+"""The cache on local disk: files with ranges of objects, shared by all processes and jobs of a host.
 
-A file holds a range of one version of an object, and is named by a digest of address, version and range. It is
-sparse, and filled by blocks of 2 MiB in any order, by any process. Behind the bytes lie an entry of 8 bytes for
-each block (a mark and its CRC-32, written after the block) and, at the very end, an id. So whoever truncates a
-file destroys its id, and a process that was killed leaves no mark for half a block. A file without its id, or with
-a block whose checksum is wrong, is deleted and begun anew. Anybody may delete files: what is open stays readable.
+A *cache file* holds a range of bytes of one version of an object, and is named by a digest of address, version and
+range. It is sparse, and filled in blocks of 2 MiB, in any order and by any process. After the data come an entry
+for each block (a mark and its CRC-32, written after the block) and an id. So truncating a file destroys its id,
+and a killed process leaves no mark for half a block. A file without an id, or with a wrong checksum, is deleted.
+Files are opened for each read, so that a deleted one gives its space back.
 
-A library that opens files by path gets a whole object in a file with nothing behind its bytes. Its time of
-modification is a checksum of them. Whoever uses it holds a lock on it, and a locked file is not evicted."""
+A *whole file* is an object for a library that opens files by path, so nothing follows its data. Its modification
+time is `_COMPLETE_NS`, in 1970, until somebody writes to it. Sources lock it while they use it, and a locked file
+is not evicted.
+
+The least recently used files are evicted first, by the time of access. It is set explicitly, since many file
+systems do not keep it.
+"""
 
 from __future__ import annotations
 
@@ -20,36 +25,33 @@ import os
 import secrets
 import shutil
 import struct
-import tempfile
-import threading
 import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
-from feedline._src.files.file import Descriptor, FileVersion, LruCache, OpenFile, check_may_open, pread
+from feedline._src.files.file import Descriptor, FileVersion, OpenFile, check_may_open, pread
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
 BLOCK_BYTES = 1 << 21  # larger ones delay the first shuffled batch on a slow link: each of its rows costs a block
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and not read yet
-OPEN_FILES = 128
 _LARGEST_SEGMENT_BYTES = 1 << 26
 _SEGMENTS = 32  # the least number of segments that fit into a cache: each is evicted whole
-_TRIES = 100  # who deletes a folder may do so again and again, each time just before a file is made in it
+_TRIES = 100  # another program may delete a folder again and again, each time just before a file is made in it
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
-_WHOLE, _UNFINISHED = ".whole", ".tmp"
-_OLD_S = 3600.0  # an unfinished file that is older was left by a process that was killed
+_WHOLE, _PART = ".whole", ".part"
+_COMPLETE_NS = 10**9
 _KEPT = 0.9  # the share of the limit that remains after an eviction, so that not every block causes one
 _STORED = 1 / 32  # the share of the limit after which a process counts the files again: others store blocks, too
-_EVERY_S = 20.0
+_TOUCH_NS = 60 * 10**9  # an access within this time of the last one is not noted
 
 
 def name_of(address: str, tag: str, start: int, stop: int) -> str:
@@ -58,39 +60,55 @@ def name_of(address: str, tag: str, start: int, stop: int) -> str:
 
 
 def in_folder(folder: str, use: Callable[[], T]) -> T:
-    """What `use` returns, which needs the folder. It is made, once more if somebody deletes it meanwhile."""
+    """What `use` returns, which needs the folder. It is made, and made again if it is deleted meanwhile."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError, FileExistsError):  # the latter is of os.makedirs
             os.makedirs(folder, exist_ok=True)
             return use()
-    raise FileNotFoundError(errno.ENOENT, "somebody deletes the folder, or a file lies there", folder)
+    raise FileNotFoundError(errno.ENOENT, "the folder is deleted again and again, or a file lies there", folder)
+
+
+class Verified(NamedTuple):
+    """The blocks of the cache file with this id that this process wrote, or whose checksums it has compared."""
+
+    id: bytes
+    blocks: npt.NDArray[np.bool_]
+
+    @classmethod
+    def none(cls, size: int, id: bytes = b"") -> Verified:
+        return cls(id, np.zeros(-(-size // BLOCK_BYTES), bool))
 
 
 class CacheFile(Descriptor):
-    """An open file of the cache. `id` is of this very file, or b""; `verified`, bool[blocks], says which blocks
-    this process has written, or compared with their checksums.
+    """An open cache file with `size` bytes of data.
+
+    Args:
+      verified: what this process knew of the file of this name; it is dropped if this is another file.
     """
 
-    def __init__(self, path: str, descriptor: int, size: int) -> None:
+    def __init__(self, path: str, descriptor: int, size: int, verified: Verified | None = None) -> None:
         super().__init__(descriptor)
         self.path, self.size = path, size
-        self.verified = np.zeros(-(-size // BLOCK_BYTES), bool)
-        self._id_at = size + _ENTRY.size * len(self.verified)
-        self.id = self._read_id()
+        self._id_at = size + _ENTRY.size * -(-size // BLOCK_BYTES)
+        self.verified = Verified.none(size, self._read_id())
+        if verified is not None and verified.id == self.verified.id:
+            self.verified = verified
 
     def _read_id(self) -> bytes:
         found = os.pread(self.descriptor, _ID_BYTES, self._id_at)
         return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
 
+    def begin(self) -> None:
+        """Give a new file its length and its id."""
+        os.ftruncate(self.descriptor, self.size)
+        id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
+        os.pwrite(self.descriptor, id, self._id_at)
+        self.verified = Verified.none(self.size, id)
+
     @property
     def is_intact(self) -> bool:
         """Whether nobody has truncated it: what was read before is right."""
-        return self.id != b"" and self._read_id() == self.id
-
-    def begin(self) -> None:
-        os.ftruncate(self.descriptor, self.size)
-        self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
-        os.pwrite(self.descriptor, self.id, self._id_at)
+        return self.verified.id != b"" and self._read_id() == self.verified.id
 
     def block(self, block: int) -> bytes | None:
         """A block that is there with the right checksum. If that is wrong, the file is deleted."""
@@ -102,17 +120,17 @@ class CacheFile(Descriptor):
         if entry != _ENTRY.pack(_MARK, zlib.crc32(data)):
             self.unlink()
             return None
-        self.verified[block] = True
+        self.verified.blocks[block] = True
         return data
 
     def has(self, block: int) -> bool:
-        return bool(self.verified[block]) or self.block(block) is not None
+        return bool(self.verified.blocks[block]) or self.block(block) is not None
 
-    def write(self, block: int, data: memoryview) -> None:
+    def write_block(self, block: int, data: memoryview) -> None:
         """Write a block, then its entry."""
-        _pwrite(self.descriptor, data, block * BLOCK_BYTES)
+        self.write(data, block * BLOCK_BYTES)
         os.pwrite(self.descriptor, _ENTRY.pack(_MARK, zlib.crc32(data)), self.size + _ENTRY.size * block)
-        self.verified[block] = True
+        self.verified.blocks[block] = True
 
     def unlink(self) -> None:
         """Delete the file, unless another one lies at its path."""
@@ -129,240 +147,167 @@ class Cache:
     Args:
       limit_bytes: of all files; None: half of the space that is free or that the cache has already. A process may
         exceed it by a thirty-second.
-
-    Attributes:
-      evictions: how many files this process has deleted.
-      turn: changes whenever files may have been found to be gone.
-      opened: the segments that were read last.
-      known: of each segment that was open, its id and `CacheFile.verified`, which outlast its descriptor.
     """
 
     def __init__(self, folder: str, limit_bytes: int | None) -> None:
         self._folder = os.path.join(folder, "blocks")
-        self._lock = threading.Lock()
         with self._checked():
             free = in_folder(self._folder, functools.partial(shutil.disk_usage, self._folder)).free
             self.limit_bytes = (free + self._size()) // 2 if limit_bytes is None else limit_bytes
         fitting = 1 << (self.limit_bytes // _SEGMENTS).bit_length() >> 1
         self.segment_bytes = min(_LARGEST_SEGMENT_BYTES, max(BLOCK_BYTES, fitting))
-        self.evictions = self.turn = 0
-        self.opened: LruCache[CacheFile] = LruCache(OPEN_FILES)
-        self.known: dict[str, tuple[bytes, npt.NDArray[np.bool_]]] = {}
         self._uncounted: float = self.limit_bytes
-        """Bytes that this process stored since it counted the files; at first more than allowed. Held by _lock."""
-        self._maintained = time.monotonic()
+        """About how many bytes this process has stored since it counted the files; at first more than allowed."""
 
     def path(self, name: str) -> str:
         return os.path.join(self._folder, name[:2], name)
 
-    def segment(self, name: str, size: int) -> CacheFile:
-        """The open file of this name, which is made if need be, and stays open."""
-        file = self.opened.get(name, lambda: self.open(name, size))
-        id, verified = self.known.get(name, (b"", None))
-        if verified is not file.verified:
-            if verified is not None and id == file.id:
-                file.verified |= verified
-            self.known[name] = file.id, file.verified
-        return file
-
-    def drop(self, name: str, file: CacheFile | None = None) -> None:
-        """Forget a segment that is gone, or delete the file of one that is damaged."""
-        if file is not None:
-            file.unlink()
-        self.opened.clear()
-        self.known.pop(name, None)
-        self.turn += 1
-
-    def maintain(self) -> None:
-        """Every 20 s: forget segments that are gone, and open the others again, which notes that they are in
-        use."""
-        with self._lock:
-            if time.monotonic() < self._maintained + _EVERY_S:
-                return
-            self._maintained = time.monotonic()
-        self.opened.clear()
-        for name in list(self.known):
-            if not os.path.exists(self.path(name)):
-                self.known.pop(name, None)
-        self.turn += 1
-
-    def find(self, name: str, size: int) -> CacheFile | None:
-        """The file of this name; None: there is none, or it is that of another user."""
+    def find(self, name: str, size: int, verified: Verified | None = None) -> CacheFile | None:
+        """The cache file of this name; None: there is none."""
         path = self.path(name)
-        try:
-            found = CacheFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size)
-            if found.id:
-                os.utime(found.descriptor)
-                return found
-        except OSError as error:
-            check_may_open(error, path)
-            return None
+        with self._checked():
+            try:
+                found = CacheFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size, verified)
+            except FileNotFoundError:
+                return None
+            touch(found.descriptor)
+        if found.verified.id:
+            return found
         found.unlink()
         return None
 
-    def open(self, name: str, size: int) -> CacheFile:
-        """The file of this name, which is made if need be. Where it cannot have its name, it has none."""
-        path = self.path(name)
-
-        def make() -> CacheFile:
-            descriptor, temporary = self._temporary(path)
-            file = CacheFile(path, descriptor, size)
-            try:
-                file.begin()
-                with contextlib.suppress(OSError):  # another process was faster; it has no links; …
-                    os.link(temporary, path)
-            finally:
-                _deleted(temporary)
-            return file
-
-        found = self.find(name, size)
+    def open(self, name: str, size: int, verified: Verified | None = None) -> CacheFile:
+        """The cache file of this name, which is made if there is none."""
+        found = self.find(name, size, verified)
         if found is None:
+            path, flags = self.path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             with self._checked():
-                made = self._with_space(make)
-            found = self.find(name, size) or made
+                descriptor = in_folder(os.path.dirname(path), lambda: os.open(path, flags, 0o600))
+                found = CacheFile(path, descriptor, size, verified)
+                if not found.verified.id:  # else another process has just made it
+                    self._with_space(found.begin)
         return found
 
-    def _temporary(self, path: str) -> tuple[int, str]:
-        folder = os.path.dirname(path)
-        return in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=_UNFINISHED))
-
-    def write(self, file: CacheFile, block: int, data: Any) -> None:
+    def write(self, file: CacheFile, block: int, data: memoryview) -> None:
         """Write a block of a file, and evict others if need be."""
-        view = memoryview(data).cast("B")
-        self._store(len(view), lambda: file.write(block, view))
+        self.store(len(data), lambda: file.write_block(block, data))
 
     def get(self, name: str, size: int) -> bytes | None:
-        """All bytes of a file; None: they are not there."""
+        """All bytes of a cache file; None if some of them are not there."""
         file = self.find(name, size)
-        parts: list[Any] = [] if file is None else [file.block(block) for block in range(len(file.verified))]
-        return None if file is None or None in parts else b"".join(parts)
-
-    def put(self, name: str, data: bytes) -> None:
-        file = self.open(name, len(data))
-        for start in range(0, len(data), BLOCK_BYTES):
-            self.write(file, start // BLOCK_BYTES, memoryview(data)[start : start + BLOCK_BYTES])
+        if file is None:
+            return None
+        parts = [file.block(block) for block in range(len(file.verified.blocks))]
+        return b"".join(part for part in parts if part is not None) if None not in parts else None
 
     def has(self, name: str) -> bool:
-        """Whether the cache has a file, which is then noted to be in use."""
-        with contextlib.suppress(OSError):
-            os.utime(self.path(name))
-            return True
-        return False
+        """Whether there is a file of this name, which is then in use."""
+        try:
+            touch(self.path(name))
+        except FileNotFoundError:
+            return False
+        return True
 
     def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
-        """Whether a batch that needs so many bytes `ahead` batches later should not be fetched yet.
+        """Whether a batch that needs these bytes `ahead` batches later should not be fetched yet.
 
-        The link is busy enough, or the batches until then, in a quarter of the cache, could be evicted before they
-        are read.
+        The link is busy enough, or the batches until then exceed a quarter of the cache, and could be evicted
+        before they are read.
         """
         return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
 
-    def find_whole(self, name: str, size: int) -> OpenFile | None:
-        """The file of a whole object, which is not evicted while it is open; None: there is none."""
-        path, checksum = self.path(name) + _WHOLE, 0
-        with self._checked():
-            try:
-                file = OpenFile(path)
-            except FileNotFoundError:
-                return None
-            fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
-            for at in range(0, size, BLOCK_BYTES):
-                checksum = zlib.crc32(pread(file.descriptor, BLOCK_BYTES, at), checksum)
-            is_whole = (file.version.size_bytes, file.version.modified_ns) == (size, _time_of(checksum))
-            if not is_whole or not os.fstat(file.descriptor).st_nlink:
-                return None
-            os.utime(file.descriptor, ns=(time.time_ns(), file.version.modified_ns))
-        return _by_descriptor(file)
+    # --- whole files ---
 
-    def make_whole(self, name: str, size: int, source: BinaryIO) -> OpenFile:
-        """A new file of a whole object, read from `source`. FeedError: also if there is no room beside others."""
-        path, checksum = self.path(name) + _WHOLE, 0
-        with self._checked():
-            kept = self._evict(max(0, self.limit_bytes - size))
-            if kept + size > self.limit_bytes:
-                raise FeedError(
-                    f"a file that a library opens by path is kept whole in the cache, and {size} bytes beside the "
-                    f"{kept} in use are more than its cache_bytes={self.limit_bytes}; raise cache_bytes of "
-                    "feedline.Store, or use another folder for the cache",
-                    stage="read",
-                    file=self._folder,
-                )
-            descriptor, temporary = self._temporary(path)
-            file = OpenFile(path, descriptor=descriptor)
-            try:
-                for at in range(0, size, BLOCK_BYTES):
-                    data = source.read(BLOCK_BYTES)
-                    checksum = zlib.crc32(data, checksum)
-                    self._store(len(data), functools.partial(_pwrite, descriptor, memoryview(data), at))
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-                os.utime(descriptor, ns=(time.time_ns(), _time_of(checksum)))
-                file.version = FileVersion.of(descriptor)
-                with contextlib.suppress(FileNotFoundError):  # somebody has deleted it: it has no path then
-                    os.rename(temporary, path)
-                return _by_descriptor(file)
-            finally:
-                _deleted(temporary)
+    def whole(self, name: str, size: int, download: Callable[[Descriptor], None]) -> OpenFile:
+        """The whole file of an object, locked while it is open. One process downloads it, while others wait.
 
-    def _store(self, size: int, write: Callable[[], None]) -> None:
+        Args:
+          download: writes all bytes to an open file.
+
+        Raises:
+          FeedError: also if there is no room for it beside other locked files.
+        """
+        path = self.path(name) + _WHOLE
+        with self._checked():
+            for _ in range(_TRIES):
+                if (found := _find_whole(path, size)) is not None:
+                    return found
+                self._make_whole(path, size, download)
+            raise FileNotFoundError(errno.ENOENT, "files are deleted again and again", path)
+
+    def _make_whole(self, path: str, size: int, download: Callable[[Descriptor], None]) -> None:
+        part, flags = path + _PART, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        file = Descriptor(in_folder(os.path.dirname(path), lambda: os.open(part, flags, 0o600)))
+        fcntl.flock(file.descriptor, fcntl.LOCK_EX)  # that of a killed process is released
+        if _lies_at(part, file) and not os.path.exists(path):  # else another process has made it meanwhile
+            os.ftruncate(file.descriptor, 0)
+            self._make_room(size)
+            download(file)
+            os.utime(file.descriptor, ns=(time.time_ns(), _COMPLETE_NS))
+            with contextlib.suppress(FileNotFoundError):  # it was deleted
+                os.rename(part, path)
+
+    def _make_room(self, size: int) -> None:
+        kept = self._evict(max(0, self.limit_bytes - size))
+        if kept + size > self.limit_bytes:
+            raise FeedError(
+                f"a file that a library opens by path is kept whole in the cache, and {size} bytes beside the "
+                f"{kept} in use are more than its cache_bytes={self.limit_bytes}; raise cache_bytes of "
+                "feedline.Store, or use another folder for the cache",
+                stage="read",
+                file=self._folder,
+            )
+
+    # --- the limit ---
+
+    def store(self, size: int, write: Callable[[], None]) -> None:
+        """Call `write`, which adds these bytes to a file, and evict files if need be."""
         with self._checked():
             self._with_space(write)
-            with self._lock:
-                self._uncounted += size
-                count = self._uncounted > self.limit_bytes * _STORED
-                if count:
-                    self._uncounted = 0
-            if count:
+            self._uncounted += size
+            if self._uncounted > self.limit_bytes * _STORED:
+                self._uncounted = 0
                 self._evict(self.limit_bytes)
 
-    def _with_space(self, write: Callable[[], T]) -> T:
-        """What `write` returns. While the disk is full, half of the cache is evicted, as long as there is any."""
+    def _with_space(self, write: Callable[[], None]) -> None:
+        """Call `write`. While the disk is full, half of the cache is evicted, as long as there is any."""
         while True:
-            evictions = self.evictions
             try:
                 return write()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                self._evict(self._size() // 2)
-                if self.evictions == evictions:
+                size = self._size()
+                if self._evict(size // 2) >= size:
                     raise
 
     def _size(self) -> int:
         return sum(size for _, size, _ in self._found())
 
     def _found(self) -> Iterator[tuple[float, int, str]]:
-        """When it was used, the space that it takes, and the path of each file; an unfinished one counts as empty.
-        Somebody may delete them."""
+        """Time of the last use, space on the disk, and path of each file. Other programs may delete them."""
         with contextlib.suppress(FileNotFoundError):
             for folder in list(os.scandir(self._folder)):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     for entry in os.scandir(folder):
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat()
-                            used = status.st_atime if entry.name.endswith(_WHOLE) else status.st_mtime
-                            space = 0 if entry.name.endswith(_UNFINISHED) else status.st_blocks * 512
-                            yield used, space, entry.path
+                            yield max(status.st_atime, status.st_mtime), status.st_blocks * 512, entry.path
 
     def _evict(self, limit: int) -> int:
-        """Delete the least recently used files, unless all fit. Returns the size of whole files that stay."""
-        lock_path, before, kept = os.path.join(self._folder, "lock"), self.evictions, 0
+        """Delete the least recently used files, unless all fit into the limit. Returns the bytes that remain."""
+        lock_path = os.path.join(self._folder, "lock")
         with in_folder(self._folder, lambda: open(lock_path, "a")) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the lock of a killed process is gone
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time
             found = sorted(self._found())
             size = sum(each for _, each, _ in found)
-            left, old = limit if size <= limit else limit * _KEPT, time.time() - _OLD_S
-            for used, each, path in found:
-                unwanted = used < old if path.endswith(_UNFINISHED) else size > left
-                if unwanted and _deleted(path):
+            wanted = limit if size <= limit else limit * _KEPT
+            for _, each, path in found:
+                if size <= wanted:
+                    break
+                if _delete(path):
                     size -= each
-                    self.evictions += 1
-                    self.known.pop(os.path.basename(path), None)
-                elif path.endswith(_WHOLE):
-                    kept += each
-        if self.evictions > before:
-            self.opened.clear()
-            self.turn += 1
-        return kept
+        return size
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:
@@ -372,8 +317,8 @@ class Cache:
             check_may_open(error, self._folder)
             raise FeedError(
                 f"what is read from a store is kept in a cache on local disk, and {self._folder} cannot be "
-                f"written ({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder on a "
-                "disk with space",
+                f"written ({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder of "
+                "your own on a disk with space",
                 stage="read",
                 file=self._folder,
             ) from error
@@ -388,39 +333,42 @@ def cache_of(options: Store) -> Cache:
     return _caches.get(key) or _caches.setdefault(key, Cache(*key))
 
 
-def touched(path: str, id: bytes) -> bool:
-    """Whether the file with this id lies at `path`, as long as it was, which is then noted to be in use."""
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-        file.seek(-len(id), os.SEEK_END)
-        if file.read() == id:
-            os.utime(file.fileno())
-            return True
-    return False
+def touch(file: int | str) -> FileVersion:
+    """Note that a file is in use, so that it is not evicted soon. Returns its version, which stays."""
+    status, now = os.stat(file), time.time_ns()
+    if now - max(status.st_atime_ns, status.st_mtime_ns) > _TOUCH_NS:
+        os.utime(file, ns=(now, status.st_mtime_ns))
+    return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _pwrite(descriptor: int, data: memoryview, at: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, at)
-        data, at = data[count:], at + count
-
-
-def _by_descriptor(file: OpenFile) -> OpenFile:
-    """Let its path lead to this very file even if another takes its place, where the system has such paths."""
-    path = f"/proc/self/fd/{file.descriptor}"
-    file.path = path if os.path.exists(path) else file.path
+def _find_whole(path: str, size: int) -> OpenFile | None:
+    """The complete whole file at a path, locked while it is open. A file that somebody wrote to is deleted."""
+    try:
+        file = OpenFile(path)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
+    if not _lies_at(path, file):
+        return None
+    if (file.version.size_bytes, file.version.modified_ns) != (size, _COMPLETE_NS):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return None
+    touch(file.descriptor)
     return file
 
 
-def _time_of(checksum: int) -> int:
-    """The time of modification of a whole file, in ns: whole seconds before 2038."""
-    return (checksum >> 2) * 10**9
+def _lies_at(path: str, file: Descriptor) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(file.descriptor))
+    return False
 
 
-def _deleted(path: str) -> bool:
+def _delete(path: str) -> bool:
     """Delete a file, unless it is a whole one that a process has locked. Returns whether it is gone."""
     try:
         with contextlib.ExitStack() as stack:
-            if path.endswith(_WHOLE):
+            if path.endswith((_WHOLE, _PART)):
                 fcntl.flock(stack.enter_context(open(path, "rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
     except FileNotFoundError:

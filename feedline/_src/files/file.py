@@ -246,6 +246,11 @@ class Descriptor:
                 parts[i] = bytes(view[starts[i] - first : starts[i] - first + sizes[i]])
         return parts
 
+    def write(self, data: memoryview, offset: int) -> None:
+        while data:
+            count = os.pwrite(self.descriptor, data, offset)
+            data, offset = data[count:], offset + count
+
 
 class OpenFile(Descriptor):
     """An open file of a version, or the present one, that begins with some bytes. FeedError if it does not."""
@@ -264,9 +269,11 @@ class OpenFile(Descriptor):
         self.version.compare(FileVersion.of(self.descriptor), self.path)
 
     @property
-    def is_intact(self) -> bool:
-        """Whether nobody has written to it or truncated it."""
-        return FileVersion.of(self.descriptor) == self.version
+    def is_at_its_path(self) -> bool:
+        """Whether nobody has written to it, truncated, deleted or replaced it."""
+        with contextlib.suppress(OSError):
+            return FileVersion.of(self.path) == self.version
+        return False
 
 
 def _runs(offsets: Indices, lengths: Indices) -> Iterator[list[int]]:

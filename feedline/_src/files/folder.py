@@ -20,7 +20,7 @@ from feedline._src.files.cache import cache_of
 from feedline._src.files.client import Listed, Version, client_of
 from feedline._src.files.fetcher import REQUEST_BYTES, fetcher, result_of, version_of
 from feedline._src.files.file import File, FileVersion, Indices, OpenFile, absolute, changed, pread, unreadable
-from feedline._src.files.remote import RemoteFile, cached, pieces_of
+from feedline._src.files.remote import CachedRange, RemoteFile
 from feedline._src.files.store import Store, Url, is_url
 from feedline._src.rows import digests
 
@@ -158,7 +158,7 @@ class Folder:
         if self._cache.is_too_early(needed, ahead):
             return False
         for file, version in zip(files, versions, strict=True):
-            if version is None or not all(self._cache.has(name) for name, *_ in self._pieces(file, version)):
+            if version is None or not self._range(file, version).is_there():
                 self._begin(file)
         return True
 
@@ -269,16 +269,17 @@ class Folder:
             return Version(int(size), tag)
         return self.versions.get(file)
 
-    def _pieces(self, file: Name, version: Version) -> list[tuple[str, int, int]]:
-        return pieces_of(self.path_of(file), version, 0, version.size_bytes)
+    def _range(self, file: Name, version: Version) -> CachedRange:
+        url = self._url.below(self._name(file))
+        return CachedRange(self._cache, url, version, 0, version.size_bytes, self._store.patience_s)
 
     def _from_cache(self, file: Name) -> bytes | None:
         version = self._known(file)
         if version is None:
             return None
-        data: list[Any] = [self._cache.get(name, stop - at) for name, at, stop in self._pieces(file, version)]
-        fetcher().counts.cached += sum(each is not None for each in data)
-        return None if None in data else b"".join(data)
+        data = self._range(file, version).stored()
+        fetcher().counts.cached += data is not None
+        return data
 
     def _begin(self, file: Name) -> concurrent.futures.Future[bytes | None]:
         with self._lock:
@@ -297,8 +298,7 @@ class Folder:
         version = await self._version(file)
         if version is None:
             return None
-        url = self._url.below(self._name(file))
-        return await cached(self._cache, self._store, url, version, 0, version.size_bytes)
+        return await self._range(file, version).all()
 
     async def _version(self, file: Name) -> Version | None:
         if isinstance(file, int) or file in self.versions:

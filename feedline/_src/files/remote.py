@@ -1,4 +1,4 @@
-"""A file in a store: its blocks come through the cache on local disk, and once all are there they are mapped."""
+"""Files in a store: their blocks come through the cache on local disk, and once all are there they are mapped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
-import fcntl
 import functools
 import io
 import itertools
@@ -17,21 +16,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from feedline._src.errors import FeedError
-from feedline._src.files.cache import (
-    AHEAD,
-    BLOCK_BYTES,
-    Cache,
-    CacheFile,
-    cache_of,
-    in_folder,
-    name_of,
-    touched,
-)
+from feedline._src.files.cache import AHEAD, BLOCK_BYTES, Cache, CacheFile, Verified, cache_of, name_of, touch
 from feedline._src.files.client import Version, client_of
 from feedline._src.files.fetcher import (
     AT_ONCE,
@@ -43,7 +34,7 @@ from feedline._src.files.fetcher import (
     result_of,
     version_of,
 )
-from feedline._src.files.file import Bytes, File, Indices, OpenFile, T, place_in
+from feedline._src.files.file import Bytes, Descriptor, File, FileVersion, Indices, OpenFile, T, place_in
 from feedline._src.files.store import Store, Url
 from feedline._src.native.library import library
 
@@ -51,15 +42,108 @@ _log = logging.getLogger("feedline")
 _TRIES, _WHOLE_TRIES = 100, 10
 _HEADER_BYTES = 1 << 14  # what a file object reads at once of headers
 _EXACT_BYTES = 1 << 17  # up to this size, as of footers, only these bytes are fetched, and not their blocks
+_SMALL_BYTES = 1 << 18  # a smaller object is fetched whole for its samples
+_BLOCKS_A_REQUEST = REQUEST_BYTES // BLOCK_BYTES
 _CHECKED_SEGMENTS = 16  # of a mapped object at each read, which takes a system call for each
-_Piece = tuple[int, int, int, int]
-"""The number of a part that is read, where in it the piece lies, its offset in its segment, and its length."""
+_DOWNLOADS = 8  # whole objects that are downloaded at once, each by many requests
+
+
+class CachedRange:
+    """Bytes `start` to `stop` of a version of an object, which are kept in one file of the cache."""
+
+    def __init__(self, cache: Cache, url: Url, version: Version, start: int, stop: int, patience_s: float) -> None:
+        self._cache, self._url, self._version = cache, url, version
+        self._start, self.size, self._patience_s = start, stop - start, patience_s
+        self._name = name_of(str(url), version.tag, start, stop)
+        self._verified = Verified.none(self.size)
+
+    @property
+    def path(self) -> str:
+        return self._cache.path(self._name)
+
+    @property
+    def verified(self) -> npt.NDArray[np.bool_]:
+        """bool[blocks]: which are in the cache as far as this process knows, without a look into the file."""
+        if self._verified.id and not os.path.exists(self.path):
+            self._verified = Verified.none(self.size)
+        return self._verified.blocks
+
+    def open(self) -> CacheFile:
+        """The file of the cache, which is made if there is none."""
+        file = self._cache.open(self._name, self.size, self._verified)
+        self._verified = file.verified
+        return file
+
+    def is_there(self) -> bool:
+        """Whether the cache has its file, which may lack some blocks."""
+        return self._cache.has(self._name)
+
+    def stored(self) -> bytes | None:
+        """All bytes, if they are in the cache."""
+        return self._cache.get(self._name, self.size) if self.size else b""
+
+    async def all(self) -> bytes:
+        """All bytes, from the cache, or else fetched and put there."""
+        found = await asyncio.to_thread(self.stored)
+        fetcher().counts.cached += found is not None
+        if found is None:
+            blocks = range(-(-self.size // BLOCK_BYTES))
+            found = b"".join(await gathered(map(self._fetch, _requests(blocks))))
+        return found
+
+    async def fetch_missing(self, blocks: Sequence[int]) -> None:
+        """Put adjacent blocks into the cache, unless they are there."""
+
+        def find() -> list[int]:
+            file = self.open()
+            return [block for block in blocks if not file.has(block)]
+
+        missing = await asyncio.to_thread(find)
+        fetcher().counts.cached += len(blocks) - len(missing)
+        for some in _requests(missing):
+            await self._fetch(some)
+
+    async def _fetch(self, blocks: Sequence[int]) -> bytes:
+        """Fetch adjacent blocks, and put them into the cache."""
+        at, end = blocks[0] * BLOCK_BYTES, min((blocks[-1] + 1) * BLOCK_BYTES, self.size)
+        data = await fetch(self._url, self._version, self._start + at, self._start + end, self._patience_s)
+
+        def keep() -> None:
+            file = self.open()
+            for i, block in enumerate(blocks):
+                self._cache.write(file, block, memoryview(data)[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES])
+
+        await asyncio.to_thread(keep)
+        return data
+
+
+def _requests(blocks: Iterable[int]) -> Iterator[list[int]]:
+    """Ascending blocks, in runs of adjacent ones that one request fetches."""
+    runs = itertools.groupby(enumerate(blocks), lambda each: (each[1] // _BLOCKS_A_REQUEST, each[1] - each[0]))
+    return ([block for _, block in run] for _, run in runs)
+
+
+class _Piece(NamedTuple):
+    """A part that is read, or as much of it as lies in one segment."""
+
+    part: int  # its number
+    within: int  # where in the part the piece begins
+    offset: int  # where in the segment
+    length: int
+
+
 _Read = Callable[[CacheFile, Sequence[_Piece], Indices, Indices], int]
 
 
+class _Mapped(NamedTuple):
+    """All bytes of an object, mapped, and path and version of each of its segments."""
+
+    memory: Bytes
+    segments: list[tuple[str, FileVersion]]
+
+
 class RemoteFile(File):
-    """A `File` that is an object in a store. Its blocks lie in segments of up to 64 MiB, each a file of the
-    cache."""
+    """A `File` that is an object in a store. It is cached in segments of up to 64 MiB, each a `CachedRange`."""
 
     in_store = True
     version: Version
@@ -69,37 +153,36 @@ class RemoteFile(File):
         self._url, self._options = url, options
         self.cache = cache_of(options)
         self._step = self.cache.segment_bytes
-        self._segments = [self._name(at, at + self._step) for at in range(0, self.size, self._step)]
+        self._blocks_a_segment = self._step // BLOCK_BYTES
+        self._segments = [
+            self._range(start, min(start + self._step, self.size)) for start in range(0, self.size, self._step)
+        ]
         self._lock = threading.RLock()  # a request may be done before its callback is added
         self._pending: dict[int, concurrent.futures.Future[None]] = {}
-        """The requests that fetch a block. Guarded by _lock."""
-        self._incomplete = self._segments[-1] if self._segments else ""
-        """A segment that was not complete when that was last asked; "" if all were."""
-        self._mapped: tuple[Bytes, list[tuple[str, bytes, int]]] | None = None
-        """The mapped object, and of its segments names, ids and sizes of files."""
-        self._seen = -1
-        """`Cache.turn` when the mapped segments were last known to be there."""
+        """The request for each block that is being fetched. Guarded by _lock."""
+        self._mapped: _Mapped | None = None
+        self._incomplete = 0
+        """The number of a segment that lacked blocks when it was last looked at."""
         self._checks = itertools.count()
         self._whole: OpenFile | None = None
-        self._making: IO[str] | None = None
-        """The lock on what `_whole` will be, since `begin_whole`."""
+        self._download: concurrent.futures.Future[Any] | None = None
 
-    def _name(self, start: int, stop: int) -> str:
-        return name_of(self.name, self.version.tag, start, min(stop, self.size))
+    def _range(self, start: int, stop: int) -> CachedRange:
+        return CachedRange(self.cache, self._url, self.version, start, stop, self._options.patience_s)
 
     # --- read ---
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
-        parts: list[dict[int, bytes]] = [{} for _ in offsets]
+        parts: list[dict[int, bytes]] = [{} for _ in offsets]  # pieces by where in the part they begin
 
         def read(file: CacheFile, pieces: Sequence[_Piece], starts: Indices, lengths: Indices) -> int:
             found = file.read(starts, lengths)
-            for (part, within, _, _), data in zip(pieces, found, strict=True):
-                parts[part][within] = data
+            for piece, data in zip(pieces, found, strict=True):
+                parts[piece.part][piece.within] = data
             return sum(map(len, found))
 
         self._each(offsets, np.minimum(offsets + lengths, self.size), read)
-        return [b"".join(some[at] for at in sorted(some)) for some in parts]
+        return [b"".join(pieces[at] for at in sorted(pieces)) for pieces in parts]
 
     def read_rows(self, offsets: Indices, out: Bytes) -> None:
         length = out.shape[1]
@@ -111,19 +194,18 @@ class RemoteFile(File):
 
         def read(file: CacheFile, pieces: Sequence[_Piece], *_: Indices) -> int:
             return sum(
-                os.preadv(file.descriptor, [rows[part][within : within + size].data], at)
-                for part, within, at, size in pieces
+                os.preadv(file.descriptor, [rows[part][within : within + length].data], offset)
+                for part, within, offset, length in pieces
             )
 
         self._each(offsets[firsts], offsets[firsts] + length * (ends - firsts), read)
 
     def _each(self, offsets: Indices, stops: Indices, read: _Read) -> None:
-        """Call `read` with each file of the cache that has some of these parts, or pieces where segments meet.
+        """Call `read` with each file of the cache that has some of these parts, once their blocks are there.
 
         `read` gets pieces, their offsets in the file and their lengths, and returns how many bytes it has read. It
-        is called again if somebody has truncated the file.
+        is called again if the file was truncated meanwhile.
         """
-        self.cache.maintain()
         self._wait_for(self.blocks_of(offsets, stops))
         pieces: dict[int, list[_Piece]] = {}
         for part, (start, stop) in enumerate(zip(offsets.tolist(), stops.tolist(), strict=True)):
@@ -131,25 +213,21 @@ class RemoteFile(File):
             while at < stop:
                 number, offset = divmod(at, self._step)
                 length = min(stop - at, self._step - offset)
-                pieces.setdefault(number, []).append((part, at - start, offset, length))
+                pieces.setdefault(number, []).append(_Piece(part, at - start, offset, length))
                 at += length
         for number, some in pieces.items():
-            starts, lengths = np.array(list(zip(*some, strict=True))[2:], np.int64)
-            begin = number * self._step
-            blocks = self.blocks_of(begin + starts, begin + starts + lengths)
+            starts = np.array([piece.offset for piece in some])
+            lengths = np.array([piece.length for piece in some])
+            first = number * self._blocks_a_segment
+            blocks = self.blocks_of(number * self._step + starts, number * self._step + starts + lengths)
             for _ in range(_TRIES):
-                file = self._segment(number)
-                if not file.verified[blocks - begin // BLOCK_BYTES].all():  # evicted since
-                    self._wait_for(blocks)
+                file = self._segments[number].open()
+                if not all(file.has(block - first) for block in blocks.tolist()):
+                    self._wait_for(blocks)  # they were evicted
                 elif read(file, some, starts, lengths) == lengths.sum() and file.is_intact:
                     break
-                else:
-                    self.cache.drop(self._segments[number], file)
             else:
                 raise self._unstable(_TRIES)
-
-    def _segment(self, number: int) -> CacheFile:
-        return self.cache.segment(self._segments[number], min(self._step, self.size - number * self._step))
 
     def _unstable(self, times: int) -> FeedError:
         return FeedError(
@@ -169,163 +247,136 @@ class RemoteFile(File):
         longest = int((last - first).max(initial=0))
         return np.unique(np.minimum(np.arange(longest + 1) + first[:, None], last[:, None]))
 
-    def _has(self, block: int) -> bool:
-        """Whether a block is there, as far as this process knows."""
-        segment, within = divmod(block, self._step // BLOCK_BYTES)
-        known = self.cache.known.get(self._segments[segment])
-        return known is not None and bool(known[1][within])
+    def _by_segment(self, blocks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
+        """For each segment that has some of these ascending blocks its number, and their numbers in it."""
+        each = self._blocks_a_segment
+        for number, some in itertools.groupby(blocks, lambda block: block // each):
+            yield number, [block - number * each for block in some]
+
+    def _missing(self, blocks: Indices) -> list[int]:
+        """Those of some ascending blocks that are not there, as far as this process knows."""
+        missing: list[int] = []
+        for number, some in self._by_segment(blocks.tolist()):
+            verified = self._segments[number].verified
+            missing += [number * self._blocks_a_segment + block for block in some if not verified[block]]
+        return missing
 
     def fetch(self, blocks: Indices) -> list[concurrent.futures.Future[None]]:
         """Start to fetch those of some ascending blocks that are not there. Returns the requests."""
-        missing = [block for block in blocks.tolist() if not self._has(block)]
+        missing = self._missing(blocks)
         with self._lock:
-            running = {block: future for block, future in self._pending.items() if not future.done()}
-            futures = {running[block] for block in missing if block in running}
-            for run in self._runs([block for block in missing if block not in running]):
-                future = fetcher().run(self._fetch(run))
-                self._pending.update(dict.fromkeys(run, future))
-                future.add_done_callback(functools.partial(self._done, run))
-                futures.add(future)
-        return list(futures)
+            requests = {self._pending[block] for block in missing if block in self._pending}
+            for number, some in self._by_segment(block for block in missing if block not in self._pending):
+                for run in _requests(some):
+                    request = fetcher().run(self._segments[number].fetch_missing(run))
+                    of_object = [number * self._blocks_a_segment + block for block in run]
+                    self._pending.update(dict.fromkeys(of_object, request))
+                    request.add_done_callback(functools.partial(self._done, of_object))
+                    requests.add(request)
+        return list(requests)
 
-    def _done(self, run: list[int], future: concurrent.futures.Future[None]) -> None:
+    def _done(self, blocks: list[int], request: concurrent.futures.Future[None]) -> None:
         with self._lock:
-            for block in run:
-                if self._pending.get(block) is future:
+            for block in blocks:
+                if self._pending.get(block) is request:
                     del self._pending[block]
 
     def _wait_for(self, blocks: Indices) -> None:
-        if all(map(self._has, blocks.tolist())):
+        if not self._missing(blocks):
             return
         fetcher().check_may_run()  # a fork would wait for ever for requests of its parent
         began = time.monotonic()
         try:
-            for future in self.fetch(blocks):
-                result_of(future, self.name)
+            for request in self.fetch(blocks):
+                result_of(request, self.name)
         finally:
             fetcher().counts.wait_s += time.monotonic() - began
 
-    def read_on_from(self, offset: int) -> None:
+    def fetch_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
         first = offset // BLOCK_BYTES
         most = min(MOST, int(self.cache.limit_bytes * AHEAD) // BLOCK_BYTES)
         if len(self._pending) < AT_ONCE:
             self.fetch(np.arange(first, min(-(-self.size // BLOCK_BYTES), first + most)))
 
-    def _runs(self, blocks: Iterable[int]) -> Iterator[list[int]]:
-        """Ascending blocks in runs of adjacent ones of one request and one segment."""
-        request, segment = REQUEST_BYTES // BLOCK_BYTES, self._step // BLOCK_BYTES
-        runs = itertools.groupby(blocks, lambda block: (block // request, block // segment))
-        return (list(run) for _, run in runs)
-
-    async def _fetch(self, run: list[int]) -> None:
-        """Put adjacent blocks into the cache, unless they are there."""
-        number = run[0] * BLOCK_BYTES // self._step
-        first = number * self._step // BLOCK_BYTES
-
-        def writable() -> CacheFile:
-            file = self._segment(number)
-            if not file.is_intact:
-                self.cache.drop(self._segments[number], file)
-                file = self._segment(number)
-            return file
-
-        def find() -> list[int]:
-            file = writable()
-            return [block for block in run if not file.has(block - first)]
-
-        def keep(part: list[int], data: memoryview) -> None:
-            for i, block in enumerate(part):
-                self.cache.write(writable(), block - first, data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES])
-
-        absent = await asyncio.to_thread(find)
-        fetcher().counts.cached += len(run) - len(absent)
-        for part in self._runs(absent):
-            start, stop = part[0] * BLOCK_BYTES, min((part[-1] + 1) * BLOCK_BYTES, self.size)
-            data = await fetch(self._url, self.version, start, stop, self._options.patience_s)
-            await asyncio.to_thread(keep, part, memoryview(data))
+    def is_near(self, start: int, stop: int) -> bool:
+        """Whether all blocks that hold some bytes are there, or are being fetched."""
+        missing = self._missing(self.blocks_of(np.array([start]), np.array([stop])))
+        return all(block in self._pending for block in missing)
 
     def close(self) -> None:
         """Give up what is being fetched, and let the cache evict the file of `path`."""
         self._whole = None
-        if self._making is not None:
-            self._making.close()
-            self._making = None
         with self._lock:
-            futures = set(self._pending.values())
-        for future in futures:
-            future.cancel()
-        self.cache.opened.clear()
+            requests: set[concurrent.futures.Future[Any]] = set(self._pending.values())
+        if self._download is not None:
+            requests.add(self._download)
+        for request in requests:
+            request.cancel()
 
     # --- mapped ---
 
     def memory(self) -> Bytes | None:
         """See `File.memory`. None without the C library, whose gather survives what happens to mapped files."""
-        self.cache.maintain()
-        if self._mapped is None:
-            if library() is not None and self._is_complete():
-                self._mapped, self._seen = self._map(), -1
-        elif self._seen != self.cache.turn:
-            self._seen = self.cache.turn
-            self.check()
-        return None if self._mapped is None else self._mapped[0]
+        if self._mapped is None and library() is not None and self._is_complete():
+            self._mapped = self._map()
+        return None if self._mapped is None else self._mapped.memory
 
     def _is_complete(self) -> bool:
         """Whether all blocks are in the cache, as far as this process knows."""
+        count = len(self._segments)
+        if count and not self._segments[self._incomplete].verified.all():
+            return False
+        incomplete = (number for number in range(count) if not self._segments[number].verified.all())
+        found = next(incomplete, None)
+        self._incomplete = found or 0
+        return found is None
 
-        def is_incomplete(segment: str) -> bool:
-            known = self.cache.known.get(segment)
-            return known is None or not known[1].all()
-
-        if not self._incomplete or not is_incomplete(self._incomplete):
-            self._incomplete = next(filter(is_incomplete, self._segments), "")
-        return not self._incomplete
-
-    def _map(self) -> tuple[Bytes, list[tuple[str, bytes, int]]] | None:
+    def _map(self) -> _Mapped | None:
         """All segments, mapped one behind the other; None if one is gone, or no addresses or mappings are left."""
         if self.size == 0:
-            return np.zeros(0, np.uint8), []
+            return _Mapped(np.zeros(0, np.uint8), [])
         libc, segments = _libc(), []
         address = libc.mmap(None, self.size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         if address == _FAILED:
             return None
         raw = (ctypes.c_char * self.size).from_address(address)
         weakref.finalize(raw, libc.munmap, address, self.size).atexit = False
-        for number, name in enumerate(self._segments):
-            file, flags = self._segment(number), mmap.MAP_SHARED | _MAP_FIXED
-            if not touched(file.path, file.id):
-                self.cache.drop(name)
-                return None
+        for number, segment in enumerate(self._segments):
+            file, flags = segment.open(), mmap.MAP_SHARED | _MAP_FIXED
+            version = FileVersion.of(file.descriptor)
             place = address + number * self._step, file.size
-            if not file.verified.all() or libc.mmap(*place, mmap.PROT_READ, flags, file.descriptor, 0) == _FAILED:
+            if (
+                not file.verified.blocks.all()
+                or libc.mmap(*place, mmap.PROT_READ, flags, file.descriptor, 0) == _FAILED
+                or not file.is_intact
+            ):
                 return None
-            segments.append((name, file.id, os.fstat(file.descriptor).st_size))
-        return np.frombuffer(memoryview(raw).toreadonly(), np.uint8), segments
+            segments.append((file.path, version))
+        return _Mapped(np.frombuffer(memoryview(raw).toreadonly(), np.uint8), segments)
 
     def check(self) -> None:
-        """Note that mapped segments are in use; unmap them if one is gone or truncated. Fetching compares the
-        version."""
-        mapped = self._mapped
-        for name, id, _ in () if mapped is None else mapped[1]:
-            if not touched(self.cache.path(name), id):
-                self.cache.drop(name)
-                self._mapped = None
+        """Unmap the object if one of its segments was deleted or written to. Fetching compares the version."""
+        if self._mapped is not None:
+            self._check_segments(self._mapped.segments)
 
     def check_open(self) -> None:
-        """Compare the sizes of up to 16 mapped segments in turn, and the id of one, which differs also if it was
-        truncated and made as long again. `memory` is None afterwards if one was, and what was read from it may be
-        wrong. `with_path` looks at a file that was fetched whole."""
+        """Check up to 16 mapped segments, in turn. If one was deleted or written to, `memory` is None afterwards,
+        and what was read from it may be wrong. `with_path` checks the file of a whole object."""
         mapped = self._mapped
-        if mapped is None or not mapped[1]:
-            return
-        turn, count = next(self._checks), len(mapped[1])
-        first = turn if count <= _CHECKED_SEGMENTS else turn * _CHECKED_SEGMENTS
-        for number in range(min(count, _CHECKED_SEGMENTS)):
-            name, id, size = mapped[1][(first + number) % count]
-            path = self.cache.path(name)
-            with contextlib.suppress(FileNotFoundError):  # a deleted one stays readable
-                if os.path.getsize(path) != size or (number == 0 and not touched(path, id)):
-                    self.check()
+        if mapped is not None:
+            first = next(self._checks) * _CHECKED_SEGMENTS
+            count = len(mapped.segments)
+            self._check_segments(
+                mapped.segments[(first + i) % count] for i in range(min(count, _CHECKED_SEGMENTS))
+            )
+
+    def _check_segments(self, segments: Iterable[tuple[str, FileVersion]]) -> None:
+        for path, version in segments:
+            with contextlib.suppress(FileNotFoundError):
+                if touch(path) == version:
+                    continue
+            self._mapped = None
 
     # --- as a file object, and in samples ---
 
@@ -333,20 +384,15 @@ class RemoteFile(File):
         return cast(BinaryIO, io.BufferedReader(_OpenObject(self, sequential), _HEADER_BYTES))
 
     def start_samples(self, ranges: Sequence[tuple[int, int]]) -> Callable[[], list[bytes]]:
-        def begin(at: int, length: int) -> Callable[[], bytes]:
-            start, stop = min(at, self.size), min(at + length, self.size)
-            if self.comes(start, stop, pending=False):
-                return lambda: self.read(np.array([start]), np.array([stop - start]))[0]
-            future = fetcher().run(cached(self.cache, self._options, self._url, self.version, start, stop))
-            return lambda: result_of(future, self.name)
+        request = fetcher().run(self._samples(ranges))
+        return lambda: result_of(request, self.name)
 
-        begun = [begin(*each) for each in ranges]
-        return lambda: [finish() for finish in begun]
-
-    def comes(self, start: int, stop: int, pending: bool = True) -> bool:
-        """Whether all blocks that hold some bytes are there, or are being fetched."""
-        blocks = self.blocks_of(np.array([start]), np.array([stop])).tolist()
-        return all(self._has(block) or (pending and block in self._pending) for block in blocks)
+    async def _samples(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        if self.size <= _SMALL_BYTES:
+            data = await self._range(0, self.size).all()
+            return [data[at : at + length] for at, length in ranges]
+        spans = [(min(at, self.size), min(at + length, self.size)) for at, length in ranges]
+        return await gathered(self._range(*span).all() for span in spans)
 
     @property
     def stamp(self) -> str:
@@ -358,123 +404,68 @@ class RemoteFile(File):
     # --- whole, for a library that opens files by path ---
 
     def path(self) -> str:
-        return self._fetched().path
+        return self._local().path
 
     def with_path(self, use: Callable[[str], T]) -> T:
         for _ in range(_WHOLE_TRIES):
-            whole = self._fetched()  # stays open: its path is that of a descriptor
+            whole = self._local()
             try:
                 found = use(whole.path)
             except Exception:
-                if whole.is_intact and os.fstat(whole.descriptor).st_nlink:  # HDF5 cannot open a deleted one
+                if whole.is_at_its_path:
                     raise
-                if self._whole is whole:
-                    self._whole = None
             else:
-                if whole.is_intact:
+                if whole.is_at_its_path:
                     return found
         raise self._unstable(_WHOLE_TRIES)
 
     @property
     def has_path(self) -> bool:
+        return self._whole is not None and self._whole.is_at_its_path
+
+    def _local(self) -> OpenFile:
+        """The whole file of the object, which is downloaded unless the cache has it."""
         whole = self._whole
-        return whole is not None and whole.is_intact
-
-    def find_whole(self) -> bool:
-        """Whether the cache has the whole object, whose file is then held open."""
-        if not self.has_path:
-            self._whole = self.cache.find_whole(self._name(0, self.size), self.size)
-        return self._whole is not None
-
-    def begin_whole(self) -> bool:
-        """Begin to fetch the whole object. False: another process does so."""
-        lock = self._lock_of_whole()
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return False
-        if self.find_whole():
-            lock.close()
-        else:
-            self._making = lock
-            self.read_on_from(0)
-        return True
-
-    def _lock_of_whole(self) -> IO[str]:
-        path = self.cache.path(self._name(0, self.size)) + ".lock"
-        return in_folder(os.path.dirname(path), lambda: open(path, "a"))
-
-    def _fetched(self) -> OpenFile:
-        """The file of the whole object, which is made if there is none: by one process, while others wait."""
-        whole = self._whole
-        if whole is not None and whole.is_intact:
-            return whole
-        name = self._name(0, self.size)
-        with self._making or self._lock_of_whole() as lock:
-            self._making = None
-            fcntl.flock(lock, fcntl.LOCK_EX)  # that of a killed process is gone
-            whole = self.cache.find_whole(name, self.size)
-            if whole is None:
-                with self.open(sequential=True) as source:
-                    whole = self.cache.make_whole(name, self.size, source)
-                for number, segment in enumerate(self._segments):
-                    self.cache.drop(segment, self._segment(number))
-        self._whole = whole
+        if whole is None or not whole.is_at_its_path:
+            name = name_of(self.name, self.version.tag, 0, self.size)
+            whole = self._whole = self.cache.whole(name, self.size, self._download_to)
         return whole
+
+    def _download_to(self, file: Descriptor) -> None:
+        at_once = asyncio.Semaphore(AT_ONCE)  # bounds the parts that wait for the disk
+
+        async def part(start: int) -> None:
+            async with at_once:
+                stop = min(start + REQUEST_BYTES, self.size)
+                data = await fetch(self._url, self.version, start, stop, self._options.patience_s)
+                write = functools.partial(file.write, memoryview(data), start)
+                await asyncio.to_thread(self.cache.store, len(data), write)
+
+        self._download = fetcher().run(gathered(map(part, range(0, self.size, REQUEST_BYTES))))
+        result_of(self._download, self.name)
 
 
 def fetch_whole(files: Sequence[RemoteFile]) -> None:
-    """Make files of whole objects, fetched ahead. FeedError: also if the cache is too small for all of them."""
-    absent = [file for file in files if not file.find_whole()]
+    """Make whole files of objects. FeedError: also if the cache is too small for all of them."""
     size, limit_bytes = sum(file.size for file in files), files[0].cache.limit_bytes
-    if absent and size > limit_bytes:
+    if size > limit_bytes:
         raise FeedError(
             "files of this format are opened by path, so the cache must hold all of them, and they have "
             f"{size} bytes where cache_bytes={limit_bytes}; raise cache_bytes of feedline.Store, or convert "
             "them to TFRecord, of which parts are read",
             stage="read",
-            file=absent[0].name,
+            file=files[0].name,
         )
-    if absent:
-        _log.info("%d objects, %d bytes in all, are fetched whole", len(absent), sum(file.size for file in absent))
-    begun = 0
-    try:
-        for number, file in enumerate(absent):
-            while begun < len(absent) and (
-                begun <= number
-                or not file.cache.is_too_early(sum(each.size for each in absent[number : begun + 1]), 0)
-            ):
-                if not absent[begun].begin_whole():
-                    break  # so that a process that waits for another one has begun no file
-                begun += 1
-            begun = max(begun, number + 1)
-            file.path()
-    except BaseException:
-        for file in absent:
-            file.close()
-        raise
-
-
-def pieces_of(address: str, version: Version, start: int, stop: int) -> list[tuple[str, int, int]]:
-    """Bytes of an object as files of the cache of up to 4 MiB: name, start and stop of each."""
-    starts = range(start, stop, REQUEST_BYTES)
-    ends = [min(at + REQUEST_BYTES, stop) for at in starts]
-    return [(name_of(address, version.tag, *part), *part) for part in zip(starts, ends, strict=True)]
-
-
-async def cached(cache: Cache, options: Store, url: Url, version: Version, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of an object, from the cache, or else fetched and put there."""
-
-    async def piece(name: str, start: int, stop: int) -> bytes:
-        found = await asyncio.to_thread(cache.get, name, stop - start)
-        fetcher().counts.cached += found is not None
-        if found is None:
-            found = await fetch(url, version, start, stop, options.patience_s)
-            await asyncio.to_thread(cache.put, name, found)
-        return found
-
-    return b"".join(await gathered(piece(*each) for each in pieces_of(str(url), version, start, stop)))
+    _log.info("%d objects, %d bytes in all, are downloaded unless the cache has them", len(files), size)
+    with concurrent.futures.ThreadPoolExecutor(_DOWNLOADS) as threads:
+        try:
+            for _ in threads.map(RemoteFile.path, files):
+                pass
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for file in files:
+                file.close()
+            raise
 
 
 def open_objects(urls: Sequence[str], options: Store) -> list[RemoteFile]:
@@ -512,8 +503,8 @@ class _OpenObject(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         at, wanted = self._at, len(buffer)
         if self._sequential:
-            self._file.read_on_from(at)
-        if self._sequential or wanted > _EXACT_BYTES or self._file.comes(at, at + wanted):
+            self._file.fetch_from(at)
+        if self._sequential or wanted > _EXACT_BYTES or self._file.is_near(at, at + wanted):
             (data,) = self._file.read(np.array([at]), np.array([wanted]))
         else:
             (data,) = self._file.samples([(at, wanted)])
