@@ -43,7 +43,7 @@ def test_a_feed_gives_the_batches_of_the_local_files(store, options, tmp_path, m
     assert asked.stores["requests"] >= requests > 0
     assert asked.stores["fetched_bytes"] > ROWS.nbytes // 2
     assert asked.stores["wait_s"] > 0
-    assert "B fetched" in str(asked)
+    assert "fetched_bytes" in str(asked)
     assert store.url not in str(state)
     with feed(tmp_path) as moved:  # a state of the remote data continues over the local copy
         moved.set_state(state)
