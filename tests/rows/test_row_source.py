@@ -15,26 +15,26 @@ class Squares:
     """Row i holds i and i² mod 1009. Nothing is stored, so there may be any number of rows."""
 
     def __init__(self, count, fails_at=None, fault=None):
-        self.fault = fault
         self.spec = {
             "row": jax.ShapeDtypeStruct((2,), np.uint32),
             "square": jax.ShapeDtypeStruct((), np.int16),
         }
         self.identity = {"kind": "squares", "count": count}
-        self.count = count
-        self.fails_at = fails_at
-        self.read_rows = 0
-        self.closed = 0
+        self.count, self.fails_at, self.fault = count, fails_at, fault
+        self.read_rows = self.closed = 0
 
     def __len__(self):
         return self.count
 
     def read(self, rows, out):
         if self.fails_at is not None and (rows == self.fails_at).any():
+            if self.fault is None:
+                return out
             raise self.fault
         self.read_rows += len(rows)
         out["row"][:, 0], out["row"][:, 1] = rows >> 32, rows & 0xFFFFFFFF
         out["square"][:] = (rows % 1009) ** 2 % 1009
+        return None
 
     def close(self):
         self.closed += 1
@@ -43,47 +43,6 @@ class Squares:
 def _index(batch):
     row = np.asarray(batch["row"]).astype(np.int64)
     return (row[:, 0] << 32) + row[:, 1]
-
-
-class Counted(Squares):
-    """Counts the reads of its identity, which may be slow."""
-
-    asked = 0
-
-    @property
-    def identity(self):
-        self.asked += 1
-        return {"kind": "squares"}
-
-    @identity.setter
-    def identity(self, value):
-        pass
-
-
-def test_a_feed_asks_for_the_identity_once(sharding):
-    source = Counted(100)
-    with Feed(source, 8, sharding):
-        assert source.asked == 1
-
-
-class Returning(Squares):
-    """Its `read` returns the rows and does not write them to `out`."""
-
-    def read(self, rows, out):
-        return {"row": np.zeros((len(rows), 2)), "square": rows**2}
-
-
-def test_a_read_that_returns_its_rows_is_refused(sharding):
-    with (
-        Feed(Returning(100), 8, sharding) as feed,
-        pytest.raises(RowError, match="read writes its rows into out, and must not return a dict"),
-    ):
-        next(feed)
-
-
-def test_a_class_is_no_source(sharding):
-    with pytest.raises(TypeError, match=r"got the class Squares; pass Squares\(\.\.\.\)"):
-        Feed(Squares, 8, sharding)
 
 
 @pytest.mark.parametrize("count", [100, 10**12 + 1, 2**40 + 1])
@@ -111,35 +70,23 @@ def test_a_source_that_was_given_is_not_closed(sharding):
     assert source.closed == 0
 
 
-def test_a_batch_of_many_epochs_is_read_at_once(sharding):
-    reads = []
-
-    class Small(Squares):
-        def read(self, rows, out):
-            reads.append(len(rows))
-            super().read(rows, out)
-
-    one = Reading(threads=1, buffer=1)
-    with Feed(
-        Small(5), 16, sharding, order=Order(shuffle=False), remainder="wrap", reading=one, prefetch=0
-    ) as feed:
-        assert _index(next(feed)).tolist() == [row % 5 for row in range(16)]
-    assert reads == [16]
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (OSError("the disk is gone"), r"failed to read this row with OSError: .* row 33, epoch 0, position 33\]"),
-        (StopIteration(), "failed to read 16 rows, the first of them 32, with StopIteration"),  # of no row
+        (None, "read writes its rows into out, and must not return a dict"),
+        (
+            OSError("the disk is gone"),
+            r"Squares failed to read this row with OSError: .* row 33, epoch 0, position 33\]",
+        ),
+        (StopIteration(), "Squares failed to read 16 rows, the first of them 32, with StopIteration"),  # of no row
     ],
 )
 def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault, message):
     with Feed(Squares(64, fails_at=33, fault=fault), 16, sharding, order=Order(shuffle=False)) as feed:
         next(feed), next(feed)
-        with pytest.raises(RowError, match=f"Squares {message}") as caught:
+        with pytest.raises(RowError, match=message) as caught:
             next(feed)
-        assert caught.value.__cause__ is fault
+        assert fault is None or caught.value.__cause__ is fault
         assert feed.position == 32
 
 
@@ -155,11 +102,6 @@ def test_workers_take_whatever_pickles(sharding, delivered):
     for source in (Shifted(64), dataset):
         feed = Feed(source, 16, sharding, order=Order(shuffle=False), epochs=1, reading=Reading(workers=1))
         np.testing.assert_array_equal(np.concatenate([_index(batch) for batch in delivered(feed)]), offset)
-
-
-def test_an_empty_source_is_refused(sharding):
-    with pytest.raises(ValueError, match="a source must have at least one row, Squares has 0"):
-        Feed(Squares(0), 16, sharding)
 
 
 # --- what the sources of feedline offer in addition ---

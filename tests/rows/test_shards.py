@@ -11,15 +11,6 @@ LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
 
 
 @given(LENGTHS, st.data())
-def test_the_shard_of_a_row_is_found(lengths, data):
-    shards = Shards(lengths)
-    rows = np.array(data.draw(st.lists(st.integers(0, sum(lengths) - 1), max_size=30)), np.int64)
-    expected = np.repeat(np.arange(len(lengths)), lengths)
-    np.testing.assert_array_equal(shards.of(rows), expected[rows])
-    np.testing.assert_array_equal(shards.of(np.arange(sum(lengths))), expected)
-
-
-@given(LENGTHS, st.data())
 def test_split_gives_each_offset_once_with_its_row_in_the_shard(lengths, data):
     shards = Shards(lengths)
     rows = np.array(data.draw(st.lists(st.integers(0, sum(lengths) - 1), max_size=30)), np.int64)
@@ -32,11 +23,6 @@ def test_split_gives_each_offset_once_with_its_row_in_the_shard(lengths, data):
         got[offsets] = sum(lengths[:shard]) + local
     assert seen == sorted(set(seen))
     np.testing.assert_array_equal(got, rows)
-
-
-def test_adjacent_offsets_are_a_slice():
-    (first, _, one), (second, _, other) = Shards([4, 4]).split(np.array([6, 5, 1, 0]))
-    assert (first, one, second, other) == (0, slice(2, 4), 1, slice(0, 2))
 
 
 @pytest.mark.parametrize("row", [-1, 5])

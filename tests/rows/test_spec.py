@@ -59,18 +59,9 @@ def test_the_first_row_with_a_value_that_does_not_fit_is_named(values):
     if not len(bad):
         np.testing.assert_array_equal(cast(values, narrow.dtype), narrow)
         return
-    with pytest.raises(RowError, match=r"^batch\['x'\]: JAX holds .* does not fit") as error:
+    with pytest.raises(RowError, match=r"^batch\['x'\]: JAX holds .* does not fit.*jax_enable_x64") as error:
         cast(values, narrow.dtype)
     assert error.value.row - 100 == bad[0]
-
-
-def test_the_message_names_value_dtypes_and_a_change_that_works():
-    with pytest.raises(RowError) as error:
-        cast(np.array([[1.0], [-1e300]]), np.float32)
-    assert error.value.message == (
-        "batch['x']: JAX holds float64 as float32 unless x64 is enabled, and -1e+300 does not fit. Store smaller "
-        "numbers, or call jax.config.update('jax_enable_x64', True) before the feed is built"
-    )
 
 
 ROWS = np.arange(16.0)

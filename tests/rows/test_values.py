@@ -7,7 +7,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array
 from feedline._src.sources.as_source import as_source
 
@@ -85,7 +84,3 @@ def test_a_column_without_missing_values_keeps_its_dtype(value, dtype):
 def test_a_column_of_anything_but_numbers_is_refused(value):
     with pytest.raises(TypeError, match="an accelerator holds numbers and booleans, got dtype"):
         as_source({"x": value})
-
-
-def test_durations_are_no_numbers():
-    assert not is_numeric(np.dtype("m8[s]"))

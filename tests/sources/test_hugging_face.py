@@ -71,18 +71,10 @@ def saved(dataset, folder, shards=3):
 VARIANTS = {
     "in memory": lambda dataset, _: dataset,
     "on disk": saved,
-    "one row": lambda dataset, folder: saved(dataset.select([7]), folder, 1),
     "shuffled": lambda dataset, folder: saved(dataset, folder).shuffle(seed=1),
     "repeated rows": lambda dataset, folder: saved(dataset, folder).select([3, 3, 39, 0, 3]),
     "rows joined": lambda dataset, folder: datasets.concatenate_datasets(
         [dataset, saved(dataset, folder).shuffle(seed=1)]
-    ),
-    "columns joined": lambda dataset, folder: datasets.concatenate_datasets(
-        [
-            saved(dataset, folder).remove_columns("label"),
-            saved(dataset.select_columns("label"), f"{folder}-2", 2),
-        ],
-        axis=1,
     ),
     "some of a format": lambda dataset, folder: saved(dataset, folder).with_format("numpy", ["grey", "label"]),
     "all of a format": lambda dataset, folder: saved(dataset, folder).with_format(
@@ -101,11 +93,8 @@ def test_numbers_are_those_of_the_dataset(tmp_path, variant):
     rows = np.random.default_rng(1).permutation(np.arange(2 * len(source)) % len(source))
     out = {name: np.empty((len(rows), *leaf.shape), leaf.dtype) for name, leaf in source.spec.items()}
     source.read(rows, out)
-    for leaf, (name, found) in enumerate(sorted(out.items())):
+    for name, found in out.items():
         np.testing.assert_array_equal(found, [expected[row][name] for row in rows], err_msg=name)
-        again = np.empty_like(found)
-        source.read_cuts(rows, [(leaf, (slice(None),) * (found.ndim - 1), again)])
-        np.testing.assert_array_equal(again, found)
     with pytest.raises(IndexError):
         source.read(np.full(len(rows), len(source)), out)
     copy = pickle.loads(pickle.dumps(source))
@@ -155,9 +144,6 @@ def test_a_feed_goes_on_after_the_dataset_was_moved_and_cut_into_other_files(tmp
         feed.set_state(state)
         for batch in expected:
             jax.tree.map(np.testing.assert_array_equal, next(feed), batch)
-    other = feedline.open_source(again.shuffle(seed=6))
-    with feedline.Feed(other, 8, sharding) as feed, pytest.raises(ValueError, match="data"):
-        feed.set_state(state)
 
 
 def test_the_identity_follows_the_rows_only(tmp_path):
@@ -203,8 +189,7 @@ def encoded(tmp_path, paths=False):
     )
 
 
-@pytest.mark.parametrize("paths", [False, True], ids=["bytes", "paths"])
-@pytest.mark.parametrize("select", [None, [5, 5, 39, 0, 21]], ids=["all", "some"])
+@pytest.mark.parametrize(("paths", "select"), [(False, None), (False, [5, 5, 39, 0]), (True, [5, 5, 39, 0])])
 def test_images_and_text_are_encoded_rows(tmp_path, paths, select):
     dataset = encoded(tmp_path, paths)
     dataset = dataset if select is None else dataset.select(select)
@@ -219,12 +204,8 @@ def test_images_and_text_are_encoded_rows(tmp_path, paths, select):
         assert (record["text"].decode(), record["label"]) == (dataset[row]["text"], dataset[row]["label"])
         np.testing.assert_array_equal(record["box"], dataset[row]["box"])
         assert source.file_of(row) == (str(tmp_path / f"{original}.jpg") if paths else None)
-    text = feedline.open_source(dataset, columns=["text"])
-    assert (text.fields, text[2].decode()) == (None, dataset[2]["text"])
-    only = feedline.open_source(dataset, columns=["label", "box"])
-    assert only.spec["box"].shape == (2,)
-    with pytest.raises(IndexError):
-        source[len(dataset)]
+    assert feedline.open_source(dataset, columns=["text"])[2].decode() == dataset[2]["text"]
+    assert feedline.open_source(dataset, columns=["label", "box"]).spec["box"].shape == (2,)
 
 
 def decode_text(record, out, row):
@@ -243,17 +224,12 @@ def test_a_null_is_a_bad_row_of_encoded_rows(tmp_path):
     with pytest.raises(feedline.RowError, match=r"'text' is null in this row; .*row 10") as failure:
         source.records(np.array([3, 10]))
     assert failure.value.row == 10
-    swapped = feedline.open_source(dataset.select([10, 2]))
-    with pytest.raises(feedline.RowError, match="row 0"):
-        _ = swapped[0]
     rows = feedline.decoded(source, decode_text, TEXT)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     reading = feedline.Reading(bad_rows="substitute")
     with feedline.Feed(rows, COUNT, sharding, epochs=1, reading=reading) as feed:
         next(feed)
         assert feed.statistics().bad_rows == 1
-    no_nulls = dataset.filter(lambda text: text is not None, input_columns=["text"])
-    assert len(feedline.open_source(no_nulls).records(np.arange(COUNT - 1))) == COUNT - 1
     no_image = Dataset.from_dict({"image": [JPEGS[0], None]}, features=Features({"image": Image()}))
     with pytest.raises(feedline.RowError, match="'image' is null"):
         _ = feedline.open_source(no_image)[1]
@@ -272,13 +248,7 @@ DAY = datetime.datetime(2026, 11, 22)
 REFUSED = {
     "null": (lambda: of([1, None, 3], Value("int32")), ValueError, r"'x' is null in 1 of 3 rows, .* row 1; fill"),
     "ragged": (lambda: of([[1], [1, 2]], List(Value("int8"))), ValueError, r"'x' must have .* 1 to 2 values; pad"),
-    "dynamic": (
-        lambda: of([np.zeros((1, 2), np.int8), np.zeros((2, 2), np.int8)], Array2D((None, 2), "int8")),
-        ValueError,
-        r"'x' must have lists of one length",
-    ),
     "time": (lambda: of([DAY], Value("timestamp[us]")), TypeError, "dataset.cast_column.*#which-col"),
-    "struct": (lambda: of([{"a": 1}], {"a": Value("int8")}), TypeError, "dataset.cast_column.*#which-col"),
     "empty": (lambda: of([], Value("int8")), ValueError, "at least one row"),
     "a transform": (
         lambda: of([1], Value("int8")).with_transform(lambda rows: rows),
@@ -339,7 +309,7 @@ def test_damage_is_an_error(tmp_path):
 # --- folders of save_to_disk ---
 
 
-@pytest.mark.parametrize("variant", ["on disk", "one row", "some of a format", "all of a format", "shuffled"])
+@pytest.mark.parametrize("variant", ["some of a format", "shuffled"])
 def test_a_saved_folder_is_the_dataset_that_it_loads_as(tmp_path, variant):
     VARIANTS[variant](numbers(), str(tmp_path / "first")).save_to_disk(tmp_path / "saved", num_shards=1)
     expected = feedline.open_source(datasets.load_from_disk(tmp_path / "saved"))
@@ -401,9 +371,7 @@ def test_a_feed_reads_the_dataset_itself_row_by_row(tmp_path):
         feed = feedline.Feed(dataset, 2, sharding, order=order)
     with pytest.warns(UserWarning, match=told) as caught_of_mixture:
         feedline.Mixture({"a": dataset}, {"a": 1})
-    assert (
-        caught[0].filename == caught_of_mixture[0].filename == __file__
-    )  # the user's line, not one of feedline's
+    assert caught[0].filename == caught_of_mixture[0].filename == __file__  # the line of the user
     with feed:
         np.testing.assert_array_equal(next(feed)["x"], [[1, 2], [3, 4]])
     with warnings.catch_warnings():
@@ -439,20 +407,6 @@ def test_a_file_that_is_deleted_or_written_to(tmp_path):
     for opened in (source, records):
         with pytest.raises(feedline.FeedError, match="a file must not change while a feed reads it"):
             _ = opened[0]
-
-
-def double(batch, rows):
-    return {"grey": batch["grey"] * 2}
-
-
-@pytest.mark.slow
-def test_worker_processes_map_the_files(tmp_path):
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    dataset = saved(numbers(), tmp_path / "a").shuffle(seed=0)
-    reading = feedline.Reading(workers=1)
-    with feedline.Feed(feedline.open_source(dataset), 8, sharding, transform=double, reading=reading) as feed:
-        rows = feed.rows_of(feed.get_state())
-        np.testing.assert_array_equal(next(feed)["grey"], np.array(dataset[rows]["grey"], np.uint8) * 2)
 
 
 @pytest.mark.slow

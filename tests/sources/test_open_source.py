@@ -33,7 +33,6 @@ def test_a_table_has_the_error_of_a_feed():
     ("name", "page"),
     [
         ("rows.json", "text#files-of-tokens"),
-        ("rows.json", "tables"),
         ("rows.json.zst", "tables"),
         ("rows.txt", "text#files-of-tokens"),
     ],

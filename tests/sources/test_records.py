@@ -139,15 +139,6 @@ def test_a_leaf_that_is_no_array_is_refused_in_the_first_record_and_in_later_one
         assert (caught.value.epoch, caught.value.position) == (0, 13)
 
 
-@pytest.mark.parametrize("threads", [0, 1, 5])
-def test_threads_write_one_batch_together(sharding, delivered, threads):
-    reading = Reading(threads=threads, buffer=1)
-    batches = delivered(Feed(_dataset(50), 16, sharding, epochs=2, remainder="wrap", reading=reading))
-    rows = np.concatenate([b["y"] for b in batches])
-    np.testing.assert_array_equal(rows, np.arange(96) % 50)
-    np.testing.assert_array_equal(np.concatenate([b["x"][:, 2] for b in batches]), rows)
-
-
 def test_an_object_is_read_as_the_dataset_of_its_elements(sharding, delivered):
     rows, dataset = Records(), grain.MapDataset.source(Records())
     for order in (Order(3), Order(shuffle=False)):
@@ -159,23 +150,20 @@ def test_an_object_is_read_as_the_dataset_of_its_elements(sharding, delivered):
         np.testing.assert_array_equal([batch["x"] for batch in one], [batch["x"] for batch in other])
 
 
-def _tripled(i):
-    return {"x": np.full(3, i, np.float32), "y": i}
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"prefetch": 0},
         {"prefetch": 1},
         {"prefetch": 7},
+        {"reading": Reading(threads=0)},
+        {"reading": Reading(threads=5, buffer=1)},
         pytest.param({"reading": Reading(workers=2)}, marks=pytest.mark.slow),
     ],
-    ids=["0", "1", "7", "workers"],
+    ids=["0", "1", "7", "no threads", "5 threads", "workers"],
 )
 def test_workers_and_prefetch_change_no_record(sharding, delivered, options):
-    records = grain.MapDataset.range(50).map(_tripled)
-    batches = delivered(Feed(records, 16, sharding, epochs=2, remainder="wrap", **options))
+    batches = delivered(Feed(_dataset(50), 16, sharding, epochs=2, remainder="wrap", **options))
     np.testing.assert_array_equal(np.concatenate([b["y"] for b in batches]), np.arange(96) % 50)
     np.testing.assert_array_equal(np.concatenate([b["x"][:, 2] for b in batches]), np.arange(96) % 50)
 
@@ -186,14 +174,10 @@ def test_workers_and_prefetch_change_no_record(sharding, delivered, options):
         ({"n": 41}, "rows"),
         ({"at": {20: {"x": np.zeros(3, np.float32)}}}, "data"),  # the middle one, which is sampled
         ({"at": {0: {"z": np.zeros(3, np.float32)}}}, "spec"),
-        ({"order": Order(4)}, "order"),
     ],
 )
 def test_a_state_over_other_records_is_refused(sharding, other, field):
-    def feed(order=Order(3), **of):  # noqa: B008  frozen
-        return Feed(Records(**of), 8, sharding, order=order)
-
-    with feed() as saving, feed(**other) as resumed:
+    with Feed(Records(), 8, sharding) as saving, Feed(Records(**other), 8, sharding) as resumed:
         next(saving)
         with pytest.raises(ValueError, match=rf"the state was saved over other data: its '{field}' is"):
             resumed.set_state(saving.get_state())
