@@ -120,12 +120,8 @@ def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
     monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *a, **o: asked.append(out := whole(*a, **o)) or out)
     run(jpeg(np.tile(PLACES, (4, 4, 1))), size=100)
     assert asked[0].shape[0] < 210  # of 1600
-    run(jpeg(PLACES), size=400)
-    assert asked[1].shape == (400, 600, 3)
     run(jpeg(PLACES), size=260)  # decoding three quarters of the size would take longer than all of it
-    assert asked[2].shape == (400, 600, 3)
-    run(jpeg(PLACES), size=200)
-    assert asked[3].shape == (200, 300, 3)
+    assert asked[1].shape == (400, 600, 3)
 
 
 def of_mode(mode, kind, **options):

@@ -31,7 +31,7 @@ from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
 from feedline._src.rows.spec import RowSpec
 from feedline._src.run import Sizes, Stages
-from feedline._src.sources.as_source import as_source, read_first
+from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 from feedline._src.version import __version__
 
@@ -195,7 +195,7 @@ def _of_size(
 ) -> Stages:
     order = source.order_for(asked.order)
     rows = ENDLESS if metadata.rows is None else metadata.rows
-    plan, out = _plan(options, asked, metadata, lambda row: read_first(source, row))
+    plan, out = _plan(options, asked, metadata, lambda row: source.read(np.zeros(1, np.int64), row))
     form = LocalForm.of(plan, options, metadata, out, order.seed)
     settings, bounds = _settings_of(options, plan)
     if options.reading.bad_rows == "raise":

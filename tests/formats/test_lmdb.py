@@ -59,7 +59,7 @@ def test_a_value_may_look_like_a_named_database(tmp_path):
 def test_a_folder_of_another_name_says_which_file_to_open(tmp_path):
     written(tmp_path / "x")
     (tmp_path / "x" / "lock.mdb").touch()
-    with pytest.raises(ValueError, match=r"by a path or a glob: open_source\('.*/x/data.mdb'\)"):
+    with pytest.raises(ValueError, match=r"by a path or a glob: open_source\('.*/x/\*.mdb'\)"):
         feedline.open_source(tmp_path / "x")
 
 

@@ -33,17 +33,13 @@ class Column:
 
 MISSING = {
     "Int64": pd.Series([BIG, None], dtype="Int64"),
-    "Float32": pd.Series([0.5, None], dtype="Float32"),
-    "boolean": pd.Series([True, None], dtype="boolean"),
     "category of integers": pd.Series([BIG, 1]).astype("category").reindex([0, 2]),
     "columns": pd.DataFrame({"a": pd.Series([BIG, None], dtype="Int64"), "b": [0.5, np.nan]}),
     "Arrow": pa.array([BIG, None]),
-    "Arrow, booleans": pa.array([True, None]),
     "Polars": Column([BIG, np.nan], nulls=1),
 }
 WHOLE = {
     "Int64": (pd.Series([1 << 40, 1], dtype="Int64"), np.int64),
-    "Float32": (pd.Series([0.5, 1], dtype="Float32"), np.float32),
     "boolean": (pd.Series([True, False], dtype="boolean"), np.bool_),
     "NaN of NumPy": (pd.Series([0.5, np.nan]), np.float64),
     "columns": (pd.DataFrame({"a": [1.0, np.nan], "b": [2.0, 3.0]}), np.float64),

@@ -20,7 +20,6 @@ from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, Lis
 
 import feedline
 from feedline._src.rows.source import EncodedSource
-from feedline._src.sources.arrays import ArraySource
 
 pytestmark = pytest.mark.slow
 
@@ -101,19 +100,7 @@ def test_numbers_are_those_of_the_dataset(tmp_path, variant):
     assert (copy.identity, copy.spec) == (source.identity, source.spec)
 
 
-def test_batches_of_a_dataset_without_indices_are_read_with_their_order(tmp_path, monkeypatch):
-    calls, read = [], ArraySource.read_ordered
-    monkeypatch.setattr(ArraySource, "read_ordered", lambda *arguments: calls.append(1) or read(*arguments))
-    dataset = saved(numbers(), tmp_path / "saved")
-    for asked, expected in ((dataset, 1), (dataset.shuffle(seed=0), 0)):
-        calls.clear()
-        with feedline.Feed(feedline.open_source(asked), 8, jax.devices()[0], prefetch=0) as feed:
-            rows = feed.rows_of(feed.get_state())
-            np.testing.assert_array_equal(next(feed)["tokens"], asked[rows]["tokens"])
-        assert bool(calls) == expected
-
-
-def test_dtypes_are_those_of_the_columns_and_numbers_are_not_copied(tmp_path):
+def test_dtypes_are_those_of_the_columns(tmp_path):
     dataset = saved(numbers(), tmp_path / "saved", 1)
     source = feedline.open_source(dataset)
     assert {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in source.spec.items()} == {
@@ -121,10 +108,6 @@ def test_dtypes_are_those_of_the_columns_and_numbers_are_not_copied(tmp_path):
         "box": "float64[4]", "nested": "int16[3, 2]", "inner": "float32[2, 3]", "grey": "uint8[2, 3]",
         "cube": "float32[2, 3, 2]",
     }  # fmt: skip
-    column = dataset.data.table.column("grey").chunk(0)
-    where = column.storage.values.values.buffers()[1].address
-    grey = [parts[0] for parts in source._table._leaves if parts[0].dtype == np.uint8]
-    assert [part.ctypes.data for part in grey] == [where]
 
 
 def test_a_feed_goes_on_after_the_dataset_was_moved_and_cut_into_other_files(tmp_path):

@@ -57,6 +57,11 @@ class RowSpec:
             raise TypeError("a row must have at least one leaf, got an empty tree")
         return cls(treedef, tuple(_leaf(f"batch{jax.tree_util.keystr(path)}", x) for path, x in paths))
 
+    @property
+    def structs(self) -> Any:
+        """The tree with a `jax.ShapeDtypeStruct` for each leaf, in the dtypes of the source."""
+        return self.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.leaves])
+
     def tree(self, leaves: list[Any]) -> Any:
         """The tree with `leaves` in it."""
         return jax.tree_util.tree_unflatten(self.treedef, leaves)

@@ -8,9 +8,8 @@ from typing import Any
 
 import grain
 import jax
-import numpy as np
 
-from feedline._src.errors import FeedError, RowError, warn
+from feedline._src.errors import RowError, warn
 from feedline._src.plan.asked import SourceMetadata
 from feedline._src.rows.source import EncodedSource, Source, UserSource, is_row_source, why_not_a_source
 from feedline._src.rows.values import is_in_memory, is_list, is_table
@@ -95,28 +94,6 @@ def _of_records(source: Any) -> Source:
             f"rows are read by row index, but {type(source).__name__} has names: {error.message}; pass one array, "
             "source[name], or all arrays, {name: source[name][...] for name in source}, or the path of a .npz or "
             ".zarr"
-        ) from error
-
-
-def read_first(source: Source, out: Any) -> None:
-    """Read the first row, which a transform is given when a feed is built.
-
-    Args:
-      out: as in `RowSource.read`.
-
-    Raises:
-      RowError: it cannot be read.
-    """
-    try:
-        source.read(np.zeros(1, np.int64), out)
-    except FeedError:
-        raise
-    except Exception as error:
-        raise RowError(
-            "a transform is given the first row when the feed is built, to learn its spec, and "
-            f"{source.kind} failed to read it with {type(error).__name__}: {error}",
-            stage="read",
-            row=0,
         ) from error
 
 

@@ -99,7 +99,7 @@ class DecodedSource(Source):
         self.encoded, self.decode = source, decode
         self.picklable, self._paths = source.picklable, source._paths
         self._spec = RowSpec.of(spec)
-        self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
+        self.spec = self._spec.structs
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feedline._src.files.folder import matches
 from feedline._src.files.store import SCHEMES, Store, Url, is_url
 from feedline._src.formats import zarr
-from feedline._src.formats.hugging_face import STATE, HuggingFaceDataset, check_no_cache, is_dataset, is_saved
+from feedline._src.formats.hugging_face import HuggingFaceDataset, check_no_cache, is_dataset, is_saved
 from feedline._src.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline._src.formats.registry import MODULES, Format, all_formats, format_of, suffix_of
 from feedline._src.rows.source import EncodedSource, Source, why_not_a_source
@@ -211,12 +211,9 @@ def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | Enco
 
 def _open_folder(path: str, options: OpenOptions) -> EncodedSource:
     source = open_folder(path, options.store)
-    last = os.path.basename(source.file_of(len(source) - 1))
-    for name in {source.file_of(0), source.file_of(len(source) - 1)}:
+    for name in source.file_of(0), source.file_of(len(source) - 1):
         if _suffix(name) in MODULES.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
-            form = f"*{Path(name).suffix}"
-            known = {STATE: f"data-{form}", "lock.mdb": "data.mdb"}  # Hugging Face, in a store; LMDB
-            pattern = f"{path.rstrip('/')}/{known.get(last, form)}"
+            pattern = f"{path.rstrip('/')}/*{Path(name).suffix}"
             raise ValueError(
                 f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
                 f"by a path or a glob: open_source({pattern!r})"

@@ -207,7 +207,7 @@ class RecordArrays(_Records, Source):
             row = self._unpacked(number, records, data)
             spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), row)
         self._spec = RowSpec.of(spec)
-        self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
+        self.spec = self._spec.structs
 
     @property
     def files(self) -> Iterable[str] | None:

@@ -48,7 +48,7 @@ class RecordSource(Source):
             raise ValueError("a source must have at least one row, got a MapDataset of length 0")
         self._sampled_rows = sorted({0, len(dataset) // 2, len(dataset) - 1})
         self._spec = RowSpec.of(as_arrays(self._element(0)))
-        self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
+        self.spec = self._spec.structs
 
     @property
     def identity(self) -> dict[str, Any]:
