@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import feedline
 from feedline import FeedOptions, Order, Reading
+from feedline._src.plan.plan import Epoch, whole_sizes
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 DATA = NamedSharding(MESH, P("data"))
@@ -162,6 +163,39 @@ def test_a_host_batch_is_as_large_as_the_buffers_of_a_feed(transform):
     with feedline.Feed(ROWS, 32, DATA, transform=transform) as feed:
         form = feed._stages.access.buffers.staging._form
     assert reads.local_bytes + reads.read_bytes == sum(math.prod(shape) * dtype.itemsize for shape, dtype in form)
+
+
+# --- sizes ---
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 16))
+def test_sizes_that_divide_the_rows(rows, size, multiple):
+    steps = max(1, size // multiple)  # in multiples
+    tried = [n * multiple for n in range(max(1, steps // 4), steps * 4 + 1)]
+    dividing = [n for n in tried if rows % n == 0]
+    found = whole_sizes(rows, size, multiple)
+    assert found == sorted(found)
+    assert set(found) <= set(dividing)
+    assert len(found) == min(4, len(dividing))
+    left_out = set(dividing) - set(found)
+    assert all(max(n / size, size / n) >= max(max(m / size, size / m) for m in found) for n in left_out)
+
+
+def test_many_rows_and_large_batches_take_no_time():
+    assert whole_sizes(1 << 62, (1 << 31) - 8, 1) == [1 << 31]
+    assert Epoch.of((1 << 62) + 1, 1 << 20)[1:3] == (1 << 42, 1)
+
+
+@pytest.mark.parametrize("rows", [16, 31, 100])
+def test_an_epoch_of_a_feed(rows):
+    source, epoch = {"x": np.arange(rows)}, Epoch.of(rows, 16)
+    with feedline.Feed(source, 16, DATA, epochs=1) as feed:
+        assert feed.steps_per_epoch == epoch.steps == sum(1 for _ in feed)
+        assert feed.statistics().dropped_rows == epoch.left_out
+    with feedline.Feed(source, 16, DATA, epochs=1, remainder="pad") as feed:
+        padding = [int((~np.asarray(batch["valid"])).sum()) for batch in feed]
+        assert (len(padding), sum(padding)) == (epoch.padded_steps, epoch.padding)
 
 
 # --- beside a feed ---

@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,8 +36,83 @@ from feedline._src.placement.plan import (
     union_of_rows,
 )
 from feedline._src.plan.asked import Asked, SourceMetadata, next_sizes, refused, refused_sizes, with_own_leaves
-from feedline._src.plan.sizes import Epoch, Memory, whole_sizes
 from feedline._src.rows.spec import RowSpec
+
+_MULTIPLES_TRIED = 1 << 18  # as divisors, on each side of a batch size
+_MAX_SIZES_SHOWN = 4
+
+
+class Epoch(NamedTuple):
+    """An epoch in batches of one size.
+
+    Attributes:
+      batch_size: rows in the global batch.
+      steps: whole batches: the steps with remainder "drop".
+      left_out: rows that "drop" leaves out.
+      padded_steps: the steps with remainder "pad".
+      padding: rows that "pad" repeats in the last batch.
+    """
+
+    batch_size: int
+    steps: int
+    left_out: int
+    padded_steps: int
+    padding: int
+
+    @classmethod
+    def of(cls, rows: int, batch_size: int) -> Epoch:
+        """An epoch of `rows` rows."""
+        steps, left_out = divmod(rows, batch_size)
+        return cls(batch_size, steps, left_out, steps + (left_out > 0), -rows % batch_size)
+
+
+def whole_sizes(rows: int, batch_size: int, multiple: int) -> list[int]:
+    """Batch sizes that are multiples of `multiple` and divide `rows`, at most four times smaller or larger.
+
+    Returns:
+      Up to four, those nearest to `batch_size` by their ratio to it, ascending.
+
+    Example:
+      >>> whole_sizes(1000, 64, 8)
+      [40, 200]
+    """
+    middle = max(1, batch_size // multiple)
+    first, last = (
+        max(1, middle // 4, middle - _MULTIPLES_TRIED),
+        min(middle * 4, middle + _MULTIPLES_TRIED, rows // multiple),
+    )
+    candidates = np.arange(first, last + 1, dtype=np.int64) * multiple
+    found = candidates[rows % candidates == 0].tolist() if len(candidates) else []
+    return sorted(sorted(found, key=lambda size: max(size / batch_size, batch_size / size))[:_MAX_SIZES_SHOWN])
+
+
+class Memory(NamedTuple):
+    """Memory of a feed by the formulas of docs/design.md, "Sizes". All in bytes.
+
+    Attributes:
+      host_bytes: of a process, where batches are placed on accelerators.
+      host_bytes_on_cpu_devices: of a process, where they are placed on CPU devices, whose arrays lie in it too.
+      host_bytes_as_read: of a process, in addition to either, for leaves that are cast, cut or transformed.
+      shared_bytes: of a process, at most, in batches on their way from workers.
+      device_bytes: of a device.
+    """
+
+    host_bytes: int
+    host_bytes_on_cpu_devices: int
+    host_bytes_as_read: int
+    shared_bytes: int
+    device_bytes: int
+
+    @classmethod
+    def of(cls, local_bytes: int, read_bytes: int, shard_bytes: int, settings: Settings) -> Memory:
+        """The memory of a feed."""
+        return cls(
+            settings.host_batches * local_bytes,
+            settings.host_batches_on_cpu_devices * local_bytes,
+            settings.host_batches * read_bytes,
+            settings.shared_batches * local_bytes,
+            settings.device_batches * shard_bytes,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -391,12 +391,11 @@ def _phase(start: int, weights: Any, sources: Mapping[str, Source], where: str) 
         raise TypeError(f'{where} must be a dict as in {{"web": 0.7, "code": 0.3}}, got {repr(weights)[:100]}')
     _check_names(where, weights, sources, all_of_them=True)
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
-            raise TypeError(f"{where}: that of {name!r} must be a number, got {weight!r}")
-        if not (math.isfinite(weight) and float(weight) >= 0):
+        is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight < math.inf:
             raise ValueError(
-                f"{where}: that of {name!r} must be finite and not negative, got {weight}; give a share, such "
-                "as 0.3"
+                f"{where}: that of {name!r} must be a finite number and not negative, got {weight!r}; give a "
+                "share, such as 0.3"
             )
     if not any(weights.values()):
         raise ValueError(f"{where}: one of them must be above 0, and all are 0; give a source a weight")
