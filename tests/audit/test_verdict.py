@@ -118,11 +118,6 @@ def test_other_options_leaves_or_states_are_differences(fields, text):
     assert text in found["difference"]["found"]
 
 
-def test_processes_must_agree_on_states():
-    found = judged(run(), dataclasses.replace(run(), states=LATE))["difference"]
-    assert "process 1 and process 0 disagree" in found["found"]
-
-
 def test_a_layout_without_compared_rows_is_not_reported_as_the_same():
     assert judged(NotRun("no", failed=False))["not_run"] == "no"
     late = judged(dataclasses.replace(run(batches=1), first_batch=9))

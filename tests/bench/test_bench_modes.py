@@ -10,11 +10,9 @@ import jax
 import numpy as np
 import programs
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from feedline._src.tools.bench import modes, practices
-from feedline._src.tools.bench.machine import KILLED, compiled_bytes, in_a_process
+from feedline._src.tools.bench.machine import KILLED, in_a_process
 from feedline._src.tools.bench.workload import Workload
 from feedline._src.trainer.modes import compiled
 
@@ -36,25 +34,6 @@ def test_the_modes_have_the_same_losses_and_only_jit_single_needs_more_memory():
         assert figures["peak_from"] == "compiler"
     total = {mode: figures["compiled_bytes"]["total"] for mode, figures in found.items()}
     assert total["jit_single"] > total["jit_multi"] == pytest.approx(total["pmap"], rel=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
-def test_twice_the_devices_halve_the_activations(mode):
-    """The parameters are replicated, so their part of the temporary memory stays; many rows make it small."""
-    workload = Workload(depth=3, width=32, inputs=16, outputs=4, rows=1 << 16)
-    temporary = {}
-    for devices in (2, 4, 8):
-        sharding = NamedSharding(Mesh(jax.devices()[:devices], ("data",)), P("data"))
-        spec = {
-            name: jax.ShapeDtypeStruct((workload.rows, width), np.float32, sharding=sharding)
-            for name, width in (("x", 16), ("y", 4))
-        }
-        executable = compiled(workload.task(), mode, spec).compile()[1]
-        temporary[devices] = compiled_bytes(executable)["temporary"]
-    assert temporary[4] == pytest.approx(temporary[2] / 2, rel=0.02)
-    assert temporary[8] == pytest.approx(temporary[4] / 2, rel=0.02)
-    assert temporary[8] >= 2 * workload.depth * workload.width * workload.rows / 8 * 4 / 2  # the activations
 
 
 def test_flops_are_those_that_the_compiler_counts():

@@ -1,6 +1,5 @@
 """Thousands of processes: what must not grow with the processes, at sizes at which the answer can be computed."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -137,16 +136,6 @@ def test_of_many_replicas_those_that_differ_from_the_first_are_named():
     assert [(process, other) for process, other, _ in told] == [(4, 0)]
     assert "processes 4 and 0 differ in batch, first among rows 7 to 7 " in told[0][2]
     assert max(each.calls for each in outcome.traffic) <= 2 * 11
-
-
-def test_the_script_prints_and_saves(tmp_path, capsys, monkeypatch):
-    options = ["--processes", "4", "16", "--repeats", "1", "--out", str(tmp_path / "out.json")]
-    monkeypatch.setattr(sys, "argv", ["scale.py", *options])
-    scale.main()
-    found = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert [each["processes"] for each in found["simulated"]] == [4, 16]
-    assert all(each["process"]["step_cpu_s"] > 0 for each in found["simulated"])
-    assert "refuted" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import programs
 import pytest
 import simplejpeg
 from marked import MOST, marked_image, recognised
-from peers import images_data
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "peers" / "images.py"
 HERE = ["images_limit", "images_feedline", "images_grain"]
@@ -37,24 +36,6 @@ def test_it_runs_in_this_interpreter(tmp_path):
     assert found["entrants"]["images_feedline"]["of_limit"]["rounds"] == 2
     assert {len(samples) for key, samples in result["training"].items() if key != "step_s"} == {10}
     assert result["data"]["files"] == 48
-
-
-def test_the_photographs_are_made_once(tmp_path):
-    folder = images_data.photo_jpegs(tmp_path, 12)
-    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*.jpg")}
-    assert len(files) == 12
-    for path in files:
-        data = path.read_bytes()
-        height, width, space, sampling = simplejpeg.decode_jpeg_header(data)
-        assert (375 <= height <= 480, 500 <= width <= 640, space, sampling) == (True, True, "YCbCr", "420")
-        assert 30_000 < len(data) <= images_data.FILE_BYTES
-        assert simplejpeg.decode_jpeg(data).std() > 15
-    assert len({path.read_bytes() for path in files}) == 12
-    assert images_data.photo_jpegs(tmp_path, 12) == folder
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.jpg")} == files
-    told = images_data.described(folder)
-    assert (told["files"], sum(told["classes"].values())) == (12, 12)
-    assert set(told["classes"]) == set(told["photographs"])
 
 
 def cropped(index, mirrored=False):

@@ -60,17 +60,6 @@ def test_the_printed_line_opens_the_rows(form, capsys):
         np.testing.assert_array_equal(out[name], array)
 
 
-def test_the_line_of_dicts_in_rows(here, capsys):
-    Path("nested.py").write_text(
-        "import numpy as np\nrows = {'x': {'a': np.arange(8).reshape(4, 2)}, 'y': np.arange(4)}\n"
-    )
-    assert main(["convert", "nested:rows", "out", "--format", "array_record"]) == 0
-    *_, line = capsys.readouterr().out.splitlines()
-    dtype = "np.dtype([('x', [('a', 'int64', (2,))]), ('y', 'int64', ())])"
-    assert line == f"feedline.open_source('out/*.array_record', dtype={dtype})"
-    assert eval(line, {"feedline": feedline, "np": np})[1]["x"]["a"].tolist() == [2, 3]
-
-
 def test_sources_of_a_module(here, capsys):
     assert main(["convert", f"{here}:make_source", "labels"]) == 0
     assert main(["convert", f"{here}:columns", "columns"]) == 0

@@ -8,7 +8,7 @@ import pytest
 
 import feedline
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.tools.train.labelled import DIGITS, Holdout, digits, from_files, synthetic
+from feedline._src.tools.train.labelled import DIGITS, Holdout, digits, from_files
 
 
 def contents(source):
@@ -47,16 +47,6 @@ def test_every_row_is_in_one_part_and_in_order(count):
     assert test == [r for r in range(count) if r % 5 == 0]
     assert train == [r for r in range(count) if r % 5]
     assert Holdout(whole, "train").identity != Holdout(whole, "test").identity
-
-
-def test_made_up_rows_are_the_same_in_every_process():
-    first, again = synthetic(100), synthetic(100)
-    assert [len(first.train), len(first.test), first.classes] == [100, 20, 10]
-    for part in ("train", "test"):
-        one, other = contents(getattr(first, part)), contents(getattr(again, part))
-        assert all(np.array_equal(one[name], other[name]) for name in ("image", "label"))
-        assert one["image"].shape[1:] == (256,)
-        assert set(np.unique(one["label"])) <= set(range(10))
 
 
 def save(path, image, label):

@@ -91,15 +91,6 @@ def test_a_failure_is_one_line_and_an_exit_code(error, code, told, monkeypatch, 
     assert capsys.readouterr() == ("", f"feedline: {told}\n")
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch):
-    def run(self):
-        raise AssertionError("a defect")
-
-    monkeypatch.setattr(Train, "run", run)
-    with pytest.raises(AssertionError, match="a defect"):
-        main(["train"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [

@@ -145,21 +145,6 @@ def test_encoded_rows(kind, form, chosen):
     assert set(files_of("out")) == {f"rows-0000{i}-of-00003.{chosen}" for i in range(3)}
 
 
-def test_bytes_take_a_byte_in_parquet():
-    image = np.random.default_rng(0).integers(0, 256, (100, 16, 16, 3)).astype(np.uint8)
-    feedline.convert({"image": image}, "out", format="parquet")
-    assert len(files_of("out")["rows-00000-of-00001.parquet"]) < 1.1 * image.nbytes
-
-
-def test_a_conversion_reads_chunks_of_which_files_have_whole_numbers():
-    source = Counted(1 << 20)  # 32 MiB
-    feedline.convert(source, "out")
-    assert max(map(len, source.reads)) * 32 == 8 << 20
-    for rows, shards in ((1 << 30, 128), (1 << 40, 512)):
-        plan = Conversion.of(Counted(rows), "out", "parquet", None)
-        assert (plan.rows_per_shard % plan.rows_per_chunk, plan.shards) == (0, shards)
-
-
 # --- what is refused ---
 
 

@@ -45,7 +45,7 @@ def state_of(feed):
 def save(folder, steps):
     # a checkpoint after each of the steps
     with feedline.Feed({"x": np.zeros((64, 4), np.float32)}, 4, ONE) as feed:
-        with Checkpoints(DISK / folder, feed, MESH, asynchronous=False) as checkpoints:
+        with Checkpoints(DISK / folder, feed, MESH) as checkpoints:
             checkpoints.restore(state_of(feed))
             for _ in range(steps):
                 next(feed)

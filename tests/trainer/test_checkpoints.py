@@ -228,20 +228,6 @@ def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, capl
 # --- damage ---
 
 
-@pytest.mark.parametrize("between", ["item_metadata", "restore"])
-def test_a_checkpoint_that_is_removed_while_it_is_read_is_named(between, copied, monkeypatch):
-    usual = getattr(ocp.CheckpointManager, between)
-
-    def removed_before(*arguments, **named):
-        shutil.rmtree(copied / "3", ignore_errors=True)
-        return usual(*arguments, **named)
-
-    monkeypatch.setattr(ocp.CheckpointManager, between, removed_before)
-    with pytest.raises((feedline.FeedError, ValueError), match=f"{copied}/3"):
-        restore(copied)
-    assert restore(copied)[1]["step"] == 2
-
-
 def test_a_full_disk_is_an_error_without_the_tracebacks_of_orbax(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10_000))
     told = "a checkpoint could not be written: No space left on device. The newest whole one is none; make room"

@@ -153,18 +153,6 @@ def test_an_optimizer_with_a_random_key_resumes(tmp_path):
     np.testing.assert_array_equal(noisy(6, checkpoint_dir=tmp_path).params["slope"], noisy(6).params["slope"])
 
 
-def test_epochs_are_counted_over_resumes(tmp_path):
-    seen = []
-    stopped = fit_on(
-        feed_of(epochs=3), checkpoint_dir=tmp_path, after_step=lambda step: seen.append(step) or step == 11
-    )
-    assert (seen, stopped.progress.step, stopped.history[-1]["step"]) == (list(range(1, 12)), 11, 11)
-    assert stopped.stopped
-    rest = fit_on(feed_of(epochs=3), checkpoint_dir=tmp_path, after_step=lambda step: None)
-    assert (rest.progress.step, rest.stopped) == (24, False)
-    assert fit_on(feed_of(epochs=3), checkpoint_dir=tmp_path).progress.rows == 0
-
-
 def test_a_resume_with_other_weights_says_to_give_a_phase(tmp_path):
     halves = {"a": {"x": X[:100], "y": Y[:100]}, "b": {"x": X[100:], "y": Y[100:]}}
 
@@ -270,12 +258,6 @@ def test_a_loss_that_counts_padding_is_warned_of(caplog):
         caplog.clear()
         fit_on(feed_of(epochs=1, remainder="pad"), loss=of, steps=1)
         assert ("the loss does not use it, so these rows count; take means with" in caplog.text) == warned
-
-
-@pytest.mark.parametrize("valid", [np.ones(200, np.float32), np.ones((200, 5), bool), np.ones(200, np.int8)])
-def test_a_leaf_valid_that_is_not_about_padding_is_refused(valid):
-    with pytest.raises(TypeError, match=r'the leaf "valid" tells rows from padding, bool \[24\], and here it is'):
-        fit_on(feed_of(rows={"x": X, "y": Y, "valid": valid}), steps=1)
 
 
 # --- several steps a call ---

@@ -5,7 +5,6 @@ import dataclasses
 import math
 import resource
 import socket
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -196,13 +195,6 @@ def test_what_is_no_log_is_refused_and_left_alone(content, tmp_path, monkeypatch
         assert isinstance(content, str) or path.read_bytes() == content
 
 
-def test_an_empty_file_becomes_a_log(tmp_path):
-    (tmp_path / "log.csv").touch()
-    with CSVLog(tmp_path / "log.csv") as log:
-        log(report(1))
-    assert steps(tmp_path / "log.csv") == [1]
-
-
 @pytest.mark.parametrize("at", ["fsync", "replace"])
 def test_ctrl_c_while_the_file_is_written_anew_keeps_the_old_one(tmp_path, monkeypatch, at):
     def interrupted(*arguments):
@@ -215,29 +207,6 @@ def test_ctrl_c_while_the_file_is_written_anew_keeps_the_old_one(tmp_path, monke
             log(report(10, loss=1.0, eval_loss=1.0))
     assert steps(tmp_path / "log.csv") == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
-
-
-@pytest.mark.slow
-def test_tensorboard_shows_an_event_when_the_callback_returns(tmp_path):
-    with TensorBoardLog(tmp_path / "new" / "folder") as log:
-        log(report(1))
-        assert scalars(tmp_path / "new" / "folder") == {"loss": {1: 1.0}}
-        log(report(10, loss=math.inf, eval_loss=0.0))
-        shown = scalars(tmp_path / "new" / "folder")
-    assert shown == {
-        "loss": {1: 1.0, 10: math.inf},
-        "eval_loss": {10: 0.0},
-        "rows_per_s": {10: 100.0},
-        "wait_share": {10: 0.25},
-    }
-
-
-def test_without_tensorboardx_the_error_names_the_extra(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboardX"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(ImportError, match=r"^TensorBoardLog needs tensorboardX: pip install '\.\[tensorboard"):
-        TensorBoardLog(tmp_path)
 
 
 @pytest.mark.parametrize("log", LOGS)

@@ -1,6 +1,5 @@
 """The loop: what it counts, how far it runs ahead, what it reports."""
 
-import itertools
 import math
 
 import jax
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from feedline._src.trainer import loop as module
-from feedline._src.trainer.loop import Loop, NotFinite, Progress, evaluate, train
+from feedline._src.trainer.loop import NotFinite, Progress, evaluate, train
 from feedline._src.trainer.modes import Program
 
 
@@ -105,23 +104,6 @@ def test_reports_come_after_the_first_step_at_multiples_and_at_the_end(clock, re
     assert [progress.step for progress in seen] == reports
     assert [progress.loss for progress in seen] == [losses[step - 1] for step in reports]
     assert {progress.resumed for progress in seen} == {resumed}
-
-
-def test_no_batch_is_refused_unless_steps_were_done_before(clock):
-    with pytest.raises(ValueError, match="at least one batch, and the iterator gave none"):
-        train(program_of(clock), State(0), [])
-    seen = []
-    _, progress = train(program_of(clock), State(7), [], report=seen.append)
-    assert (progress.step, progress.resumed, progress.rows, seen) == (7, 7, 0, [])
-
-
-def test_after_a_step_training_may_be_ended_and_no_other_batch_is_taken(clock):
-    asked, loop = [], Loop(program_of(clock), 0)
-    for state in loop.steps(State(0), (asked.append(k) or {"label": np.zeros(10)} for k in itertools.count())):
-        if state.step == 4:
-            break
-    progress = loop.end()
-    assert (progress.step, progress.loss, asked) == (4, 7.0, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(

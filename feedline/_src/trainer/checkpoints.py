@@ -53,12 +53,11 @@ class Checkpoints:
       OSError: the directory cannot be created or written to.
     """
 
-    def __init__(self, directory: Path, feed: Any, mesh: Mesh, asynchronous: bool = True) -> None:
+    def __init__(self, directory: Path, feed: Any, mesh: Mesh) -> None:
         self._directory = directory
         self._feed = feed
         self._replicated = NamedSharding(mesh, P())
         self._step_places = StepPlaces("checkpoints", {device.process_index for device in mesh.devices.flat})
-        self._asynchronous = asynchronous
         with contextlib.ExitStack() as stack:
             # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
             if jax.process_index() == 0:
@@ -160,8 +159,6 @@ class Checkpoints:
                 checksums=ocp.args.JsonSave(_checksums(state, feed)),
             )
             self._manager.save(feed["step"], args=items, force=True)
-            if not self._asynchronous:
-                self._manager.wait_until_finished()
 
     def _feed_state(self, state: State) -> dict[str, Any]:
         feed: dict[str, Any] = self._feed.get_state()

@@ -174,7 +174,7 @@ def fit(
     if checkpoint_dir is not None:
         from feedline._src.trainer.checkpoints import Checkpoints  # Orbax takes long to import; few runs need it
 
-        opened = Checkpoints(Path(checkpoint_dir), feed, program.mesh, practices.save_asynchronously)
+        opened = Checkpoints(Path(checkpoint_dir), feed, program.mesh)
     with opened as checkpoints:
         state = program.start() if checkpoints is None else checkpoints.restore(program.start())
         done = int(jax.device_get(state.step))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from feedline._src.trainer.task import Init, Loss, Remat, mean_of_valid, rematerialised
+from feedline._src.trainer.task import Init, Loss, mean_of_valid
 
 
 class Sizes(NamedTuple):
@@ -42,19 +42,17 @@ class MLP(nnx.Module):
         self.hidden = nnx.List([nnx.Linear(i, o, rngs=rngs) for i, o in itertools.pairwise(widths)])
         self.scores = nnx.Linear(sizes.width, sizes.classes, rngs=rngs)
 
-    def __call__(self, image: jax.Array, remat: Remat = "none") -> jax.Array:
+    def __call__(self, image: jax.Array) -> jax.Array:
         signal = as_features(image).astype(self.scores.kernel.dtype)
-        hidden = rematerialised(lambda signal, kernel, bias: nnx.gelu(signal @ kernel + bias), remat)
         for layer in self.hidden:
-            kernel, bias = nnx.state(layer)["kernel"], nnx.state(layer)["bias"]
-            signal = hidden(signal, kernel[...], bias[...])
+            signal = nnx.gelu(layer(signal))
         return self.scores(signal)
 
 
-def classifier(sizes: Sizes, remat: Remat = "none") -> tuple[Init, Loss]:
+def classifier(sizes: Sizes) -> tuple[Init, Loss]:
     """The MLP as `fit` takes a model: its `init`, and its `loss` with the metric "accuracy".
 
-    The loss of a row with scores z is log Σ_c exp z_c − z_label. `remat` is about each hidden layer.
+    The loss of a row with scores z is log Σ_c exp z_c − z_label.
     """
 
     def init(key: jax.Array) -> Any:
@@ -63,7 +61,7 @@ def classifier(sizes: Sizes, remat: Remat = "none") -> tuple[Init, Loss]:
     graph = nnx.graphdef(nnx.eval_shape(lambda: MLP(sizes, rngs=nnx.Rngs(0))))
 
     def loss(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        scores = nnx.merge(graph, params)(batch["image"], remat).astype(jnp.float32)
+        scores = nnx.merge(graph, params)(batch["image"]).astype(jnp.float32)
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"])
         correct = (scores.argmax(axis=-1) == batch["label"]).astype(jnp.float32)
         return mean_of_valid(losses, batch), {"accuracy": mean_of_valid(correct, batch)}

@@ -39,7 +39,6 @@ class Practices:
         leaf along the largest axis that can be divided; XLA gathers what a layer needs. Only in mode "jit_multi".
       guard_transfers: after its first step, the loop runs under `jax.transfer_guard("disallow")`: an array that
         would be moved between host and devices implicitly is an error.
-      save_asynchronously: a checkpoint is written while training continues. False: training waits.
 
     Raises:
       ValueError: `compute` is unknown.
@@ -53,7 +52,6 @@ class Practices:
     compute: Compute = "float32"
     shard_state: bool = False
     guard_transfers: bool = True
-    save_asynchronously: bool = True
 
     def __post_init__(self) -> None:
         if self.compute not in get_args(Compute):

@@ -138,7 +138,7 @@ class PracticesBenchmark(_TrainingBenchmark):
     """What each practice of the trainer brings: step time and device memory with it and without it.
 
     Among them: donation, rematerialisation, bfloat16, a sharded state, uint8 inputs, several steps a call, metrics
-    fetched together, asynchronous checkpoints. Each pair is measured alternately. What costs time on the host is
+    fetched together. Each pair is measured alternately. What costs time on the host is
     measured with a small model, whose steps are short.
     """
 

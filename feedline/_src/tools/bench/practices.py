@@ -10,10 +10,8 @@ import contextlib
 import dataclasses
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 from jax.sharding import NamedSharding
@@ -23,7 +21,6 @@ from feedline._src.feed import Feed
 from feedline._src.tools.bench.machine import compiled_bytes, in_a_process
 from feedline._src.tools.bench.modes import step_s
 from feedline._src.tools.bench.workload import PRESETS, Workload
-from feedline._src.trainer.fitting import fit
 from feedline._src.trainer.loop import train
 from feedline._src.trainer.modes import AXIS, Practices, compiled, mesh_for
 
@@ -31,7 +28,6 @@ COLUMNS = "practice                workload     on ms   off ms   on ÷ off      
 _BATCHES = 4  # in the data
 _PREFETCH = 2
 _REPORT_EVERY = 10
-_SAVE_EVERY = 10
 _STEPS_PER_CALL = 8
 Figures = dict[str, Any]
 
@@ -53,13 +49,11 @@ class Pair:
     Attributes:
       workload: "large": that of the preset; "4 × rows": with as many times the rows, so that activations are
         a large part of the memory; "short": a small model, whose steps take a few milliseconds on CPUs.
-      measure: what is timed: the "loop" alone, or with "saves" every ten steps.
     """
 
     workload: str
     on: Setup
     off: Setup
-    measure: Literal["loop", "saves"] = "loop"
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
@@ -85,7 +79,6 @@ def pairs(large: Workload) -> dict[str, Pair]:
         "steps_per_call": of(brief, "short", steps_per_call=_STEPS_PER_CALL),
         "metrics_together": Pair("short", brief, Setup(short, report_every=1)),
         "transfer_guard": Pair("short", brief, Setup(short, unguarded)),
-        "asynchronous_saves": Pair("large", plain, Setup(large, Practices(save_asynchronously=False)), "saves"),
     }
 
 
@@ -108,7 +101,7 @@ def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
         runs: dict[str, Callable[[float], float]] = {}
         setups = {"on": pair.on, "off": pair.off}
         for which, setup in setups.items():
-            run, figures = context.enter_context(_ready(setup, pair.measure))
+            run, figures = context.enter_context(_ready(setup))
             runs[which], found[which] = run, {**figures, "step_ms_samples": []}
             run(0.0)  # everything is compiled
             # by the compiler: a device's own peak would be that of both
@@ -124,21 +117,18 @@ def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
 
 
 @contextlib.contextmanager
-def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float], Figures]]:
+def _ready(setup: Setup) -> Iterator[tuple[Callable[[float], float], Figures]]:
     """A function (seconds) → mean time of a step, and what the compiler says."""
     sharding = NamedSharding(mesh_for("jit_multi"), P(AXIS))
     workload = setup.workload.for_devices()
     setup = dataclasses.replace(setup, workload=workload)
-    with contextlib.ExitStack() as context:
-        feed = context.enter_context(
-            Feed(
-                workload.data(max(_BATCHES, setup.steps_per_call)),
-                workload.rows,
-                sharding,
-                prefetch=_PREFETCH,
-                steps_per_call=setup.steps_per_call,
-            )
-        )
+    with Feed(
+        workload.data(max(_BATCHES, setup.steps_per_call)),
+        workload.rows,
+        sharding,
+        prefetch=_PREFETCH,
+        steps_per_call=setup.steps_per_call,
+    ) as feed:
         began = time.perf_counter()
         program = compiled(workload.task(), "jit_multi", feed.spec, setup.practices, setup.steps_per_call)
         step, executable = program.compile()
@@ -147,9 +137,6 @@ def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float
             "compile_s": time.perf_counter() - began,
             "compiled_bytes": compiled_bytes(executable, feed.spec, waiting=_PREFETCH + 1),
         }
-        if measure != "loop":
-            yield _fitted(setup, feed, context), figures
-            return
         state = program.start()
 
         def run(seconds: float) -> float:
@@ -171,23 +158,6 @@ def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float
                 calls = int(calls * min(100.0, 1.2 * seconds / took_s)) + 1
 
         yield run, figures
-
-
-def _fitted(setup: Setup, feed: Feed, context: contextlib.ExitStack) -> Callable[[float], float]:
-    """A function that runs `fit` with checkpoints, and returns the mean time of a step."""
-    task, folder = setup.workload.task(), Path(context.enter_context(tempfile.TemporaryDirectory()))
-    number = itertools.count()
-
-    def run(seconds: float) -> float:
-        feed.seek(0)
-        state = {**feed.get_state(), "step": 0}
-        feed.set_state(state)
-        options: dict[str, Any] = {"checkpoint_dir": folder / str(next(number)), "save_every": _SAVE_EVERY}
-        steps = 2 * _SAVE_EVERY + (int(seconds * 40) // _SAVE_EVERY) * _SAVE_EVERY
-        fitted = fit(feed, task.init, task.loss, task.optimizer, steps=steps, practices=setup.practices, **options)
-        return step_s(fitted.progress)
-
-    return run
 
 
 def line(name: str, found: Figures) -> str:

@@ -10,9 +10,7 @@ import tyro
 
 from feedline._src.options import checked_integer
 
-_COUNTS = (
-    "rows", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices", "steps_per_call",
-)  # fmt: skip
+_COUNTS = ("rows", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +39,6 @@ class TrainOptions:
       cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
       threads: threads that read rows. None: the cores that this process may use, at least 2 and at most 16.
       prefetch: how many placed batches may wait on the devices. 0: read each batch when it is asked for, to debug.
-      compute: bfloat16: compute the loss and its gradient in that dtype; parameters and optimizer stay float32.
-      remat: which results of a hidden layer are computed again for the gradient instead of being kept. all:
-        everything but its input. cheap: everything but its input and its matrix product.
-      shard_state: split parameters and optimizer over the devices, which takes less memory on each. Needs
-        --mode jit_multi.
-      steps_per_call: training steps in one compiled call. More than 1 saves time where a step takes less than some
-        milliseconds. Divides the steps, and those of an epoch.
-      memory: warn of memory that grows with the steps, and at the end print what devices and the host held at the
-        start of this run, after 40 steps and at the end.
       quiet: show no line of progress while training.
       json: print the result as one line of JSON on standard output, in place of the summary.
     """
@@ -70,11 +59,6 @@ class TrainOptions:
     cpu_devices: int | None = None
     threads: int | None = None
     prefetch: int = 2
-    compute: Literal["float32", "bfloat16"] = "float32"
-    remat: Literal["none", "all", "cheap"] = "none"
-    shard_state: bool = False
-    steps_per_call: int = 1
-    memory: bool = False
     quiet: bool = False
     json: bool = False
 

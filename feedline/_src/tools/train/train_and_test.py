@@ -28,9 +28,8 @@ from feedline._src.tools.train.options import TrainOptions
 from feedline._src.trainer.fitting import Fitted, fit
 from feedline._src.trainer.live import LiveLine
 from feedline._src.trainer.loop import Evaluation, Progress
-from feedline._src.trainer.memory import MemoryWatch
 from feedline._src.trainer.model import Sizes, classifier
-from feedline._src.trainer.modes import AXIS, Practices, mesh_for
+from feedline._src.trainer.modes import AXIS, mesh_for
 
 _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a read
 
@@ -42,13 +41,11 @@ def train_and_test(options: TrainOptions) -> int:
     only this process knows of a signal that came after the last step, so all of them test before it is raised.
     """
     data = _data(options)
-    order, per_call = Order(seed=options.seed), options.steps_per_call
     with (
-        _feed(options, data.train, order=order, epochs=options.passes, steps_per_call=per_call) as feed,
+        _feed(options, data.train, order=Order(seed=options.seed), epochs=options.passes) as feed,
         _feed(options, data.test, order=Order(shuffle=False), epochs=1, remainder="pad") as test_feed,
     ):
-        with _reporting_memory(options, feed) as watch:
-            fitted, signalled = _fitted(options, data, feed, watch)
+        fitted, signalled = _fitted(options, data, feed)
         how = "interrupted" if signalled == signal.SIGINT else "terminated"
         ended = f"{how} after step {fitted.progress.step:,}, which is saved" if _is_first_process() else ""
         if signalled is not None and fitted.stopped:
@@ -62,12 +59,10 @@ def train_and_test(options: TrainOptions) -> int:
     return 0
 
 
-def _fitted(
-    options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatch | None
-) -> tuple[Fitted, int | None]:
+def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, int | None]:
     """Train. Returns also the number of the signal that came, with checkpoints."""
     sizes = Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
-    init, loss = classifier(sizes, options.remat)
+    init, loss = classifier(sizes)
     saved = options.checkpoint_dir is not None
     if saved:
         with interrupts_wait():  # `fit` imports it, and an interrupt would leave it half imported
@@ -79,15 +74,10 @@ def _fitted(
         stop = context.enter_context(stopping()) if saved else None
 
         def report(progress: Progress) -> None:
-            if saved and progress.step == progress.resumed + options.steps_per_call:
+            if saved and progress.step == progress.resumed + 1:
                 _print_start(options, progress)
             if live is not None:
                 live(progress)
-
-        def after_step(step: int) -> bool:
-            if watch is not None:
-                watch.after_step()
-            return saved and should_stop(step)
 
         fitted = fit(
             feed,
@@ -100,23 +90,11 @@ def _fitted(
             callbacks=[report],
             checkpoint_dir=options.checkpoint_dir,
             save_every=options.save_every,
-            after_step=after_step,
-            practices=Practices(compute=options.compute, shard_state=options.shard_state),
+            after_step=should_stop if saved else None,
         )
     if saved and fitted.progress.step == fitted.progress.resumed and _is_first_process():
         _print_start(options, fitted.progress)
     return fitted, None if stop is None else stop.signal
-
-
-@contextlib.contextmanager
-def _reporting_memory(options: TrainOptions, feed: Feed) -> Iterator[MemoryWatch | None]:
-    watch = MemoryWatch(feed) if options.memory else None
-    try:
-        yield watch
-    finally:
-        if watch is not None and _is_first_process():
-            with contextlib.suppress(RuntimeError):  # of JAX: it must not hide what ended the training
-                print(watch.report(), file=sys.stderr, flush=True)
 
 
 def _print_start(options: TrainOptions, progress: Progress) -> None:
