@@ -120,8 +120,8 @@ def test_a_worker_tells_only_of_the_batches_that_it_reads():
         tell_source=lambda start, ahead: len(told) < 4 and (told.append((start, ahead)) or True),
     )
     batches = LocalBatches(access, None, every=3)
-    batches._tell_source(1)
+    batches._announce(1)
     assert told == [(1, 0), (4, 3), (7, 6), (10, 9)]
     told.clear()
-    batches._tell_source(4)
+    batches._announce(4)
     assert told == [(13, 9), (16, 12), (19, 15)]

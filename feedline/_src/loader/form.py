@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.errors import RowError
 from feedline._src.options import BadRows
 from feedline._src.order.epoch import keys_at
 from feedline._src.order.schedule import BatchPositions, Cursor
@@ -18,7 +19,7 @@ from feedline._src.placement.plan import Columns, Indices, LeafPlan
 from feedline._src.plan.asked import VALID, Asked, SourceMetadata, Transform
 from feedline._src.plan.plan import Plan
 from feedline._src.record import PartTimes
-from feedline._src.rows.bad_rows import BadRow
+from feedline._src.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline._src.rows.source import Rows
 from feedline._src.rows.spec import Array, RowSpec, check_fits
 from feedline._src.rows.values import as_array
@@ -147,6 +148,32 @@ class LocalForm:
             if self.bad_rows == "raise":
                 check_fits(values, leaf, rows)
             np.copyto(target[mine], values, casting="unsafe")
+
+    def replaced(
+        self,
+        write: Callable[[slice], None],
+        write_substitute: Callable[[int, RowError], int],
+        positions: BatchPositions,
+        index: Indices,
+        offsets: Indices,
+        error: RowError,
+    ) -> list[BadRow]:
+        """Write rows again after `error`, each bad one with a substitute. RowError if bad rows are raised.
+
+        Args:
+          write: reads and writes a slice of the rows.
+          write_substitute: writes another row in place of one, after its error. Returns its row index.
+          index, offsets: of each row, the row index and the row of the global batch.
+        """
+        if self.bad_rows == "raise":
+            raise_located(write, positions, index, error)
+        bad = []
+        for i, failure in find_bad_rows(write, index, error):
+            failure.locate(int(index[i]), int(positions.epoch[i]), int(positions.position[i]))
+            substitute = write_substitute(i, failure)
+            if positions.valid[i]:  # padding repeats rows, and each counts once
+                bad.append(BadRow.of(failure, int(offsets[i]), substitute))
+        return bad
 
     def mask_of(self, valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
         """The leaf `valid` at the rows `mask`, of which `valid` are no padding."""

@@ -1,6 +1,7 @@
 """Rows with random access: any thread, or a worker process, reads any part of any batch after any cursor.
 
-What is delivered at once, one batch or with several steps per call as many, is numbered from 0 after an origin.
+A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0
+after an origin, and each is read in parts.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ from feedline._src.loader.form import Cuts, HostBatch, LocalForm, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.epoch import RowOrder, Taken
-from feedline._src.order.schedule import ENDLESS, BatchPositions, Cursor, Schedule
+from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
 from feedline._src.placement.plan import Indices
 from feedline._src.record import PartTimes, Stopwatch, this_thread
-from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
+from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row
 from feedline._src.rows.source import Cut, Source
 from feedline._src.rows.spec import cast_into
 from feedline._src.runtime.threads import JaxSettings, annotation
 
 _log = logging.getLogger("feedline")
-_MOST_AHEAD = 1 << 8
-"""Deliveries of which a source is told. To tell of one costs as much as the order of its rows."""
+_MAX_ANNOUNCED = (
+    1 << 8
+)  # deliveries announced to the source in advance: each costs as much as the order of its rows
 
 
 class _Part(NamedTuple):
     """Some rows of the batch at `start`, and the leaves that are read of them.
 
-    `offsets` are ascending rows of the global batch, `here` the rows of `buffers` that are written, and `indices`
-    the row indices, None until they are computed.
+    Attributes:
+      offsets: ascending rows of the global batch.
+      here: the rows of `buffers` that are written.
+      indices: the row indices; None until the rows have been read.
     """
 
     start: Cursor
@@ -47,10 +51,11 @@ class _Part(NamedTuple):
     indices: Any = None
 
     def some(self, some: slice) -> _Part:
+        """Adjacent rows of this part, whose indices are known."""
         return self._replace(offsets=self.offsets[some], indices=self.indices[some], here=self._there(some))
 
     def targets(self, some: slice) -> list[Cut]:
-        """Where to write adjacent rows of this part as they are read."""
+        """Where adjacent rows of this part are written as they are read."""
         there = self._there(some)
         return [(i, columns, self.buffers.read[i][there]) for i, columns in self.cuts]
 
@@ -59,7 +64,7 @@ class _Part(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """How a part was made, and which of its rows were bad."""
+    """How a part was made, and its bad rows."""
 
     times: PartTimes
     bad: list[BadRow]
@@ -219,132 +224,110 @@ class RandomAccess:
 
     def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> _Result:
         """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones."""
-        results = []
+        watch, bad = Stopwatch(), []
+        read_s = read_cpu_s = transform_s = finish_s = finish_cpu_s = 0.0
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
                 here = _share(offsets, part, parts)
-                results.append(self._fill(_Part(start, offsets[here], cuts, buffers, here)))
-        if len(results) == 1:
-            return results[0]
-        first = results[0].times
-        sums = [sum(values) for values in zip(*(times[2:] for times, _ in results), strict=True)]
-        return _Result(PartTimes(first.thread, first.began, *sums), [row for _, bad in results for row in bad])
+                of_read = _Part(start, offsets[here], cuts, buffers, here)
+                try:
+                    with annotation("read"):
+                        of_read = self._read(of_read)
+                    wall_s, cpu_s = watch.lap()
+                    read_s, read_cpu_s = read_s + wall_s, read_cpu_s + cpu_s
+                    transform_s += self._finish(of_read)
+                    wall_s, cpu_s = watch.lap()
+                    finish_s, finish_cpu_s = finish_s + wall_s, finish_cpu_s + cpu_s
+                except RowError as error:
+                    bad += self._replace_bad(of_read, error)
+                    wall_s, cpu_s = watch.lap()
+                    read_s, read_cpu_s = read_s + wall_s, read_cpu_s + cpu_s
+        times = PartTimes(
+            this_thread(), watch.began, read_s, transform_s, finish_s - transform_s, read_cpu_s, finish_cpu_s
+        )
+        return _Result(times, bad)
 
-    def _fill(self, part: _Part) -> _Result:
-        watch, thread = Stopwatch(), this_thread()
-        try:
-            with annotation("read"):
-                part = self._locate_and_read(part)
-            read_s, read_cpu_s = watch.lap()
-            transform_s = self._finish(part)
-            finish_s, finish_cpu_s = watch.lap()
-        except RowError as error:
-            if part.indices is None:
-                part = part._replace(indices=self.locate(part.start, part.offsets))
-            bad = self._replace_bad(part, error)
-            read_s, read_cpu_s = watch.total()
-            return _Result(PartTimes(thread, watch.began, read_s, read_cpu_s=read_cpu_s), bad)
-        stage_s = finish_s - transform_s
-        times = PartTimes(thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s)
-        return _Result(times, [])
+    def _read(self, part: _Part) -> _Part:
+        """Read the rows of a part. Returns it with their indices.
 
-    def _locate_and_read(self, part: _Part) -> _Part:
-        """Read rows, in one call. Returns the part with their indices."""
-        stretches = self.schedule.positions_by_epoch(part.start, part.offsets)
-        if len(stretches) != 1:  # it goes over the end of an epoch
-            part = part._replace(indices=self.locate(part.start, part.offsets))
-            self._read(part)
-            return part
-        ((epoch, some, positions),) = stretches
+        Unknown indices are computed and read in one call for each epoch.
+        """
         try:
-            index = self.source.read_ordered(self.order, epoch, positions, part.targets(some))
+            if part.indices is not None:
+                at = self.form.rows_at(self.schedule.positions(part.start, part.offsets), part.indices)
+                self.source.read_cuts(at, part.targets(slice(0, len(part.offsets))))
+                return part
+            found = [
+                self.source.read_ordered(self.order, epoch, positions, part.targets(some))
+                for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets)
+            ]
         except FeedError:
             raise
         except Exception as error:  # of any type: a StopIteration would look like the end of the feed
-            raise self._failed(self.locate(part.start, part.offsets), error) from error
-        index.flags.writeable = False
-        return part._replace(indices=index)
+            rows = self._indices(part)
+            which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
+            raise RowError(
+                f"{self.source.kind} failed to read {which} with {type(error).__name__}: {error}", stage="read"
+            ) from error
+        indices = found[0] if len(found) == 1 else np.concatenate(found)
+        indices.flags.writeable = False
+        return part._replace(indices=indices)
 
-    def _read_and_finish(self, part: _Part) -> None:
-        self._read(part)
-        self._finish(part)
-
-    def _read(self, part: _Part) -> None:
-        """Read rows of known index."""
-        at = self.form.rows_at(self._positions(part), part.indices)
-        try:
-            self.source.read_cuts(at, part.targets(slice(0, len(part.offsets))))
-        except FeedError:
-            raise
-        except Exception as error:
-            raise self._failed(part.indices, error) from error
-
-    def _failed(self, rows: Indices, error: Exception) -> RowError:
-        which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
-        return RowError(
-            f"{self.source.kind} failed to read {which} with {type(error).__name__}: {error}", stage="read"
-        )
+    def _indices(self, part: _Part) -> Indices:
+        found: Indices = self.locate(part.start, part.offsets) if part.indices is None else part.indices
+        return found
 
     def _finish(self, part: _Part) -> float:
         """Transform and cast the rows that were read. Returns the seconds in the transform."""
-        buffers, here = part.buffers, part.here
+        buffers, here, form = part.buffers, part.here, self.form
         if buffers.direct:
             return 0.0
-        if self.form.by_leaf:
+        if form.by_leaf:
             for i, _ in part.cuts:
                 read, placed = buffers.read[i], buffers.leaves[i]
                 if placed is not read:
                     with annotation("stage"):
-                        cast_into(placed[here], read[here], self.form.spec.leaves[i], part.indices)
+                        cast_into(placed[here], read[here], form.spec.leaves[i], part.indices)
             return 0.0
         whole, watch = [leaf[here] for leaf in buffers.read], Stopwatch()
-        if self.form.transform is not None:
-            whole = self.form.transformed(self.form.transform, whole, self._positions(part), part.indices)
+        if form.transform is not None:
+            positions = self.schedule.positions(part.start, part.offsets)
+            whole = form.transformed(form.transform, whole, positions, part.indices)
         transform_s, _ = watch.lap()
         with annotation("stage"):
-            self.form.write(whole, buffers.leaves, here, part.indices)
+            form.write(whole, buffers.leaves, here, part.indices)
         return transform_s
 
-    def _positions(self, part: _Part) -> BatchPositions:
-        return self.schedule.positions(part.start, part.offsets)
+    def _replace_bad(self, failed: _Part, error: RowError) -> list[BadRow]:
+        """Write a part again whose read failed with `error`, with a substitute for each bad row."""
+        part = failed._replace(indices=self._indices(failed))
+        positions = self.schedule.positions(part.start, part.offsets)
 
-    def _replace_bad(self, part: _Part, error: RowError) -> list[BadRow]:
-        """Write a part again that failed with `error`, with a substitute for each bad row."""
+        def write(here: _Part) -> None:
+            self._finish(self._read(here))
 
-        def write(some: slice) -> None:
-            self._read_and_finish(part.some(some))
+        def write_substitute(i: int, failure: RowError) -> int:
+            epoch, position, row = int(positions.epoch[i]), int(positions.position[i]), int(part.indices[i])
+            candidates = self.order.substitutes(epoch, position, row).tolist()
+            for candidate in candidates:
+                try:
+                    write(part.some(slice(i, i + 1))._replace(indices=np.array([candidate])))
+                except RowError as again:
+                    check_concerns_a_row(again)
+                else:
+                    return int(candidate)
+            none = RowError(
+                f"another row must replace a bad one, and all {len(candidates)} that were drawn are bad, too; "
+                f"repair the source. The first bad row: {failure.message}",
+                stage="read",
+                file=failure.file,
+            )
+            none.locate(row, epoch, position)
+            raise none from failure
 
-        positions = self._positions(part)
-        if self.form.bad_rows == "raise":
-            raise_located(write, positions, part.indices, error)
-        bad = []
-        for i, failure in find_bad_rows(write, part.indices, error):
-            substitute = self._write_substitute(part.some(slice(i, i + 1)), failure)
-            if positions.valid[i]:  # padding repeats rows, each of which counts once
-                bad.append(BadRow.of(failure, int(part.offsets[i]), substitute=substitute))
-        return bad
-
-    def _write_substitute(self, part: _Part, error: RowError) -> int:
-        """Write another row where this part has one bad row. Returns the row index of the substitute."""
-        row, positions = int(part.indices[0]), self._positions(part)
-        epoch, position = int(positions.epoch[0]), int(positions.position[0])
-        error.locate(row, epoch, position)
-        candidates = self.order.substitutes(epoch, position, row)
-        for candidate in candidates.tolist():
-            try:
-                self._read_and_finish(part._replace(indices=np.array([candidate])))
-            except RowError as again:
-                check_concerns_a_row(again)
-            else:
-                return int(candidate)
-        none = RowError(
-            f"another row must replace a bad one, and all {len(candidates)} that were drawn are bad, too; "
-            f"repair the source. The first bad row: {error.message}",
-            stage="read",
-            file=error.file,
+        return self.form.replaced(
+            lambda some: write(part.some(some)), write_substitute, positions, part.indices, part.offsets, error
         )
-        none.locate(row, epoch, position)
-        raise none from error
 
 
 def _share(offsets: Indices, part: int, parts: int) -> slice:
@@ -354,8 +337,11 @@ def _share(offsets: Indices, part: int, parts: int) -> slice:
 class LocalBatches:
     """The process-local batches from `origin` to the end of the pass. Any thread may read any part, each once.
 
-    It is also an iterator, for one thread. A batch has at most `parts` parts; of `every` deliveries one is read
-    here, as by each of several worker processes.
+    It is also an iterator, for one thread.
+
+    Args:
+      parts: of a batch, at most.
+      every: only one of this many deliveries is read here, the others by other worker processes.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, parts: int = 1, every: int = 1) -> None:
@@ -366,9 +352,9 @@ class LocalBatches:
         self._origin = origin
         self._every = every
         self._lock = threading.Lock()
-        self._telling = threading.Lock()
-        self._told = 0  # the first delivery of which the source was not told; held by _telling
-        # of each delivery of which parts are missing: its memory, and the parts read so far; held by _lock
+        self._announcing = threading.Lock()
+        self._announced = 0  # the first delivery that the source does not know of; held by _announcing
+        # each delivery with missing parts: its memory, and the parts read so far; held by _lock
         self._partial: dict[int, tuple[Buffers, dict[int, _Result | Exception]]] = {}
         self._next = 0  # of the iterator
 
@@ -387,7 +373,8 @@ class LocalBatches:
     def read(self, number: int, part: int) -> HostBatch | None:
         """Read a part of delivery `number`. The call that completes it returns it, or raises its error."""
         access = self._access
-        self._tell_source(number)
+        if access.tells_source:
+            self._announce(number)
         step, of_batch = divmod(part, self._of_batch)
         start, watch = self._start(number, step), Stopwatch()
         with annotation("stage"), self._lock:
@@ -408,16 +395,17 @@ class LocalBatches:
             if len(results) < self.parts:
                 return None
             del self._partial[number]
+        in_order = [results[i] for i in range(self.parts)]
         filled = []
-        for i in range(self.parts):
-            result = results[i]
+        for result in in_order:
             if isinstance(result, Exception):
-                raise result  # of the first part, whichever came first
+                raise result  # of the first part, whichever was first in time
             filled.append(result)
         return self._completed(number, buffers, filled)
 
     def _completed(self, number: int, buffers: Buffers, filled: list[_Result]) -> HostBatch:
         schedule, form, steps = self._access.schedule, self._access.form, self._access.steps_per_call
+        after = schedule.after(self._start(number, -1)) if number else self._origin
         rows = dropped_rows = 0
         bad: list[BadRow] = []
         masks = []
@@ -427,21 +415,14 @@ class LocalBatches:
             found = sorted(row for each in of_step for row in each.bad)
             bad += found
             rows += schedule.real_rows(start)
-            dropped_rows += schedule.dropped_rows(self._before(number, step), start)
+            dropped_rows += schedule.dropped_rows(after, start)
             if form.mask is not None:
                 masks.append(form.mask_of(schedule.positions(start, form.mask).valid, found))
+            after = schedule.after(start)
         leaves = buffers.leaves
         if masks:
             leaves = form.with_mask(leaves, masks[0] if steps == 1 else np.stack(masks))
-        return HostBatch(
-            leaves=leaves,
-            after=schedule.after(start),
-            lanes=None,
-            rows=rows,
-            dropped_rows=dropped_rows,
-            parts=[each.times for each in filled],
-            bad=bad,
-        )
+        return HostBatch(leaves, after, None, rows, dropped_rows, [each.times for each in filled], bad)
 
     def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:
         """Of a part: the number of its rows, the row index of the first, and the file of that row, if known."""
@@ -450,25 +431,23 @@ class LocalBatches:
 
     def end(self) -> StopIteration:
         """The end of the pass. Its value is the number of rows left out after the last batch."""
-        return StopIteration(self._access.schedule.dropped_rows(self._before(self.count, 0), None))
+        last = self._access.schedule.after(self._start(self.count, -1)) if self.count else self._origin
+        return StopIteration(self._access.schedule.dropped_rows(last, None))
 
-    def _tell_source(self, number: int) -> None:
-        """Tell a source that fetches rows which ones come next, from delivery `number` on, until it has enough."""
+    def _announce(self, number: int) -> None:
+        """Announce the rows of deliveries from `number` on to a source that fetches rows, until it has enough."""
         access = self._access
-        if not access.tells_source or not self._telling.acquire(blocking=False):
+        if not self._announcing.acquire(blocking=False):
             return
         try:
-            self._told = max(self._told, number)
-            while self._told < min(self.count, number + _MOST_AHEAD):
-                starts = [self._start(self._told, step) for step in range(access.steps_per_call)]
-                if not all(access.tell_source(start, self._told - number) for start in starts):
+            self._announced = max(self._announced, number)
+            while self._announced < min(self.count, number + _MAX_ANNOUNCED):
+                starts = [self._start(self._announced, step) for step in range(access.steps_per_call)]
+                if not all(access.tell_source(start, self._announced - number) for start in starts):
                     return
-                self._told += self._every
+                self._announced += self._every
         finally:
-            self._telling.release()
+            self._announcing.release()
 
     def _start(self, number: int, step: int) -> Cursor:
         return self._access.schedule.batch_at(self._origin, number * self._access.steps_per_call + step)
-
-    def _before(self, number: int, step: int) -> Cursor:
-        return self._access.schedule.after(self._start(number, step - 1)) if number or step else self._origin
