@@ -216,7 +216,7 @@ OF_FEEDLINE = {
     "state": ["order.past", "order.schedule", "errors"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
     "native": ["native", "errors"],
-    "runtime": ["runtime"],
+    "runtime": [],
     "order": ["order", "native", "options"],  # native: the same order in C
     "order.schedule": [],
     "placement": ["placement", "runtime.threads"],  # on the thread that places
@@ -225,9 +225,9 @@ OF_FEEDLINE = {
     "record": ["options"],  # values that stages return, and who is told of them
     "rows": ["rows", "order", "errors", "options"],  # a source reads the rows at positions of an order
     # what rows are read from, and the two ways to process-local batches
-    "files": ["files", "rows.digests", "native.library", "runtime.exit", "runtime.ending", "errors", "options"],
-    "formats": ["formats", "files", "rows", "runtime.ending", "errors", "options"],
-    "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.ending",
+    "files": ["files", "rows.digests", "native.library", "runtime.exit", "errors", "options"],
+    "formats": ["formats", "files", "rows", "runtime.exit", "errors", "options"],
+    "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.exit",
                 "plan.asked", "errors", "options"],
     "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.threads", "placement.plan",
                "record", "errors", "options"],
@@ -244,7 +244,7 @@ OF_FEEDLINE = {
               "agreement", "state", "version", "feed_options", "options"],
     # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
     "listen": ["listen", "record", "run", "bounds", "loader.form", "prefetch", "order.schedule",
-               "rows.bad_rows", "cluster.cores", "runtime.exit", "runtime.ending", "version", "errors",
+               "rows.bad_rows", "cluster.cores", "runtime.exit", "version", "errors",
                "options"],
     "listen.tokens": ["order.epoch"],
     "life": ["run", "build", "listen", "record", "feed_options", "order.schedule", "agreement.in_step",
@@ -261,7 +261,7 @@ OF_FEEDLINE = {
     "image_limits": [],
     "grain_face": ["loader.lane_files"],
     # beside them
-    "checkpoint": ["grain_face"],
+    "checkpoint": ["loader.lane_files"],
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "listen.metrics", "listen.report"],  # of any feed
     "trainer.logs": ["trainer.loop", "listen.metrics", "listen.statistics"],
@@ -274,7 +274,7 @@ OF_FEEDLINE = {
 }  # fmt: skip
 FROM_OUTSIDE = {
     "checkpoint": ["orbax"],
-    "grain_face": ["jax", "grain"],
+    "grain_face": ["grain"],
     "native": ["numpy"],
     "runtime": ["jax"],
     "order": ["numpy"],
@@ -515,7 +515,7 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=ROOT.parent
     )
     needed = told.stdout.split()
-    assert len(needed) <= 102
+    assert len(needed) <= 88
     rooms = {name.removeprefix("feedline._src.").partition(".")[0] for name in needed}
     assert not rooms & {"tools", "trainer"}
     unneeded = {"feedline._src.files.fetcher", "feedline._src.loader.streams", "feedline._src.loader.workers"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from feedline._src.grain_face import read_state, write_state
+from feedline._src.loader.lane_files import read_state, write_state
 
 
 class _Handler(ocp.CheckpointHandler):

@@ -27,11 +27,11 @@ from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.handover import Closed
 from feedline._src.prefetch.pipelines import Prefetcher, Synchronous
 from feedline._src.prefetch.watch import Watch
-from feedline._src.record import BatchRecord, PartTimes, PlaceTimes, Stopwatch, this_thread
+from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
 from feedline._src.rows.spec import RowSpec, cast_into
 from feedline._src.rows.values import as_array
 from feedline._src.runtime.exit import close_at_exit
-from feedline._src.runtime.threads import JaxSettings, ProcessBound
+from feedline._src.runtime.threads import JaxSettings, ProcessBound, Stopwatch, this_thread
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"

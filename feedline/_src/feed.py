@@ -24,7 +24,7 @@ from feedline._src.prefetch.handover import INSIDE, Closed
 from feedline._src.prefetch.pipelines import Run
 from feedline._src.record import BatchRecord
 from feedline._src.run import Placed
-from feedline._src.runtime.ending import exits
+from feedline._src.runtime.exit import exits
 from feedline._src.runtime.threads import annotation
 from feedline._src.shown import Shown
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import grain
-
-from feedline._src.loader.lane_files import as_path, load_lanes, save_lanes
-
-FILE = "metadata"
-"""As Orbax's JSON has it, so that `JsonRestore` reads what a feed wrote, and a feed what `JsonSave` wrote."""
 
 
 class GrainFace:
@@ -50,6 +43,8 @@ class GrainFace:
         state = self.get_state()  # before the feed goes on
 
         async def write() -> None:
+            from feedline._src.loader.lane_files import write_state
+
             write_state(await directory.await_creation(), state)
 
         return write()
@@ -58,31 +53,11 @@ class GrainFace:
         """Go on from a state that `save` wrote; errors as of `set_state`, and of `feedline.load_lanes`."""
 
         async def read() -> None:
+            from feedline._src.loader.lane_files import read_state
+
             self.set_state(read_state(directory))
 
         return read()
 
 
 grain.DatasetIterator.register(GrainFace)  # handlers written for Grain's iterators ask for their class
-
-
-def write_state(folder: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a state. Every process calls it, with a folder that all of them share."""
-    import jax
-
-    if "lanes" in state:
-        save_lanes(state, folder)
-    elif jax.process_index() == 0:
-        (as_path(folder) / FILE).write_text(json.dumps(state))
-
-
-def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state in a folder.
-
-    Raises:
-      FileNotFoundError, ValueError: it is not the folder of a feed, or lanes are missing.
-    """
-    try:
-        return dict(json.loads((as_path(folder) / FILE).read_text()))
-    except FileNotFoundError:
-        return load_lanes(folder)

@@ -5,8 +5,6 @@ All times are seconds by `time.perf_counter`, which on Linux is the same clock i
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -100,29 +98,3 @@ class Listener(Protocol):
 
     def interrupted(self) -> None:
         """The loop over the batches ended, or goes on elsewhere. On the training thread."""
-
-
-class Stopwatch:
-    """Measures consecutive stages of one thread: each `lap` returns its wall and its processor time in seconds."""
-
-    __slots__ = ("_began_cpu", "_cpu", "_wall", "began")
-
-    def __init__(self) -> None:
-        self.began = self._wall = time.perf_counter()
-        self._began_cpu = self._cpu = time.thread_time()
-
-    def lap(self) -> tuple[float, float]:
-        """Seconds since the last call, or since the start."""
-        wall, cpu = time.perf_counter(), time.thread_time()
-        lap = wall - self._wall, cpu - self._cpu
-        self._wall, self._cpu = wall, cpu
-        return lap
-
-    def total(self) -> tuple[float, float]:
-        """Seconds since the start."""
-        return time.perf_counter() - self.began, time.thread_time() - self._began_cpu
-
-
-def this_thread() -> str:
-    """The name of the calling thread."""
-    return threading.current_thread().name

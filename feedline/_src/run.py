@@ -19,9 +19,9 @@ from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placement
 from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Readers, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
-from feedline._src.record import Listener, PlaceTimes, Stopwatch, this_thread
+from feedline._src.record import Listener, PlaceTimes
 from feedline._src.runtime.exit import close_at_exit
-from feedline._src.runtime.threads import annotation
+from feedline._src.runtime.threads import Stopwatch, annotation, this_thread
 
 if TYPE_CHECKING:
     from feedline._src.agreement.in_step import InStep, LatestValues

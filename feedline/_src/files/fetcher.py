@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from feedline._src.errors import FeedError
 from feedline._src.files.client import TransientError, UnreachableError, Version, client_of
 from feedline._src.files.store import Url
-from feedline._src.runtime.ending import check_may_read
-from feedline._src.runtime.exit import close_at_exit
+from feedline._src.runtime.exit import check_may_read, close_at_exit
 
 _log = logging.getLogger("feedline")
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from feedline._src.formats.registry import Format, fetched_files, require
 from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, check_lengths, check_memory
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
-from feedline._src.runtime.ending import check_may_read, stop_reads
+from feedline._src.runtime.exit import check_may_read, stop_reads
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import Column, Grouped
 from feedline._src.rows.shards import Indices
-from feedline._src.runtime.ending import check_may_read
+from feedline._src.runtime.exit import check_may_read
 
 T = TypeVar("T")
 _DATA, _OTHER = "data.mdb", "lock.mdb"

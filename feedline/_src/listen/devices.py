@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from feedline._src.runtime.ending import exits
-from feedline._src.runtime.exit import close_at_exit
+from feedline._src.runtime.exit import close_at_exit, exits
 
 _MAX_WATCHED = 2
 """Batches whose transfers are watched at a time, and so kept alive."""

@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints of lanes: one file for each lane, whichever process wrote it."""
+"""Files of a feed's state in a checkpoint: one for each lane, whichever process wrote it, or one for rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from feedline._src.agreement.step_places import compare_save
+
+_FILE = (
+    "metadata"  # the name that Orbax's JsonSave and JsonRestore use, so that a feed reads theirs and they a feed's
+)
 
 
 def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
@@ -40,15 +46,13 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
       >>> load_lanes(folder)
       {'step': 5, 'position': 40, 'lanes': {'0': {'next_index': 40}}, 'writers': [0]}
     """
-    import jax
-
     if "lanes" not in state or "writers" not in state:
         raise ValueError(
             "save_lanes takes the state of a stream, and this one has no lanes: it is the same on every process; "
             "save it as JSON on one of them"
         )
     compare_save(state["writers"], folder, state.get("epoch", 0), state.get("position", 0))
-    path = as_path(folder)
+    path = _as_path(folder)
     path.mkdir(parents=True, exist_ok=True)
     place = {name: value for name, value in state.items() if name not in ("lanes", "writers")}
     count = len(state["writers"])
@@ -67,7 +71,7 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
       FileNotFoundError: the folder has no file of a lane.
       ValueError: a lane is missing, cannot be read, or is of a different step than the others.
     """
-    paths = sorted(as_path(folder).glob("lane-*-of-*.json"))
+    paths = sorted(_as_path(folder).glob("lane-*-of-*.json"))
     if not paths:
         raise FileNotFoundError(f"{folder} has no file lane-*-of-*.json; save_lanes writes them, on every process")
     saved = [_read(path) for path in paths]
@@ -94,7 +98,27 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}, "writers": [0] * count}
 
 
-def as_path(folder: str | os.PathLike[str]) -> Any:
+def write_state(folder: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write a state. Every process calls it, with a folder that all of them share."""
+    if "lanes" in state:
+        save_lanes(state, folder)
+    elif jax.process_index() == 0:
+        (_as_path(folder) / _FILE).write_text(json.dumps(state))
+
+
+def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The state in a folder.
+
+    Raises:
+      FileNotFoundError, ValueError: it is not the folder of a feed, or lanes are missing.
+    """
+    try:
+        return dict(json.loads((_as_path(folder) / _FILE).read_text()))
+    except FileNotFoundError:
+        return load_lanes(folder)
+
+
+def _as_path(folder: str | os.PathLike[str]) -> Any:
     """A local path; of a folder in a bucket the path of `etils.epath` that Orbax gives, with the same methods."""
     if "://" not in os.fspath(folder):
         return Path(folder)

@@ -22,11 +22,11 @@ from feedline._src.options import Settings
 from feedline._src.order.epoch import RowOrder, Taken
 from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
 from feedline._src.placement.plan import Indices
-from feedline._src.record import PartTimes, Stopwatch, this_thread
+from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row
 from feedline._src.rows.source import Cut, Source
 from feedline._src.rows.spec import cast_into
-from feedline._src.runtime.threads import JaxSettings, annotation
+from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
 _log = logging.getLogger("feedline")
 _MAX_ANNOUNCED = (

@@ -24,10 +24,10 @@ from feedline._src.loader.form import HostBatch, LocalForm, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
-from feedline._src.record import PartTimes, Stopwatch, this_thread
+from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline._src.rows.values import write_record
-from feedline._src.runtime.threads import JaxSettings, annotation
+from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
 
 _CHANGED = "a lane must give the same items each time that it is made, and one gave fewer than before"

@@ -32,9 +32,8 @@ from feedline._src.loader.form import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
 from feedline._src.options import Settings
 from feedline._src.order.schedule import Cursor
-from feedline._src.record import Stopwatch
 from feedline._src.rows.spec import Array
-from feedline._src.runtime.threads import JaxSettings
+from feedline._src.runtime.threads import JaxSettings, Stopwatch
 
 END_S = 5.0
 """Grace period for workers to end by themselves, before they are killed."""

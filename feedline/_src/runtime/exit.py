@@ -1,4 +1,9 @@
-"""Closes open feeds when the interpreter exits, so that they do not delay the exit."""
+"""Stops long reads and closes open feeds when the interpreter exits, so that neither delays or aborts the exit.
+
+CPython before 3.14 ends a daemon thread when it next takes the GIL, by unwinding its stack. C++ code that forbids
+this aborts the process: "terminate called without an active exception". So no thread may be inside a C++ library
+then.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +18,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from feedline._src.runtime.ending import stop_reads
-
 _log = logging.getLogger("feedline")
-_PATIENCE_S = 0.5
-_PATIENCE_WITH_WORKERS_S = 10.0
-"""Longer, because a thread of the feed waits for its workers to end, and kills those that do not within 5 s."""
-_TELL_AFTER_S = 10.0
-"""Workers may take that long to end, which is no reason to warn."""
-_PATIENCE_WITH_DEVICES_S = 60.0
-"""Longer than a step of the devices takes. jax itself waits for that one when the process ends."""
+_GRACE_S = 0.5  # grace period for threads at exit
+_GRACE_WITH_WORKERS_S = 10.0  # a thread of the feed waits for workers to end, and kills them after 5 s
+_GRACE_WITH_DEVICES_S = 60.0  # longer than a step of the devices, for which jax itself waits at exit
+_WARN_AFTER_S = 10.0  # workers may take that long to end, so it is no reason to warn
 
 
 class _Joinable(Protocol):
@@ -30,14 +30,35 @@ class _Joinable(Protocol):
     def join(self, timeout_s: float) -> str | None: ...
 
 
+_exiting = threading.Event()
 _open: weakref.WeakKeyDictionary[_Joinable, float] = weakref.WeakKeyDictionary()
 """Open pipelines and watches of devices, and how long the exit may wait for each, in seconds."""
+
+
+def stop_reads() -> None:
+    """Stop long reads before their next piece."""
+    _exiting.set()
+
+
+def exits() -> bool:
+    """Whether the interpreter exits."""
+    return _exiting.is_set()
+
+
+def check_may_read() -> None:
+    """End this thread if the interpreter exits. Called before each piece of a long read.
+
+    Raises:
+      SystemExit: the interpreter exits, and this is a daemon thread.
+    """
+    if _exiting.is_set() and threading.current_thread().daemon:
+        raise SystemExit
 
 
 def close_at_exit(pipeline: _Joinable, *, workers: bool = False, devices: bool = False) -> None:
     """Close a pipeline or a watch when the interpreter exits, unless it was garbage collected before."""
     _register()
-    _open[pipeline] = _PATIENCE_WITH_DEVICES_S if devices else _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
+    _open[pipeline] = _GRACE_WITH_DEVICES_S if devices else _GRACE_WITH_WORKERS_S if workers else _GRACE_S
 
 
 @functools.cache
@@ -58,16 +79,16 @@ def _close_all() -> None:
         with _logged():
             pipeline.close()
     began = time.monotonic()
-    for pipeline, patience_s in pipelines.items():
+    for pipeline, grace_s in pipelines.items():
         with _logged():
-            _join(pipeline, began + patience_s, began + _TELL_AFTER_S)
-    _forget_stuck_threads(began + _PATIENCE_S)
+            _join(pipeline, began + grace_s, began + _WARN_AFTER_S)
+    _forget_stuck_threads(began + _GRACE_S)
 
 
-def _join(pipeline: _Joinable, deadline: float, tell_at: float) -> None:
+def _join(pipeline: _Joinable, deadline: float, warn_at: float) -> None:
     """Wait for its threads; say so if it takes long."""
-    busy = pipeline.join(max(0.0, min(deadline, tell_at) - time.monotonic()))
-    if busy is not None and deadline > tell_at:
+    busy = pipeline.join(max(0.0, min(deadline, warn_at) - time.monotonic()))
+    if busy is not None and deadline > warn_at:
         _log.warning(
             "the program ends once the thread %s does, which waits for a step of the devices; in %.0f s at the "
             "latest",

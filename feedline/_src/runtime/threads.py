@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import jax
 
+# settings that change what JAX computes, or where; not transfer guards, and settings that only add checks or logs
 _WANTED = (
     "enable_x64",
     "default_device",
@@ -22,8 +25,6 @@ _WANTED = (
     "default_prng_impl",
     "threefry_partitionable",
 )
-"""The settings that change what JAX computes, or where. Transfer guards and settings that only add checks or logs
-are not carried over."""
 
 
 def known(names: Sequence[str], of: Any) -> tuple[str, ...]:
@@ -32,6 +33,7 @@ def known(names: Sequence[str], of: Any) -> tuple[str, ...]:
 
 
 _NAMES = known(_WANTED, jax)
+_of_config = operator.attrgetter(*(f"jax_{name}" for name in _NAMES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class JaxSettings:
 
 
 def _values() -> tuple[Any, ...]:
-    return tuple([getattr(jax.config, f"jax_{name}") for name in _NAMES])
+    return _of_config(jax.config)
 
 
 _NO_ANNOTATION = contextlib.nullcontext()
@@ -94,6 +96,32 @@ def annotation(stage: str, **metadata: int) -> contextlib.AbstractContextManager
     if not jax.profiler.TraceAnnotation.is_enabled():
         return _NO_ANNOTATION
     return jax.profiler.TraceAnnotation(f"feedline.{stage}", **metadata)
+
+
+class Stopwatch:
+    """Measures consecutive stages of one thread: each `lap` returns its wall and its processor time in seconds."""
+
+    __slots__ = ("_began_cpu", "_cpu", "_wall", "began")
+
+    def __init__(self) -> None:
+        self.began = self._wall = time.perf_counter()
+        self._began_cpu = self._cpu = time.thread_time()
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds since the last call, or since the start."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        lap = wall - self._wall, cpu - self._cpu
+        self._wall, self._cpu = wall, cpu
+        return lap
+
+    def total(self) -> tuple[float, float]:
+        """Seconds since the start."""
+        return time.perf_counter() - self.began, time.thread_time() - self._began_cpu
+
+
+def this_thread() -> str:
+    """The name of the calling thread."""
+    return threading.current_thread().name
 
 
 class ProcessBound:

@@ -22,7 +22,7 @@ from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column, Grouped, check_column, check_fits, described
 from feedline._src.rows.shards import Indices, Shards, count_of, joined, rows_in
 from feedline._src.rows.source import Cut, EncodedSource, Indexed, Record, Rows, Source, WillRead, indices_of
-from feedline._src.runtime.ending import check_may_read
+from feedline._src.runtime.exit import check_may_read
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.row_gather import reader_of
 
