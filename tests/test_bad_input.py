@@ -109,13 +109,6 @@ def test_wrong_arguments(arguments, match):
         Feed(**{"source": X, "batch_size": 8, "sharding": SHARDING, **arguments})
 
 
-def test_one_row_padded_and_wrapped():
-    with Feed({"x": X[:1]}, 8, SHARDING, epochs=1, remainder="pad") as feed:
-        assert [np.asarray(batch["valid"]).sum() for batch in feed] == [1]
-    with Feed({"x": X[:1]}, 8, SHARDING, epochs=20, remainder="wrap") as feed:
-        assert len(list(feed)) == len(feed) == 2
-
-
 def test_columns_of_a_table_and_masked_arrays_without_a_mask_are_leaves():
     table = pa.table({"x": np.arange(64), "y": np.arange(64) % 2 == 0})
     source = {**{name: table[name] for name in table.column_names}, "z": np.ma.masked_array(np.arange(64))}

@@ -127,19 +127,6 @@ def test_files_that_change_are_an_error(place):
     assert caught.value.file == f"{path}/cat/1.jpg"
 
 
-def test_a_store_in_trouble_is_no_bad_row(bucket, tmp_path):
-    place = Place(tmp_path, bucket, feedline.Store(cache=tmp_path, patience_s=0.2))
-    source = place.open(place.write(CONTENT))
-    bucket.fault = lambda *request: 503
-    assert source.will_read(np.array([3]), 0)
-    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
-        source[3]
-    assert not isinstance(caught.value, feedline.RowError)
-    bucket.fault = lambda *request: None
-    assert source[3]["file"] == CONTENT["cat-and-dog/1.jpg"]
-    source.close()
-
-
 def test_a_file_that_cannot_be_read_is_a_bad_row(photos):
     source = feedline.open_source(photos)
     (photos / "cat/10.jpg").unlink()

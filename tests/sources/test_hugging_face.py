@@ -139,10 +139,8 @@ def test_the_identity_follows_the_rows_only(tmp_path):
     assert of_shuffled == feedline.open_source(shuffled.flatten_indices()).identity != identity
     changed = dataset.map(lambda row: {"real": -row["real"]})
     renamed = dataset.rename_column("real", "imaginary")
-    wider = dataset.cast_column("small", Value("int16"))
-    fewer = feedline.open_source(dataset, columns=["real"])
-    others = [feedline.open_source(other).identity for other in (changed, renamed, wider)] + [fewer.identity]
-    assert all(other != identity for other in others)
+    for other in (feedline.open_source(changed), feedline.open_source(renamed, columns=["imaginary"])):
+        assert other.identity != identity
 
 
 # --- images, text and bytes ---
@@ -237,11 +235,6 @@ REFUSED = {
         lambda: of([1], Value("int8")).with_transform(lambda rows: rows),
         ValueError,
         r"pass the dataset itself to the feed.*with_format\(None\)",
-    ),
-    "a dtype": (
-        lambda: of([1], Value("int8")).with_format("numpy", dtype=np.float16),
-        ValueError,
-        r"converts them.*with_format\(None\)",
     ),
     "splits": (
         lambda: datasets.DatasetDict(train=of([1], Value("int8")), test=of([1], Value("int8"))),

@@ -8,25 +8,22 @@ import pyarrow as pa
 import pytest
 
 import feedline
-from feedline._src.sources.as_source import as_source
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
-    "taken",
-    [{"x": np.arange(3)}, (np.arange(3),), grain.MapDataset.range(3), 7, None],
-    ids=lambda value: type(value).__name__,
+    ("given", "match"),
+    [
+        ({"x": np.arange(3)}, "a path, a glob or a .*, got a dict; other sources need not be opened"),
+        (grain.MapDataset.range(3), "other sources need not be opened"),
+        (pa.table({"x": [1]}), r"a table is no source, .* got a Table; pass \{name: table\[name\]"),
+    ],
+    ids=["arrays", "dataset", "table"],
 )
-def test_what_a_feed_takes_as_it_is(taken):
-    with pytest.raises(TypeError, match=r"a path, a glob or a .*, got a \w+; other sources need not be opened"):
-        feedline.open_source(taken)
-
-
-def test_a_table_has_the_error_of_a_feed():
-    for refuse in (feedline.open_source, as_source):
-        with pytest.raises(TypeError, match=r"a table is no source, .* got a Table; pass \{name: table\[name\]"):
-            refuse(pa.table({"x": [1]}))
+def test_what_needs_no_opening(given, match):
+    with pytest.raises(TypeError, match=match):
+        feedline.open_source(given)
 
 
 @pytest.mark.parametrize(

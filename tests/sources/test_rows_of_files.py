@@ -11,7 +11,6 @@ import feedline
 from feedline._src.files.file import File
 from feedline._src.files.files import Files
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.table import FileArray, fields
 from feedline._src.native.library import library
 from feedline._src.options import Order
 from feedline._src.order.epoch import SingleOrder
@@ -50,29 +49,6 @@ class CachedFiles(Files):
     def __init__(self, paths):
         super().__init__(paths)
         self._files = [Cached(path) for path in paths]
-        self.told = []
-
-    def will_read(self, places, ahead):
-        self.told.append((list(places), ahead))
-        return True
-
-
-NESTED = [("a", "u1"), ("b", [("c", "<f4", (2, 3)), ("d", ">i8")])]
-
-
-@pytest.mark.parametrize(("dtype", "order"), [("<i2", "C"), (">f8", "F"), (NESTED, "C"), (NESTED, "F")])
-def test_descriptions_give_the_views_of_numpy(tmp_path, order, dtype):
-    array = np.frombuffer(np.random.default_rng(0).bytes(4 * 3 * np.dtype(dtype).itemsize), dtype).reshape(4, 3)
-    (tmp_path / "x").write_bytes(b"12345" + array.tobytes(order))
-    file = File(str(tmp_path / "x"))
-    found, expected = fields(FileArray.of(file, np.dtype(dtype), (4, 3), 5, order == "F")), fields(array)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for part, whole in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (part.dtype, part.shape, part.ndim) == (whole.dtype, whole.shape, whole.ndim)
-        assert part.view(file.memory()).tobytes() == whole.tobytes()
-        assert part.rows_have_gaps == (not part.view(file.memory())[:1].flags.c_contiguous)
-    with pytest.raises(ValueError, match=r"it has the bytes from 6 to \d+, and the file has \d+"):
-        FileArray.of(file, np.dtype(dtype), (4, 3), 6)
 
 
 RECORDS = np.zeros(30, [("image", np.uint8, (4, 3)), ("label", ">i4")])
@@ -170,19 +146,6 @@ def test_a_truncated_file_of_the_cache_is_read_again(tmp_path):
     os.truncate(f"{paths[0]}.cached", 0)
     check(source, ArraySource(paths))
     assert reads_of(source)
-
-
-def test_what_is_read_later_is_told_by_its_places(tmp_path):
-    paths, _ = arrays_of(tmp_path)["several"]
-    source = opened(paths)
-    assert source.will_read(np.array([31, 2, 31, 89]), 5)
-    (places, ahead), header = source._opened.told[0], os.path.getsize(paths[0]) - 30 * 12
-    assert ahead == 5
-    assert [(number, at.tolist(), lengths.tolist()) for number, at, lengths in places] == [
-        (0, [header + 24], [12]),
-        (1, [header + 12, header + 12], [12, 12]),
-        (2, [header + 29 * 12], [12]),
-    ]
 
 
 def test_arrays_in_a_store_without_one_range_of_bytes_a_row_are_refused(tmp_path):
