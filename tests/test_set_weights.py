@@ -86,22 +86,6 @@ def test_a_feed_goes_to_a_state_whatever_was_set_since(weights, sharding):
         assert taken(feed, 2) == rows[0]
 
 
-@pytest.mark.parametrize("weights", [BEFORE, PLANNED], ids=["one phase", "a curriculum"])
-@pytest.mark.parametrize("batches", [1, 4, 8])
-def test_weights_set_after_a_state_are_gone_when_a_feed_returns_to_it(weights, batches, sharding):
-    with Feed(Mixture(SOURCES, weights), 8, sharding) as feed:
-        taken(feed, batches)
-        state, expected = feed.get_state(), taken(feed, 6)
-        feed.set_weights(AFTER)
-        for done in (0, 2):
-            feed.set_state(state)
-            taken(feed, done)
-            feed.set_weights({"a": 1, "b": 9} if done else AFTER)
-            taken(feed, 1)
-        feed.set_state(state)
-        assert taken(feed, 6) == expected
-
-
 def test_weights_that_were_set_travel_to_workers():
     mixture = Mixture(SOURCES, {"a": 755_412_340, "b": 950_513_232})
     changed = mixture.with_weights(AFTER, 24)

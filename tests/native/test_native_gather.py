@@ -1,8 +1,5 @@
 """The gather in C against NumPy's indexing: any segments, distances between rows, dtypes and cuts of columns."""
 
-import ctypes
-import mmap
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -98,28 +95,6 @@ def test_other_dtypes_and_strides_are_written_as_numpy_writes_them(stored, out):
     values = np.arange(20, dtype=stored).reshape(5, 4)
     RowGather([values]).read(np.array([4, 0, 2]), (slice(None),), out)
     np.testing.assert_array_equal(out, values[[4, 0, 2]])
-
-
-def mapped_at(address, size):
-    """Memory near an address, as far from all other allocations as is wanted."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    found = libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(found), np.uint8)
-
-
-def test_segments_may_lie_terabytes_apart():
-    parts = [mapped_at(address, 4096) for address in (1 << 40, 1 << 46, 3 << 44)]
-    assert max(part.ctypes.data for part in parts) - min(part.ctypes.data for part in parts) > 1 << 45
-    parts = [part.reshape(16, 256) for part in parts] + [np.zeros((3, 256), np.uint8)]
-    for i, part in enumerate(parts):
-        part[:] = np.arange(len(part))[:, None] + 40 * i
-    rows = np.random.default_rng(0).permutation(51)
-    out = np.empty((51, 256), np.uint8)
-    RowGather(parts).read(rows, (slice(None),), out)
-    np.testing.assert_array_equal(out, np.concatenate(parts)[rows])
 
 
 @pytest.mark.parametrize("lengths", [[1] * 3000, [10**6, *[1] * 100], [*[1] * 100, 10**6], [7, 0, 0, 9, 0, 300]])

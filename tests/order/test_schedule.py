@@ -1,7 +1,7 @@
 """The arithmetic of batches against a sequence of batches that is built row by row."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -182,26 +182,3 @@ def test_positions_at_the_end_of_a_huge_epoch(schedule, epoch, short, offset):
     else:
         expected = (epoch, offset - short, False)
     assert batch_rows(schedule, Cursor(epoch, position), [offset]) == [expected]
-
-
-SCHEDULES_WITHOUT_A_BATCH: list[Any] = [
-    (10, 11, "drop", None, 10),
-    (10, 11, "drop", 3, 10),
-    (10, 11, "wrap", 1, 10),
-    (10, 31, "wrap", 3, 30),
-]
-
-
-@pytest.mark.parametrize(("rows", "size", "remainder", "epochs", "most"), SCHEDULES_WITHOUT_A_BATCH)
-def test_a_pass_without_a_batch_is_refused_and_what_is_advised_works(rows, size, remainder, epochs, most):
-    with pytest.raises(
-        ValueError,
-        match=rf'^remainder "{remainder}" drops a partial batch, and {most} rows do not fill one of {size}; '
-        rf'use a batch size of at most {most}, or remainder="pad"$',
-    ):
-        Schedule(rows, size, remainder, epochs)
-    assert Schedule(rows, most, remainder, epochs).batches_of_pass(0) == (
-        epochs or ENDLESS if remainder == "drop" else 1
-    )
-    assert Schedule(rows, size, "pad", epochs).batches_of_pass(0) == (epochs or ENDLESS)
-    assert Schedule(rows, size, "wrap", None).batches_of_pass(0) == ENDLESS

@@ -440,11 +440,6 @@ def test_processes_with_other_lanes_need_one_prefetch():
         assert len(problems) == count
 
 
-def test_a_batch_of_lanes_is_a_multiple_of_shards_and_lanes():
-    (problem,) = plan_of(feedline.Lanes(make_lane, 6), 16).problems
-    assert "the 4 shards of the batch axis and of the 6 lanes, so of 12, got 16; 12 or 24 would work" in problem
-
-
 def test_what_has_no_end_has_no_epoch():
     endless = grain.MapDataset.range(5).map(lambda i: {"x": np.int32(i)}).repeat()
     for source in (endless, MIXTURE):

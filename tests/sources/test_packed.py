@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import feedline
-from feedline import Feed, Mixture, Packed, Reading
+from feedline import Feed, Mixture, Packed
 
 lengths_of_documents = st.lists(st.integers(0, 40), min_size=1, max_size=120).filter(any)
 
@@ -244,15 +244,6 @@ def test_paths_travel_to_workers(files, sharding):
     clone = pickle.loads(pickle.dumps(packed))
     assert clone.identity == packed.identity
     jax.tree.map(np.testing.assert_array_equal, rows_of(clone, [3, 0], 1), rows_of(packed, [3, 0], 1))
-
-
-@pytest.mark.slow
-def test_workers_read_the_same_rows(files, sharding):
-    folder, _ = files
-    packed = Packed({"tokens": (str(folder / "values.npy"), str(folder / "offsets.npy"))}, 64)
-    expected, _ = delivered(packed, 8, sharding)
-    found, _ = delivered(packed, 8, sharding, reading=Reading(workers=2))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_columns_are_arrays_paths_or_pyarrow_lists(files):

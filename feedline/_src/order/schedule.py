@@ -59,7 +59,7 @@ class BatchPositions:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The batches of a feed with random access.
+    """The batches of a feed with random access, of which a pass has one or more (`refused` in `plan/asked.py`).
 
     Attributes:
       rows: n, rows in the source.
@@ -78,14 +78,6 @@ class Schedule:
     batch_size: int
     remainder: Remainder
     epochs: int | None
-
-    def __post_init__(self) -> None:
-        if self.batches_of_pass(0) == 0:
-            size = self.rows if self.remainder == "drop" else self.rows * (self.epochs or 0)
-            raise ValueError(
-                f'remainder "{self.remainder}" drops a partial batch, and {size} rows do not fill one of '
-                f'{self.batch_size}; use a batch size of at most {size}, or remainder="pad"'
-            )
 
     @property
     def steps_per_epoch(self) -> int:
