@@ -27,8 +27,6 @@ KINDS = {
     "rows": lambda **options: feedline.Feed(X, 8, ONE, **options),
     "without prefetch": lambda **options: feedline.Feed(X, 8, ONE, prefetch=0, **options),
     "two steps a call": lambda **options: feedline.Feed(X, 8, ONE, steps_per_call=2, **options),
-    "padded": lambda **options: feedline.Feed(X, 9, ONE, remainder="pad", **options),
-    "short": lambda **options: feedline.Feed({"x": X["x"][:20]}, 8, ONE, **options),
     "one batch": lambda **options: feedline.Feed({"x": X["x"][:8]}, 8, ONE, **options),
     "stream": lambda **options: feedline.Feed(stream(), 8, ONE, **options),
 }

@@ -1,9 +1,7 @@
 """Metrics over HTTP, read by the parsers of prometheus_client: values, labels, life cycle, ports in use."""
 
 import gc
-import importlib
 import socketserver
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -162,14 +160,3 @@ def test_a_registry_of_ones_own_has_the_index_of_the_process(feed, monkeypatch):
     assert found["feedline_rows_total", ""] == 1280
     with pytest.raises(ValueError, match="Duplicated timeseries"):  # one collector serves all feeds
         registry.register(FeedCollector({"other": feed}))
-
-
-def test_without_the_package_the_error_names_the_extra(monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "prometheus_client"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "feedline._src.listen.prometheus")
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(
-        ImportError, match=r"need prometheus_client, .*; from the clone: pip install '\.\[prometheus\]'"
-    ):
-        importlib.import_module("feedline._src.listen.prometheus")

@@ -1,40 +1,11 @@
-"""A trace in Perfetto itself, and the same names and steps in a profile of JAX."""
+"""A profile of JAX has the names and steps of a trace."""
 
 import collections
 import itertools
 
 import jax
 import pytest
-from perfetto import asked
 from trace_file import STAGES, Trace, feed_of
-
-
-@pytest.mark.slow
-def test_perfetto_loads_it(tmp_path):
-    with feed_of("threads share a batch", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
-        assert len(list(feed)) == 10
-    errors, spans, arrows, tracks, reached = asked(
-        path,
-        tmp_path / "browser",
-        "select name, value from stats where severity != 'info' and value > 0",
-        "select name, count(*), sum(dur) from slice group by name order by name",
-        "select a.name, b.name, count(*) from flow "
-        "join slice a on slice_out = a.id join slice b on slice_in = b.id group by a.name, b.name order by a.name",
-        "select distinct thread.name, process.name from slice join thread_track on track_id = thread_track.id "
-        "join thread using (utid) join process using (upid) order by tid",
-        "select count(*) from directly_connected_flow((select min(id) from slice where name = 'step'))",
-    )
-    trace = Trace(path)
-    assert errors == []
-    assert {name for name, _, _ in spans} == {*STAGES, "read ahead", "ready", "step", "wait"}
-    for name, count, ns in spans:
-        if name not in ("read ahead", "ready"):
-            assert count == len(trace.named(name))
-            assert ns / 1e9 == pytest.approx(trace.seconds(name), abs=1e-9 * count)
-    assert arrows == [["place", "step", 10], ["read", "place", 20]]
-    assert [tuple(row) for row in tracks] == [(name, "feedline") for name in trace.tracks.values()]
-    assert reached == [[3]]  # a step, back to its placing, and from there to both reads
-
 
 NAMES = {f"feedline.{name}" for name in (*STAGES, "wait")}
 
