@@ -11,7 +11,6 @@ from real_service import joined
 from feedline import ProcessError
 from feedline._src.agreement import agree
 from feedline._src.agreement.agree import CollectiveBuild, collective_build, find_mismatch
-from feedline._src.agreement.coordination import process_names
 
 PROCESSES = 3
 
@@ -77,11 +76,6 @@ def test_a_process_that_comes_late_does_not_wait_for_itself(monkeypatch):
 SAME = {"version": {"jax": "0.10.2"}, "rows": 8, "order": {"seed": 0, "shuffle": True}, "epochs": None}
 
 
-@given(st.integers(1, 9))
-def test_equal_descriptions_have_no_mismatch(processes):
-    assert find_mismatch({process: dict(reversed(SAME.items())) for process in range(processes)}) is None
-
-
 @given(st.integers(3, 9), st.data())
 def test_the_process_that_differs_is_named(processes, data):
     odd = data.draw(st.integers(0, processes - 1))
@@ -108,21 +102,3 @@ def test_the_message_names_the_field_and_both_values(changed, told):
     found = find_mismatch({0: SAME, 1: SAME | changed})
     assert found.process == 1
     assert told in found.message
-
-
-def test_in_a_tie_the_value_of_the_lowest_process_is_taken_as_right():
-    said = {process: {"rows": process in (1, 3)} for process in range(4)}
-    assert find_mismatch(said).message.startswith("processes 1 and 3 have rows true, processes 0 and 2 have false")
-
-
-@pytest.mark.parametrize(
-    ("processes", "told"),
-    [
-        ([], ""),
-        ([3], "process 3"),
-        ([0, 1, 2, 3], "processes 0, 1, 2 and 3"),
-        (list(range(9)), "processes 0, 1, 2 and 6 more"),
-    ],
-)
-def test_process_names_are_abbreviated(processes, told):
-    assert process_names(processes) == told

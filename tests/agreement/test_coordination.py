@@ -1,12 +1,9 @@
 """Keys and counters of the coordination service, as several processes and their threads use them at once."""
 
-import itertools
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from background import PATIENCE_S, spawn
+from background import PATIENCE_S
 from real_service import joined
 
 from feedline._src.agreement.coordination import Comparison, coordination
@@ -33,16 +30,6 @@ def test_every_process_reads_what_each_writes_below_exactly_that_path(services):
         assert service.by_process("told/a") == dict(enumerate(values))
 
 
-def test_a_key_that_was_deleted_can_be_set_again(services):
-    service = services[1]
-    assert service.set("deleted/key", "1")
-    service.delete("deleted/key")
-    service.delete("deleted/key")
-    assert service.try_get("deleted/key") is None
-    assert service.set("deleted/key", "2")
-    assert services[0].get("deleted/key", PATIENCE_S) == "2"
-
-
 def test_a_key_without_a_value_is_absent(services):
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="absent/key"):
@@ -52,22 +39,6 @@ def test_a_key_without_a_value_is_absent(services):
     assert services[1].dir("absent") == services[1].by_process("absent") == {}
 
 
-def test_of_racing_threads_and_processes_one_sets_a_key_and_counters_miss_none(services):
-    start = threading.Barrier(8 * PROCESSES)
-
-    def race(place):
-        service, thread = place
-        start.wait(PATIENCE_S)
-        first = service.set("raced/key", f"{service.process}.{thread}")
-        return first, f"{service.process}.{thread}", [service.increment("counted/key") for _ in range(10)]
-
-    with ThreadPoolExecutor(8 * PROCESSES) as pool:
-        found = list(pool.map(race, itertools.product(services, range(8))))
-    assert [name for first, name, _ in found if first] == [services[0].try_get("raced/key")]
-    seen = itertools.chain(*(counts for *_, counts in found))
-    assert sorted(seen) == list(range(1, 80 * PROCESSES + 1))
-
-
 def test_of_two_values_at_a_key_the_later_is_compared_and_few_stay(services):
     one, other = Comparison(services[0], kept=2), Comparison(services[1], kept=2)
     for step in range(5):
@@ -75,12 +46,6 @@ def test_of_two_values_at_a_key_the_later_is_compared_and_few_stay(services):
     assert len(services[0].dir("compared")) == 2
     assert other.differing("compared/4", (4, "é")) is None
     assert other.differing("compared/4", [5, "é"]) == (0, [4, "é"])
-
-
-def test_a_wait_does_not_block_other_calls(services):
-    waits = [spawn(lambda service=service: service.get("waited/key", PATIENCE_S)) for service in services]
-    services[-1].set("waited/key", str(services[-1].increment("waited/by")))
-    assert [each.result(PATIENCE_S) for each in waits] == ["1"] * PROCESSES
 
 
 def test_there_is_no_coordination_service_without_joining():

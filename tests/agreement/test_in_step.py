@@ -43,17 +43,6 @@ def test_counts_of_feeds_that_are_gone_do_not_pile_up():
     assert len(module._of_feeds) == 0
 
 
-def test_a_feed_may_go_after_the_names_of_the_module(monkeypatch):
-    """As at the end of the program."""
-    feed = InStep(None, "the last", 2)
-    feed.batches = 5
-    with monkeypatch.context() as at_exit:
-        at_exit.setattr(module, "_gone", None)
-        at_exit.setattr(module, "Count", None)
-        del feed
-    assert counts()["the last"] == (5, 0, False)
-
-
 @pytest.mark.parametrize("other", [(12, 0), (14, 0), (13, 1)])
 def test_ends_after_other_counts_differ_and_equal_ones_do_not(other):
     feed = InStep(None, KEY, 2)
@@ -104,25 +93,6 @@ def test_a_missed_move_is_told_once_a_batch_was_taken_without_it(feeds):
         "process 0 went to epoch 2, position 0 after 5 batches, and process 1 took 6 without"
         in other.missed_move()
     )
-
-
-def test_a_move_that_was_made_while_another_thread_looked_is_not_missed(feeds):
-    """The look finds the move of process 0; then the training thread of process 1 makes it and takes a batch."""
-    mover, other = feeds
-    assert mover.moved(PLACE) is None
-
-    class Late:
-        process = 1
-
-        def try_get(self, key):
-            found = services_of_other.try_get(key)
-            other._service = services_of_other
-            assert other.moved(PLACE) is None
-            other.batches += 1
-            return found
-
-    services_of_other, other._service = other._service, Late()
-    assert other.missed_move() is None
 
 
 @pytest.mark.parametrize("batches", [12, 13])

@@ -1,7 +1,6 @@
 """The failure of one process ends the others, whatever they wait for; a normal end does not."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -154,29 +153,6 @@ def test_the_monitor_starts_after_jax_has_joined(tmp_path):
     ended = run_roles(tmp_path, "sleeps", "raises", environ=BY_JAX)
     assert ended.codes == [1, 1]
     assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]
-
-
-def test_the_failure_is_shown_under_feedline_launch_too():
-    options = {"command": [sys.executable, str(PROGRAM), "1", "collective", "interrupted"], "processes": 2}
-    launched = programs.run(
-        [
-            sys.executable,
-            "-c",
-            "import json, sys\nfrom feedline._src.tools.launch.command import Launch\n"
-            "sys.exit(Launch(**json.loads(sys.argv[1]), cpu=True, grace_s=30).run())",
-            json.dumps(options),
-        ],
-        env={**os.environ, **ENVIRON},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert launched.returncode == 1
-    assert "[1] KeyboardInterrupt" in launched.stderr
-    assert "feedline: process 1 failed: KeyboardInterrupt" in launched.stderr
-    end = "feedline launch: process 1 of 2 exited with code 1; the others were stopped. Its last lines:"
-    assert "[1] KeyboardInterrupt" in launched.stderr.partition(end)[2]
 
 
 HEARD_OF_ANOTHER = """

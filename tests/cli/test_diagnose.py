@@ -84,7 +84,7 @@ def test_a_loop_that_ends_early_tells_what_was_seen(diagnosed):
 def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
     done = diagnosed(steps=3)
     assert done.returncode == 2
-    assert "no loop of the command took more than --after 8 batches" in done.stderr
+    assert "took more than --after 8 batches from a feedline.Feed: the longest took " in done.stderr
     assert diagnosed(steps=0, script="missing.py").returncode == 2  # its own exit code
 
 
@@ -94,6 +94,8 @@ def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
         ([], "diagnose runs a command: feedline diagnose -- python train.py"),
         (["--steps", "0", "--", "true"], "--steps must be at least 1 and --after at least 0, got 0, 8"),
         (["--", "no-such-program"], "no-such-program"),
+        (["--", sys.executable, "-c", "import jax"], "batches from a feedline.Feed: none took any; let it run"),
+        (["--", sys.executable, "-c", ""], "no process of the command imported jax"),
     ],
 )
 def test_wrong_use_is_an_error_with_a_fix(options, told, capsys):

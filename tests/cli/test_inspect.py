@@ -16,17 +16,6 @@ from feedline._src.tools.main import main
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "inspect.md").read_text()
-PROGRAM = """
-import json, jax, numpy as np, feedline
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-feedline.cluster.initialize()
-mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
-shardings = {name: NamedSharding(mesh, PartitionSpec(name)) for name in mesh.axis_names}
-rows = {name: feedline.local_rows(sharding, 12).tolist() for name, sharding in shardings.items()}
-plans = {name: feedline.FeedOptions(np.zeros(24), 12, sharding).plan() for name, sharding in shardings.items()}
-planned = {name: {reads.process: reads.rows.tolist() for reads in plan.reads} for name, plan in plans.items()}
-print(json.dumps([jax.process_index(), [device.id for device in jax.local_devices()], rows, planned]))
-"""
 
 
 @pytest.fixture
@@ -95,24 +84,6 @@ def test_figures_by_hand(here, capsys):
     (x, y), (other, _) = ([*each["leaves"].values()] for each in told["reads"])
     assert (x, y) == ({"rows": [[0, 8]], "columns": [[[0, 6]]]}, {"rows": [[0, 8]], "columns": []})
     assert other["rows"] == [[8, 16]]
-
-
-@pytest.mark.slow
-def test_real_processes_read_the_rows_that_are_described(here, capsys):
-    launch = ["launch", "--processes", "2", "--cpu", "--devices-per-process", "2", "--"]
-    (here / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "feedline", *launch, sys.executable, "program.py"]
-    done = programs.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=here)
-    found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line[4:5] == "["]
-    assert sorted(process for process, *_ in found) == [0, 1]
-    for axis in ("data", "model"):
-        options = ("--mesh", "data=2,model=2", "--spec", axis, "--processes", "2", "--batch-size", "12")
-        _, told = as_json(capsys, "rows.npz", *options)
-        for process, devices, rows, planned in found:
-            described = told["reads"][process]
-            assert len(described["devices"]) == len(devices)
-            assert [row for span in described["rows"] for row in range(*span)] == rows[axis]
-            assert planned[axis] == {str(other): each[axis] for other, _, each, _ in found}
 
 
 @pytest.mark.slow

@@ -29,16 +29,6 @@ def info(port, process):
     return ProcessInfo("a test", "PROCESS", f"127.0.0.1:{port}", 2, process)
 
 
-def test_importing_the_package_imports_no_jax():
-    done = python(
-        "import sys, feedline.cluster, feedline._src.cluster.detect\n"
-        "import feedline._src.tools.launch.supervisor, feedline._src.tools.launch.environments\n"
-        "assert callable(feedline.cluster.initialize)\n"
-        "print({'jax', 'numpy'} & set(sys.modules))"
-    )
-    assert (done.stdout, done.stderr) == ("set()\n", "")
-
-
 @pytest.mark.slow
 def test_a_single_process_prints_one_line_and_does_not_join():
     done = python(

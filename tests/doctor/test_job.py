@@ -231,34 +231,6 @@ def test_wrapped_functions_behave_like_plain_ones(tmp_path):
     assert not [check for name, check in found.items() if name.startswith("hook")]
 
 
-def test_filtering_transformations_work_on_top(tmp_path):
-    equinox, nnx = pytest.importorskip("equinox"), pytest.importorskip("flax")
-    assert equinox
-    assert nnx
-    script = """
-    import equinox as eqx
-    from flax import nnx
-
-    model = eqx.nn.MLP(4, 1, 8, 2, key=jax.random.key(0))
-    @eqx.filter_jit
-    def loss(model, x): return jnp.mean(jax.vmap(model)(x) ** 2)
-    gradient = eqx.filter_jit(eqx.filter_grad(loss))
-    for _ in range(20):
-        model = eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, gradient(model, rows[:, :4])))
-    linear = nnx.Linear(256, 8, rngs=nnx.Rngs(0))
-    @nnx.jit
-    def step(linear, x):
-        value, gradient = nnx.value_and_grad(lambda linear: jnp.mean(linear(x) ** 2))(linear)
-        nnx.update(linear, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(linear, nnx.Param), gradient))
-        return value
-    losses = [float(step(linear, rows)) for _ in range(20)]
-    assert losses[-1] < losses[0]
-    """
-    found, _ = observed(tmp_path, script)
-    assert found["the command"].severity == "ok"
-    assert not [check for name, check in found.items() if name.startswith("hook")]
-
-
 def test_hooks_that_fail_do_not_change_the_job(tmp_path):
     script = """
     from feedline._src.tools.doctor import observe, sampling

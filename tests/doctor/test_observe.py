@@ -4,16 +4,12 @@ import os
 import sys
 import sysconfig
 import threading
-import time
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import feedline
-from feedline._src.tools.doctor import sampling
 from feedline._src.tools.doctor.job import Ran, job_findings
 from feedline._src.tools.doctor.observe import Record, unrolled
 from feedline._src.tools.doctor.sampling import FETCH, INPUT, PLACE, StepProfile, activity, room_of, user_line
@@ -137,26 +133,3 @@ def test_a_profile_of_steps_sees_what_each_step_does():
         (PLACE, 'jax.device_put({"x": LARGE})'): 3,
         (FETCH, "if float(value) == 3:"): 3,
     }
-
-
-def test_a_profile_ends_if_no_step_follows(monkeypatch):
-    monkeypatch.setattr(sampling, "_MAX_EVENTS", 50)
-    profile = StepProfile(Record(print).guarded)
-    profile.begin()
-    for _ in range(100):
-        user_line(None)
-    assert sys.getprofile() is None
-    profile.end()
-    profile.begin()  # a loop with as much Python between its steps would be slow in each of them
-    assert sys.getprofile() is None
-
-
-def test_the_processor_time_of_a_thread():
-    began = sampling.cpu_seconds(threading.main_thread())
-    spent = time.process_time()
-    while time.process_time() - spent < 0.05:
-        pass
-    assert sampling.cpu_seconds(threading.main_thread()) - began >= 0.04
-    ended = types.SimpleNamespace(native_id=1 + (1 << 22))  # above the largest number of a thread
-    with pytest.raises(OSError, match="Invalid argument"):
-        sampling.cpu_seconds(ended)

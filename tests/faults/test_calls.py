@@ -83,35 +83,6 @@ def test_close_at_any_line_of_next_ends_the_feed(tmp_path, prefetch, batch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_handler_that_asks_for_a_batch_at_any_line_of_next_gets_it_or_an_error(
-    prefetch,
-):
-    with feed_of(np.arange(64), prefetch=prefetch, reading=Reading(threads=1)) as feed:
-        refused = 0
-        for line in range(1, 2000):
-            feed.seek(0, 8)
-            step, seen = feed.get_state()["step"], []
-
-            def ask(seen=seen):
-                nonlocal refused
-                try:
-                    seen.append(next(feed).tolist())
-                except ValueError as error:
-                    assert "the next batch is being made on this thread" in str(error)  # noqa: PT017
-                    refused += 1
-
-            called, batch = called_at(line, ask, lambda: next(feed))
-            if not called:
-                break
-            seen.append(batch.tolist())
-            assert sorted(seen) == ROWS[1 : 1 + len(seen)]
-            assert feed.get_state()["step"] == step + len(seen)
-            assert next(feed).tolist() == ROWS[1 + len(seen)]
-    assert 10 < line < 1999
-    assert 0 < refused < line - 1
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_state_taken_at_any_line_of_next_resumes_there(prefetch):
     """A signal handler that saves does so."""
     with feed_of(np.arange(64), prefetch=prefetch, reading=Reading(threads=1)) as feed:

@@ -93,30 +93,6 @@ elif role == "saves lanes":
             feedline.save_lanes(stream.get_state(), folder / str(save))
     time.sleep(60)
     print("reached", flush=True)
-elif role == "reads wrongly":
-    """Process 1 alone restores another value."""
-    from feedline._src.trainer import checkpoints
-
-    checksums = checkpoints._checksums
-
-    def train(steps):
-        with feedline.Feed({"x": np.arange(640, dtype=np.float32)}, 4, sharding) as rows:
-            fit(
-                rows,
-                lambda key: {"w": jnp.zeros(())},
-                lambda params, batch: (jnp.mean((batch["x"] * params["w"] - 1) ** 2), {}),
-                optax.sgd(1e-9),
-                steps=steps,
-                checkpoint_dir=sys.argv[2],
-            )
-
-    train(2)
-    if odd:
-        checkpoints._checksums = lambda *arguments: {**checksums(*arguments), "params.w": -1}
-    try:
-        train(4)
-    except feedline.FeedError as error:
-        print(f"refused: {error}", flush=True)
 else:
     folder = sys.argv[2] if role == "saves" else None
 

@@ -2,7 +2,6 @@
 
 import time
 
-import grain
 import jax
 import numpy as np
 import pytest
@@ -30,12 +29,6 @@ def narrow(batch, rows):
 
 def wide(batch, rows):
     return {"x": batch["x"].astype(np.float32)}
-
-
-def sliced(process, processes):
-    """A dataset as `ShardByJaxProcess` would make it, with the same number of elements in every process."""
-    dataset = grain.MapDataset.range(160).map(lambda i: {"x": np.float32(i)})
-    return dataset[process::processes]
 
 
 def given(field, here, odd):
@@ -100,19 +93,6 @@ def test_every_process_names_the_one_that_differs_and_the_field(outcome, field, 
     assert process == ODD
     assert max(waited_s) < 10
     measured("it has other data, another seed, other versions", max(waited_s))
-
-
-@case(on=lambda: [FOUR])
-def sliced_per_process(here):
-    dataset = sliced(jax.process_index(), jax.process_count())
-    return refused(source=dataset, batch_size=SIZE, sharding=sharding_of("data", here.devices))
-
-
-def test_a_dataset_that_is_sliced_per_process_is_an_error(outcome):
-    told, _, waited_s = outcome(FOUR, sliced_per_process)
-    assert "has data " in told
-    assert "must not be sliced per process (dataset[process::processes], ShardByJaxProcess)" in told
-    assert max(waited_s) < 10
 
 
 class Unreadable:

@@ -194,37 +194,6 @@ def test_a_failure_is_raised_at_the_same_step_everywhere_and_no_row_is_lost(outc
     assert_holds(found["batches"], list(epoch_of([40] * 4, SIZE, "drop")))
 
 
-LEFT_OUT = {"in the window of the end": 21, "later": 35}  # items of lane 3, in an epoch of five batches
-
-
-@case(LEFT_OUT)
-def fails_once_after_the_last_batch(here, place):
-    """Reading lane 3 fails once, among the items that the end of an epoch leaves out."""
-    failures, at = iter([OSError("the disk is gone")]), LEFT_OUT[place]
-
-    def read(lane, i):
-        if (lane, i) == (3, at):
-            for error in failures:
-                raise error
-
-    lanes = lanes_of(LENGTHS["drop"], read)
-    with feedline.Feed(lanes, SIZE, sharding_of("data", here.devices), epochs=2) as feed:
-        before = [next(feed) for _ in range(5)]
-        with pytest.raises(feedline.FeedError, match=f"lane 3 failed after {at} items of epoch 0 with OSError"):
-            next(feed)
-        batches = [*before, *feed]
-        counted = feed.statistics()
-        return {"batches": batches, "counted": [counted.rows, counted.dropped_rows]}
-
-
-@pytest.mark.parametrize("place", LEFT_OUT)
-@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
-def test_left_out_rows_are_counted_once_also_after_a_failure(outcome, topology, place):
-    found = outcome(topology, fails_once_after_the_last_batch, place)
-    assert_holds(found["batches"], list(epoch_of(LENGTHS["drop"], SIZE, "drop")) * 2)
-    assert found["counted"] == [2 * 80, 2 * (sum(LENGTHS["drop"]) - 80)]
-
-
 UNDONE = {"counted": (Coordination, "increment"), "concluded": (AllGather, "_publish")}
 
 
@@ -300,23 +269,6 @@ def is_closed_while_it_waits(here):
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_a_feed_that_waits_for_other_processes_can_be_closed(outcome, topology):
     assert outcome(topology, is_closed_while_it_waits) is None
-
-
-@case()
-def ends_too_early(here):
-    with feedline.Feed(lanes_of([40, 40, 40, 3]), SIZE, sharding_of("data", here.devices)) as feed:
-        told = []
-        for _ in range(2):
-            with pytest.raises(feedline.FeedError) as raised:
-                next(feed)
-            told.append(str(raised.value))
-        return told
-
-
-@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
-def test_an_epoch_without_a_batch_is_the_same_error_everywhere(outcome, topology):
-    for told in outcome(topology, ends_too_early):
-        assert "epoch 0 of lane 3 has only 3 items for batches of 16, 4 of each lane" in told
 
 
 @case()

@@ -11,7 +11,7 @@ import pytest
 import feedline
 
 from .cases import case
-from .launch import ALONE, TOPOLOGIES, TWO_OR_FOUR
+from .launch import ALONE, TOPOLOGIES
 from .layouts import sharding_of
 from .sources import ROWS
 from .values import assert_same
@@ -88,22 +88,3 @@ def test_a_mixture_is_resumed_on_other_topologies(outcome):
         lambda *leaves: np.concatenate(leaves), *[batch for leg in legs for batch in leg["batches"]]
     )
     assert_same([rows], [whole(3 * 8 * (2 + 4 + 2 + 1))])
-
-
-@case(on=lambda: TWO_OR_FOUR[:1])
-def another_weight(here):
-    """What the processes are told if one of them has other weights, or another schedule of batch sizes."""
-    told, first = [], jax.process_index() == 0
-    for weight, sizes in ((1 if first else 2, 16), (1, [(0, 16), (3, 32 if first else 16)])):
-        sources = {name: {"x": np.arange(9)} for name in "ab"}
-        try:
-            feedline.Feed(feedline.Mixture(sources, {"a": 1, "b": weight}), sizes, sharding("data", here)).close()
-        except feedline.ProcessError as error:
-            told.append(error.message)
-    return told
-
-
-def test_processes_that_differ_in_weights_or_sizes_do_not_start(outcome):
-    weights, sizes = outcome(TWO_OR_FOUR[0], another_weight)
-    assert "process 1 has order" in weights
-    assert "process 1 has order" in sizes

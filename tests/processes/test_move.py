@@ -105,19 +105,3 @@ def test_a_stream_whose_lanes_would_change_their_process_stays(outcome):
     told, rows = outcome(TOPOLOGIES[0], moves_lanes)
     assert "would be read by ((1,), (0,)), not ((0,), (1,))" in told
     assert sorted(rows.tolist()) == list(range(8, 16))
-
-
-@case(on=lambda: TOPOLOGIES[:1])
-def one_cannot_move(here):
-    """What each process is told if one of them wants to move to what is no sharding."""
-    with feedline.Feed(ROWS, SIZE, sharding_of("data", here.devices), order=ORDER) as feed:
-        sharding = "nowhere" if jax.process_index() else sharding_of("model_across", here.devices)
-        with pytest.raises((feedline.ProcessError, TypeError)) as raised:
-            feed.move(sharding)
-        return PerProcess(str(raised.value))
-
-
-def test_a_process_that_cannot_move_is_named_on_the_others(outcome):
-    told = outcome(TOPOLOGIES[0], one_cannot_move)
-    assert "process 1 could not build it: TypeError: sharding must be a jax.sharding.Sharding" in told[0]
-    assert "sharding must be a jax.sharding.Sharding" in told[1]

@@ -69,28 +69,3 @@ def test_losses_equal_those_of_numpy(outcome, layout, topology):
     found = outcome(topology, losses, layout)
     np.testing.assert_allclose(found, outcome(ALONE, losses, "data"), rtol=1e-5)
     np.testing.assert_allclose(found, list(losses_by_numpy()), rtol=1e-4)
-
-
-@case(["data", "model_across"])
-def rows_of_a_bad_loss(here, layout):
-    """What each process says of a loss that is not finite, and whether it names the row at fault."""
-    features = FEATURES.copy()
-    features[37, 2] = np.nan
-    sharding = sharding_of(layout, here.devices)
-
-    def loss(slope, batch):
-        return jnp.mean((batch["features"] @ slope) ** 2), {}
-
-    with feedline.Feed({"features": features}, batch_size=SIZE, sharding=sharding) as feed:
-        with pytest.raises(feedline.FeedError, match="the loss is nan at step ") as told:
-            feedline.trainer.fit(feed, lambda key: jnp.zeros(5), loss, optax.sgd(RATE), steps=STEPS)
-        before = {"epoch": told.value.epoch, "position": told.value.position}
-        return str(told.value), 37 in feed.rows_of({**feed.get_state(), **before})
-
-
-@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
-@pytest.mark.parametrize("layout", ["data", "model_across"])
-def test_each_process_names_the_rows_of_a_bad_loss(outcome, layout, topology):
-    told, named = outcome(topology, rows_of_a_bad_loss, layout)
-    assert "extreme values in the training rows " in told
-    assert named

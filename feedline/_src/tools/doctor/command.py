@@ -125,5 +125,5 @@ class Diagnose:
             return ran.code
         raise ValueError(
             f"no loop of the command took more than --after {self.after} batches from a feedline.Feed: "
-            f"{ran.reason or 'none was used so long'}; let it run longer, or use a smaller --after"
+            f"{ran.reason}; let it run longer, or use a smaller --after"
         )

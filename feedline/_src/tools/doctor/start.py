@@ -95,12 +95,16 @@ class _Diagnosing:
 
         self._folder, self._before, self._steps = folder, before, steps
         self._diagnosis: Any = None
+        self._most_batches = 0  # that a feed has delivered
         self._context, self._watching = contextlib.ExitStack(), contextlib.ExitStack()
         self._watching.enter_context(building(asked=self._asked))  # for good
         atexit.register(self._write)
 
     def _asked(self, feed: Feed) -> None:
-        if self._diagnosis is None and feed.statistics().batches >= self._before:
+        if self._diagnosis is not None:
+            return
+        self._most_batches = max(self._most_batches, feed.statistics().batches)
+        if self._most_batches >= self._before:
             self._diagnosis = self._context.enter_context(feed.diagnose(self._steps, over=self._end))
 
     def _end(self) -> None:
@@ -115,6 +119,9 @@ class _Diagnosing:
         if self._diagnosis is not None:
             self._context.close()
             write(self._folder, self._diagnosis.to_dict())
+        else:
+            text = f"the longest took {self._most_batches}" if self._most_batches else "none took any"
+            (self._folder / NOT_OBSERVED).write_text(text)
 
 
 def _await_others() -> None:
