@@ -118,16 +118,6 @@ def test_a_batch_that_is_being_placed_is_no_computation_and_is_not_kept_alive(wa
     assert alive() is None
 
 
-def test_a_machine_that_starts_no_more_threads_ends_no_training(watch, monkeypatch):
-    def refused(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", refused)
-    for _ in range(3):
-        watch.placed([jnp.zeros(2)])
-    assert watch.glances.empty()
-
-
 @pytest.mark.slow
 def test_a_step_that_its_call_computes_is_no_idle_time(watch):
     """The CPU backend computes it on the calling thread, and it has no arrays until then."""

@@ -87,21 +87,6 @@ def test_further_loops_in_the_context_get_no_batch_and_do_not_hang(feed):
             collections.deque(iter(lambda: list(feed), None), maxlen=0)  # for ever
 
 
-@pytest.mark.parametrize("before", [0, 2])
-def test_a_pass_that_a_loop_began_before_is_remembered_and_those_of_the_context_are_not(before, recwarn):
-    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE, epochs=1) as feed:
-        for _ in zip(range(before), feed, strict=False):
-            pass
-        with feed.diagnose(steps=48):
-            for _ in zip(range(3), feed, strict=False):
-                pass
-        if not before:
-            assert sum(1 for _ in feed) == 8  # a warning would be an error
-            return
-        with pytest.warns(UserWarning, match="goes on in the middle of a pass: 2 of its batches were taken"):
-            assert sum(1 for _ in feed) == 6
-
-
 def test_an_interrupt_while_the_context_is_left_loses_nothing(feed, monkeypatch):
     next(feed)
     state, stop = feed.get_state(), feed._stop

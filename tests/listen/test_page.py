@@ -51,10 +51,8 @@ REPORTS = {
     "loop": dataclasses.replace(COMPUTE, bound="loop", idle_s=0.0039, au=0.24),
     "place": dataclasses.replace(READ, bound="place", headroom={**READ.headroom, "place": 0.2}, change=None),
     "transfer": dataclasses.replace(READ, bound="place", late_s=0.004, headroom={**READ.headroom, "place": 0.23}),
-    "few batches": dataclasses.replace(READ, batches=2, drained=False),
     "straggler here": dataclasses.replace(READ, bound="straggler", straggler=SLOW, process=3),
     "straggler elsewhere": dataclasses.replace(COMPUTE, bound="straggler", straggler=SLOW),
-    "synchronous": dataclasses.replace(READ, settings={**READ.settings, "prefetch": 0}),
 }
 NASTY = "<b>&amp;</b> \"x\" 'y' </p><script>alert(1)</script> $a_b$ " + "x" * 300
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,7 +7,6 @@ import resource
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
 from planted import ROWS, Sleeping
@@ -137,11 +136,3 @@ def test_each_process_has_its_own_file(tmp_path, monkeypatch):
     assert file_of_process(f"{tmp_path}/a", 0, 2) == tmp_path / "a-process0"
     monkeypatch.chdir(tmp_path)
     assert file_of_process("a.json", 0, 1) == tmp_path / "a.json"  # also if the folder changes meanwhile
-
-
-def test_a_trace_holds_no_batch(tmp_path):
-    before = len(jax.live_arrays())
-    with feedline.Feed(Sleeping(), ROWS, ONE) as feed, feed.trace(tmp_path / "trace.json"):
-        for _ in range(50):
-            next(feed)
-        assert len(jax.live_arrays()) < before + 20

@@ -114,16 +114,6 @@ def test_any_load_keeps_the_limits_and_comes_to_an_end(load, tunable, batches, n
     assert load.step_s(run.now) <= load.step_s(START) * (1.05 if noise < 0.3 else 1.15)
 
 
-@pytest.mark.slow
-@QUICKLY
-@given(
-    make=st.floats(0.1, 8), place=st.floats(0.0, 2.0),
-    kind=st.sampled_from([{"busy": 1.0}, {"busy": 0.05}, {"every": 4}, {"busy": 1.0, "holds_lock": True}]),
-)  # fmt: skip
-def test_any_load_ends_near_the_optimum(make, place, kind):
-    Run(Load(make * 0.01, place * 0.01, 0.01, **kind), noise=0.02).assert_optimal()
-
-
 def test_a_stream_is_opened_again_only_if_a_gain_is_predicted():
     """Its own workers take seconds to start."""
     limits = bounds(SLOW_DISK, tunable=frozenset({"prefetch"}))
@@ -331,13 +321,6 @@ def test_settings_are_judged_by_batches_that_were_taken_after_the_change(tuner):
     after.batches = before.batches + after.batches
     looked(tuner, after)
     assert tuner.history[1].startswith(f"keeps threads 2 → {proposal.threads}, buffer 2 → {proposal.buffer}: ")
-
-
-def test_a_look_is_taken_now_and_then():
-    tuner, accounts = Tuner(bounds(SLOW_DISK), START), Accounts(drained=False)
-    for _ in range(100):
-        assert looked(tuner, accounts) is None  # batches that were read ahead are no reason
-    assert accounts.looks == 1
 
 
 def test_workers_that_fail_while_somebody_judges_are_given_up_at_the_next_look(tuner):

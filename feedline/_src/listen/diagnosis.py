@@ -58,13 +58,12 @@ class Diagnosis:
     def stalls_s(self) -> dict[str, float]:
         """Seconds a step of "fetch", "preparation" and "transfer", as far as their phases were measured."""
         found: dict[str, float] = {}
-        level_s = 0.0  # of the phases after it, so that noise is not counted twice
-        for phase, name in reversed([*zip(PHASES, [*_MEANING, ""], strict=True)]):
-            step_s = self.steps_s.get(phase, 0.0)
-            if step_s and level_s:
-                found[name] = max(0.0, step_s - level_s)
-            level_s = max(level_s, step_s)
-        return dict(reversed(found.items()))
+        for number, name in enumerate(_MEANING):
+            # the longest of the phases after it, so that noise is not counted twice
+            without_s = max(self.steps_s.get(phase, 0.0) for phase in PHASES[number + 1 :])
+            if without_s and PHASES[number] in self.steps_s:
+                found[name] = max(0.0, self.steps_s[PHASES[number]] - without_s)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """All values, as JSON values."""
@@ -96,10 +95,10 @@ _JOIN_S = 30.0
 
 
 class DiagnosingPipeline:
-    """Gives so many batches in four phases, `PHASES`, and writes the times of their steps into `diagnosis`.
+    """Gives batches in four phases, `PHASES`, and writes the times of their steps into `diagnosis`.
 
     It has the methods of a `Run`: one thread takes, the owner closes it from any thread. Each phase that reads
-    begins where the feed is. `take` calls `over` once the last phase is over. ValueError: too few `steps`.
+    begins where the feed is. `take` calls `over` after the last phase. ValueError: too few `steps`.
     """
 
     waiting = 0

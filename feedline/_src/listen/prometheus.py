@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -70,7 +71,7 @@ def serve(
     return MetricsServer(server, thread, host)
 
 
-class MetricsServer:
+class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
     """The server that `serve` started. Its thread ends with `close`, which any thread may call, or the process.
 
     Attributes:
@@ -89,9 +90,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +14,6 @@ _AT_ONCE = 1 << 20
 """Rows of which the tokens are added up at a time, to bound the memory."""
 
 
-class _Sum(NamedTuple):
-    """The tokens of the first `rows` positions of an epoch of a source."""
-
-    epoch: int
-    rows: int
-    tokens: int
-
-
 class TokenCounts:
     """Tokens without padding of each source, from the start of the run to a place.
 
@@ -31,7 +22,7 @@ class TokenCounts:
 
     def __init__(self) -> None:
         self._whole: dict[str, int] = {}  # of an epoch
-        self._latest: dict[str, _Sum] = {}
+        self._latest: dict[str, tuple[int, int, int]] = {}  # epoch, its rows until there, and their tokens
 
     def __call__(
         self, taken: Sequence[Taken], tokens_of: Callable[[Indices], Indices | None]
@@ -44,11 +35,11 @@ class TokenCounts:
         epoch, rest = divmod(taken.rows, taken.order.rows)
         if epoch and taken.name not in self._whole:
             self._whole[taken.name] = self._summed(taken, None, range(taken.order.rows), tokens_of)
-        latest = self._latest.get(taken.name, _Sum(epoch, 0, 0))
-        if latest.epoch != epoch or latest.rows > rest:
-            latest = _Sum(epoch, 0, 0)
-        tokens = latest.tokens + self._summed(taken, epoch, range(latest.rows, rest), tokens_of)
-        self._latest[taken.name] = _Sum(epoch, rest, tokens)
+        counted_epoch, rows, tokens = self._latest.get(taken.name, (epoch, 0, 0))
+        if counted_epoch != epoch or rows > rest:
+            rows = tokens = 0
+        tokens += self._summed(taken, epoch, range(rows, rest), tokens_of)
+        self._latest[taken.name] = epoch, rest, tokens
         return epoch * self._whole.get(taken.name, 0) + tokens
 
     def _summed(

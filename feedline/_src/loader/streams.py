@@ -69,7 +69,6 @@ class Stream:
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
     order: ClassVar[None] = None
     may_use_workers: ClassVar[bool] = False
-    tells_source: ClassVar[bool] = False
     restarted: ClassVar[int] = 0
     steps_per_call: ClassVar[int] = 1
 
