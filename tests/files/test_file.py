@@ -44,7 +44,6 @@ def test_rows_are_written_to_their_places(file):
 
 
 def test_memory_open_file_and_samples_have_the_same_bytes(file, path):
-    assert file.has_path
     assert bytes(file.memory()) == DATA == Path(file.path()).read_bytes()
     with file.open() as opened:
         assert opened.read() == DATA

@@ -6,7 +6,6 @@ import asyncio
 import collections
 import concurrent.futures
 import dataclasses
-import errno
 import functools
 import logging
 import math
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.files.client import TransientError, UnreachableError, Version, client_of
+from feedline._src.files.file import check_may_open
 from feedline._src.files.store import Url
 from feedline._src.runtime.exit import check_may_read, close_at_exit
 
@@ -244,10 +244,12 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def result_of(future: concurrent.futures.Future[T], name: object) -> T:
-    """The result of a request. What a store or the local disk does is a FeedError, never a bad row."""
+def result_of(request: concurrent.futures.Future[T], name: object) -> T:
+    """Wait for the result of a request. Errors of a store and of the disk are a FeedError, never a bad row."""
+    fetcher().check_may_run()  # a fork would wait for ever for requests of its parent
+    began = time.monotonic()
     try:
-        return future.result()
+        return request.result()
     except FeedError:
         raise
     except FileNotFoundError:
@@ -256,9 +258,10 @@ def result_of(future: concurrent.futures.Future[T], name: object) -> T:
         check_may_read()
         found = "its source was closed during a read"
     except OSError as error:
+        check_may_open(error, str(name))
         found = f"reading it failed: {error}"
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            found += "; raise the limit of open files (ulimit -n)"
+    finally:
+        fetcher().counts.wait_s += time.monotonic() - began
     raise FeedError(
         f"an object must stay readable while a feed reads it, and {found}", stage="read", file=str(name)
     )

@@ -153,10 +153,6 @@ class File:
         failed, it is called again with a new file and another str. Errors as of `read`."""
         return use(self.place)
 
-    @property
-    def has_path(self) -> bool:
-        return True
-
     def open(self, sequential: bool = False) -> BinaryIO:
         """A file object of the bytes, for one thread. If it is `sequential`, an object is fetched ahead."""
         opened = OpenFile(self.place, self._version)

@@ -13,7 +13,6 @@ import logging
 import mmap
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -282,15 +281,8 @@ class RemoteFile(File):
                     del self._pending[block]
 
     def _wait_for(self, blocks: Indices) -> None:
-        if not self._missing(blocks):
-            return
-        fetcher().check_may_run()  # a fork would wait for ever for requests of its parent
-        began = time.monotonic()
-        try:
-            for request in self.fetch(blocks):
-                result_of(request, self.name)
-        finally:
-            fetcher().counts.wait_s += time.monotonic() - began
+        for request in self.fetch(blocks):
+            result_of(request, self.name)
 
     def fetch_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
@@ -418,10 +410,6 @@ class RemoteFile(File):
                 if whole.is_at_its_path:
                     return found
         raise self._unstable(_WHOLE_TRIES)
-
-    @property
-    def has_path(self) -> bool:
-        return self._whole is not None and self._whole.is_at_its_path
 
     def _local(self) -> OpenFile:
         """The whole file of the object, which is downloaded unless the cache has it."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.file import changed
-from feedline._src.files.folder import Folder
+from feedline._src.files.folder import folder_at
 from feedline._src.files.store import Store
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
@@ -55,7 +55,7 @@ class ZarrFolder:
         identity: list[Any] | None = None,
     ) -> None:
         self.name, self._store, self.identity = name, store, identity
-        self.folder = Folder(name, store, versions=versions)
+        self.folder = folder_at(name, store, versions)
         self._metadata: set[str] = set()
 
     def marks(self, at: str) -> list[str]:
