@@ -1,13 +1,9 @@
 """`.npy`, `.npz` and `.bin` files with headers that cannot be true, that are damaged, or change while in use."""
 
-import gc
-import io
 import os
 import struct
 import sys
-import time
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +12,6 @@ import pytest
 
 import feedline
 from feedline._src.errors import FeedError, RowError
-from feedline._src.formats.npy import read_header
 
 ROWS = np.arange(600, dtype=np.int32).reshape(200, 3)
 
@@ -70,10 +65,10 @@ def test_invalid_headers_are_refused_with_the_name_of_the_file(tmp_path, header,
         feedline.open_source(tmp_path / "bad.npz")
 
 
-@pytest.mark.parametrize("version", [(0, 0), (1, 1), (4, 0), (255, 255)])
+@pytest.mark.parametrize("version", [(0, 0), (1, 1), (3, 0), (255, 255)])
 def test_versions_that_no_numpy_writes_are_refused(tmp_path, version):
     (tmp_path / "x.npy").write_bytes(npy(described(), version))
-    with pytest.raises(ValueError, match=r"x\.npy .* of version 1\.0, 2\.0 or 3\.0"):
+    with pytest.raises(ValueError, match=r"x\.npy .* of version 1\.0 or 2\.0"):
         feedline.open_source(tmp_path / "x.npy")
 
 
@@ -84,49 +79,23 @@ def test_a_header_longer_than_its_file_or_too_long_is_refused(tmp_path):
             feedline.open_source(tmp_path / "x.npy")
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
 def test_all_versions_are_read_as_numpy_reads_them(tmp_path, is_source_of, version):
     rows = np.arange(12, dtype=np.int32).reshape(3, 4)
     for fortran in ("False", "True"):
         data = rows.T.tobytes() if fortran == "True" else rows.tobytes()
         (tmp_path / "x.npy").write_bytes(npy(described(fortran=fortran), version, data))
         is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
-    if version != (3, 0):
-        (tmp_path / "x.npy").write_bytes(npy(described(shape="(3L, 4L)"), version, rows.tobytes()))
-        with pytest.warns(UserWarning, match="created on Python 2"):
-            is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
+    (tmp_path / "x.npy").write_bytes(npy(described(shape="(3L, 4L)"), version, rows.tobytes()))
+    with pytest.warns(UserWarning, match="created on Python 2"):
+        is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
 
 
-@pytest.fixture
-def _threads_change_while_python_parses():
-    """A collection every few objects, in which other threads run."""
-    before = gc.get_threshold()
-    pause = lambda *_: time.sleep(1e-5)  # noqa: E731
-    gc.callbacks.append(pause)
-    gc.set_threshold(5)
-    yield
-    gc.set_threshold(*before)
-    gc.callbacks.remove(pause)
-
-
-@pytest.mark.usefixtures("_threads_change_while_python_parses")
-def test_headers_are_read_on_several_threads():
-    """Of a few thousand at the same time, `ast.literal_eval` of Python 3.11.7 refuses some, which are right."""
-    file = io.BytesIO()
-    np.save(file, np.zeros(3, [("image", "u1", (8, 8)), ("label", "i8")]))
-    data = file.getvalue()
-    with ThreadPoolExecutor(4) as threads:
-        headers = threads.map(lambda _: read_header(io.BytesIO(data).read, len(data)), range(1000))
-        assert {shape for shape, *_ in headers} == {(3,)}
-
-
-def test_names_of_fields_are_not_garbled(tmp_path, is_source_of):
-    records = np.zeros(3, [("größe", np.float32), ("重さ", np.int32, (2,)), ("plain", np.int8)])
-    records["größe"], records["plain"] = [1, 2, 3], [4, 5, 6]
-    with pytest.warns(UserWarning, match="NumPy >= 1.17"):
-        np.save(tmp_path / "x.npy", records)
-    assert (tmp_path / "x.npy").read_bytes()[6] == 3
-    is_source_of(feedline.open_source(tmp_path / "x.npy"), {name: records[name] for name in records.dtype.names})
+def test_names_of_fields_beyond_latin_1_are_refused(tmp_path):
+    with pytest.warns(UserWarning, match=r"NumPy >= 1\.17"):
+        np.save(tmp_path / "x.npy", np.zeros(3, [("重さ", np.int32)]))
+    with pytest.raises(ValueError, match=r"not of version 1\.0 or 2\.0; 3\.0 is for names"):
+        feedline.open_source(tmp_path / "x.npy")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import struct
-import threading
 import zipfile
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +16,8 @@ from feedline._src.formats.registry import Format, suffix_of
 from feedline._src.formats.table import FileArray, fields, memory_bytes
 
 Array = npt.NDArray[Any]
-_ENCODINGS = {b"\x93NUMPY\1\0": "latin1", b"\x93NUMPY\2\0": "latin1", b"\x93NUMPY\3\0": "utf8"}
-"""Of headers, by the first bytes of a file, which say its version."""
 HEADER_BYTES = 10_000
 """NumPy's limit: Python's parser is not safe for long untrusted texts."""
-_AST = threading.Lock()
-"""In Python 3.11, threads that use `ast` at the same time may get a SystemError (CPython issue 106905)."""
 _DEFLATE_RATIO = 1032
 """More bytes than this cannot come out of a byte: 258 of them need at least two bits."""
 
@@ -36,8 +29,7 @@ def read(file: File, options: OpenOptions) -> list[Any]:
         if suffix == ".npz":
             arrays = _members(file)
         else:
-            head = io.BytesIO(file.samples([(0, HEADER_BYTES)])[0])
-            arrays = {"": _array_at(head.read, file, 0, file.size)}
+            arrays = {"": _array_at(file.samples([(0, HEADER_BYTES)])[0], file, 0, file.size)}
     except ValueError as error:
         writer = "numpy.savez" if suffix == ".npz" else "numpy.save"
         raise ValueError(
@@ -59,41 +51,41 @@ FORMAT = Format(
 )
 
 
-def read_header(read: Callable[[int], bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
-    """Shape, dtype, Fortran order and the length of the header of a `.npy` of `size` bytes, which `read` gives."""
-    first = read(8)
-    if (encoding := _ENCODINGS.get(first)) is None:
-        raise ValueError("it does not begin as a .npy of version 1.0, 2.0 or 3.0 does")
-    prefix = 2 if first[6] == 1 else 4
-    length = int.from_bytes(read(prefix), "little")
-    start = len(first) + prefix + length
-    if start > HEADER_BYTES or start > size:
-        raise ValueError(
-            f"its header must have at most {HEADER_BYTES} bytes and end in the file, got {length} bytes"
-        )
+class _Header(NamedTuple):
+    """The header of a `.npy`; `start` is the offset of the elements."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran: bool
+    start: int
+
+
+def _header_of(begin: bytes, size: int) -> _Header:
+    """The header of a `.npy` of `size` bytes, which begins with `begin`."""
+    stream = io.BytesIO(begin[:HEADER_BYTES])
     try:
-        # NumPy reads 3.0 only together with its elements: here all versions become 2.0 of ASCII
-        text = read(length).decode(encoding).encode("ascii", "backslashreplace")
-        header = io.BytesIO(struct.pack("<I", len(text)) + text)
-        with _AST:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(header, max_header_size=len(text))
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError("it is not of version 1.0 or 2.0; 3.0 is for names of fields beyond Latin-1")
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(stream, max_header_size=HEADER_BYTES)
     except Exception as error:  # of many types, for arbitrary text
         raise ValueError(f"NumPy cannot read its header ({type(error).__name__}: {error})") from error
     if not all(type(axis) is int and axis >= 0 for axis in shape):
         raise ValueError(f"its shape must be a tuple of lengths, got {shape!r:.200}")
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"its elements must be numbers, and no Python objects, got dtype {dtype!r:.200}")
-    needed = start + math.prod(shape) * dtype.itemsize
+    needed = stream.tell() + math.prod(shape) * dtype.itemsize
     if needed > size:
         raise ValueError(f"its header promises {needed} bytes, but there are {size}")
     np.broadcast_to(np.empty((), dtype), shape)  # refuses more axes than an array can have
-    return shape, dtype, fortran, start
+    return _Header(shape, dtype, fortran, stream.tell())
 
 
-def _array_at(read: Callable[[int], bytes], file: File, at: int, size: int) -> FileArray:
+def _array_at(begin: bytes, file: File, at: int, size: int) -> FileArray:
     """The array of a `.npy` of `size` bytes at byte `at` of a file."""
-    shape, dtype, fortran, start = read_header(read, size)
-    return FileArray.of(file, dtype, shape, at + start, fortran)
+    header = _header_of(begin, size)
+    return FileArray.of(file, header.dtype, header.shape, at + header.start, header.fortran)
 
 
 def _members(file: File) -> dict[str, Any]:
@@ -113,9 +105,12 @@ def _members(file: File) -> dict[str, Any]:
                 with archive.open(member) as stream:
                     if member.compress_type == zipfile.ZIP_STORED:
                         start = opened.tell()  # zipfile has read what is before the member's data
-                        arrays[name] = _array_at(opened.read, file, start, member.file_size)
+                        arrays[name] = _array_at(opened.read(HEADER_BYTES), file, start, member.file_size)
                     else:
-                        arrays[name] = _decompressed(stream, member.file_size)
+                        data = stream.read()  # which compares the checksum at the end
+                        header = _header_of(data, len(data))
+                        order: Any = "F" if header.fortran else "C"
+                        arrays[name] = np.ndarray(header.shape, header.dtype, data, header.start, order=order)
             except Exception as error:  # of many types, from zipfile and the decompressors
                 raise ValueError(f"its member {name!r}: {str(error)[:300] or type(error).__name__}") from error
     if not arrays:
@@ -134,16 +129,6 @@ def _check_sizes(file: File, member: zipfile.ZipInfo) -> None:
             f"the archive promises {member.file_size} bytes, and at most {most} can come out of the "
             f"{member.compress_size} that are stored, of {file.size}, or fit into memory"
         )
-
-
-def _decompressed(stream: Any, size: int) -> Array:
-    shape, dtype, fortran, _ = read_header(stream.read, size)
-    needed = math.prod(shape) * dtype.itemsize
-    data = stream.read(needed)
-    if len(data) < needed:
-        raise ValueError(f"its header promises {needed} bytes of elements, and there are {len(data)}")
-    stream.read(1)  # at the end, zipfile compares the checksum
-    return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
 
 
 def _check_dtype(name: str, array: Any) -> None:
