@@ -6,9 +6,8 @@ On a local disk, files without compression are mapped. Of others, and in a store
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, few
 Array = npt.NDArray[Any]
 pyarrow: Any = Library("pyarrow", "arrow")
 ipc: Any = Library("pyarrow.ipc", "arrow")
-REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
+_REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
 _FILE_MARK = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -182,34 +181,15 @@ def naming_file(path: object, form: str, remedy: str) -> Iterator[None]:
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The record batches of a file or a stream; on a local disk where they lie, if they are not compressed."""
-    naming = functools.partial(naming_file, file.name, "an Arrow file", REWRITE)
-    with naming():
+    """The record batches of a file or a stream: mapped on a local disk if not compressed, else decoded."""
+    with naming_file(file.name, "an Arrow file", _REWRITE):
         is_file = file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
-        if file.in_store:
-            with readable(file) as source:
-                schema = (ipc.open_file if is_file else ipc.open_stream)(source).schema
-        else:
-            with opening(Path(file.path())) as opened:
-                whole: Array = np.asarray(np.memmap(opened, np.uint8, "r"))
-            schema, batches = batches_of(pyarrow.BufferReader(pyarrow.py_buffer(whole)))
+        with readable(file) as source:
+            schema = (ipc.open_file if is_file else ipc.open_stream)(source).schema
     spec = spec_of(schema, options, file.name)
-    names = sorted(spec)
-    with naming():
-        views = None if file.in_store else _views(batches, names, whole)
-        if views is not None:
-            return _mapped(file, spec, views, whole)
-        decoded = _Decoded(file, schema, is_file)
-        narrowest = min(names, key=lambda name: _row_bytes(spec[name]))
-        lengths = [decoded.batch(number, narrowest).num_rows for number in range(decoded.total)]
-
-    def read(leaf: int, group: int) -> Column:
-        batch = decoded.batch(group, names[leaf])
-        batch.validate()  # invalid lengths would make pyarrow abort the process
-        # copied: views would keep alive whatever pyarrow has read with them
-        return column_of(batch.column(names[leaf]), f"column {names[leaf]!r}").copied()
-
-    return Grouped(spec, [lengths] * len(names), read, extents=lambda leaf, group: [decoded.extent(group)])
+    with naming_file(file.name, "an Arrow file", _REWRITE):
+        mapped = None if file.in_store else _mapped(file, spec, is_file)
+        return mapped or _decoded(file, spec, schema, is_file)
 
 
 FORMAT = Format(
@@ -217,60 +197,47 @@ FORMAT = Format(
 )
 
 
-def _row_bytes(leaf: Leaf) -> float:
-    return math.inf if isinstance(leaf, str) else math.prod(leaf.shape) * leaf.dtype.itemsize
-
-
-def _views(batches: Iterator[Any], names: Sequence[str], whole: Array) -> list[dict[str, Column]] | None:
-    """The columns of all record batches, as views of the memory of the file; None if it is compressed."""
-    start, found = whole.ctypes.data, []
-    for batch in batches:
-        batch.validate()  # invalid lengths would make pyarrow abort the process
-        columns = {name: batch.column(name) for name in names}
-        buffers = [buffer for column in columns.values() for buffer in column.buffers() if buffer]
-        if not all(0 <= buffer.address - start <= len(whole) - buffer.size for buffer in buffers if buffer.size):
-            return None  # pyarrow has decompressed them into other memory
-        found.append({name: column_of(column, f"column {name!r}") for name, column in columns.items()})
-    return found
-
-
-def _mapped(file: File, spec: dict[str, Leaf], views: list[dict[str, Column]], whole: Array) -> Grouped:
+def _mapped(file: File, spec: dict[str, Leaf], is_file: bool) -> Grouped | None:
+    """The record batches as views of the memory of the file; None if they are compressed."""
     names = sorted(spec)
-    nulls = {leaf: sum(batch[name].nulls for batch in views) for leaf, name in enumerate(names)}
+    with opening(Path(file.path())) as opened:
+        whole: Array = np.asarray(np.memmap(opened, np.uint8, "r"))
+    start, batches = whole.ctypes.data, list[dict[str, Column]]()
+    for batch in _batches_of(pyarrow.BufferReader(pyarrow.py_buffer(whole)), is_file):
+        batch.validate()  # invalid lengths would make pyarrow abort the process
+        buffers = [buffer for name in names for buffer in batch.column(name).buffers() if buffer and buffer.size]
+        if not all(0 <= buffer.address - start <= len(whole) - buffer.size for buffer in buffers):
+            return None  # pyarrow has decompressed them into other memory
+        batches.append({name: column_of(batch.column(name), f"column {name!r}") for name in names})
 
     def array(values: Array) -> FileArray | Array:
         """Those of booleans were unpacked from bits."""
-        at = values.ctypes.data - whole.ctypes.data
+        at = values.ctypes.data - start
         return FileArray.of(file, values.dtype, values.shape, at) if 0 <= at < len(whole) else values
 
     def arrays() -> list[Any]:
-        return [{name: array(column.values) for name, column in batch.items()} for batch in views]
+        return [{name: array(column.values) for name, column in batch.items()} for batch in batches]
 
+    nulls = {leaf: sum(batch[name].nulls for batch in batches) for leaf, name in enumerate(names)}
     has_bytes = any(isinstance(leaf, str) for leaf in spec.values())
     return Grouped(
         spec,
-        [[batch[names[0]].rows for batch in views]] * len(names),
-        lambda leaf, group: views[group][names[leaf]],
+        [[batch[names[0]].rows for batch in batches]] * len(names),
+        lambda leaf, group: batches[group][names[leaf]],
         in_place=True,
         nulls=nulls,
-        arrays=None if has_bytes or any(nulls.values()) or not views else arrays,
+        arrays=None if has_bytes or any(nulls.values()) or not batches else arrays,
     )
 
 
-def batches_of(source: Any) -> tuple[Any, Iterator[Any]]:
-    """The schema of a file or a stream, a `pyarrow.NativeFile`, and its record batches, not validated yet."""
-    mark = source.read(len(_FILE_MARK))
-    source.seek(0)
-    if mark == _FILE_MARK:
+def _batches_of(source: Any, is_file: bool) -> Iterator[Any]:
+    """The record batches of a file or a stream, a `pyarrow.NativeFile`, not validated yet."""
+    if is_file:
         file = ipc.open_file(source)
-        return file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
-    stream = ipc.open_stream(source)  # as datasets.save_to_disk writes them
-
-    def batches() -> Iterator[Any]:
-        yield from stream
+        yield from map(file.get_batch, range(file.num_record_batches))
+    else:  # as datasets.save_to_disk writes them
+        yield from ipc.open_stream(source)
         _check_end(source)
-
-    return stream.schema, batches()
 
 
 def _check_end(source: Any) -> None:
@@ -281,39 +248,54 @@ def _check_end(source: Any) -> None:
         raise ValueError("a stream must end with the mark of its end, and this one does not")
 
 
-class _Decoded:
-    """Record batches, which are read and not mapped: a disk that fails then is an error, not a SIGBUS."""
+def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_file: bool) -> Grouped:
+    """Record batches that are read and not mapped: a disk that fails then is an error, not a SIGBUS."""
+    names = sorted(spec)
+    ends = _ends_of_batches(file, is_file)  # the first is that of the schema and of dictionaries
+    head = b"" if is_file else file.read(np.array([0]), np.array([ends[0]]))[0]
 
-    def __init__(self, file: File, schema: Any, is_file: bool) -> None:
-        self._file, self._schema, self._head = file, schema, None if is_file else b""
-        places = list[int]()
-        # where each begins; of a file roughly: pyarrow does not say it, and most writers make all equally long
+    def extent(group: int) -> tuple[int, int]:
+        return ends[group], ends[group + 1] - ends[group]
+
+    def batch_of(group: int, name: str) -> Any:
+        """A record batch with one column alone, not validated."""
+        only = ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)], use_threads=False)
         if is_file:
             with readable(file) as source:
-                count = ipc.open_file(source).num_record_batches
-            places, end = [file.size * number // count for number in range(count)], file.size
-        else:  # which has no index of them: it is read once to find where they lie
-            end = 0
-            with readable(file, sequential=True) as source:
-                messages = ipc.MessageReader.open_stream(source)
-                with contextlib.suppress(StopIteration):
-                    while True:
-                        kind, start, end = messages.read_next_message().type, end, source.tell()
-                        places += [start] if kind == "record batch" else []
-                _check_end(source)
-            self._head = file.read(np.array([0]), np.array([(places or [end])[0]]))[0]  # schema, dictionaries
-        self.total, self._places = len(places), [*places, end]
+                return ipc.open_file(source, options=only).get_batch(group)
+        (data,) = file.read(*np.array(extent(group)).reshape(2, 1))
+        return ipc.open_stream(pyarrow.BufferReader(head + data), options=only).read_next_batch()
 
-    def extent(self, number: int) -> tuple[int, int]:
-        """The offset of a record batch in the file, and its length."""
-        start, stop = self._places[number : number + 2]
-        return start, stop - start
+    def read(leaf: int, group: int) -> Column:
+        batch = batch_of(group, names[leaf])
+        batch.validate()  # invalid lengths would make pyarrow abort the process
+        # copied: views would keep alive whatever pyarrow has read with them
+        return column_of(batch.column(names[leaf]), f"column {names[leaf]!r}").copied()
 
-    def batch(self, number: int, name: str) -> Any:
-        """A record batch with this column alone, not validated."""
-        only = ipc.IpcReadOptions(included_fields=[self._schema.get_field_index(name)], use_threads=False)
-        if self._head is None:
-            with readable(self._file) as source:
-                return ipc.open_file(source, options=only).get_batch(number)
-        (data,) = self._file.read(*np.array(self.extent(number)).reshape(2, 1))
-        return ipc.open_stream(pyarrow.BufferReader(self._head + data), options=only).read_next_batch()
+    narrowest = min(names, key=lambda name: _row_bytes(spec[name]))
+    lengths = [batch_of(group, narrowest).num_rows for group in range(len(ends) - 1)]
+    return Grouped(spec, [lengths] * len(names), read, extents=lambda leaf, group: [extent(group)])
+
+
+def _row_bytes(leaf: Leaf) -> float:
+    return math.inf if isinstance(leaf, str) else math.prod(leaf.shape) * leaf.dtype.itemsize
+
+
+def _ends_of_batches(file: File, is_file: bool) -> list[int]:
+    """Where the first record batch begins, and where each ends."""
+    if is_file:  # roughly: pyarrow does not say it, and most writers make all equally long
+        with readable(file) as source:
+            count = ipc.open_file(source).num_record_batches
+        return [file.size * number // max(1, count) for number in range(count + 1)]
+    first, ends = 0, list[int]()  # a stream has no index of them: it is read once
+    with readable(file, sequential=True) as source:
+        messages = ipc.MessageReader.open_stream(source)
+        with contextlib.suppress(StopIteration):
+            while True:
+                is_batch = messages.read_next_message().type == "record batch"
+                if is_batch:
+                    ends.append(source.tell())
+                elif not ends:
+                    first = source.tell()
+        _check_end(source)
+    return [first, *ends]
