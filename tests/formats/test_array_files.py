@@ -2,16 +2,14 @@
 
 import os
 import struct
-import sys
 import zipfile
 
 import ml_dtypes
 import numpy as np
-import programs
 import pytest
 
 import feedline
-from feedline._src.errors import FeedError, RowError
+from feedline._src.errors import FeedError
 
 ROWS = np.arange(600, dtype=np.int32).reshape(200, 3)
 
@@ -199,21 +197,6 @@ def test_a_file_that_is_replaced_or_deleted_stays_readable(tmp_path):
     np.testing.assert_array_equal(read(source, *range(200)), ROWS)
 
 
-def test_a_feed_ends_before_it_reads_a_file_that_was_written_to_or_truncated(tmp_path, sharding):
-    reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=10**6, threads=1)
-    path = save(tmp_path / "x.npy", ROWS)
-    for change, match in (
-        (lambda: rewrite(path, ROWS + 1), "it was written to since the source was opened"),
-        (lambda: os.truncate(path, 300), "it has 300 bytes and had"),
-    ):
-        with feedline.Feed(path, 8, sharding, reading=reading) as feed:
-            next(feed)
-            change()
-            with pytest.raises(FeedError, match=match) as error:
-                list(zip(range(1000), feed, strict=False))
-            assert not isinstance(error.value, RowError)
-
-
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin"])
 def test_numbers_may_follow_the_suffix(tmp_path, suffix):
     path = tmp_path / f"x{suffix}-00000-of-00001"
@@ -231,38 +214,6 @@ def test_many_files_are_checked_in_turn(tmp_path):
     rewrite(tmp_path / "07.npy", ROWS + 1)
     with pytest.raises(FeedError, match=r"it was written to .*07\.npy"):
         [read(source, 3) for _ in range(5)]
-
-
-@pytest.mark.slow
-def test_worker_processes_refuse_what_was_saved_over_the_file_of_the_feed(tmp_path, sharding):
-    path = save(tmp_path / "x.npy", ROWS)
-    with feedline.Feed(path, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
-        rewrite(path, ROWS + 1)
-        with pytest.raises(FeedError, match="it was written to since the source was opened"):
-            next(feed)
-
-
-TRUNCATES = """
-import os, sys
-import numpy as np
-import feedline
-source = feedline.open_source(sys.argv[1])
-os.truncate(sys.argv[1], 4096)
-try:
-    source.read(np.arange(1000)[::-1], np.empty((1000, 1000)))
-except feedline.FeedError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-def test_a_truncated_file_is_an_error_and_no_signal(tmp_path):
-    np.save(tmp_path / "x.npy", np.ones((1000, 1000)))
-    done = programs.run(
-        [sys.executable, "-c", TRUNCATES, tmp_path / "x.npy"], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "it has 4096 bytes and had 8000128 since the source was opened" in done.stdout
 
 
 @pytest.mark.parametrize(

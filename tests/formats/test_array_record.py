@@ -1,8 +1,5 @@
 """ArrayRecord files, of one size and decoded, against the arrays that they were written from."""
 
-import os
-import resource
-
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -40,14 +37,6 @@ def test_records_of_one_size(tmp_path, is_source_of, options):
         _write(tmp_path / f"{i}.array_record", [record.tobytes() for record in part], options)
     source = feedline.open_source(tmp_path / "*.array_record", dtype=RECORD)
     is_source_of(source, {"image": records["image"], "label": records["label"]})
-
-
-def test_one_array_a_record_and_its_name(tmp_path, is_source_of):
-    rows = np.arange(40, dtype=">u2").reshape(10, 4)
-    _write(tmp_path / "x.arrayrecord", [row.tobytes() for row in rows])
-    form = np.dtype((">u2", (4,)))
-    is_source_of(feedline.open_source(tmp_path / "x.arrayrecord", dtype=form), rows)
-    is_source_of(feedline.open_source(tmp_path / "x.arrayrecord", dtype=form, columns=["x"]), {"x": rows})
 
 
 def test_a_decoder_reads_many_records_at_once(tmp_path, is_source_of):
@@ -140,16 +129,3 @@ def test_what_is_refused(tmp_path):
         feedline.Feed(path, 1, None)
     with pytest.raises(feedline.RowError, match="must have the 1 bytes of dtype uint8, this one has 4 bytes"):
         feedline.open_source(path, dtype=np.uint8)
-
-
-@pytest.mark.slow
-def test_too_many_open_files_is_an_error(tmp_path):
-    for i in range(40):
-        _write(tmp_path / f"{i}.array_record", [bytes(4)])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
-    try:
-        with pytest.raises(feedline.FeedError, match=r"no more can be opened .*raise the limit.*\.array_record"):
-            feedline.open_source(tmp_path / "*.array_record", dtype=np.int32)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -199,30 +199,6 @@ def test_other_threads_use_h5py_while_bytes_are_fetched(tmp_path, store):
     np.testing.assert_array_equal(source[9]["x"], IMAGE[9])
 
 
-ENDS = """
-import sys, threading, time
-import numpy as np
-import feedline
-source = feedline.open_source(sys.argv[1], cache_bytes=0)
-
-def read():
-    while True:
-        source.read(np.arange(64), {"x": np.empty((64, 1 << 20), np.uint8)})
-
-for _ in range(3):
-    threading.Thread(target=read, daemon=True).start()
-time.sleep(0.5)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_ends_while_its_threads_read(tmp_path):
-    """And does not wait for the lock of a thread that the interpreter has ended inside HDF5."""
-    data = RANDOM.integers(0, 9, (64, 1 << 20), np.uint8)
-    path = written(tmp_path / "x.h5", x={"data": data, "compression": "gzip", "chunks": (64, 1 << 20)})
-    programs.run([sys.executable, "-c", ENDS, path], check=True, timeout=30)
-
-
 FORKS = """
 import os, sys, threading, time
 import numpy as np

@@ -174,12 +174,6 @@ def test_what_is_no_file_of_json_lines(tmp_path, data, message):
         feedline.open_source(tmp_path / "x.jsonl")
 
 
-def test_json_says_what_to_do(tmp_path):
-    (tmp_path / "x.json").touch()
-    with pytest.raises(ValueError, match=r"or write an object a line \(\.jsonl\)"):
-        feedline.open_source(tmp_path / "x.json")
-
-
 def test_the_first_file_with_lines_says_what_fields_there_are(tmp_path):
     written(tmp_path / "a.jsonl", [])
     written(tmp_path / "b.jsonl", [{"x": 1}, {"x": 2}])

@@ -3,7 +3,6 @@
 import datetime
 import io
 import itertools
-import pickle
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline._src.formats.arrow import column_of
 from feedline._src.rows.source import EncodedSource
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.groups import GroupSource
@@ -88,12 +86,6 @@ def test_columns_of_fixed_width(tmp_path, is_source_of, as_local, name):
         out, rows = np.empty((4, 2), ROWS[leaf].dtype), np.array([299, 3, 3, 100])
         source.read_cuts(rows, [(sorted(ROWS).index(leaf), columns, out)])
         np.testing.assert_array_equal(out, ROWS[leaf][rows][:, columns[0]])
-
-
-@pytest.mark.parametrize("leaf", ROWS)
-def test_a_part_of_a_column_is_viewed_from_where_it_starts(leaf):
-    column = pa.table(NUMBERS).column(leaf).combine_chunks().slice(7, 20)
-    np.testing.assert_array_equal(column_of(column, leaf).values, ROWS[leaf][7:27])
 
 
 def test_uncompressed_arrow_is_mapped_and_not_copied(tmp_path):
@@ -287,25 +279,6 @@ def test_a_stream_is_fetched_once(store, options, tmp_path, name):
     store.requests.clear()
     assert feedline.open_source(f"{store.url}/x.arrow", store=options)[299]["text"] == TEXT[299].encode()
     assert not store.gets()
-
-
-@pytest.mark.parametrize("columns", [["y"], ["y", "text"]])
-def test_changes_and_troubles_of_a_store_are_no_bad_rows(store, tmp_path, large, columns):
-    store.objects["/x.parquet"] = large
-    options = feedline.Store(cache=tmp_path, patience_s=0.2)
-    source = feedline.open_source(f"{store.url}/x.parquet", store=options, columns=columns)
-    sent = pickle.dumps(source)
-    store.fault = lambda *request: 503
-    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
-        source[199_999]
-    assert not isinstance(caught.value, feedline.RowError)
-    store.fault = lambda *request: None
-    assert source[199_999]["y"] == 199_999
-    store.objects["/x.parquet"] += b"x"
-    for ask in (lambda: source[100_000], lambda: pickle.loads(sent)):
-        with pytest.raises(feedline.FeedError, match="must not change") as caught:
-            ask()
-        assert not isinstance(caught.value, feedline.RowError)
 
 
 # --- nulls ---
