@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import zipfile
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from feedline._src.formats.table import FileArray, fields, memory_bytes
 Array = npt.NDArray[Any]
 HEADER_BYTES = 10_000
 """NumPy's limit: Python's parser is not safe for long untrusted texts."""
+_MAGIC_3 = np.lib.format.magic(3, 0)
 _DEFLATE_RATIO = 1032
 """More bytes than this cannot come out of a byte: 258 of them need at least two bits."""
 
@@ -65,10 +67,11 @@ def _header_of(begin: bytes, size: int) -> _Header:
     stream = io.BytesIO(begin[:HEADER_BYTES])
     try:
         version = np.lib.format.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError("it is not of version 1.0 or 2.0; 3.0 is for names of fields beyond Latin-1")
+        if version not in ((1, 0), (2, 0), (3, 0)):
+            raise ValueError("it does not begin as a .npy of version 1.0, 2.0 or 3.0 does")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(stream, max_header_size=HEADER_BYTES)
+        header = _as_version_2(stream) if version == (3, 0) else stream
+        shape, fortran, dtype = read(header, max_header_size=HEADER_BYTES)
     except Exception as error:  # of many types, for arbitrary text
         raise ValueError(f"NumPy cannot read its header ({type(error).__name__}: {error})") from error
     if not all(type(axis) is int and axis >= 0 for axis in shape):
@@ -80,6 +83,15 @@ def _header_of(begin: bytes, size: int) -> _Header:
         raise ValueError(f"its header promises {needed} bytes, but there are {size}")
     np.broadcast_to(np.empty((), dtype), shape)  # refuses more axes than an array can have
     return _Header(shape, dtype, fortran, stream.tell())
+
+
+def _as_version_2(stream: io.BytesIO) -> io.BytesIO:
+    """The rest of a header of version 3.0, which is UTF-8: NumPy reads those only together with the elements."""
+    length = int.from_bytes(stream.read(4), "little")
+    text = stream.read(length).decode().encode("ascii", "backslashreplace")
+    if stream.tell() - len(_MAGIC_3) - 4 != length:
+        raise ValueError("its header ends too early")
+    return io.BytesIO(struct.pack("<I", len(text)) + text)
 
 
 def _array_at(begin: bytes, file: File, at: int, size: int) -> FileArray:
