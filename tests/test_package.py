@@ -231,7 +231,6 @@ OF_FEEDLINE = {
                 "plan.asked", "errors", "options"],
     "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.threads", "placement.plan",
                "record", "errors", "options"],
-    "loader.lane_files": ["agreement.step_places"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
     "cluster": ["cluster", "agreement", "machine", "errors"],

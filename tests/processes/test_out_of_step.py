@@ -91,15 +91,3 @@ def test_fit_saves_nothing_of_processes_at_different_places(tmp_path):
     assert code == 1
     assert "out of step" in output, output
     assert not [each for each in (tmp_path / "checkpoints").iterdir() if each.name.isdecimal()]
-
-
-def test_lanes_of_processes_at_different_places_are_not_saved(tmp_path):
-    code, output = run("saves lanes", str(tmp_path))
-    assert code == 1
-    assert "reached" not in output
-    place = r"the feed of process \d is at epoch 0, position (?:16|20)"
-    assert re.search(
-        rf"are out of step: in the lanes that are saved to \S*/2, {place}, and {place}; look for", output
-    ), output
-    assert len(list((tmp_path / "1").iterdir())) == 2
-    assert len(list(tmp_path.glob("2/*"))) <= 1  # the process that came first has written its lane

@@ -11,8 +11,6 @@ from typing import Any
 
 import jax
 
-from feedline._src.agreement.step_places import compare_save
-
 _FILE = (
     "metadata"  # the name that Orbax's JsonSave and JsonRestore use, so that a feed reads theirs and they a feed's
 )
@@ -26,8 +24,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     stream a folder of its own: files of two steps in one folder are refused by `load_lanes`. Threads may save in
     any order.
 
-    Processes that save different places of the data to one folder end before the later one writes anything. This
-    is compared at the first save of each process to a folder, if all of them name it by the same path.
+    Processes that save different places of the data are found by `load_lanes`, which refuses their folder.
 
     Args:
       state: from `feed.get_state()` on this process, or from `load_lanes`. Another thread may save it, and later.
@@ -35,7 +32,6 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
     Raises:
       ValueError: it is not the state of a stream.
-      ProcessError: another process saves another place of the data to this folder.
       OSError: a file cannot be written. The error names the file; no part of it is left.
 
     Example:
@@ -51,7 +47,6 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
             "save_lanes takes the state of a stream, and this one has no lanes: it is the same on every process; "
             "save it as JSON on one of them"
         )
-    compare_save(state["writers"], folder, state.get("epoch", 0), state.get("position", 0))
     path = _as_path(folder)
     path.mkdir(parents=True, exist_ok=True)
     place = {name: value for name, value in state.items() if name not in ("lanes", "writers")}
