@@ -50,7 +50,8 @@ class Statistics:
         by name: 1.5 is one and a half epochs of that source. None: the source is no mixture.
       tokens: without padding, from the start of the run to the feed's position, over all processes: by the name of
         the source of a mixture, else under "all". Rows that a remainder drops count once their epoch is over.
-        None: the source does not know its tokens; `feedline.Packed` does.
+        None: the source does not know its tokens; `feedline.Packed` and `feedline.Ragged` do. A bad row that is
+        masked or replaced counts with its own tokens, since processes know only their own bad rows.
       stores: what this process, with all of its feeds, asked of stores on the network: `requests`, of which
         `retries` followed an error and `hedged` were second ones because the first took long; `fetched_bytes`;
         `cached`, blocks found on local disk; `wait_s`, how long threads waited for blocks. Workers count for

@@ -1,9 +1,9 @@
 /* The order and the gather of columns: which rows a batch holds, and their copy into it.
  *
- * C11 without the Python API: ctypes loads it and releases the interpreter's lock during each call. The results are
- * bit for bit those of the NumPy code of feedline:
+ * C11 without the Python API: ctypes loads it and releases the GIL during each call. The results are bit for bit those
+ * of the NumPy code of feedline:
  *
- *   feedline_order    the row at each of some positions of an epoch (see feedline/order/permutation.py, blocks.py)
+ *   feedline_order    the row at each of some positions of an epoch (see order/permutation.py, blocks.py)
  *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
  *   feedline_fill     the rows at some positions of an epoch, of several leaves, into a batch
  *   feedline_permute  permutations of different sizes, each at one index
@@ -65,7 +65,7 @@ typedef struct {
   uint64_t n;           /* rows of the epoch */
   const int64_t *table; /* kind 1: the permutation itself where n is small; else NULL */
   Network rows;         /* kind 1: of all rows; kind 2: of the positions of a whole window */
-  /* kind 2; see `BlockLayout` in feedline/order/blocks.py */
+  /* kind 2; see `BlockLayout` in order/blocks.py */
   const int64_t *block_table; /* the permutation of the full blocks where they are few; else NULL */
   Network blocks;             /* of the full blocks */
   Network irregular[2];       /* of the windows that have fewer rows than others; unused if n is 0 */
@@ -75,7 +75,7 @@ typedef struct {
   const struct Mixed *mixed; /* kind 3 */
 } Order;
 
-/* A source of a mixture; see feedline/order/mixture.py. Row number c of it stands at position c % length of epoch
+/* A source of a mixture; see order/mixture.py. Row number c of it stands at position c % length of epoch
  * c / length of its own order. */
 typedef struct {
   const Order *epochs; /* of its own order, `count` of them from number `first_epoch` on */
@@ -383,7 +383,7 @@ static ALWAYS_INLINE void copied(Source at, const int64_t *rows, int64_t count, 
 }
 
 #if X86
-/* As `copied`, with stores that bypass the cache. Each store has 16 bytes; `out` and all runs in it are aligned. */
+/* `copied` with stores that bypass the cache. Each store has 16 bytes; `out` and all runs in it are aligned. */
 static ALWAYS_INLINE void streamed(Source at, const int64_t *rows, int64_t count, unsigned char *out,
                                    int64_t out_stride) {
   const int64_t runs = at.leaf.runs, size = at.leaf.run_bytes;
