@@ -288,16 +288,3 @@ def both(a, b, weights=None, **changes):
 def test_what_does_not_fit_together_is_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-
-def test_a_feed_refuses_what_a_mixture_has_itself(sharding):
-    with pytest.raises(
-        ValueError, match=r"a mixture has an order of its own, got order=Order\(.*give Mixture seed"
-    ):
-        Feed(arrays(), 16, sharding, order=Order())
-    with pytest.raises(
-        ValueError, match="an endless mixture has no epochs to count, got epochs=1; leave epochs=None"
-    ):
-        Feed(arrays(), 16, sharding, epochs=1)
-    with pytest.raises(ValueError, match="10 rows cannot fill one of 16; use a batch size of at most 8"):
-        Feed(both(SPEC, SPEC, end="all_exhausted"), 16, sharding)
