@@ -80,15 +80,6 @@ def test_a_replaced_file_is_refused(path, use):
         uses[use](files[0])
 
 
-def test_a_file_that_was_read_stays_readable_when_it_is_replaced(path):
-    file = Files([str(path)])[0]
-    memory = file.memory()
-    path.with_name("new").write_bytes(DATA[::-1])
-    path.with_name("new").rename(path)
-    file.check_open()
-    assert bytes(memory) == DATA
-
-
 def test_a_file_is_checked_where_it_was_opened(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = Files([path.name])[0]

@@ -139,13 +139,6 @@ def test_mapped_memory_is_unmapped_with_its_last_array(url, options):
     pytest.fail("it is still mapped")
 
 
-def test_without_the_c_library_nothing_is_mapped(url, options, monkeypatch):
-    monkeypatch.setattr("feedline._src.files.remote.library", lambda: None)
-    file = opened(url, options)
-    file.read(np.array([0]), np.array([len(DATA)]))
-    assert file.memory() is None
-
-
 def shorter_and_longer(path):
     size = path.stat().st_size
     os.truncate(path, 9)
@@ -173,16 +166,6 @@ def test_files_of_the_cache_that_are_damaged_are_fetched_again(url, options, dam
     reads_all(file)
     reads_all(file, seed=7)
     reads_all(opened_elsewhere(url, options))
-
-
-def test_a_block_whose_bytes_differ_is_fetched_again(store, url, options):
-    reads_all(opened(url, options))
-    for path in cache_files(options.cache):
-        with open(path, "r+b") as file:
-            file.write(bytes([DATA[0] ^ 1]))
-    store.requests.clear()
-    reads_all(opened_elsewhere(url, options))
-    assert store.gets()
 
 
 @needs_c

@@ -64,16 +64,6 @@ def test_a_crash_and_a_hang_are_of_one_input_and_the_next_ones_go_on(scripts, tm
     assert "exit code -6" in found[1][1].detail
 
 
-@pytest.mark.slow
-def test_several_processes_try_each_input_once(scripts, tmp_path, monkeypatch):
-    fuzz, _ = scripts
-    monkeypatch.setattr(fuzz, "serve", stand_in)
-    inputs = [fuzz.Input("npy", number, 0) for number in range(100, 400)]
-    found = list(fuzz.in_processes(iter(inputs), tmp_path, processes=2, limit_s=8))
-    assert sorted(given.number for given, _ in found) == list(range(100, 400))
-    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
-
-
 def test_a_comparison_of_reads_finds_what_refutes(scripts):
     fuzz, inputs = scripts
     import fuzz_checks
