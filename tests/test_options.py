@@ -73,103 +73,59 @@ def test_auto_stands_for_a_number_that_is_found():
         Reading(check_replicas_every="auto")
 
 
-@pytest.mark.parametrize("name", ["host_bytes", "device_bytes", "cores"])
-def test_limits_are_positive_integers(name):
-    assert getattr(Limits(**{name: np.int64(5)}), name) == 5
-    with pytest.raises(ValueError, match=rf"^Limits\.{name} must be at least 1, got 0$"):
-        Limits(**{name: 0})
-    with pytest.raises(TypeError, match=rf"^Limits\.{name} must be an integer, got 0\.5$"):
-        Limits(**{name: 0.5})
+REFUSED = [
+    (Limits, {"host_bytes": 0}, ValueError, r"^Limits\.host_bytes must be at least 1, got 0$"),
+    (Limits, {"device_bytes": 0.5}, TypeError, r"^Limits\.device_bytes must be an integer, got 0\.5$"),
+    (Limits, {"cores": -1}, ValueError, r"^Limits\.cores must be at least 1, got -1$"),
+    (Reading, {"limits": 4}, TypeError, r"^Reading\.limits must be a feedline\.Limits, got 4$"),
+    (Reading, {"bad_rows": "skip"}, ValueError, r"^Reading\.bad_rows must be one of .*, got 'skip'$"),
+    (Reading, {"bad_rows": None}, ValueError, r"^Reading\.bad_rows must be one of .*, got None$"),
+    (Reading, {"bad_rows_budget": -1}, ValueError, r"bad_rows_budget must be at least 0, got -1"),
+    (Reading, {"bad_rows_budget": 1.0}, ValueError, r"a share of at least 0 and below 1, got 1"),
+    (Reading, {"bad_rows_budget": math.nan}, ValueError, r"below 1, got nan"),
+    (Reading, {"bad_rows_budget": True}, TypeError, r"a count or a share of the rows, got True"),
+    (Reading, {"bad_rows_budget": "1%"}, TypeError, r"a count or a share of the rows, got '1%'"),
+    (Reading, {"quarantine": "bad.jsonl"}, ValueError, r'bad_rows="raise" replaces none; leave it out, or use'),
+    (Order, {"seed": -1}, ValueError, r"^Order\.seed must be at least 0, got -1$"),
+    (Order, {"seed": 2**64}, ValueError, r"^Order\.seed must be below 2\^64, got \d+; use fewer bits$"),
+    (Order, {"shuffle": 1}, TypeError, r"^Order\.shuffle must be True, False or feedline\.Blocks, got 1$"),
+    (Order, {"shuffle": None}, TypeError, r"^Order\.shuffle must be True, False or feedline\.Blocks, got None$"),
+]  # fmt: skip
+REFUSED += [
+    (Reading, {name: value}, ValueError, rf"^Reading\.{name} must be above 0 and at most 1e\+09 seconds, got ")
+    for name in LIMITS
+    for value in (0, -0.5, math.nan, math.inf, 1.1e9)
+]
+REFUSED += [
+    (Reading, {name: value}, TypeError, rf"^Reading\.{name} must be a number of seconds, got ")
+    for name in LIMITS
+    for value in (None, True, "30", 30j)
+]
+REFUSED += [
+    (Reading, {name: least - 1}, ValueError, rf"^Reading\.{name} must be at least {least}, got {least - 1}$")
+    for name, least in COUNTS.items()
+]
 
 
-def test_limits_of_a_reading_are_limits():
-    with pytest.raises(TypeError, match=r"^Reading\.limits must be a feedline\.Limits, got 4$"):
-        Reading(limits=4)
-
-
-def test_seeds_fill_64_bits():
-    assert Order(2**64 - 1).seed == 2**64 - 1
-    with pytest.raises(
-        ValueError, match=r"^Order\.seed must be below 2\^64, got 18446744073709551616; use fewer bits$"
-    ):
-        Order(2**64)
-    with pytest.raises(ValueError, match=r"^Order\.seed must be at least 0, got -1$"):
-        Order(-1)
-
-
-@pytest.mark.parametrize("shuffle", [1, 0, None, "yes", np.bool_(True)])
-def test_shuffle_is_a_bool(shuffle):
-    with pytest.raises(TypeError, match=r"^Order\.shuffle must be True, False or feedline\.Blocks, got "):
-        Order(shuffle=shuffle)
-
-
-@pytest.mark.parametrize(("name", "least"), COUNTS.items())
-def test_counts_have_a_least_value(name, least):
-    assert getattr(Reading(**{name: least}), name) == least
-    with pytest.raises(ValueError, match=rf"^Reading\.{name} must be at least {least}, got {least - 1}$"):
-        Reading(**{name: least - 1})
-
-
-@pytest.mark.parametrize("value", ["skip", None, True, "Raise"])
-def test_bad_rows_are_raised_or_replaced_and_nothing_else(value):
-    with pytest.raises(
-        ValueError, match=r"^Reading\.bad_rows must be one of \('raise', 'substitute', 'mask'\), got "
-    ):
-        Reading(bad_rows=value)
-
-
-@pytest.mark.parametrize(
-    ("value", "kept"), [(0, 0), (7, 7), (np.int16(7), 7), (0.0, 0.0), (0.25, 0.25), (np.float32(0.5), 0.5)]
-)
-def test_a_budget_is_a_count_or_a_share(value, kept):
-    budget = Reading(bad_rows="mask", bad_rows_budget=value).bad_rows_budget
-    assert (budget, type(budget)) == (kept, type(kept))
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "match"),
-    [
-        (-1, ValueError, r"bad_rows_budget must be at least 0, got -1"),
-        (1.0, ValueError, r"a share of at least 0 and below 1, got 1"),
-        (-0.1, ValueError, r"below 1, got -0\.1"),
-        (math.nan, ValueError, r"below 1, got nan"),
-        (True, TypeError, r"a count or a share of the rows, got True"),
-        ("1%", TypeError, r"a count or a share of the rows, got '1%'"),
-        (None, TypeError, r"a count or a share of the rows, got None"),
-    ],
-)
-def test_a_wrong_budget_is_refused(value, error, match):
+@pytest.mark.parametrize(("options", "given", "error", "match"), REFUSED)
+def test_a_wrong_value_is_refused(options, given, error, match):
     with pytest.raises(error, match=match):
-        Reading(bad_rows="mask", bad_rows_budget=value)
+        options(**given)
 
 
-def test_a_quarantine_is_for_rows_that_are_replaced(tmp_path):
+@pytest.mark.parametrize("value", [0, 7, 0.0, 0.25, np.int16(7), np.float32(0.5)])
+def test_a_budget_is_a_count_or_a_share(value):
+    budget = Reading(bad_rows="mask", bad_rows_budget=value).bad_rows_budget
+    assert budget == value
+    assert type(budget) in (int, float)
+
+
+def test_the_greatest_and_least_values_are_accepted(tmp_path):
+    assert Order(2**64 - 1).seed == 2**64 - 1
+    assert Limits(np.int64(5), 1, 1).host_bytes == 5
     assert Reading(bad_rows="mask", quarantine=tmp_path / "bad").quarantine == str(tmp_path / "bad")
-    with pytest.raises(ValueError, match=r'bad_rows="raise" replaces none; leave it out, or use'):
-        Reading(quarantine="bad.jsonl")
-
-
-@pytest.mark.parametrize("name", LIMITS)
-class TestLimitsOfAStall:
-    @pytest.mark.parametrize("value", [1, 0.5, np.int64(3), np.float32(0.25), 1e9])
-    def test_any_positive_number_becomes_a_float(self, name, value):
-        found = getattr(Reading(**{name: value}), name)
-        assert type(found) is float
-        assert found == value
-
-    @pytest.mark.parametrize("value", [0, -1, -0.5, math.nan, math.inf, 1.1e9])
-    def test_out_of_range(self, name, value):
-        with pytest.raises(
-            ValueError, match=rf"^Reading\.{name} must be above 0 and at most 1e\+09 seconds, got "
-        ):
-            Reading(**{name: value})
-
-    @pytest.mark.parametrize("value", [None, True, "30", [30], 30j])
-    def test_no_number(self, name, value):
-        with pytest.raises(TypeError, match=rf"^Reading\.{name} must be a number of seconds, got ") as error:
-            Reading(**{name: value})
-        assert str(error.value).endswith(f"got {value!r}")
-
-
-def test_the_longest_limit_is_one_that_a_thread_can_wait():
-    assert Reading(stall_error_s=1e9).stall_error_s < threading.TIMEOUT_MAX
+    assert Reading(**COUNTS).buffer == 1
+    for value in (1, np.float32(0.25), 1e9):
+        reading = Reading(stall_warning_s=value, stall_error_s=value)
+        assert [type(reading.stall_warning_s), type(reading.stall_error_s)] == [float, float]
+    assert reading.stall_error_s < threading.TIMEOUT_MAX

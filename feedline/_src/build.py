@@ -58,7 +58,8 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
       ProcessError: another process built something else, failed, or did not come.
     """
     reading, processes = options.reading, _processes_of(options.sharding)
-    with collective_build(processes, reading.stall_warning_s, reading.stall_error_s) as collective:
+    call = None if running is None else "feed.move"
+    with collective_build(processes, reading.stall_warning_s, reading.stall_error_s, call) as collective:
         with alarmed(
             reading.stall_warning_s,
             lambda: (
@@ -80,9 +81,9 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
     return _connected(service, key, options, sizes, len(processes))
 
 
-def refuse_everywhere(sharding: Any, error: Exception) -> None:
-    """Tell the other processes of the mesh, which build this feed, that an argument is wrong here."""
-    with contextlib.suppress(Exception), collective_build(_processes_of(sharding), 30.0, 300.0):
+def refuse_everywhere(sharding: Any, error: Exception, call: str | None = None) -> None:
+    """Raise the error of a wrong argument in the other processes of the mesh, which build this feed, too."""
+    with contextlib.suppress(Exception), collective_build(_processes_of(sharding), 30.0, 300.0, call):
         raise error
 
 
@@ -107,7 +108,7 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
                 f"devices of {sorted(after)}; save get_state(), and build a feed there"
             )
     except (ValueError, TypeError) as error:
-        refuse_everywhere(options.sharding, error)
+        refuse_everywhere(options.sharding, error, "feed.move")
         raise
     options = dataclasses.replace(options, sharding=sharding)
     new = build(options, (sizes, place))
@@ -130,7 +131,7 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
     """
     reading = options.reading
     with collective_build(
-        _processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s
+        _processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s, "feed.set_weights"
     ) as collective:
         sizes = sizes.reweighted(lambda access: access.with_weights(weights, place.position))
         collective.agree(described(options, sizes.first, list(place)))

@@ -41,18 +41,20 @@ _ABSENT = "absent"
 
 
 @contextlib.contextmanager
-def collective_build(processes: Collection[int], warning_s: float, error_s: float) -> Iterator[CollectiveBuild]:
+def collective_build(
+    processes: Collection[int], warning_s: float, error_s: float, call: str | None = None
+) -> Iterator[CollectiveBuild]:
     """Context in which several processes build a feed; they call `agree` on the result, with what they built.
 
     An exception in the block is also raised by the other processes. Without this process among `processes`, or
     with no other, `agree` returns at once. After `warning_s` a warning names those that have not arrived, and
-    after `error_s` an error.
+    after `error_s` an error. `call` is the method of a feed that is built already, for messages.
     """
     service, members = coordination(), sorted(set(processes))
     if service is None or service.process not in members or len(members) == 1:
-        yield CollectiveBuild(None, None, members, warning_s, error_s)
+        yield CollectiveBuild(None, None, members, warning_s, error_s, call)
         return
-    build = CollectiveBuild(service, counted("feed", members), members, warning_s, error_s)
+    build = CollectiveBuild(service, counted("feed", members), members, warning_s, error_s, call)
     try:
         yield build
     except BaseException as error:
@@ -74,6 +76,7 @@ class CollectiveBuild:
     processes: Sequence[int]
     warning_s: float
     error_s: float
+    call: str | None = None  # of a feed that is built already, such as "feed.move"
 
     @property
     def _path(self) -> str:
@@ -97,6 +100,8 @@ class CollectiveBuild:
             )
         if (verdict := self._verdict(service)) is not None:
             rule = "the processes that build a feed together must build the same one"
+            if self.call is not None:
+                rule = f"the processes of a feed call {self.call} after the same batch, with the same argument"
             raise ProcessError(**{**verdict, "message": f"{rule}: {verdict['message']}"})
 
     def fail(self, error: BaseException) -> None:
@@ -104,7 +109,8 @@ class CollectiveBuild:
         if (service := self.service) is None:
             return
         verdict = {"stage": "agree", "process": service.process, **as_arguments(error)}
-        verdict["message"] = f"process {service.process} could not build it: {verdict['message']}"
+        done = "build it" if self.call is None else f"carry out {self.call}"
+        verdict["message"] = f"process {service.process} could not {done}: {verdict['message']}"
         with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
             self._publish(service, verdict)
 

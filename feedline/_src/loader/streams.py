@@ -25,18 +25,17 @@ from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
 from feedline._src.record import PartTimes
-from feedline._src.rows.bad_rows import BadRow, find_bad_rows, raise_located
+from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.values import write_record
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
 
-_CHANGED = "a lane must give the same items each time that it is made, and one gave fewer than before"
 _UNKNOWN_LENGTH = "a stream does not know its length before its end"
 _TUPLE = "__tuple__"
 
 
 class GatherReports(Protocol):
-    """Returns what all processes said of a window, equal values once, on each. See `agreement.all_gather`."""
+    """Returns the reports of all processes on a window, equal ones once. See `agreement.all_gather`."""
 
     def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]: ...
 
@@ -155,7 +154,7 @@ class _Item(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one process reports of a window, or all processes together.
+    """What one process, or all processes together, read of a window.
 
     `ends` are the items of each lane that has ended, `failed_at` the items before a batch that could not be read,
     and `why` the arguments of the error that other processes raise.
@@ -177,7 +176,12 @@ class Report(NamedTuple):
 
     @property
     def error(self) -> FeedError:
-        return FeedError(_CHANGED, stage="read") if self.failed_at is None else ProcessError(**self.why)
+        if self.failed_at is not None:
+            return ProcessError(**self.why)
+        return FeedError(
+            "a lane must give the same items each time that it is made, and one gave fewer than before",
+            stage="read",
+        )
 
 
 class StreamBatches:
@@ -387,24 +391,25 @@ class _Write:
 
     def all(self) -> list[BadRow]:
         """Write all records. Returns the bad rows."""
-        epochs, positions = self._positions.epoch, self._positions.position
         try:
             self._some(slice(0, len(self._records)))
-            return []
         except RowError as error:
-            if self._form.bad_rows == "raise":
-                raise_located(self._some, self._positions, positions, error)
-            bad = []
-            for i, failure in find_bad_rows(self._some, positions, error):
-                failure.locate(int(positions[i]), int(epochs[i]), int(positions[i]))
-                self._records[i] = self._first.item
-                try:
-                    self._some(slice(i, i + 1))
-                except RowError as again:
-                    again.locate(int(positions[i]), int(epochs[i]), int(positions[i]))
-                    raise
-                bad.append(BadRow.of(failure, int(self._form.rows[i]), substitute=0))
-            return bad
+            positions = self._positions
+            return self._form.replaced(
+                self._some, self._write_first, positions, positions.position, self._form.rows, error
+            )
+        return []
+
+    def _write_first(self, i: int, failure: RowError) -> int:
+        """Write the stream's first item in place of a bad one."""
+        self._records[i] = self._first.item
+        try:
+            self._some(slice(i, i + 1))
+        except RowError as again:
+            epoch, position = int(self._positions.epoch[i]), int(self._positions.position[i])
+            again.locate(position, epoch, position)
+            raise
+        return 0
 
     def _some(self, here: slice) -> None:
         form, buffers = self._form, self._buffers
