@@ -110,7 +110,7 @@ class Shown(Life):
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
 
-        The same on every process, but for a stream with several lanes: there it holds those that this process
+        Equal on every process, except for a stream with several lanes: there it holds those that this process
         reads, and `feedline.save_lanes` saves them all. With random access it is a few integers and the spec of a
         row: under 1 KB for up to some twenty leaves.
         """
@@ -170,7 +170,7 @@ class Shown(Life):
         processes, all of them call it.
 
         Args:
-          steps: batches of all phases; at least 40 with the default buffers, of which six a phase do not count.
+          steps: batches of all phases; at least 40 with the default buffers. Six of each phase do not count.
           over: called by `next`, on the loop's thread, when the last phase is over and the loop is about to end.
 
         Returns:

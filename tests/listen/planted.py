@@ -35,7 +35,7 @@ class Sleeping:
 
 
 def trained(read=0.0, host=0.0, place=0.0, loop=LOOP_S, *, steps=100, watch=lambda feed: None):
-    """The report on a feed after a loop over it, each stage of which sleeps for these seconds a batch."""
+    """The report on a feed after a loop over it. Each stage sleeps for these seconds per batch."""
 
     def transform(batch, rows):
         time.sleep(host * len(rows.index) / ROWS)

@@ -68,7 +68,7 @@ class Load:
     Attributes:
       busy: the share of that time in which the thread needs a processor.
       holds_lock: whether threads take turns while they need a processor.
-      every: each so many batches take as many times as long, and the others nothing.
+      every: with n, one of n batches takes n times as long, and the others nothing.
       at_a_time: reads that storage serves at a time.
       call_s: what each call takes beside that, however few rows it makes.
     """

@@ -51,7 +51,7 @@ def test_the_devices_compute_while_a_loop_fetches_each_loss():
 
 
 class Slow:
-    """Rows of which a batch takes 20 ms."""
+    """Rows that take 20 ms per batch."""
 
     spec = {"x": jax.ShapeDtypeStruct((4,), np.float32)}  # noqa: RUF012
     identity = {"kind": "slow"}  # noqa: RUF012

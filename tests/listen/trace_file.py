@@ -1,4 +1,4 @@
-"""A trace file read by a checker that knows nothing but the format, and the feeds of which traces are taken."""
+"""A trace file read by a checker that knows nothing but the format, and feeds to trace."""
 
 import collections
 import gzip
@@ -106,7 +106,7 @@ def stream_of(count):
 
 
 def feed_of(kind, tmp_path):
-    """A feed with batches of 64 rows, of which a pass has 10."""
+    """A feed with batches of 64 rows, 10 in a pass."""
     np.save(tmp_path / "x.npy", np.zeros((640, 4), np.float32))
     more = {
         "one thread": {"reading": feedline.Reading(threads=1)},

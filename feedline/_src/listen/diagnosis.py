@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -117,8 +116,8 @@ class DiagnosingPipeline:
         least = (uncounted + _MIN_COUNTED) * len(PHASES)
         if steps < least:
             raise ValueError(
-                f"diagnose needs {len(PHASES)} phases of {uncounted + _MIN_COUNTED} steps, of which {uncounted} "
-                f"drain the buffers, got steps={steps}; use {max(200, least)}"
+                f"diagnose needs {len(PHASES)} phases of {uncounted + _MIN_COUNTED} steps, the first {uncounted} "
+                f"to drain the buffers, got steps={steps}; use {max(200, least)}"
             )
         self._stages = stages
         self._begin = after, lanes
@@ -132,7 +131,7 @@ class DiagnosingPipeline:
         self._inner: Run[Placed] | None = None
         self._closed = False
         self._further = 0  # loops begun after the last phase
-        self._finish: Callable[[], None] = lambda: None
+        self._last_of: tuple[str, float] | None = None  # the last batch of a phase was taken: since when it counts
         self._all = self._phases()
 
     def start(self) -> None:
@@ -158,7 +157,10 @@ class DiagnosingPipeline:
 
     def finish(self) -> None:
         """The loop is done with the batch that it took last. If that was the last of a phase, note the phase."""
-        self._finish()
+        if self._last_of is not None:
+            (phase, since), self._last_of = self._last_of, None
+            _wait_for_devices()
+            self._diagnosis.steps_s[phase] = (time.perf_counter() - since) / (self._steps - self._uncounted)
 
     def forget(self) -> None:
         """Let go of all batches. After `close`, by the thread that took."""
@@ -166,7 +168,7 @@ class DiagnosingPipeline:
         self._host = self._inner = None
 
     def check_further_pass(self) -> None:
-        """The loop asks for another pass after the last phase. ValueError if it does so for ever."""
+        """The loop asks for another pass after the last phase. ValueError if it does so without end."""
         self._further += 1
         if self._further > _FURTHER_PASSES:
             raise ValueError("the diagnosis is over, and gives no further batch; leave the context of diagnose")
@@ -176,7 +178,7 @@ class DiagnosingPipeline:
         return None if self._inner is None else self._inner.join(timeout_s, reads=reads)
 
     def _phases(self) -> Generator[Placed]:
-        began, counted = time.perf_counter(), self._steps - self._uncounted
+        began = time.perf_counter()
         kinds = (self._read(self._keep), self._read(self._place), self._placed_again(), self._resident())
         for phase, batches in zip(PHASES, kinds, strict=True):
             since = 0.0
@@ -187,17 +189,12 @@ class DiagnosingPipeline:
                 if self._diagnosis.first_batch_s is None:
                     self._diagnosis.first_batch_s = time.perf_counter() - began
                 if number == self._steps - 1:
-                    self._finish = functools.partial(self._note, phase, since, counted)
+                    self._last_of = phase, since
                 yield placed
             self.finish()
             if self._inner is not None:
                 self._inner.close()
                 self._inner.join(_JOIN_S)
-
-    def _note(self, phase: str, since: float, counted: int) -> None:
-        self._finish = lambda: None
-        _wait_for_devices()
-        self._diagnosis.steps_s[phase] = (time.perf_counter() - since) / counted
 
     def _keep(self, host: HostBatch) -> Placed:
         self._host = host

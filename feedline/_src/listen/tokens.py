@@ -11,7 +11,7 @@ from feedline._src.order.epoch import Taken
 
 Indices = npt.NDArray[np.int64]
 _AT_ONCE = 1 << 20
-"""Rows of which the tokens are added up at a time, to bound the memory."""
+"""Rows whose tokens are added up at a time, to bound the memory."""
 
 
 class TokenCounts:
