@@ -1,4 +1,4 @@
-"""ArrayRecord files, of one size and decoded, against the arrays that they were written from."""
+"""ArrayRecord files of one size, against the arrays that they were written from."""
 
 import numpy as np
 import pytest
@@ -23,13 +23,6 @@ def _records(count, seed=0):
     return records
 
 
-def lengths_first(records):
-    """A decoder of one byte that counts, then as many."""
-    counts = np.array([record[0] for record in records], np.int32)
-    padded = np.stack([np.frombuffer(record[1:].ljust(8, b"\0"), np.uint8) for record in records])
-    return {"count": counts, "bytes": padded}
-
-
 @pytest.mark.parametrize("options", ["group_size:1", "group_size:1,uncompressed"])
 def test_records_of_one_size(tmp_path, is_source_of, options):
     records = _records(3000)
@@ -37,13 +30,6 @@ def test_records_of_one_size(tmp_path, is_source_of, options):
         _write(tmp_path / f"{i}.array_record", [record.tobytes() for record in part], options)
     source = feedline.open_source(tmp_path / "*.array_record", dtype=RECORD)
     is_source_of(source, {"image": records["image"], "label": records["label"]})
-
-
-def test_a_decoder_reads_many_records_at_once(tmp_path, is_source_of):
-    texts = [bytes([i % 8]) + bytes([i]) * (i % 8) for i in range(100)]
-    _write(tmp_path / "x.array_record", texts)
-    source = feedline.open_source(tmp_path / "x.array_record", decode=lengths_first)
-    is_source_of(source, lengths_first(texts))
 
 
 def test_groups_of_records_read_the_same_and_warn(tmp_path, is_source_of):
@@ -67,51 +53,6 @@ def test_a_record_of_another_size_is_named(tmp_path):
     assert (error.value.row, error.value.file) == (57, str(tmp_path / "b.array_record"))
 
 
-def first_only(records):
-    return np.zeros(1, np.uint8)
-
-
-def alone(records):
-    (record,) = records
-    return np.frombuffer(record[:1], np.uint8)
-
-
-def masked(records):
-    lengths = [len(record) for record in records]
-    return np.ma.masked_array(lengths, [length == 0 for length in lengths])
-
-
-def of_length_1(records):
-    return np.array([record[0] for record in records])
-
-
-@pytest.mark.parametrize(
-    ("decode", "dtype", "row", "match"),
-    [
-        (of_length_1, np.int64, 2, "decode failed on this record with IndexError"),
-        (masked, np.int64, 2, "decode failed on this record .* 1 of these 1"),
-        (first_only, np.uint8, 0, r"arrays of one form; of 4 records .* made \[\(\(1,\)"),
-        (alone, np.uint8, 0, "4 records from this one on fail together, and none alone: too many values"),
-    ],
-)
-def test_a_record_that_cannot_be_decoded_is_named(tmp_path, decode, dtype, row, match):
-    _write(tmp_path / "x.array_record", [b"\x01a", b"\x01b", b"" if row else b"\x01", b"\x01c"])
-    source = feedline.open_source(tmp_path / "x.array_record", decode=decode)
-    with pytest.raises(feedline.RowError, match=match) as error:
-        source.read(np.arange(4), np.empty(4, dtype))
-    assert error.value.row == row
-
-
-def test_a_decoder_may_return_lists_of_numbers(tmp_path):
-    _write(tmp_path / "x.array_record", [bytes(i % 4) for i in range(40)])
-    source = feedline.open_source(tmp_path / "x.array_record", decode=lambda rs: {"n": [len(r) for r in rs]})
-    out = {"n": np.empty(7, np.int64)}
-    source.read(np.arange(7), out)
-    assert out["n"].tolist() == [0, 1, 2, 3, 0, 1, 2]
-    with pytest.raises(feedline.RowError, match=r"got a list of ndarray .*stack"):
-        feedline.open_source(tmp_path / "x.array_record", decode=lambda rs: [np.zeros(2) for _ in rs])
-
-
 def test_what_is_refused(tmp_path):
     path = tmp_path / "x.array_record"
     _write(path, [record.tobytes() for record in _records(2000)])
@@ -122,10 +63,9 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"at least one row, got .*none\.array_record with no records"):
         feedline.open_source(tmp_path / "none.array_record", dtype=RECORD)
     _write(path, [b"abcd"])
-    for options in ({"columns": ["x"]}, {"dtype": np.uint8, "decode": len}, {"decode": len, "columns": ["x"]}):
-        with pytest.raises(ValueError, match=r"give open_source one of dtype=.*x\.array_record"):
-            feedline.open_source(path, **options)
+    with pytest.raises(ValueError, match=r"give open_source dtype=.*x\.array_record"):
+        feedline.open_source(path, columns=["x"])
     with pytest.raises(TypeError, match=r"are bytes; .*decoded.*, or if they have one size, give .* dtype"):
         feedline.Feed(path, 1, None)
     with pytest.raises(feedline.RowError, match="must have the 1 bytes of dtype uint8, this one has 4 bytes"):
-        feedline.open_source(path, dtype=np.uint8)
+        feedline.open_source(path, dtype=np.uint8)[0]

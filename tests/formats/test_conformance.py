@@ -24,7 +24,6 @@ GIVEN = {
     "dtype": np.int8,
     "window": 2,
     "columns": ["x"],
-    "decode": len,
     "cache_bytes": 1,
     "missing_chunks": "fill",
 }

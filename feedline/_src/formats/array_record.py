@@ -1,4 +1,4 @@
-"""ArrayRecord files, read by their library: records of bytes, of one dtype, or decoded by a function."""
+"""ArrayRecord files, read by their library: records of bytes, or of one dtype."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import warn
 from feedline._src.files.file import File, Indices, opening
-from feedline._src.formats.open_options import Decode, OpenOptions
+from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import BadRecordError, Records, fields
 from feedline._src.rows import digests
-from feedline._src.rows.values import as_array, as_record_leaf, is_list
 
 library: Any = Library("array_record.python.array_record_module", "array-record")
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
@@ -26,26 +24,23 @@ _BUFFER_BYTES = 1 << 15
 
 def open_array_record(file: File, options: OpenOptions) -> Records:
     """How records are unpacked."""
-    dtype, decode = options.dtype, options.decode
-    if dtype is None and decode is None and options.columns is None:
+    if options.dtype is None and options.columns is None:
         return Records(open=Reader, instead=", or if they have one size, give open_source their dtype")
-    if (dtype is None) == (decode is None) or (dtype is None and options.columns is not None):
+    if options.dtype is None:
         raise ValueError(
-            "records of bytes do not say what they are: give open_source one of dtype=np.dtype([('image', "
-            "np.uint8, (32, 32, 3)), ('label', np.int32)]), of which columns may choose, and decode=..., a "
-            f"function of a list of bytes; got dtype={dtype}, decode={decode}, columns={options.columns} for "
-            f"{file.name}"
+            "records of bytes do not say what they are: give open_source dtype=np.dtype([('image', np.uint8, (32, "
+            f"32, 3)), ('label', np.int32)]), of which columns may choose; got columns={options.columns} alone "
+            f"for {file.name}"
         )
-    if decode is not None:
-        return Records(open=Reader, unpack=functools.partial(_decoded, decode), files=False)
-    options.named(fields(np.empty(0, dtype)), file.name)  # a name that is not there is no bad row
-    return Records(open=Reader, unpack=functools.partial(_of_dtype, options, file.name))
+    unpack = functools.partial(_of_dtype, options, file.name)
+    spec = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), unpack([]))
+    return Records(open=Reader, unpack=unpack, spec=spec)
 
 
 FORMAT = Format(
     "array_record",
     (".array_record", ".arrayrecord"),
-    takes=frozenset({"dtype", "decode", "columns"}),
+    takes=frozenset({"dtype", "columns"}),
     extra="array-record",
     way="records",
     open=open_array_record,
@@ -129,20 +124,6 @@ def _of_dtype(options: OpenOptions, path: str, records: list[bytes]) -> Any:
     if others := [record for record in records if len(record) != dtype.itemsize]:
         raise ValueError(
             f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, this one has {len(others[0])} "
-            "bytes; declare what it is, or give decode=... where records differ in length"
+            "bytes; declare what it is, or leave dtype out and use feedline.decoded where records differ in length"
         )
     return options.named(fields(np.frombuffer(b"".join(records), dtype)), path)
-
-
-def _decoded(decode: Decode, records: list[bytes]) -> Any:
-    """What a function of the user makes of records. A list of numbers is an array, as in a record of a dataset."""
-
-    def converted(path: Any, value: Any) -> npt.NDArray[Any]:
-        name = f"batch{jax.tree_util.keystr(path)}"
-        return as_array(name, as_record_leaf(name, value))
-
-    try:
-        return jax.tree_util.tree_map_with_path(converted, decode(records), is_leaf=is_list)
-    except Exception as error:
-        kind = type(error).__name__
-        raise ValueError(f"decode failed on this record with {kind}: {error}") from error

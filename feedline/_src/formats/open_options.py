@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from feedline._src.options import checked_integer
 if TYPE_CHECKING:
     from feedline._src.files.store import Store
 
-Decode = Callable[[list[bytes]], Any]
 CACHE_BYTES = 1 << 30
 
 
@@ -30,7 +29,6 @@ class OpenOptions:
     window: int | None = None
     stride: int | None = None
     columns: Sequence[str] | None = None
-    decode: Decode | None = None
     cache_bytes: int = CACHE_BYTES
     missing_chunks: str = "error"
     store: Store | None = None
@@ -65,8 +63,6 @@ class OpenOptions:
             if isinstance(self.columns, str) or not all(isinstance(name, str) for name in names):
                 raise TypeError(f"columns must be a sequence of names, got {self.columns!r}; write columns=['x']")
             object.__setattr__(self, "columns", names)
-        if self.decode is not None and not callable(self.decode):
-            raise TypeError(f"decode must be a function of a list of bytes, got {type(self.decode).__name__}")
 
     def given(self) -> set[str]:
         """The names of the options that differ from their defaults."""

@@ -314,10 +314,9 @@ class Records:
       data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `leaves` a dict.
         ValueError: they are damaged.
       leaves: of the dicts that `data_of` returns; None: it returns bytes.
-      unpack: a list of k values → tree of arrays, whose first axes are k; None: rows are bytes. ValueError:
-        a record cannot be unpacked.
-      spec: of a row of arrays; None: that of the first record.
-      files: whether the bytes of the files alone say what a row is, and no function of the user.
+      unpack: a list of k values → tree of arrays of `spec`, whose first axes are k; None: rows are bytes.
+        ValueError: a record cannot be unpacked.
+      spec: of a row of arrays.
       instead: another way to arrays than decoding, for the error of a feed that was given bytes.
     """
 
@@ -328,7 +327,6 @@ class Records:
     leaves: Mapping[str, Leaf] | None = None
     unpack: Callable[[list[bytes]], Any] | None = None
     spec: Any = None
-    files: bool = True
     instead: str = ""
 
 

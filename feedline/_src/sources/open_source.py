@@ -15,7 +15,7 @@ from feedline._src.files.folder import matches
 from feedline._src.files.store import SCHEMES, Store, Url, is_url
 from feedline._src.formats import zarr
 from feedline._src.formats.hugging_face import HuggingFaceDataset, check_no_cache, is_dataset, is_saved
-from feedline._src.formats.open_options import CACHE_BYTES, Decode, OpenOptions
+from feedline._src.formats.open_options import CACHE_BYTES, OpenOptions
 from feedline._src.formats.registry import MODULES, Format, all_formats, format_of, suffix_of
 from feedline._src.rows.source import EncodedSource, Source, why_not_a_source
 from feedline._src.rows.values import is_table
@@ -47,7 +47,6 @@ def open_source(
     window: int | None = None,
     stride: int | None = None,
     columns: Sequence[str] | None = None,
-    decode: Decode | None = None,
     cache_bytes: int = CACHE_BYTES,
     missing_chunks: Literal["error", "fill"] = "error",
     store: Store | None = None,
@@ -60,7 +59,7 @@ def open_source(
     dicts by name.
 
     Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
-    names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
+    names such as train-00000-of-00128), of ArrayRecord files without `dtype`, and of tar archives
     (`.tar`); tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: those of a folder,
     of its class folders (`photos/cat/1.jpg`, with labels), or of a glob with another suffix (`photos/*.jpg`).
 
@@ -75,9 +74,6 @@ def open_source(
       stride: from the start of one window to that of the next, 1 to `window`, which is the default: windows
         that follow each other. Smaller ones overlap.
       columns: the names of the leaves to read; None: all. To an array without a name it gives one.
-      decode: for ArrayRecord records that no dtype describes: (list of k records as bytes) → tree of arrays
-        whose first axes are k. Called from many threads; row i must depend only on record i. With workers it
-        must pickle.
       cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
         batches, chunks of Zarr and HDF5), which are read whole. To read each group once, it must hold the groups
         of adjacent positions of the order: for a blocked order, window × bytes of a block. A single group may be
@@ -105,7 +101,7 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
-    options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks, store)
+    options = OpenOptions(dtype, window, stride, columns, cache_bytes, missing_chunks, store)
     if is_dataset(path_or_glob):
         return open_dataset(path_or_glob, options)
     if not isinstance(path_or_glob, str | bytes | os.PathLike):

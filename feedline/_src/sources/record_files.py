@@ -16,7 +16,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -55,7 +55,6 @@ def open_records(
     Raises:
       ValueError: no records, not of this format, or files with different fields.
       OSError: no index can be written.
-      RowError: the format gives no spec of arrays, and the first record cannot be unpacked.
       FeedError: a file was changed, or a store cannot be read.
     """
     assert format.open is not None
@@ -201,50 +200,27 @@ class RecordArrays(_Records, Source):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        spec = self.form.spec
-        if spec is None:
-            ((number, records, _, data),) = self._read(np.zeros(1, np.int64))
-            row = self._unpacked(number, records, data)
-            spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), row)
-        self._spec = RowSpec.of(spec)
-        self.spec = self._spec.structs
-
-    @property
-    def files(self) -> Iterable[str] | None:
-        """None where a function of the user unpacks the records."""
-        return super().files if self.form.files else None
+        self.spec = RowSpec.of(self.form.spec).structs
 
     def read(self, rows: Indices, out: Any) -> None:
-        """See `Source`. RowError: also a record of another form than the spec."""
+        """See `Source`. RowError: also a record that cannot be unpacked."""
         targets = jax.tree_util.tree_leaves(out)
         for number, records, offsets, data in self._read(rows):
-            leaves, treedef = jax.tree_util.tree_flatten(self._unpacked(number, records, data))
-            found = [(value.shape, value.dtype) for value in leaves]
-            wanted = [((len(records), *leaf.shape), leaf.dtype) for leaf in self._spec.leaves]
-            if treedef != self._spec.treedef or found != wanted:
-                raise self._error(
-                    number,
-                    records[0],
-                    f"decode must give arrays of one form; of {len(records)} records from this one on it made "
-                    f"{found}, and the form of the first record gives {wanted}; crop or pad them there",
-                )
+            leaves = jax.tree_util.tree_leaves(self._unpacked(number, records, data))
             for target, values in zip(targets, leaves, strict=True):
                 target[offsets] = values
 
     def _unpacked(self, number: int, records: Indices, data: list[Any]) -> Any:
-        """Records of one file as a tree of arrays. The error names the first that alone cannot be unpacked."""
+        """Records of one file as a tree of arrays. The error names the first that cannot be unpacked."""
         assert self.form.unpack is not None
         try:
             return self.form.unpack(data)
         except ValueError as error:
-            cause = error.__cause__ or error
-            for record, alone in zip(records.tolist(), data, strict=True):
-                try:
-                    self.form.unpack([alone])
-                except ValueError as failure:
-                    raise self._error(number, record, str(failure)) from failure.__cause__ or failure
-            message = f"{len(records)} records from this one on fail together, and none alone: {cause}"
-            raise self._error(number, records[0], message) from cause
+            if len(data) == 1:
+                raise self._error(number, records[0], str(error)) from error
+            for i in range(len(data)):
+                self._unpacked(number, records[i : i + 1], data[i : i + 1])
+            raise
 
 
 # --- files with an index ---
