@@ -28,7 +28,7 @@ def test_the_documented_order(n, rows, window, seed, epoch):
     assert found.tolist() == statistics.documented_blocked_order(rows, window, n, seed, epoch)
 
 
-def test_the_documented_order_where_there_are_many_blocks_and_windows_with_many_rows():
+def test_the_documented_order_of_many_blocks_and_of_large_windows():
     for rows, window, n in ((1, 3, 5000), (2, 2500, 10_001), (3000, 2, 14_000)):
         expected = statistics.documented_blocked_order(rows, window, n, 5, 6)
         assert whole(Order(5, Blocks(rows, window)), n, 6).tolist() == expected

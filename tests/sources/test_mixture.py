@@ -33,7 +33,7 @@ def columns(name, width=4):
 
 
 class Rows:
-    """The same as a `RowSource` of the user's; reads of row `bad` fail."""
+    """These rows as a `RowSource` of the user; reads of row `bad` fail."""
 
     def __init__(self, name, bad=None):
         self.name, self.bad, self.columns = name, bad, columns(name)
@@ -131,7 +131,7 @@ def test_sources_of_any_kind(sharding, tmp_path):
     assert len(set(randoms)) == 1 + 32  # others in each of its epochs
 
 
-def test_records_that_are_decoded_are_told_where_they_stand_in_their_source(sharding, tmp_path):
+def test_decoded_records_know_their_place_in_their_source(sharding, tmp_path):
     (tmp_path / "code").mkdir()
     for i in range(7):
         (tmp_path / "code" / f"{i}.txt").write_bytes(bytes([i]))

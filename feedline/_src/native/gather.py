@@ -144,7 +144,7 @@ class RowGather:
         Args:
           spans: `first` counts the rows of all parts; none crosses the end of a part.
           out: [rows, length, *shape of a row], each row contiguous; of the dtype of the parts, or int32
-            where that is uint16. A row without a span may be left as it is.
+            where that is uint16. A row without a span is left as it is, or has zeros.
         """
         leaf = self._leaf((slice(None),) * len(self._shape))
         if (self._strides != leaf.run_bytes).any():

@@ -46,10 +46,10 @@ static void say_file(uintptr_t address) {
       const char c = block[i];
       if (c == '\n') {
         if (part == 3 && from <= address && address < to) {
-          ssize_t told = write(STDERR_FILENO, begin, sizeof(begin) - 1);
-          told += write(STDERR_FILENO, name, length);
-          told += write(STDERR_FILENO, end, sizeof(end) - 1);
-          (void)told;
+          ssize_t written = write(STDERR_FILENO, begin, sizeof(begin) - 1);
+          written += write(STDERR_FILENO, name, length);
+          written += write(STDERR_FILENO, end, sizeof(end) - 1);
+          (void)written;
           close(maps);
           return;
         }

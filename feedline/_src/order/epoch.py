@@ -57,7 +57,7 @@ class RowOrder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SingleOrder:
-    """The `RowOrder` of one source with so many rows: shuffled, in blocks, or as they are stored."""
+    """The `RowOrder` of one source with this number of rows: shuffled, in blocks, or as they are stored."""
 
     shown: Order
     rows: int

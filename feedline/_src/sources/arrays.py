@@ -266,14 +266,14 @@ class ArraySource(Source):
 
         Args:
           spans: `first` counts rows over all shards; none crosses the end of a shard.
-          out: [k, length, *shape of the leaf]. A row without a span may be left as it is.
+          out: [k, length, *shape of the leaf]. A row without a span is left as it is, or has zeros.
         """
         (leaf,) = jax.tree.leaves(self.spec)
         is_widened = leaf.dtype == np.uint16 and not leaf.shape and out.dtype == np.int32  # while it is copied
         if (out.dtype == leaf.dtype or is_widened) and has_contiguous_rows(out):
             self._checked_read(lambda readers: readers[0].read_spans(spans, out))
             return
-        values = out.astype(leaf.dtype)
+        values = np.zeros(out.shape, leaf.dtype)
         self._checked_read(lambda readers: readers[0].read_spans(spans, values))
         out[...] = values
 
