@@ -134,7 +134,7 @@ def test_an_index_that_changes_in_use_is_made_again(path):
 
 
 def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
-    """As several processes that start at once do: all have found no index, and all write one."""
+    """Several processes that start at once find no index, and all write one."""
     real, barrier, found = tfrecord.scan, threading.Barrier(4), []
 
     def scan(file):

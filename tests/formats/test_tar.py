@@ -103,7 +103,7 @@ MEMBERS = [("1.jpg", b"one" * 300), ("1.txt", b"1"), ("2.jpg", b"two"), ("2.txt"
     ("damage", "message"),
     [
         (lambda data: bytes(10240), "at least one row"),
-        (gzip.compress, "must not be compressed.*gunzip"),
+        (gzip.compress, "cannot be read as a tar archive of records"),
         (lambda data: data[:700], "members must lie within the archive, and '1.jpg' has 900 bytes .* of 700"),
         (lambda data: data[:1536], "must end with blocks of zeros, and .* truncated"),
         (lambda data: data[:1600], "must end|cannot be read"),

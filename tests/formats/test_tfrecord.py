@@ -46,7 +46,7 @@ def test_records_of_another_writer(tmp_path, name):
 
 
 def quickly(records):
-    """As `encoded`, with checksums of a library."""
+    """Like `encoded`, with checksums of a library."""
 
     def crc(data):
         value = google_crc32c.value(data)

@@ -102,7 +102,7 @@ class OpenDataset:
 
     @property
     def sampled_rows(self) -> Indices:
-        """The rows of which an identity is made."""
+        """The rows that the identity samples."""
         return np.array(digests.sampled(self.count, _SAMPLED_ROWS), np.int64)
 
     def rows_in_table(self, rows: Indices) -> Indices:
@@ -318,7 +318,7 @@ def load_saved(folder: str) -> HuggingFaceDataset:
 
 
 def check_no_cache(paths: Sequence[str]) -> None:
-    """Refuse, with a ValueError, Arrow files of which some are caches of `dataset.map` and `filter`.
+    """Refuse, with a ValueError, Arrow files if some are caches of `dataset.map` and `filter`.
 
     They lie beside the files of a dataset, and have the rows that these return.
     """

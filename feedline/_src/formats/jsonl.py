@@ -20,13 +20,13 @@ import numpy.typing as npt
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Leaf, Records, Scan, check_not_compressed, few
+from feedline._src.formats.table import Leaf, Records, Scan, few
 
 Array = npt.NDArray[Any]
 _START_BYTES = 1 << 16
 """Read to learn the fields."""
 _BLANK = b" \t\r\n\xef\xbb\xbf"
-"""Bytes of which a blank line consists: white space of JSON, and byte order marks."""
+"""The bytes of blank lines: white space of JSON, and byte order marks."""
 _NEWLINE_CRC = zlib.crc32(b"\n")
 
 
@@ -65,7 +65,6 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
             f"a source must have at least one row, got {file.name} with no lines in its first {_START_BYTES} "
             "bytes; check what wrote it"
         )
-    check_not_compressed(lines[0], file.name)
     found = []
     for line in lines:
         try:

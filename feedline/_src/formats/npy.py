@@ -115,14 +115,12 @@ def _members(file: File) -> dict[str, Any]:
             try:
                 _check_sizes(file, member)
                 with archive.open(member) as stream:
-                    if member.compress_type == zipfile.ZIP_STORED:
-                        start = opened.tell()  # zipfile has read what is before the member's data
-                        arrays[name] = _array_at(opened.read(HEADER_BYTES), file, start, member.file_size)
-                    else:
-                        data = stream.read()  # which compares the checksum at the end
-                        header = _header_of(data, len(data))
-                        order: Any = "F" if header.fortran else "C"
-                        arrays[name] = np.ndarray(header.shape, header.dtype, data, header.start, order=order)
+                    start = opened.tell()  # zipfile has read what is before the member's data
+                    begin = stream.read(HEADER_BYTES)
+                if member.compress_type == zipfile.ZIP_STORED:
+                    arrays[name] = _array_at(begin, file, start, member.file_size)
+                else:
+                    arrays[name] = _decompressed(archive, member, _header_of(begin, member.file_size))
             except Exception as error:  # of many types, from zipfile and the decompressors
                 raise ValueError(f"its member {name!r}: {str(error)[:300] or type(error).__name__}") from error
     if not arrays:
@@ -141,6 +139,15 @@ def _check_sizes(file: File, member: zipfile.ZipInfo) -> None:
             f"the archive promises {member.file_size} bytes, and at most {most} can come out of the "
             f"{member.compress_size} that are stored, of {file.size}, or fit into memory"
         )
+
+
+def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: _Header) -> Array:
+    """The array of a compressed member: whatever it expands to, no more bytes than its header says are read."""
+    with archive.open(member) as stream:
+        stream.read(header.start)
+        data = stream.read(math.prod(header.shape) * header.dtype.itemsize)
+        stream.read(1)  # at the end, zipfile compares the checksum
+    return np.ndarray(header.shape, header.dtype, data, order="F" if header.fortran else "C")
 
 
 def _check_dtype(name: str, array: Any) -> None:

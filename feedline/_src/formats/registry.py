@@ -28,11 +28,11 @@ class Format:
       suffixes: of its files, the common one first.
       takes: the options of `open_source` that it takes, beside `store`.
       extra: the extra of pyproject.toml that installs its library; "": it needs none.
-      way: how rows are read. A format of which some files can be mapped and others cannot says "grouped".
+      way: how rows are read. A format that can map only some of its files says "grouped".
       open: (file, options) → its description: the arrays, groups or records that it has. ValueError, TypeError: it
         is damaged, of another format, or has no rows of numbers or bytes, with its name; FeedError: it changed, or
         its store cannot be read. None: the source does it.
-      files: (paths, store) → the files by their numbers, of which `open` gets each.
+      files: (paths, store) → the files by their numbers, each a `file` for `open`.
       head_bytes, tail_bytes: how many bytes at the start or the end of a file `open` reads first. Of objects in a
         store, those of all files are fetched at once.
 

@@ -333,15 +333,6 @@ class Records:
 # --- for several formats ---
 
 
-def check_not_compressed(begin: bytes, path: str, others: tuple[bytes, ...] = ()) -> None:
-    """Refuse, with a ValueError, a file that begins as compressed ones do."""
-    if begin.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", *others)):  # gzip, bzip2, xz, zstd
-        raise ValueError(
-            f"rows are read in any order, so a file of many must not be compressed as a whole, got {path}; "
-            "decompress it: gunzip, unzstd, bunzip2 or unxz"
-        )
-
-
 def memory_bytes() -> int:
     """The memory that an array can have: the machine's, or what is left of a limit (ulimit -v)."""
     page = os.sysconf("SC_PAGE_SIZE")

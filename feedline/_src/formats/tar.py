@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 from feedline._src.files.file import File
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Records, Scan, check_not_compressed
+from feedline._src.formats.table import Records, Scan
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key
 _META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # what WebDataset leaves out too
@@ -23,7 +23,6 @@ _READ_BYTES = 1 << 20
 def scan(file: File) -> Scan:
     """Where the fields of each record lie."""
     with file.open(sequential=True) as opened:
-        check_not_compressed(opened.read(_BLOCK_BYTES), file.name)
         try:
             return _scanned(opened, file.size)
         except Exception as error:  # of many types, of `tarfile`
