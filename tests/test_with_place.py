@@ -84,19 +84,17 @@ def test_several_steps_in_one_call_have_one_number(sharding):
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "with_place", "message"),
     [
-        (VALUES, "with_place=True adds a leaf 'place', so the batch must be a plain dict .* it is one array "),
-        ({"place": VALUES}, r"without that key: it has the keys \['place'\]"),
+        ({"a": VALUES}, 1, "with_place must be True or False, got 1"),
+        (
+            VALUES,
+            True,
+            "with_place=True adds a leaf 'place', so the batch must be a plain dict .* it is one array ",
+        ),
+        ({"place": VALUES}, True, r"without that key: it has the keys \['place'\]"),
     ],
 )
-def test_a_batch_that_cannot_take_the_leaf_is_refused(source, message, sharding):
-    with pytest.raises(ValueError, match=message):
-        feedline.Feed(source, 8, sharding, with_place=True)
-
-
-def test_it_is_true_or_false(sharding):
-    with pytest.raises(TypeError, match="name must be a string or None, got 1"):
-        feedline.Feed({"a": VALUES}, 8, sharding, name=1)
-    with pytest.raises(TypeError, match="with_place must be True or False, got 1"):
-        feedline.Feed({"a": VALUES}, 8, sharding, with_place=1)
+def test_what_cannot_have_the_leaf_is_refused(source, with_place, message, sharding):
+    with pytest.raises((ValueError, TypeError), match=message):
+        feedline.Feed(source, 8, sharding, with_place=with_place)

@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from partitions import (
-    BY_HALVES,
-    BY_PAIRS,
     DEVICES,
-    EACH,
-    INTERLEAVED,
     any_layout,
     cut,
     devices_of,
@@ -98,38 +94,6 @@ def test_the_parts_of_all_processes_gather_to_the_whole(layout, dealt):
     for shard in placed.addressable_shards:
         np.testing.assert_array_equal(np.asarray(shard.data), values[shard.index])
     np.testing.assert_array_equal(np.asarray(placed), values)
-
-
-CASES: list[Any] = [
-    # sharding, shape, process of each device, for each process: rows and columns
-    (mesh_of((8,)), P("a"), (8,), BY_HALVES, [([0, 1, 2, 3],), ([4, 5, 6, 7],)]),
-    (mesh_of((8,)), P("a"), (16,), EACH, [([2 * i, 2 * i + 1],) for i in range(8)]),
-    (mesh_of((8,), BACKWARDS), P("a"), (8,), BY_HALVES, [([4, 5, 6, 7],), ([0, 1, 2, 3],)]),
-    (mesh_of((8,)), P("a"), (8,), INTERLEAVED, [([0, 2, 4, 6],), ([1, 3, 5, 7],)]),
-    (mesh_of((8,), EVENS_FIRST), P("a"), (8,), BY_HALVES, [([0, 1, 4, 5],), ([2, 3, 6, 7],)]),
-    (mesh_of((8,)), P(), (4, 3), BY_HALVES, [([0, 1, 2, 3], [0, 1, 2])] * 2),
-    (mesh_of((2, 4)), P("a"), (4,), BY_PAIRS, [([0, 1],), ([0, 1],), ([2, 3],), ([2, 3],)]),
-    (mesh_of((2, 4)), P("a", "b"), (2, 4), BY_PAIRS, [([0], [0, 1]), ([0], [2, 3]), ([1], [0, 1]), ([1], [2, 3])]),
-    (mesh_of((2, 4)), P("a", "b"), (2, 4), INTERLEAVED, [([0, 1], [0, 2]), ([0, 1], [1, 3])]),
-    (mesh_of((2, 4)), P(None, "b"), (3, 4), BY_HALVES, [([0, 1, 2], [0, 1, 2, 3])] * 2),
-    (mesh_of((4, 2)), P(None, "a"), (3, 4), BY_HALVES, [([0, 1, 2], [0, 1]), ([0, 1, 2], [2, 3])]),
-    (mesh_of((2, 4)), P(("a", "b")), (8,), BY_HALVES, [([0, 1, 2, 3],), ([4, 5, 6, 7],)]),
-    (mesh_of((2, 4)), P(("b", "a")), (8,), BY_HALVES, [([0, 2, 4, 6],), ([1, 3, 5, 7],)]),
-    (mesh_of((2, 2, 2)), P("a", "b", "c"), (2, 2, 2), BY_PAIRS, [([i // 2], [i % 2], [0, 1]) for i in range(4)]),
-    (mesh_of((2, 2, 2)), P(("a", "c"), None, "b"), (4, 5, 2), BY_PAIRS,
-     [([2 * (i // 2), 2 * (i // 2) + 1], [0, 1, 2, 3, 4], [i % 2]) for i in range(4)]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("mesh", "spec", "shape", "dealt", "expected"), CASES)
-def test_rows_and_columns_by_hand(mesh, spec, shape, dealt, expected):
-    sharding = NamedSharding(mesh, spec)
-    found = []
-    for _, devices in sorted(devices_of(sharding, dealt).items()):
-        plan = plan_leaf(sharding, shape, devices, "x")
-        columns = [np.arange(size)[column] for size, column in zip(shape[1:], plan.columns, strict=True)]
-        found.append(tuple(part.tolist() for part in (plan.rows, *columns)))
-    assert found == expected
 
 
 def test_devices_that_own_no_rectangle_get_the_smallest_around_them():
@@ -239,21 +203,20 @@ def test_sizes_that_the_shards_do_not_divide_are_refused_with_the_nearest_that_w
         plan_leaf(sharding, with_size(number), DEVICES, "x")
 
 
-def test_a_spec_longer_than_the_leaf_is_refused():
-    sharding = NamedSharding(mesh_of((2, 4)), P("a", None, "b"))
-    with pytest.raises(
-        ValueError, match=r"^x: the sharding .* names 3 axes, but the leaf has 2 \(shape \(8, 4\)\); sho"
-    ):
-        plan_leaf(sharding, (8, 4), DEVICES, "x")
-    assert plan_leaf(sharding, (8, 4, 4), DEVICES, "x").local_shape == (8, 4, 4)
-
-
-@pytest.mark.parametrize("sharding", [NamedSharding(mesh_of((8,)), P()), SingleDeviceSharding(DEVICES[0])])
-def test_a_scalar_is_refused(sharding):
-    with pytest.raises(
-        ValueError, match=r"^x: the first axis of a leaf is the batch, and this leaf is a scalar; give"
-    ):
-        plan_leaf(sharding, (), DEVICES, "x")
+@pytest.mark.parametrize(
+    ("spec", "shape", "message"),
+    [
+        (
+            P("a", None, "b"),
+            (8, 4),
+            r"^x: the sharding .* names 3 axes, but the leaf has 2 \(shape \(8, 4\)\)",
+        ),
+        (P(), (), r"^x: the first axis of a leaf is the batch, and this leaf is a scalar; give"),
+    ],
+)
+def test_a_leaf_with_too_few_axes_is_refused(spec, shape, message):
+    with pytest.raises(ValueError, match=message):
+        plan_leaf(NamedSharding(mesh_of((2, 4)), spec), shape, DEVICES, "x")
 
 
 @given(layout=any_layout)
@@ -296,20 +259,8 @@ def test_the_batch_axis_stays_in_the_memory_where_the_batch_lies():
 
 
 @pytest.mark.parametrize(
-    ("size", "error", "match"),
-    [
-        (
-            12,
-            ValueError,
-            r"^batch: the batch size must be a multiple of the 8 shards .* got 12; 8 or 16 would work$",
-        ),
-        (3, ValueError, r"got 3; 8 would work$"),
-        (0, ValueError, r"^batch_size must be at least 1, got 0$"),
-        (-8, ValueError, r"^batch_size must be at least 1, got -8$"),
-        (8.0, TypeError, r"^batch_size must be an integer, got 8\.0$"),
-        (True, TypeError, r"^batch_size must be an integer, got True$"),
-    ],
+    ("size", "error"), [(12, "8 or 16 would work"), (0, "batch_size must be at least 1, got 0")]
 )
-def test_batch_sizes_that_have_no_local_rows(size, error, match):
-    with pytest.raises(error, match=match):
+def test_batch_sizes_that_have_no_local_rows(size, error):
+    with pytest.raises(ValueError, match=error):
         local_rows(NamedSharding(mesh_of((8,)), P("a")), size)
