@@ -195,6 +195,19 @@ def test_statistics_of_a_real_feed_count_what_its_stages_slept():
     assert last.host_bytes >= 3 * ROWS * 4 * 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["read", "host", "place"])
+def test_a_stage_that_takes_five_times_as_long_as_the_loop_binds(stage):
+    report = trained(**{stage: 10 * LOOP_S}, steps=30)  # two threads share the work
+    assert report.bound == stage
+    assert report.wait_share > 0.5
+
+
+@pytest.mark.slow
+def test_a_loop_that_sleeps_binds():
+    assert trained(loop=0.05, steps=30).bound == "loop"
+
+
 def test_a_feed_that_is_waited_for_warns_once(monkeypatch, caplog):
     monkeypatch.setattr(listening, "_WARN_AFTER_S", 0.3)
     with caplog.at_level(logging.WARNING, "feedline"):
