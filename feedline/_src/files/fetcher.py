@@ -1,4 +1,4 @@
-"""All requests of a process: many at a time, repeated if they fail, asked twice if they take long; and counted."""
+"""All requests of a process: concurrent, retried after errors, hedged if they are slow, and counted."""
 
 from __future__ import annotations
 
@@ -24,19 +24,16 @@ from feedline._src.runtime.exit import check_may_read, close_at_exit
 
 _log = logging.getLogger("feedline")
 T = TypeVar("T")
-AT_ONCE = (
-    64  # requests in flight. Half as many of twice the size would hold as much memory, and give half the bytes/s
-)
+AT_ONCE = 64
+"""Requests in flight. Half as many of twice the size would hold as much memory, and give half the bytes/s."""
 REQUEST_BYTES = 1 << 22  # the largest request, and what one in flight takes of memory
 MOST = 2 * AT_ONCE  # requests that wait or are in flight: more are not fetched ahead
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _UNREACHABLE_S = 10.0  # the most patience for a store that was never reached, whose address may be wrong
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 _DURATIONS, _FEWEST_DURATIONS = 256, 20
-_LATE = 1.5  # times the 95th percentile: requests that share a link take almost the same time
-_HEDGED = (
-    0.1  # the largest share of requests asked twice: a store that is slow as a whole must not get twice the load
-)
+_LATE = 1.5  # × the 95th percentile: requests that share a link take almost the same time
+_HEDGED = 0.1  # the largest share of hedged requests: a store that is slow as a whole must not get twice the load
 _SHORTEST_HEDGE_S = 0.02
 
 
@@ -47,9 +44,9 @@ class Counts:
     requests: int = 0  # of all kinds, the repeated ones among them
     fetched_bytes: int = 0
     retries: int = 0  # requests that were repeated after an error
-    hedged: int = 0  # requests that took 1.5 times as long as 95 % of the others, and were asked a second time
+    hedged: int = 0  # second requests, sent because the first took 1.5 times as long as 95 % of the others
     cached: int = 0  # blocks that were in the cache on local disk
-    wait_s: float = 0.0  # for how long reads waited for blocks, summed over threads
+    wait_s: float = 0.0  # for how long threads waited for requests, summed over threads
 
 
 class Fetcher:
@@ -90,7 +87,7 @@ class Fetcher:
         return future
 
     def check_may_run(self) -> None:
-        """Refuse, with a FeedError, requests, and waits for them, at the exit of the interpreter and in a fork."""
+        """Raise a FeedError at the exit of the interpreter, and in a fork, where no request would ever end."""
         if self._closed:
             raise FeedError("no object can be read while the interpreter exits", stage="read")
         if self._forked:
@@ -109,8 +106,12 @@ class Fetcher:
     ) -> T:
         """What `request` returns, which is repeated while its errors are transient.
 
-        `size` is that of the answer; None: not known, so that nobody can say whether it is late. FeedError:
-        errors, or no progress, for longer than `patience_s`; or no connection for 10 s before the first answer.
+        Args:
+          size: of the answer, in bytes; None: not known, so the request is not hedged.
+
+        Raises:
+          FeedError: errors, or no progress, for longer than `patience_s`; or no connection for 10 s before the
+            first answer.
         """
         failing_since = None
         pause = _FIRST_PAUSE_S
@@ -124,11 +125,8 @@ class Fetcher:
                 failing_s, reason = time.monotonic() - failing_since, str(error)
                 limit_s, rule, remedy = patience_s, f"answer within patience_s={patience_s:g}", _WAIT
                 if isinstance(error, UnreachableError):
-                    limit_s, rule, remedy = (
-                        min(patience_s, _UNREACHABLE_S),
-                        "be reachable when it is opened",
-                        _FIND,
-                    )
+                    limit_s = min(patience_s, _UNREACHABLE_S)
+                    rule, remedy = "be reachable when it is opened", _FIND
             if failing_s >= limit_s:
                 raise FeedError(
                     f"a store must {rule}, and {name} failed for {failing_s:.0f} s, at last with: {reason}; "
@@ -155,7 +153,7 @@ class Fetcher:
             )
 
     async def _hedged(self, size: int | None, request: Callable[[], Awaitable[T]]) -> T:
-        """What `request` returns first, if it is asked a second time once it takes much longer than the others."""
+        """The first result of `request`, which is sent a second time if it takes much longer than others."""
         tasks = [self._asked(size, request)]
         try:
             done, _ = await asyncio.wait(tasks, timeout=self._late_after_s(size))
@@ -235,7 +233,7 @@ def counted() -> dict[str, float] | None:
 
 
 def _forked() -> None:
-    """In a forked child: requests would wait for ever for threads that are not there, those of obstore, too."""
+    """Refuse requests in a forked child, which has neither our thread nor those of obstore."""
     used = fetcher()._loop is not None or fetcher()._forked
     fetcher.cache_clear()
     fetcher()._forked = used

@@ -28,7 +28,7 @@ Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 OPEN_FILES = 64
 _MERGED_BYTES, _MERGED_GAP_BYTES, _MERGED_PART_BYTES = 1 << 22, 1 << 12, 1 << 15
-"""Of a merged read, its gaps and its parts: it saves a system call for each part, and copies each once more."""
+"""Limits of a merged read, its gaps and its parts. It saves a system call per part, and copies each once more."""
 
 
 class FileVersion(NamedTuple):
@@ -75,11 +75,11 @@ class File:
 
     Args:
       version: the expected one; None: the present one.
-      opened: the source's files that were read last, open.
+      opened: the open files of the source, in an LRU cache.
       place: the absolute path, since a process may change its working directory; None: where `name` leads now.
 
     Raises:
-      FileNotFoundError, OSError, ValueError: as of `opening`.
+      FileNotFoundError, OSError, ValueError: see `opening`.
       FeedError: it has another version.
     """
 
@@ -118,8 +118,8 @@ class File:
         return found
 
     def read_rows(self, offsets: Indices, out: Bytes) -> None:
-        """Write the bytes at offsets[i] to out[i], a contiguous uint8[k, row bytes]. Errors as of `read`;
-        FeedError if the file ends before a row does.
+        """Write the bytes at offsets[i] to out[i], a contiguous uint8[k, row bytes]. Errors: see `read`;
+        FeedError: the file ends before a row does.
         """
         length = out.shape[1]
         for row, data in zip(out, self.read(offsets, np.full(len(offsets), length)), strict=True):
@@ -145,12 +145,12 @@ class File:
         return self._memory
 
     def path(self) -> str:
-        """A local path of all bytes: an object is fetched whole, and stays in the cache as long as this `File`."""
+        """A local path of all bytes. An object is downloaded, and kept in the cache as long as this `File`."""
         return self.place
 
     def with_path(self, use: Callable[[str], T]) -> T:
-        """What `use` returns of the `path`. If the cache's file of an object was written to, or deleted and `use`
-        failed, it is called again with a new file and another str. Errors as of `read`."""
+        """What `use` returns for the `path`. If the cache's file of an object was deleted or written to meanwhile,
+        `use` is called again with the path of a new file, which is another str. Errors: see `read`."""
         return use(self.place)
 
     def open(self, sequential: bool = False) -> BinaryIO:
