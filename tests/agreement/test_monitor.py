@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).with_name("failing.py")
 ABORT_AFTER_S = 0.5
 PROMISED_S = 10.0  # after that
 DEADLINE_S = 60
-FAIL = ("raises", "unreadable", "exits", "interrupted")
+FAIL = ("raises", "unreadable", "exits")
 ENVIRON = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
 BY_JAX = {**ENVIRON, "JOINED_BY_JAX": "1"}
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import programs
+
+from feedline._src.tools.launch.environments import reserved_port
 
 from .values import CaseFailure
 
@@ -52,7 +53,7 @@ def launch(
     devices = f"--xla_force_host_platform_device_count={topology.devices}"
     environment = programs.importing(XLA_FLAGS=devices)
     with contextlib.ExitStack() as stack:
-        address = f"localhost:{stack.enter_context(_reserved_port())}"
+        address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
         processes = []
         for i in range(topology.processes):
             output = stack.enter_context(_output(folder, i).open("wb"))
@@ -80,12 +81,3 @@ def result_file(folder: Path, name: str, process: int) -> Path:
 
 def _output(folder: Path, process: int) -> Path:
     return folder / f"process-{process}.txt"
-
-
-@contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A free port that no other program gets; jax's coordinator can listen on it because of SO_REUSEPORT."""
-    with socket.socket() as port:
-        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        port.bind(("localhost", 0))
-        yield port.getsockname()[1]
