@@ -91,9 +91,9 @@ class MemoryWatch:
     Call `after_step` at the end of each step, from the thread of the loop. A sample takes some 15 µs for each
     live array.
 
-    It sees arrays of one dtype and shape of which some are kept from each sample to the next, devices that hold
-    1 MiB more, and a host that holds 16 MiB more than after the warm-up. A list that is emptied only rarely
-    is reported until it has been emptied once.
+    It reports arrays of one dtype and shape if at least one is kept from each sample to the next, and growth since
+    the warm-up of 1 MiB on a device or 16 MiB on the host. A list that is emptied only rarely is reported until it
+    has been emptied once.
 
     Args:
       feed: whose host buffers are counted, too.

@@ -125,7 +125,7 @@ def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Arra
 
 
 def rematerialised(layer: Callable[..., jax.Array], remat: Remat) -> Callable[..., jax.Array]:
-    """A layer of a model, of which some results are computed again for the gradient instead of being kept.
+    """A layer whose results are partly computed again for the gradient instead of being kept.
 
     Args:
       layer: a pure function of arrays.

@@ -25,7 +25,7 @@ class Audit:
     bit by bit. Exit code 1: the first layout, batch, row and leaf that differ are printed.
 
     Attributes:
-      target: a path or glob of rows, of which a feed of all leaves is made; or module:make_feed, found from the
+      target: a path or glob of rows, for a feed of all leaves; or module:make_feed, found from the
         current folder: make_feed(mesh) builds a new feedline.Feed over a mesh with the axes data and model.
       processes: the numbers of processes to run on, with commas between; 1 is always added.
       batches: how many are compared at most, from the start of the feed.

@@ -195,7 +195,7 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
     if layout.saves:
 
         def save(taken: int, state: State) -> None:
-            """As training does: process 0 writes the state atomically, every process its lanes."""
+            """Save like a training loop: process 0 writes the state atomically, every process its lanes."""
             path = folder / layout.saves
             if "lanes" in state:
                 save_lanes(state, _lanes(path, taken))

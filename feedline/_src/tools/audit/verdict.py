@@ -23,7 +23,7 @@ PLACES_PER_EPOCH = 1 << 40
 
 
 class Difference(Exception):
-    """The first difference between a layout and what it must be, and where it is, as far as that is known."""
+    """The first difference between a layout and the expected rows. `where` has batch, row and leaf, or None."""
 
     def __init__(
         self, found: str, batch: int | None = None, row: int | None = None, leaf: str | None = None

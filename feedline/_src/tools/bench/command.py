@@ -62,7 +62,7 @@ class FeedBenchmark(_Benchmark):
     another program on the same cores changes what is measured.
 
     Attributes:
-      target: a path or glob of rows, of which a feed of all leaves is made, or module:make_feed, found from the
+      target: a path or glob of rows, for a feed of all leaves, or module:make_feed, found from the
         current folder, where make_feed(mesh) builds a feedline.Feed over a mesh with the axes data and model.
       seconds: how long the measurement takes.
     """

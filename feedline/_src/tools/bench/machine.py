@@ -18,7 +18,6 @@ from typing import Any
 import jax
 
 from feedline._src.cluster.cores import own_cores
-from feedline._src.machine import memory
 from feedline._src.native.library import implementation
 
 KILLED = "its process was killed: the host ran out of memory, or someone ended it"
@@ -55,29 +54,20 @@ def describe() -> dict[str, Any]:
 
 
 def compiled_bytes(executable: jax.stages.Compiled, spec: Any = (), waiting: int = 0) -> dict[str, int]:
-    """What the compiler says that a step needs on each device: {"arguments", "temporary", "program", "total"}.
+    """Memory of a step on each device by the compiler: {"arguments", "temporary", "program", "total"}.
 
-    The total has the results that do not take the place of an argument, and so many batches that wait beside the
-    one in use.
+    The total includes results that are not written over a donated argument, and `waiting` prefetched batches of
+    `spec`.
     """
-    told: Any = executable.memory_analysis()
-    arguments, temporary = told.argument_size_in_bytes, told.temp_size_in_bytes
-    results = told.output_size_in_bytes - told.alias_size_in_bytes
-    program = told.generated_code_size_in_bytes
+    analysis: Any = executable.memory_analysis()
+    arguments, temporary = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
+    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    program = analysis.generated_code_size_in_bytes
     batch = sum(
         leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(spec)
     )
     total = arguments + temporary + results + program + waiting * batch
     return {"arguments": arguments, "temporary": temporary, "program": program, "total": total}
-
-
-def device_limit() -> int:
-    """Bytes that a device may use. On the CPU backend: its part of the host memory that is free now."""
-    device = jax.local_devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    if limit:
-        return int(limit)
-    return memory()[1] // jax.local_device_count()
 
 
 def device_peak() -> int | None:

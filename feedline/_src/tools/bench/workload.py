@@ -61,7 +61,7 @@ class Workload:
         return 2 * self.rows * (3 * sum(products) - products[0])
 
     def for_devices(self) -> Workload:
-        """The same with the next smaller batch that all devices can share evenly, at least one row each."""
+        """Round the batch size down to a multiple of the devices, at least one row each."""
         devices = jax.device_count()
         return dataclasses.replace(self, rows=max(devices, self.rows // devices * devices))
 
@@ -94,7 +94,7 @@ class Workload:
         return Task(init, loss, optax.adam(1e-4))
 
     def data(self, batches: int) -> Rows:
-        """Rows for so many batches. The targets are a smooth function of the inputs."""
+        """Rows for some batches. The targets are a smooth function of the inputs."""
         chance = np.random.default_rng(0)
         x = chance.integers(256, size=(batches * self.rows, self.inputs), dtype=np.uint8)
         into = chance.standard_normal((self.inputs, self.outputs), dtype=np.float32) / math.sqrt(self.inputs)

@@ -163,7 +163,7 @@ class Conversion:
         return f"rows-{shard:0{digits}}-of-{self.shards:0{digits}}.{self.format}"
 
     def run(self, source: Any, workers: int = 0, map: Map | None = None) -> Generator[int]:
-        """Convert in steps, each of which yields the number of finished rows: first those of earlier runs."""
+        """Convert shard by shard, and yield the number of finished rows: first those of earlier runs."""
         checked_integer("workers", workers, at_least=0)
         if map is not None and workers:
             raise ValueError(f"map runs the shards in place of worker processes, got both and workers={workers}")
