@@ -1,7 +1,6 @@
 """What a feed delivers: the rows of an oracle, whatever is saved, restored, sought or placed ahead."""
 
 import dataclasses
-import importlib.metadata
 import itertools
 import json
 import re
@@ -561,14 +560,3 @@ def test_batch_sizes_that_change_at_resumes_lose_and_repeat_nothing(remainder):
         flat = [row for order in whole for row in order]
         assert delivered == flat[: len(delivered)]
         assert len(flat) - len(delivered) < 16
-
-
-def test_a_checkout_that_was_not_installed_builds_feeds(monkeypatch):
-    def version(package):
-        if package == "feedline":
-            raise importlib.metadata.PackageNotFoundError(package)
-        return "1"
-
-    monkeypatch.setattr("feedline._src.build.version", version)
-    with Feed({"x": np.arange(16)}, 8, jax.sharding.SingleDeviceSharding(jax.devices()[0])) as feed:
-        assert feed.spec["x"].shape == (8,)

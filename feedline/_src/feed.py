@@ -22,7 +22,7 @@ from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import Transform
 from feedline._src.prefetch.handover import INSIDE, Closed
 from feedline._src.prefetch.pipelines import Run
-from feedline._src.record import BatchRecord
+from feedline._src.record import BatchRecord, Counters
 from feedline._src.run import Placed
 from feedline._src.runtime.exit import exits
 from feedline._src.runtime.threads import annotation
@@ -189,7 +189,10 @@ class Feed(Shown, GrainFace):
                 before = self._delivered  # a signal handler may have taken one meanwhile
                 _, after, lanes, rows, dropped_rows, parts, bad = placed.metadata
                 delivered = Delivered(before.step + steps, after, lanes)
-                counted = self._counted.plus(steps, rows, dropped_rows, len(bad))
+                batches, all_rows, all_dropped, all_bad = self._counted
+                counted = Counters(
+                    batches + steps, all_rows + rows, all_dropped + dropped_rows, all_bad + len(bad)
+                )
                 record = BatchRecord(
                     asked, time.perf_counter(), parts, placed.times,
                     delivered.step, before.cursor, rows, bad, counted.batches,

@@ -75,10 +75,6 @@ class Counters(NamedTuple):
     dropped_rows: int = 0
     bad_rows: int = 0
 
-    def plus(self, batches: int, rows: int, dropped_rows: int, bad_rows: int) -> Counters:
-        """These counters after one more delivery."""
-        return Counters(self[0] + batches, self[1] + rows, self[2] + dropped_rows, self[3] + bad_rows)
-
 
 class Listener(Protocol):
     """Told what happens to the batches of a feed, which knows nothing else of who watches it.

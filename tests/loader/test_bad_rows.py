@@ -437,11 +437,6 @@ def test_a_quarantine_that_cannot_be_written_is_refused_at_the_start(sharding, t
         _feed(sharding, Columns(), quarantine=tmp_path / "gone" / "bad.jsonl")
 
 
-def test_a_mask_needs_a_dict(sharding):
-    with pytest.raises(ValueError, match=r'Reading\(bad_rows="mask"\) adds a leaf .* or leave .*"mask"\) out'):
-        Feed(np.zeros((N, 2)), B, sharding, reading=Reading(bad_rows="mask"))
-
-
 @pytest.mark.slow
 def test_workers_report_their_bad_rows(sharding, tmp_path):
     for name, leaf in _too_large().items():
@@ -573,39 +568,6 @@ def test_the_file_stays_where_it_is_when_the_program_changes_directory(sharding,
         next(feed)
     assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 1
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-FILLS = """
-import resource, signal, sys
-from feedline._src.rows.bad_rows import BadRow
-from feedline._src.listen.bad_rows import Quarantine
-from feedline._src.options import Reading
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1]), 8, 0, 1000)
-
-
-def enter(i):
-    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 300, None)], batches=1)
-
-
-enter(0)
-resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))  # in the middle of the second line
-try:
-    enter(1)
-except OSError:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    enter(1)
-"""
-
-
-def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_harms_no_other(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    programs.run([sys.executable, "-c", FILLS, str(path)], check=True, timeout=120)
-    first, cut, second = path.read_text().splitlines()
-    assert [json.loads(line)["row"] for line in (first, second)] == [0, 1]
-    assert second.startswith(cut)
 
 
 WRITES = """
