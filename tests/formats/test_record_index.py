@@ -14,6 +14,7 @@ from tfrecords import encoded
 
 import feedline
 from feedline._src.formats import tfrecord
+from feedline._src.sources import record_files
 
 RECORDS = [b"one", b"two", b"three"]
 
@@ -149,3 +150,26 @@ def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
         thread.join()
     assert found == [RECORDS] * 4
     assert sorted(Path(name).suffix for name in os.listdir(path.parent)) == [".feedline-index", ".tfrecord"]
+
+
+def test_an_index_that_is_replaced_again_and_again_is_read(path):
+    source = feedline.open_source(path)
+    index = path.parent / ".x.tfrecord.feedline-index"
+    real, replaced = record_files.open_index, []
+
+    def replace():
+        content = index.read_bytes()
+        index.unlink()
+        index.write_bytes(content)
+
+    def open_and_replace(*arguments):
+        found = real(*arguments)
+        if not replaced:
+            replaced.append(replace())
+        return found
+
+    replace()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_files, "open_index", open_and_replace)
+        assert [source[i] for i in range(3)] == RECORDS
+    source.close()

@@ -301,13 +301,16 @@ class IndexedFile:
         """int64[k, parts, 4]: the entries of these records, all of which lie within the file."""
         size, names = self._file.size, self.fields or ("",)
         width = len(names) * ENTRY * 8
-        try:
-            stored = self._stored_entries(records, width)
-        except (FileNotFoundError, FeedError):  # it was deleted, replaced or written to
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                stored = self._stored_entries(records, width)
+                break
+            except (FileNotFoundError, FeedError):  # deleted, written to, or replaced by an equal one
+                if not tries_left:
+                    raise
             self.index = open_index(self._file, self.digest, self._name, self._form)
             if (self.index.count, self.index.fields) != (self.count, self.fields):
-                raise changed(self._file.name, "it has other records") from None
-            stored = self._stored_entries(records, width)
+                raise changed(self._file.name, "it has other records")
         parts = np.frombuffer(stored, "<i8").reshape(len(records), len(names), ENTRY)
         if fields is not None:
             parts = parts[:, [names.index(field) for field in fields]]
