@@ -15,7 +15,7 @@ import pytest
 from feedline._src.tools.main import main
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "inspect.md").read_text()
+PAGE = (ROOT / "docs" / "tools.md").read_text()
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_each_check_of_the_machine_is_in_the_table(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "rows.bin").write_bytes(bytes(2 << 20))
     found = {check.name: check for check in checks.machine_findings({}, tmp_path)}
-    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
     assert not [name for name in found if f"| {name} |" not in page]
     assert "failed" not in str(found)
     assert found["disk read rate"].severity in ("ok", "warning")

@@ -392,5 +392,5 @@ def test_the_example_shows_what_its_page_says():
     placed = warning(found, "transfers to the devices")
     assert "slow_training.py:38 image = jax.device_put(" in placed
     assert "in each step" in placed
-    page = (root / "docs" / "doctor.md").read_text()
+    page = (root / "docs" / "tools.md").read_text()
     assert not [name for name in found if name not in page]  # each check is in the tables

@@ -24,6 +24,6 @@ def factor(value: float) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """Example: 1 batch, 2 batches."""
-    plural = f"{thing}es" if thing.endswith(("ch", "s")) else f"{thing}s"
+    """Example: 1 batch, 2 batches, 2 epochs, 2 processes."""
+    plural = f"{thing}es" if thing.endswith(("tch", "s")) else f"{thing}s"
     return f"{count:,} {thing if count == 1 else plural}"

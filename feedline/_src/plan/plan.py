@@ -87,7 +87,7 @@ def whole_sizes(rows: int, batch_size: int, multiple: int) -> list[int]:
 
 
 class Memory(NamedTuple):
-    """Memory of a feed by the formulas of docs/design.md, "Sizes". All in bytes.
+    """Memory of a feed by the formulas of docs/feed.md, "Sizes". All in bytes.
 
     Attributes:
       host_bytes: of a process, where batches are placed on accelerators.

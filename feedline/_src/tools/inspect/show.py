@@ -164,7 +164,7 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
 
 
 def as_object(source: str, target: Target) -> dict[str, Any]:
-    """What --json prints. docs/inspect.md names the keys. Spans are [first, after the last]."""
+    """What --json prints. docs/tools.md names the keys. Spans are [first, after the last]."""
     plan, first, leaves = target.plan, target.first, _row_leaves(target.plan)
     return {
         "source": source,
