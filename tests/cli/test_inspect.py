@@ -62,7 +62,9 @@ def test_no_control_character_of_a_name_reaches_the_terminal(here, capsys, comma
 
 def test_the_keys_are_those_of_the_page(here, capsys):
     _, told = as_json(capsys, "rows.npz", "--mesh", "data=2")
-    rows = re.findall(r"^\| (`.*?) \|", PAGE.partition("## Keys of `--json`")[2], re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`.*?) \|", PAGE.partition("### Keys of `inspect --json`")[2].partition("\n## ")[0], re.M
+    )
     assert sorted(told) == sorted(name for row in rows for name in re.findall(r"`(\w+)`", row))
 
 
