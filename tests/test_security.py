@@ -8,7 +8,6 @@ import pickle
 import struct
 import sys
 import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -296,30 +295,12 @@ def test_an_hdf5_file_names_no_other_file(tmp_path, secret, link, columns):
         file["x"] = ROWS
         link(file, secret)
     for chosen in (columns, None):
-        with pytest.raises(ValueError, match=r"x\.h5"):
+        with pytest.raises(ValueError, match=r"x\.h5.*(a link to|must lie in the file itself|nothing is there)"):
             open_and_read(path, columns=chosen)
 
 
 def files_below(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-@pytest.mark.parametrize("name", ["../out.x", "a/../../out.x"])
-def test_a_tar_member_cannot_lead_out_of_a_folder(tmp_path, name):
-    tar_of(tmp_path / "x.tar", {name: b"data"})
-    with pytest.raises(ValueError, match="names must not lead out of a folder"):
-        open_and_read(tmp_path / "x.tar")
-    assert files_below(tmp_path) == {"x.tar"}
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
-def test_a_link_or_a_device_in_a_tar_is_refused(tmp_path, kind):
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        member = tarfile.TarInfo("0.x")
-        member.type, member.linkname = kind, "/etc/passwd"
-        archive.addfile(member)
-    with pytest.raises(ValueError, match="members must be regular files"):
-        open_and_read(tmp_path / "x.tar")
 
 
 def test_an_index_is_not_written_through_a_link(tmp_path):
@@ -375,25 +356,6 @@ def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
 
 
 # --- no promise is believed ---
-
-
-def zip_that_promises(path, how, promised):
-    """An .npz whose directory and header promise so many bytes, and holds few."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "|u1", "fortran_order": False, "shape": (promised - 128,)}
-    )
-    with zipfile.ZipFile(path, "w", how) as archive:
-        archive.writestr("x.npy", header.getvalue() + bytes(1000))
-        archive.infolist()[0].file_size = promised
-
-
-@pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-@pytest.mark.parametrize("promised", [1 << 30, 1 << 45, 1 << 62])
-def test_a_member_of_a_zip_that_promises_too_much_is_refused(tmp_path, how, promised):
-    zip_that_promises(tmp_path / "x.npz", how, promised)
-    with pytest.raises(ValueError, match=r"x\.npz"):
-        open_and_read(tmp_path / "x.npz")
 
 
 @pytest.fixture(scope="module")

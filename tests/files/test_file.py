@@ -53,17 +53,6 @@ def test_memory_open_file_and_samples_have_the_same_bytes(file, path):
     assert Files([str(copy)])[0].digest == file.digest
 
 
-def test_what_is_made_of_a_file_is_kept_beside_it_or_in_the_cache(path, monkeypatch):
-    monkeypatch.setenv("FEEDLINE_CACHE", str(path.parent / "cache"))
-    file = Files([str(path)])[0]
-    beside, cached = file.places_beside(".index")
-    assert beside == str(path.parent / ".data.bin.index")
-    assert Path(cached).parent == path.parent / "cache/index"
-    monkeypatch.chdir(path.parent)
-    assert Files(["data.bin"])[0].places_beside(".index") == [beside, cached]
-    assert file.stamp == path.stat().st_mtime_ns
-
-
 @pytest.mark.parametrize("use", ["read", "open", "check", "pickle", "memory"])
 def test_a_replaced_file_is_refused(path, use):
     files = Files([str(path)])
@@ -96,13 +85,6 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pattern):
     os.mkfifo(tmp_path / pattern.replace("*", "x"))
     with pytest.raises(ValueError, match=r"read from regular files, .* is a pipe, a socket or a device; write"):
         feedline.open_source(tmp_path / pattern)
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        Files([str(tmp_path / "absent.bin")])
-    with pytest.raises(ValueError, match="is a folder"):
-        Files([str(tmp_path)])
 
 
 def _reader(read, key, size=100):

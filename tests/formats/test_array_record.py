@@ -23,15 +23,6 @@ def _records(count, seed=0):
     return records
 
 
-@pytest.mark.parametrize("options", ["group_size:1", "group_size:1,uncompressed"])
-def test_records_of_one_size(tmp_path, is_source_of, options):
-    records = _records(3000)
-    for i, part in enumerate((records[:100], records[100:100], records[100:])):
-        _write(tmp_path / f"{i}.array_record", [record.tobytes() for record in part], options)
-    source = feedline.open_source(tmp_path / "*.array_record", dtype=RECORD)
-    is_source_of(source, {"image": records["image"], "label": records["label"]})
-
-
 def test_groups_of_records_read_the_same_and_warn(tmp_path, is_source_of):
     records = _records(500)
     _write(tmp_path / "x.array_record", [record.tobytes() for record in records], "group_size:64")

@@ -245,25 +245,10 @@ def _linked(file, name, link):
     file[name] = link
 
 
-def _virtual(file):
-    layout = h5py.VirtualLayout((3,), "i4")
-    layout[:] = h5py.VirtualSource("other.h5", "x", (3,))
-    file.create_virtual_dataset("x", layout)
-
-
 REFUSED = {
-    "external link": (
-        lambda file: _linked(file, "y", h5py.ExternalLink("far.h5", "/x")),
-        "y: a link to the file far.h5; open that",
-    ),
     "dangling link": (
         lambda file: _linked(file, "y", h5py.SoftLink("/nowhere")),
         "y: a link to /nowhere; choose that itself",
-    ),
-    "virtual": (_virtual, "x: its data must lie in the file itself"),
-    "external": (
-        lambda file: file.create_dataset("x", (3,), "i4", external=[("raw.bin", 0, 12)]),
-        "x: its data must lie in the file itself",
     ),
     "reference": (
         lambda file: _linked(file, "r", np.array([file.ref] * ROWS, h5py.ref_dtype)),

@@ -42,18 +42,6 @@ def test_numbers_are_leaves(tmp_path):
     assert (found["b"].tolist(), found["m"][2].tolist()) == ([True, True, False], [[5, 6], [7, 8]])
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_feed_reads_numbers_and_replaces_a_bad_line(tmp_path, workers, sharding, delivered):
-    lines = [{"x": i} for i in range(16)]
-    path = written(tmp_path / "x.jsonl", [*lines[:5], '{"x": "5"}', *lines[6:]])
-    reading = feedline.Reading(bad_rows="substitute", workers=workers, quarantine=tmp_path / "bad.jsonl")
-    order = feedline.Order(shuffle=False)
-    (batch,) = delivered(feedline.Feed(path, 16, sharding, order=order, epochs=1, reading=reading))
-    bad = json.loads((tmp_path / "bad.jsonl").read_text())
-    assert (bad["row"], bad["file"]) == (5, str(path))
-    assert batch["x"].tolist() == [bad["substitute"] if i == 5 else i for i in range(16)]
-
-
 def test_text_is_bytes_beside_numbers(tmp_path):
     path = written(
         tmp_path / "x.jsonl", [{"text": "grüße \\u20ac", "n": 3, "v": [0.5, 1]}, {"text": "", "n": 4, "v": [1, 2]}]

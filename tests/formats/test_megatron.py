@@ -94,28 +94,6 @@ def test_another_process_reads_the_same_pair_or_none(tmp_path):
         pickle.loads(sent)
 
 
-def test_a_feed_pads_documents_to_the_bucket_of_their_batch(tmp_path, sharding, delivered):
-    documents = [[list(range(1, 2 + i % 3))] for i in range(64)]
-    source = feedline.Ragged({"tokens": str(pair(tmp_path, documents))}, pad_to=(2, 3))
-    feed = feedline.Feed(source, 8, sharding, order=feedline.Order(shuffle=False), epochs=1)
-    for number, batch in enumerate(delivered(feed)):
-        lengths = [1 + i % 3 for i in range(8 * number, 8 * number + 8)]
-        assert batch["tokens_length"].tolist() == lengths
-        assert batch["tokens"].tolist() == [[*range(1, 1 + n), *[0] * (3 - n)] for n in lengths]
-
-
-def test_documents_in_a_store(store, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
-    path = pair(tmp_path)
-    for name in ("corpus.idx", "corpus.bin"):
-        store.objects[f"/{name}"] = (tmp_path / name).read_bytes()
-    far, near = (feedline.Ragged({"tokens": each}, (8,)) for each in (f"{store.url}/corpus.idx", path))
-    assert far.will_read(np.arange(4), 0)
-    check(far)
-    assert far.identity == near.identity
-    far.close()
-
-
 GOOD = index_of(DOCUMENTS, "uint16")  # of 7 sequences: header, lengths, offsets, first sequences of documents
 LENGTHS, PLACES, FIRSTS = 34, 34 + 4 * 7, 34 + 12 * 7
 

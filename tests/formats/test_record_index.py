@@ -152,24 +152,36 @@ def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
     assert sorted(Path(name).suffix for name in os.listdir(path.parent)) == [".feedline-index", ".tfrecord"]
 
 
-def test_an_index_that_is_replaced_again_and_again_is_read(path):
+def test_an_index_that_five_other_processes_replace_is_read(path, monkeypatch):
+    """Each of them writes an equal one after this process has looked at the last one, and before it reads."""
     source = feedline.open_source(path)
-    index = path.parent / ".x.tfrecord.feedline-index"
-    real, replaced = record_files.open_index, []
-
-    def replace():
-        content = index.read_bytes()
-        index.unlink()
-        index.write_bytes(content)
+    real, left = record_files.open_index, [*range(5)]
 
     def open_and_replace(*arguments):
-        found = real(*arguments)
-        if not replaced:
-            replaced.append(replace())
+        found, index = real(*arguments), index_of(path)
+        content = index.read_bytes()
+        if left:
+            left.pop()
+            index.unlink()
+            index.write_bytes(content)
         return found
 
-    replace()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_files, "open_index", open_and_replace)
-        assert [source[i] for i in range(3)] == RECORDS
-    source.close()
+    monkeypatch.setattr(record_files, "open_index", open_and_replace)
+    index_of(path).unlink()
+    assert [source[i] for i in range(3)] == RECORDS
+    assert not left
+
+
+def test_an_index_that_another_process_made_meanwhile_is_left_as_it_is(path, monkeypatch):
+    """Replacing it would disturb whoever reads it."""
+    real, made = tfrecord.scan, []
+
+    def scan_while_another_process_makes_it(file):
+        monkeypatch.setattr(tfrecord, "scan", real)
+        feedline.open_source(path).close()
+        made.append(index_of(path).stat().st_ino)
+        return real(file)
+
+    monkeypatch.setattr(tfrecord, "scan", scan_while_another_process_makes_it)
+    assert read(path) == RECORDS
+    assert made == [index_of(path).stat().st_ino]

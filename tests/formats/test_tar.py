@@ -79,7 +79,9 @@ def link(name, kind):
         ([("1.jpg", b""), link("2.jpg", tarfile.LNKTYPE)], "regular files, and '2.jpg' is a link"),
         ([link("2.jpg", tarfile.GNUTYPE_SPARSE)], "regular files, and '2.jpg' is .*sparse"),
         ([link("2.jpg", tarfile.FIFOTYPE)], "regular files, and '2.jpg' is a link, sparse or special"),
-        ([("a/../1.jpg", b"")], "names must not lead out of a folder, and a member is named 'a/../1.jpg'"),
+        ([link("2.jpg", tarfile.CHRTYPE)], "regular files, and '2.jpg' is"),
+        ([("../1.jpg", b"")], "names must not lead out of a folder"),
+        ([("a/../../1.jpg", b"")], "names must not lead out of a folder, and a member is named 'a/../../1.jpg'"),
     ],
 )
 def test_archives_that_are_no_records(tmp_path, members, message):

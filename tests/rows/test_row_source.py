@@ -7,8 +7,6 @@ import pytest
 
 from feedline import Feed, Order, Reading, RowError, RowSource, open_source
 from feedline._src.order.epoch import rows_at
-from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.records import RecordSource
 
 
 class Squares:
@@ -129,18 +127,3 @@ def test_one_row_of_a_source_is_a_tree_in_memory_of_its_own(shards):
 def test_an_index_that_is_not_an_integer_is_a_type_error(shards, index):
     with pytest.raises(TypeError, match=r"source\[i\] is one row, got .*grain\.MapDataset\.source\(source\)\["):
         shards[index]
-
-
-def test_a_source_describes_itself(shards, tmp_path):
-    first, last = tmp_path / "0.npz", tmp_path / "2.npz"
-    described = f"<ArraySource: rows 12, label int64[], x int64[2], from {first} … {last}, 3 files>"
-    assert repr(shards) == described
-    assert repr(open_source(first)).endswith(f"x int64[2], from {first}>")
-    assert (
-        repr(ArraySource([np.zeros((60_000, 28, 28), np.uint8)]))
-        == "<ArraySource: rows 60,000, row uint8[28, 28]>"
-    )
-    nested = RecordSource(grain.MapDataset.range(5).map(lambda i: {"image": {"left": np.float32(i)}}))
-    assert repr(nested) == "<RecordSource: rows 5, image.left float32[]>"
-    wide = ArraySource([{f"c{i:02}": np.zeros(2, np.int8) for i in range(30)}])
-    assert repr(wide).endswith("c07 int8[], … 22 more leaves>")

@@ -3,13 +3,10 @@
 import os
 import pickle
 import resource
-import sys
-import threading
 
 import jax
 import numpy as np
 import pytest
-from background import PATIENCE_S, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,18 +51,6 @@ def test_a_pickled_source_holds_paths_and_not_the_rows(tmp_path):
     np.testing.assert_array_equal(_read(pickle.loads(pickled), [3, 9_999])["x"], x[[3, 9_999]])
 
 
-def test_identity_follows_the_data_and_not_the_path(tmp_path):
-    x = _rows(1000)
-    changed = x.copy()
-    changed[-1, -1] += 1
-    for name, array in (("one", x), ("two", x), ("three", changed)):
-        np.save(tmp_path / f"{name}.npy", array)
-    one, two, three = (open_source(tmp_path / f"{name}.npy").identity for name in ("one", "two", "three"))
-    assert one == two == ArraySource([x]).identity
-    assert one != three
-    assert str(tmp_path) not in str(one)
-
-
 @pytest.mark.parametrize(
     ("source", "error", "match"),
     [
@@ -82,13 +67,6 @@ def test_identity_follows_the_data_and_not_the_path(tmp_path):
 def test_trees_that_cannot_be_rows_are_refused(source, error, match):
     with pytest.raises(error, match=match):
         ArraySource([source])
-
-
-def test_shards_that_do_not_fit_together_are_refused():
-    with pytest.raises(ValueError, match=r"shard 1 has float64\[3\], shard 0 float32\[3\]"):
-        ArraySource([np.zeros((2, 3), np.float32), np.zeros((2, 3))])
-    with pytest.raises(ValueError, match="shard 1 has no such leaf, shard 0"):
-        ArraySource([{"x": np.zeros(2)}, {"y": np.zeros(2)}])
 
 
 def test_too_many_open_files_is_an_error(tmp_path):
@@ -122,26 +100,3 @@ def test_rows_at_positions_of_an_epoch(positions, dtype, shards):
     np.testing.assert_array_equal(rows, expected)
     np.testing.assert_array_equal(out[0], x[expected, 1:3])
     np.testing.assert_array_equal(out[1], y[expected])
-
-
-def test_threads_that_begin_at_once_check_the_same_files(tmp_path):
-    """An iterator written in Python refuses a thread while another one is inside of it."""
-    for shard in range(8):
-        np.save(tmp_path / f"{shard}.npy", np.arange(8))
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for _ in range(40):
-            source = open_source(tmp_path / "*.npy")
-            begin = threading.Barrier(8)
-
-            def read(source=source, begin=begin):
-                out = np.empty(64, np.int64)
-                begin.wait(PATIENCE_S)
-                source.read(np.arange(64), out)
-                return out.tolist()
-
-            for reading in [spawn(read) for _ in range(8)]:
-                assert reading.result(PATIENCE_S) == list(range(8)) * 8
-    finally:
-        sys.setswitchinterval(before)

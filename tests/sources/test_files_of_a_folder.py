@@ -34,6 +34,12 @@ class Place:
                 (self.root / name / file).write_bytes(data)
         return f"s3://corpus/{name}" if self.bucket is not None else str(self.root / name)
 
+    def delete(self, file, name="photos"):
+        if self.bucket is not None:
+            del self.bucket.objects[f"/corpus/{name}/{file}"]
+        else:
+            (self.root / name / file).unlink()
+
     def open(self, path, **options):
         return feedline.open_source(path, store=self.options, **options)
 
@@ -84,6 +90,8 @@ def test_the_identity_is_of_names_and_content_not_of_the_place(place, tmp_path):
     source = place.open(place.write(CONTENT))
     assert feedline.open_source(Place(tmp_path, None, None).write(CONTENT, "moved")).identity == source.identity
     assert str(tmp_path) not in str(source.identity)
+    glob = feedline.open_source(tmp_path / "moved" / "**" / "*.*")
+    assert place.open(place.write(CONTENT) + "/**/*.*").identity == glob.identity
     renamed = {name.replace("dog/", "wolf/"): data for name, data in CONTENT.items()}
     changed = CONTENT | {"cat/1.jpg": b"\xff\xd8 One"}
     for name, content in {"renamed": renamed, "changed": changed}.items():
@@ -125,6 +133,9 @@ def test_files_that_change_are_an_error(place):
         source[0]
     assert type(caught.value) is feedline.FeedError
     assert caught.value.file == f"{path}/cat/1.jpg"
+    place.delete("dog/ä.png")
+    with pytest.raises(feedline.FeedError, match=r"cannot be found any more|not there any more"):
+        source[4]
 
 
 def test_a_file_that_cannot_be_read_is_a_bad_row(photos):

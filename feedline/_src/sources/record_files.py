@@ -37,7 +37,7 @@ _RECORDS_AT_ONCE = 1 << 11  # fewer are slower to read, more leave the processor
 _INDEX_FORMAT = 2  # an index with another number is made again
 _INDEX_SUFFIX = ".feedline-index"
 _MAX_HEADER_BYTES = _BLOCK_BYTES = 1 << 20
-_TRIES = 3  # to find or make an index that others delete meanwhile
+_TRIES = 10  # to find or make an index, and to read one, which others delete or replace meanwhile
 
 
 # --- sources ---
@@ -353,9 +353,12 @@ def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index
         for place in places:
             with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
                 return _found_index(place, belongs, form.named)
-        scan = scan or form.scan(file)
-        file.check()
-        _write_index(places, belongs, scan, 0o666 if file.in_store else os.stat(file.path()).st_mode & 0o666)
+        if scan is None:
+            scan = form.scan(file)
+            file.check()
+        else:  # no other process has made it meanwhile: replacing that would disturb its reads
+            mode = 0o666 if file.in_store else os.stat(file.path()).st_mode & 0o666
+            _write_index(places, belongs, scan, mode)
     raise OSError(f"{places} cannot be read although one was just written; check the disk, or set FEEDLINE_CACHE")
 
 
