@@ -31,7 +31,7 @@ from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.placement.plan import plan_leaf, union_of_rows
 from feedline._src.prefetch.watch import Watch
 from feedline._src.rows.spec import RowSpec
-from feedline._src.run import Run
+from feedline._src.run import run_over
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import FirstItem, Lanes
@@ -110,7 +110,7 @@ def travel(journey, spec, remainder, open_sources):
         sources = open_sources(leg, [form_of(spec, own, remainder) for own in plans], cursor, lanes, together)
         numbers, watch = Settings(leg.threads, 0, 2, leg.prefetch), Watch(Reading())
         keep = lambda host: host  # noqa: E731  batches stay on the host
-        runs = [Run(batches, keep, numbers, watch) for batches in sources]
+        runs = [run_over(batches, keep, numbers, watch) for batches in sources]
         for run in runs:
             run.start()
         with ThreadPoolExecutor(len(runs)) as pool:
