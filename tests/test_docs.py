@@ -116,6 +116,8 @@ def test_feed(files, capsys):
     (several,) = [line for line in lines if line.startswith("(4, 64, 4, 4)")]
     assert several.split()[-1] == "4"
     assert [line.split(" over ")[1] for line in lines[:2]] == ["200 rows"] * 2
+    assert "0 bad rows" in lines
+    assert Path("bad.jsonl").read_text() == ""
     assert "arrays int32[3]: 10 → 100 in 90 steps, 1 a step" in lines
 
 
@@ -150,12 +152,6 @@ def test_metrics(files, capsys):
     assert re.search(told, printed, re.M)
     assert 'feedline_batches_total{feed="train",process="0"} 100.0\n' in printed
     assert [path.name.startswith("events.") for path in Path("runs/1").iterdir()] == [True]
-
-
-def test_bad_rows(files, capsys):
-    run("docs/bad_rows.md")
-    assert capsys.readouterr().out == "0 bad rows\n"
-    assert Path("bad.jsonl").read_text() == ""
 
 
 def test_streams(files):
