@@ -189,9 +189,13 @@ class Feed(Shown, GrainFace):
                 before = self._delivered  # a signal handler may have taken one meanwhile
                 _, after, lanes, rows, dropped_rows, parts, bad = placed.metadata
                 delivered = Delivered(before.step + steps, after, lanes)
-                batches, all_rows, all_dropped, all_bad = self._counted
+                counted = self._counted
                 counted = Counters(
-                    batches + steps, all_rows + rows, all_dropped + dropped_rows, all_bad + len(bad)
+                    counted.batches + steps,
+                    counted.rows + rows,
+                    counted.dropped_rows + dropped_rows,
+                    counted.bad_rows + len(bad),
+                    counted.placed_bytes + self._stages.placement.local_bytes,
                 )
                 record = BatchRecord(
                     asked, time.perf_counter(), parts, placed.times,

@@ -55,7 +55,6 @@ class Life(ProcessBound):
         # reads ahead of the last batch delivered; None while there is none, or one is being taken from
         self._run: Run[Placed] | None = None
         self._counted = Counters()
-        self._more_bytes = 0  # placed more than if all batches had had the size of the last one
         self._listener = FeedListener(self._stages)
         self._token_counts = TokenCounts()
         self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
@@ -211,9 +210,7 @@ class Life(ProcessBound):
         self._stop(0, reads=False)
         self._listener.changed(stages)
         self._stages.access.buffers.staging.close()
-        more = self._stages.placement.local_bytes - stages.placement.local_bytes
-        # last: after an interrupt before it, all of this is done again
-        self._more_bytes, self._stages = self._more_bytes + self._counted.batches * more, stages
+        self._stages = stages  # last: after an interrupt before it, all of this is done again
 
     def _reweigh(self, sizes: Sizes) -> None:
         """Go on with other weights of a mixture; there is no run."""

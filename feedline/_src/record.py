@@ -74,6 +74,7 @@ class Counters(NamedTuple):
     rows: int = 0
     dropped_rows: int = 0
     bad_rows: int = 0
+    placed_bytes: int = 0
 
 
 class Listener(Protocol):

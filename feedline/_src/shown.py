@@ -133,12 +133,11 @@ class Shown(Life):
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
         ready = self._runs.waiting
-        statistics = self._listener.statistics(self._counted, ready, self._options.steps_per_call)
+        statistics = self._listener.statistics(self._counted, ready)
         access = self._stages.access
         taken = access.taken_before(self._delivered.cursor)
         return dataclasses.replace(
             statistics,
-            placed_bytes=statistics.placed_bytes + self._more_bytes,
             source_epochs={each.name: each.rows / each.order.rows for each in taken if each.name} or None,
             tokens=self._token_counts(taken, access.tokens_of),
         )

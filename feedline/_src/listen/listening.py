@@ -121,14 +121,13 @@ class FeedListener(BatchListener):
         if self.tuner is not None:
             self.tuner.changed()
 
-    def statistics(self, counted: Counters, ready: int, steps_per_call: int) -> Statistics:
+    def statistics(self, counted: Counters, ready: int) -> Statistics:
         """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
         stages, staging = self._stages, self._stages.access.buffers.staging
         fetcher = sys.modules.get("feedline._src.files.fetcher")  # which is imported with the first store
         return Statistics(
             **counted._asdict(),
             **self.accounts.times(self.window()),
-            placed_bytes=counted.batches * stages.placement.local_bytes // steps_per_call,
             ready=ready,
             threads=stages.settings.threads,
             workers=stages.settings.workers,
