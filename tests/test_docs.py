@@ -123,8 +123,12 @@ def test_feed(files, capsys):
 
 def test_waiting(files, capsys):
     run("docs/waiting.md", sharding=SHARDING)
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last == "['fetch', 'preparation', 'transfer'] True 0"
+    *_, stalls, path = capsys.readouterr().out.splitlines()
+    assert stalls == "['fetch', 'preparation', 'transfer'] True 0"
+    assert path == str(Path.cwd() / "trace.json")
+    names = [event["name"] for event in json.loads(Path("all.json").read_text())["traceEvents"]]
+    assert (names.count("step"), names.count("place")) == (50, 50)
+    assert list(Path("profile").rglob("*.xplane.pb"))
 
 
 def test_training(files, capsys):
@@ -213,14 +217,6 @@ def test_text(files, capsys):
     segments = np.array([[1, 1, 2, 0, 0]])
     np.testing.assert_array_equal(names["same_document"](segments)[0, 0, 1], [True, True, False, False, False])
     np.testing.assert_array_equal(names["follows"](segments), [[True, False, False, False]])
-
-
-def test_trace(files, capsys):
-    run("docs/trace.md")
-    assert capsys.readouterr().out == f"{Path.cwd() / 'trace.json'}\n"
-    names = [event["name"] for event in json.loads(Path("all.json").read_text())["traceEvents"]]
-    assert (names.count("step"), names.count("place")) == (50, 50)
-    assert list(Path("profile").rglob("*.xplane.pb"))
 
 
 def test_the_tables_of_the_api_page_have_each_public_name_once():

@@ -221,7 +221,7 @@ class Shown(Life):
     def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
         """Draw what each thread does for each batch: a file for https://ui.perfetto.dev.
 
-        It holds the batches that are delivered in this context; of very many the latest (see docs/trace.md). The
+        It holds the batches that are delivered in this context; of very many the latest (see docs/waiting.md). The
         file is written when the context is left, also by an exception. If that fails, as on a full disk, a warning
         says why, and training goes on.
 

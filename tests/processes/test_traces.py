@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launched import launched
 
-DOCS = Path(__file__).parents[2] / "docs" / "trace.md"
+DOCS = Path(__file__).parents[2] / "docs" / "waiting.md"
 PROGRAM = """
 import sys, time, jax, numpy as np, feedline
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
