@@ -5,13 +5,9 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import programs
 import pytest
-
-from feedline._src.cluster import join
-from feedline._src.cluster.launchers.launcher import ProcessInfo
 
 
 def python(program, **environ):
@@ -25,10 +21,6 @@ def python(program, **environ):
     )
 
 
-def info(port, process):
-    return ProcessInfo("a test", "PROCESS", f"127.0.0.1:{port}", 2, process)
-
-
 @pytest.mark.slow
 def test_a_single_process_prints_one_line_and_does_not_join():
     done = python(
@@ -39,14 +31,6 @@ def test_a_single_process_prints_one_line_and_does_not_join():
         "print(jax.distributed.is_initialized(), jax.process_count())"
     )
     assert (done.stdout, done.stderr) == ("False 1\n", "feedline: process 0 of 1, found no other\n")
-
-
-def test_joining_after_a_computation_is_an_error():
-    import jax
-
-    jax.devices()
-    with pytest.raises(RuntimeError, match="goes before any jax computation"):
-        join._join(info(port=1, process=1), deadline=time.monotonic(), abort_after_s=10)
 
 
 @pytest.mark.slow

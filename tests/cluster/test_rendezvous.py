@@ -112,7 +112,7 @@ def other_program():
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_another_program_on_the_port_is_an_error_at_once(process):
-    told = r"another program, perhaps another run, has that port, .* FEEDLINE_COORDINATOR=127.0.0.1:\d+, or JAX"
+    told = r"another program, perhaps another run, has that port.* FEEDLINE_COORDINATOR=127.0.0.1:\d+, or JAX"
     with other_program() as port, pytest.raises(FeedError, match=told):
         met(port, process).result(LONG_S)
 
@@ -127,7 +127,7 @@ def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
 
 def test_a_second_process_of_the_same_number_does_not_join(port):
     waiting = [met(port, 1, 3), met(port, 1, 3), met(port, 0, 3)]
-    told = r"has a number of its own, but 1 is taken \(this is process 1 of 3, by a test: PROCESS=1\)"
+    told = r"has its own number, and 1 is taken \(this is process 1 of 3, by a test: PROCESS=1\)"
     with pytest.raises(ProcessError, match=told):
         next(as_completed(waiting[:2], LONG_S)).result()
     met(port, 2, 3).result(LONG_S)

@@ -70,13 +70,13 @@ def address(chance: random.Random) -> Outcome:
 def greeting(chance: random.Random) -> Outcome:
     """What a program sends to the coordinator's port before all processes have met: an index, or nothing."""
     from feedline._src.cluster.launchers.launcher import ProcessInfo
-    from feedline._src.cluster.rendezvous import _index_of
+    from feedline._src.cluster.rendezvous import process_in
 
     sent = text("4 2", chance).encode()
     info = ProcessInfo("Slurm", "x", "node1:61500", 4, 0)
 
     def index() -> str:
-        found = _index_of(sent, info)
+        found = process_in(sent, info)
         if found is not None and not 0 < found < 4:
             raise AssertionError(f"no process has index {found}")
         return str(found)

@@ -32,13 +32,6 @@ def coordination() -> Coordination | None:
     return None if state.client is None else Coordination(state.process_id, state.num_processes, state.client)
 
 
-def backends_are_initialized() -> bool:
-    """Whether jax has already set up its devices, so that it is too late to join."""
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
-
-
 def counted(kind: str, processes: Sequence[int]) -> str:
     """The path of the next feed, loop or stop of these processes: the same if all make them in the same order.
 

@@ -8,15 +8,14 @@ import os
 import sys
 import time
 
-from feedline._src.agreement.coordination import backends_are_initialized
 from feedline._src.agreement.monitor import EXTRA_HEARTBEAT_S, watch
 from feedline._src.cluster.binding import bind as bind_to_processors
 from feedline._src.cluster.detect import describe_single_process, find
 from feedline._src.cluster.launchers.launcher import ProcessInfo
-from feedline._src.cluster.rendezvous import is_loopback, meet
+from feedline._src.cluster.rendezvous import LOOPBACK, meet
 
-_HEARTBEAT_S = 100  # jax's default
-_JAX_AT_LEAST_S = 30  # for jax to join processes that have all arrived, the last one perhaps just in time
+_JAX_AT_LEAST_S = 30  # for jax to join processes that have all arrived
+_JAX_HEARTBEAT_S = 100  # jax's default
 
 
 def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, bind: bool = True) -> None:
@@ -24,16 +23,14 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
 
     Call it first in every script, before any jax computation. It detects srun, mpirun, mpiexec, torchrun,
     pbsdsh, an Indexed Job of Kubernetes, `feedline launch` and variables set by hand (FEEDLINE_COORDINATOR,
-    FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).
-    If it detects none of them, this is the only process, and nothing is initialised. Before it waits for
-    others, it says on stderr, in one line, what it detected. A second call does nothing. If the processes were
-    started in any other way (TPU pods, other MPIs), call `jax.distributed.initialize` first; this function then
-    only starts the monitor.
+    FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID),
+    and says on stderr, in one line, what it detected. If it detects none of them, this is the only process, and
+    nothing is initialised. A second call does nothing. If the processes were started in any other way (TPU pods,
+    other MPIs), call `jax.distributed.initialize` first; this function then only starts the monitor.
 
-    The GPUs of a host are divided among its processes; CPU devices are not. The process with its later threads and
-    workers is bound to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes and its
-    GPUs are not on all of them. It uses no processor that the launcher or a
-    control group has excluded.
+    The GPUs of a host are divided among its processes; CPU devices are not. The process, with its later threads
+    and workers, is bound to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes
+    and its GPUs are not on all of them, within those that the launcher or a control group allows.
 
     The monitor ends this process once another one has failed: by an exception that nothing caught, by
     `feedline.cluster.abort`, which see for `sys.exit`, or because it was killed. Code that waits inside
@@ -50,7 +47,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
       ValueError: the environment variables are incomplete; names those to set.
       FeedError: the coordinator cannot be reached, or its port belongs to another program or another run.
       ProcessError: a process did not arrive in time; names it.
-      RuntimeError: jax has already set up its devices, so that it is too late.
+      RuntimeError: from jax, which has already set up its devices, so that it is too late.
 
     Example:
       >>> import feedline
@@ -60,45 +57,33 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     import jax
 
     if not jax.distributed.is_initialized() and (info := _detect(bind)) is not None:
-        _join(info, time.monotonic() + timeout_s, abort_after_s)
+        deadline = time.monotonic() + timeout_s
+        meet(info, deadline)
+        heartbeat_s = _JAX_HEARTBEAT_S if abort_after_s is None else abort_after_s + EXTRA_HEARTBEAT_S
+        jax.distributed.initialize(
+            coordinator_address=info.coordinator,
+            num_processes=info.processes,
+            process_id=info.process,
+            local_device_ids=info.local_devices,
+            # Otherwise jax would detect the cluster itself, and use one GPU a process even on a host with more.
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(_JAX_AT_LEAST_S, round(deadline - time.monotonic())),
+            # By default, the coordinator listens on every address of the host.
+            coordinator_bind_address=info.coordinator if info.host in LOOPBACK else None,
+            # A killed process cannot report its failure; jax ends the others when its heartbeats stop.
+            heartbeat_timeout_seconds=math.ceil(heartbeat_s),
+        )
     if abort_after_s is not None:
         watch(abort_after_s)
 
 
 @functools.cache
-def _detect(bound: bool) -> ProcessInfo | None:
-    """Detects what started this process, binds it to processors if it shall be bound, and prints both, once."""
+def _detect(bind: bool) -> ProcessInfo | None:
+    """Detects what started this process, binds it to processors if `bind`, and prints both, once."""
     info = find(os.environ)
-    told = [str(info or describe_single_process(os.environ))]
-    if bound and (binding := bind_to_processors(info)):
-        told.append(binding)
-    # A single write: several processes share the terminal.
-    sys.stderr.write(f"feedline: {', '.join(told)}\n")
+    found = [str(info or describe_single_process(os.environ))]
+    if bind and (binding := bind_to_processors(info)):
+        found.append(binding)
+    sys.stderr.write(f"feedline: {', '.join(found)}\n")  # in one write: several processes share the terminal
     sys.stderr.flush()
     return info
-
-
-def _join(info: ProcessInfo, deadline: float, abort_after_s: float | None) -> None:
-    import jax
-
-    if backends_are_initialized():
-        raise RuntimeError(
-            "feedline.cluster.initialize() goes before any jax computation, but jax has already set up "
-            "its devices in this process; call it first, before jax.devices(), jnp or a jitted function"
-        )
-    meet(info, deadline)
-    jax.distributed.initialize(
-        coordinator_address=info.coordinator,
-        num_processes=info.processes,
-        process_id=info.process,
-        local_device_ids=info.local_devices,
-        # Otherwise jax would detect the cluster itself, and use one GPU a process even on a host with more.
-        cluster_detection_method="deactivate",
-        initialization_timeout=max(_JAX_AT_LEAST_S, round(deadline - time.monotonic())),
-        # By default, the coordinator listens on every address of the host.
-        coordinator_bind_address=info.coordinator if is_loopback(info.host) else None,
-        # A killed process cannot report its failure; jax ends the others when its heartbeats stop.
-        heartbeat_timeout_seconds=(
-            _HEARTBEAT_S if abort_after_s is None else math.ceil(abort_after_s + EXTRA_HEARTBEAT_S)
-        ),
-    )
