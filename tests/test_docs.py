@@ -138,6 +138,11 @@ def test_training(files, capsys):
     assert Path("runs/1/log.csv").read_text().count("\n") == 1 + 21
 
 
+def test_processes(files):
+    with stopping(), feedline.Feed({"image": "image.npy", "label": "label.npy"}, 64, SHARDING) as feed:
+        assert run("docs/processes.md", feed=feed, first=0, last=3)["total"] == 1280
+
+
 def test_checkpoints(files):
     with feedline.Feed({"image": "image.npy", "label": "label.npy"}, 64, SHARDING) as feed:
         next(feed), next(feed)
