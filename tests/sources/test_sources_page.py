@@ -15,7 +15,6 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
     assert printed == [
         "[116 111  32  98 101  32  32  32]",
         "(20, 8, 8, 3) int32",
-        "[0. 1. 4. 9.]",
         "<ArraySource: rows 100, image uint8[8, 8], label int64[], from digits.npz>",
         "9",
         "10",
@@ -23,6 +22,5 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
         "3 animals/cat/1.txt",
         "<Ragged: rows 120, tokens uint8[32], tokens_length int32[], pad_to 8, 16, 32>",
         "138720 [(2, 8), (2, 16), (2, 32)]",
-        "277440",
         "(8, 16)",
     ]

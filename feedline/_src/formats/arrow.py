@@ -144,8 +144,8 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
         leave = f", or leave them out: columns=[{few([repr(name) for name in spec], ', ')}]" if spec else ""
         raise TypeError(
             f"all columns must have rows of one size that are numbers, and {len(refused)} of the {len(chosen)} of "
-            f"{path} have others. {few(refused, '; ')}. Convert them, and write the file again, as docs/tables.md "
-            f"shows{leave}"
+            f"{path} have others. {few(refused, '; ')}. Convert them, and write the file again, as "
+            f"docs/formats.md shows{leave}"
         )
     return spec
 

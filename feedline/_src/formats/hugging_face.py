@@ -53,7 +53,7 @@ def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
     if _is(value, "iterable_dataset", "IterableDataset"):
         raise TypeError(
             "rows of a source have random access, and those of an IterableDataset only come one after the other; "
-            "load the dataset without streaming=True, or pass it as a stream: docs/hugging_face.md#streaming "
+            "load the dataset without streaming=True, or pass it as a stream: docs/formats.md#streaming "
             "has the class"
         )
     return _is(value, "arrow_dataset", "Dataset")
@@ -241,7 +241,7 @@ def _check_type(kind: Any, name: str) -> None:
         raise TypeError(
             f"column {name!r} must have rows that are numbers, bytes or text, or lists of numbers, got {kind}; "
             "make numbers of it with dataset.cast_column, dataset.flatten or dataset.map, as the table in "
-            "docs/hugging_face.md#which-columns-are-read says, or leave the column out with columns=[...]"
+            "docs/formats.md#hugging-face-datasets says, or leave the column out with columns=[...]"
         ) from None
 
 
@@ -280,7 +280,7 @@ def _of_one_shape(array: Any, name: str) -> Any:
 def _different_lengths(name: str, found: str) -> ValueError:
     return ValueError(
         f"column {name!r} must have lists of one length, and they have {found}; pad them with dataset.map, or "
-        "read them by their offsets with feedline.Ragged (docs/hugging_face.md). If the rows of this dataset were "
+        "read them by their offsets with feedline.Ragged (docs/formats.md). If the rows of this dataset were "
         "selected from others, copy them with dataset.flatten_indices(). columns=[...] leaves the column out"
     )
 

@@ -121,7 +121,7 @@ def _check_no_null(name: str, columns: Sequence[Column], found: OpenDataset) -> 
         raise ValueError(
             f"every column of a row must have a value, and {name!r} is null in {len(rows):,} of "
             f"{found.count:,} rows, the first of them row {rows[0]:,}; fill them with dataset.map "
-            f"(docs/hugging_face.md), or {_LEAVE_OUT.format(name=name)}"
+            f"(docs/formats.md), or {_LEAVE_OUT.format(name=name)}"
         )
 
 

@@ -29,7 +29,7 @@ from feedline._src.sources.row_gather import reader_of
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]
 _FIX_NULLS = (
-    "fill nulls (docs/tables.md) and write the file again, leave the column out with columns=[...], or take "
+    "fill nulls (docs/formats.md) and write the file again, leave the column out with columns=[...], or take "
     "another row in its place with feedline.Reading(bad_rows='substitute')"
 )
 
@@ -287,7 +287,7 @@ class TableSource(_GroupedRows, EncodedSource):
 
     instead = (
         ", or leave columns of bytes and text out with open_source(..., columns=[...]), or number their values: "
-        "column.combine_chunks().dictionary_encode().indices (docs/tables.md)"
+        "column.combine_chunks().dictionary_encode().indices (docs/formats.md)"
     )
 
     def __init__(self, *arguments: Any) -> None:

@@ -31,7 +31,7 @@ _FILES = Format("files", ())
 _FOLDER = Format("folder", ())
 _SAVED = Format("saved", (), takes=frozenset({"columns"}))
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
-_TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/tables.md)"
+_TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/formats.md)"
 _TOKENS = "write text as .bin files of tokens once (docs/text.md#files-of-tokens)"
 _TEXT = {
     ".json": f"{_TOKENS}, and {_TABLE.format('json')}, or write an object a line (.jsonl)",
@@ -66,7 +66,7 @@ def open_source(
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files;
         or an object in a store, `s3://bucket/train/*.npy`. Or a `datasets.Dataset` of Hugging Face, whose Arrow
-        memory is read: see docs/hugging_face.md.
+        memory is read: see docs/formats.md.
       dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a
         dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
       window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz`, `.bin` or `.idx` file.
