@@ -2,7 +2,7 @@
 
 python examples/advice.py
 
-docs/advice.md explains each line. Times are medians; only those of one run can be compared.
+docs/benchmarks.md explains each line. Times are medians; only those of one run can be compared.
 """
 
 import gc
