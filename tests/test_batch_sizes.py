@@ -1,12 +1,11 @@
 """Batch sizes that change at given steps: the rows of a run stay, and only their cuts into batches move."""
 
-import grain
 import jax
 import numpy as np
 import pytest
 from test_feed_lifecycle import interrupted_at
 
-from feedline import Feed, Lanes, Order, Reading
+from feedline import Feed, Order
 from feedline._src.order.epoch import rows_at
 
 N = 100
@@ -100,20 +99,6 @@ def test_passes_end_and_begin_whatever_the_size(sharding):
 def test_sizes_that_cannot_be_are_refused(sharding, sizes, error, message):
     with pytest.raises(error, match=message):
         Feed(ROWS, sizes, sharding)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"steps_per_call": 2}, "got steps_per_call=2; leave that out"),
-        ({"reading": Reading(threads="auto", buffer="auto")}, 'got "auto" for buffer, threads; leave that out'),
-        ({"source": grain.MapDataset.range(100).to_iter_dataset()}, "got a stream; .* build another feed"),
-        ({"source": Lanes(lambda i, n: grain.MapDataset.range(100).to_iter_dataset(), 2)}, "got a stream"),
-    ],
-)
-def test_what_has_one_size_is_refused(sharding, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Feed(**{"source": ROWS, "batch_size": SIZES, "sharding": sharding} | arguments)
 
 
 def test_fit_compiles_each_size_once(sharding):

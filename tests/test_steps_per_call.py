@@ -201,25 +201,3 @@ def test_bad_rows_are_masked_in_their_step():
         assert feed.statistics().bad_rows == 9  # of 96 rows
     assert_same(batches, expected, 3)
     assert sum(int((~batch["valid"]).sum()) for batch in batches) == 9
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"k": 0}, "steps_per_call must be at least 1, got 0"),
-        (
-            {"k": 2, "reading": feedline.Reading(workers=1)},
-            "steps_per_call=2 needs threads that read; leave workers=0",
-        ),
-        (
-            {"k": 2, "source": grain.MapDataset.source([{"x": 1}]).repeat().to_iter_dataset()},
-            "a stream has no random access, so its batches are delivered one by one; leave steps_per_call=1",
-        ),
-    ],
-)
-def test_refused(options, told, tmp_path):
-    for name, leaf in ROWS.items():
-        np.save(tmp_path / f"{name}.npy", leaf)
-    on_disk = {name: tmp_path / f"{name}.npy" for name in ROWS}
-    with pytest.raises(ValueError, match=told):
-        feed_of(options.pop("k"), **{"source": on_disk, **options})

@@ -203,11 +203,6 @@ def test_a_stage_that_takes_five_times_as_long_as_the_loop_binds(stage):
     assert report.wait_share > 0.5
 
 
-@pytest.mark.slow
-def test_a_loop_that_sleeps_binds():
-    assert trained(loop=0.05, steps=30).bound == "loop"
-
-
 def test_a_feed_that_is_waited_for_warns_once(monkeypatch, caplog):
     monkeypatch.setattr(listening, "_WARN_AFTER_S", 0.3)
     with caplog.at_level(logging.WARNING, "feedline"):

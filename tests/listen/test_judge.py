@@ -9,7 +9,6 @@ import pytest
 
 from feedline._src.listen.accounts import BatchTimes, Window
 from feedline._src.listen.verdict import Circumstances, ProcessTimes, judge, straggler
-from feedline._src.listen.words import counted, factor, milliseconds, percent
 from feedline._src.options import Settings
 
 HOW = Circumstances(Settings(threads=2, workers=0, buffer=2, prefetch=2), cores=8)
@@ -173,13 +172,6 @@ def test_every_way_of_reading_gets_an_advice(how):
         report = judge(given, dataclasses.replace(how, gil_wait_s=held))
         assert len(report.advice) > 20
         assert report.change is None or report.change.wait_share < report.wait_share
-
-
-def test_how_numbers_are_written():
-    values = [150.4, 1.504, 999.6, 0.752, 1e-9]
-    assert [factor(value) for value in values] == ["150", "1.5", "over 1000", "0.752", "0.001"]
-    assert (milliseconds(-1e-12), percent(-1e-9), milliseconds(1.2345)) == ("0.000", "0 %", "1,234")
-    assert [counted(n, "batch") for n in (0, 1, 1234)] == ["0 batches", "1 batch", "1,234 batches"]
 
 
 # --- several processes ---

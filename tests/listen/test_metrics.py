@@ -29,14 +29,6 @@ FULL = Statistics(
 )
 
 
-def test_names_follow_the_rules_of_prometheus():
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    for metric in METRICS:
-        assert re.fullmatch(r"feedline(_[a-z0-9]+)+", metric.name)
-        assert not re.search(r"_(count|sum|bucket|info|created)$", metric.name)  # of other kinds
-        assert not re.search(r"_(s|ms|milliseconds|kb|percent|share)(_total)?$", metric.name)  # base units
-
-
 def test_each_field_of_the_statistics_is_a_value_and_no_value_comes_from_nowhere():
     values = {(metric.name, label): value for metric, label, value in samples(FULL)}
     assert len({*values.values()}) == len(values)

@@ -11,7 +11,7 @@ from simulated import ALL, START, Load, bounds, exhaustive
 
 from feedline._src.listen import tuning as module
 from feedline._src.listen.accounts import Window
-from feedline._src.listen.tuning import MAX_CHANGES, Measured, Tuner, _is_enough
+from feedline._src.listen.tuning import MAX_CHANGES, Measured, Tuner
 from feedline._src.listen.verdict import judge
 from feedline._src.options import Settings
 
@@ -189,18 +189,6 @@ def test_workers_that_fail_are_not_tried_again_and_the_search_is_a_whole_one():
     assert run.now.workers == 0
 
 
-def test_what_it_says():
-    first, second, *_, last = Run(SLOW_DISK).tuner.history
-    assert first == "tries threads 2 → 4, buffer 2 → 4: 40.5 ms a step, wait 75 %"
-    assert second == (
-        "keeps threads 2 → 4, buffer 2 → 4: 20.2 ms a step, wait 50 %, before 40.5 ms a step, wait 75 %"
-    )
-    assert last.startswith("stays with threads 8, workers 0, buffer 8, prefetch 2: ")
-    assert Run(HOLDS_LOCK).tuner.history[-1].startswith("stays with workers 8, buffer 2, prefetch 2: ")
-    only = Run(MEMORY, bounds(MEMORY, tunable=frozenset({"prefetch"})))
-    assert only.tuner.history[-1].startswith("stays with prefetch 2: ")
-
-
 # --- when a setting is judged ---
 
 
@@ -212,23 +200,6 @@ def steps(times, load=SLOW_DISK):
         for batch, step, taken in zip(itertools.cycle(window.batches), times, itertools.accumulate(times))
     ]
     return Window(batches, True), how
-
-
-@pytest.mark.parametrize(
-    ("times", "enough"),
-    [
-        ([1.0] * 31, False),  # too few batches
-        ([1.0] * 32, True),
-        ([0.1] * 50, False),  # less than five seconds
-        ([0.1] * 52, True),
-        ([0.001] * 127, False),
-        ([0.001] * 128, True),  # enough batches in any case
-    ],
-)
-def test_a_setting_is_judged_by_enough_batches_for_long_enough(times, enough):
-    window, _ = steps(times)
-    assert _is_enough(window) is enough
-    assert not _is_enough(dataclasses.replace(window, drained=False))
 
 
 def test_what_threads_that_compute_wait_for_the_gil_is_waiting():

@@ -19,14 +19,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError
-from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.order.epoch import SingleOrder, rows_at, substitutes_at
 from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.placement.plan import plan_leaf, union_of_rows
-from feedline._src.rows.bad_rows import BadRow, find_bad_rows
+from feedline._src.rows.bad_rows import find_bad_rows
 from feedline._src.rows.source import UserSource
 from feedline._src.rows.spec import RowSpec
 
@@ -342,15 +341,6 @@ def test_a_row_that_is_bad_in_each_epoch_counts_once(sharding, tmp_path, size):
     assert sorted(json.loads(line)["row"] for line in path.read_text().splitlines()) == [3, 26]
 
 
-def test_items_of_a_stream_count_in_each_epoch():
-    """Number 3 may be another item then."""
-    quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=1), rows=B, process=0, source_rows=None)
-    item = BadRow(0, 0, 3, 3, 0, "it is damaged", None)
-    quarantine.enter([item, item], batches=1)
-    with pytest.raises(RowError, match="allows 1 bad rows"):
-        quarantine.enter([item._replace(epoch=1)], batches=10)
-
-
 def test_a_source_without_a_good_row_is_an_error_after_few_reads(sharding):
     source = Columns(bad=range(N))
     reading = Reading(threads=0, bad_rows="substitute")  # no batch is read ahead after one that failed
@@ -542,12 +532,6 @@ def test_an_error_of_a_stream_ends_it_and_is_no_bad_row(sharding):
         next(feed)
         with pytest.raises(FeedError, match="lane 0 failed after 20 items of epoch 0 with OSError: it is damaged"):
             next(feed)
-
-
-def test_a_bad_item_of_a_stream_is_raised_with_its_position(sharding):
-    message = r"the form of the first.*\[stage read, row 5, epoch 0, position 5\]"
-    with Feed(_stream(STREAM_BAD), B, sharding) as feed, pytest.raises(RowError, match=message):
-        next(feed)
 
 
 def test_a_stream_whose_first_item_does_not_fit_has_no_substitute(sharding):

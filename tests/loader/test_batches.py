@@ -5,40 +5,17 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline._src.loader.form import LocalForm
 from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
-from feedline._src.options import Blocks, Order
+from feedline._src.options import Order
 from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.placement.plan import plan_leaf, union_of_rows
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.arrays import ArraySource
-
-
-@given(data=st.data())
-@settings(max_examples=100)
-def test_every_position_has_the_row_of_the_order(data):
-    rows = data.draw(st.integers(1, 200_000))
-    remainder = data.draw(st.sampled_from(["drop", "pad", "wrap"]))
-    most = rows if remainder == "drop" else min(200_000, 20 * rows)  # every epoch costs an order of its own
-    batch_size = data.draw(st.integers(1, most))
-    schedule = Schedule(rows, batch_size, remainder, None)
-    how = Order(3, data.draw(st.sampled_from([True, False, Blocks(rows=100, window=7)])))
-    step = data.draw(st.integers(1, 7))  # a process that supplies every step-th row
-    start = schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0)
-    offsets = np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step)
-    positions = schedule.positions(start, offsets)
-    found = RandomAccess(None, SingleOrder(how, rows), schedule, None, None, None).locate(start, offsets)
-    assert found.dtype == np.int64
-    places = zip(positions.epoch.tolist(), positions.position.tolist(), strict=True)
-    whole = {epoch: rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(positions.epoch.tolist())}
-    assert found.tolist() == [whole[epoch][position] for epoch, position in places]
-
 
 BATCH = 16
 
@@ -86,27 +63,6 @@ def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
                 expected = expected.take(np.arange(expected.shape[axis])[column], axis)
             np.testing.assert_array_equal(found, expected)
             assert found.dtype == {"narrow": np.int32, "wide": np.float32}[name]
-
-
-def test_row_indices_are_computed_once_for_leaves_with_the_same_rows(monkeypatch):
-    source = ArraySource([dict.fromkeys("abc", SOURCE["wide"])])
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-    cuts = [PartitionSpec("data", "model"), PartitionSpec("model"), PartitionSpec("data", "model")]
-    plans = [plan_leaf(NamedSharding(mesh, cut), (BATCH, 6), jax.devices()[:2], "leaf") for cut in cuts]
-    spec = RowSpec.of(source.spec)
-    form = LocalForm(spec, None, 0, spec, plans, union_of_rows(plans), True, None, 0)
-    looked_up = []
-    read = ArraySource.read_ordered
-    monkeypatch.setattr(
-        ArraySource,
-        "read_ordered",
-        lambda self, order, epoch, positions, cuts: (
-            looked_up.append((len(positions), len(cuts))) or read(self, order, epoch, positions, cuts)
-        ),
-    )
-    access = access_of(source, Order(), form)
-    access.fill(Cursor(0, 0), 0, 1, access.buffers.lease())
-    assert looked_up == [(4, 2), (16, 1)]
 
 
 def test_a_worker_tells_only_of_the_batches_that_it_reads():

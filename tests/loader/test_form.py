@@ -70,25 +70,3 @@ def test_a_transform_may_work_in_place_and_give_nan(sharding):
 
     with Feed({"x": _X}, 8, sharding, transform=transform) as feed:
         assert np.isnan(next(feed)["nan"]).all()
-
-
-def test_a_transform_whose_shapes_change_is_refused(sharding):
-    calls = iter(range(1, 3))
-
-    def transform(batch, rows):
-        return {"x": np.zeros((len(rows.key), next(calls)))}
-
-    with pytest.raises(
-        ValueError, match=r"batch\['x'\] of the first row came back as .*\[1\].* and then as .*\[2\]"
-    ):
-        Feed({"x": _X}, 8, sharding, transform=transform)
-
-
-def test_a_transform_whose_leaves_change_is_refused(sharding):
-    names = iter("xy")
-
-    def transform(batch, rows):
-        return {next(names): batch["x"]}
-
-    with pytest.raises(ValueError, match=r"must return one tree; it gave .*'y'.* after .*'x'"):
-        Feed({"x": _X}, 8, sharding, transform=transform)

@@ -87,11 +87,6 @@ def test_the_error_of_a_transform_arrives_unchanged_after_the_batches_before_it(
         assert feed.get_state()["step"] == at
 
 
-def test_arrays_in_memory_refuse_workers(sharding):
-    with pytest.raises(ValueError, match=r"this one holds arrays in memory; use .* or write a \.npy"):
-        Feed(np.zeros((16, 2)), 8, sharding, reading=Reading(workers=1))
-
-
 def test_an_integer_that_does_not_fit_names_its_row_epoch_and_position(sharding):
     values = np.arange(64, dtype=np.int64)
     values[37] = 2**31 + 5

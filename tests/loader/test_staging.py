@@ -34,13 +34,6 @@ def idle(stage):
     return [len(leaf) for leaf in stage._idle]
 
 
-def test_leaves_have_their_form_and_start_on_pages():
-    leaves = Staging(FORM, 1).lease()
-    assert [(leaf.shape, leaf.dtype) for leaf in leaves] == FORM
-    assert [address(leaf) % 4096 for leaf in leaves] == [0, 0]
-    assert all(leaf.flags.writeable and leaf.flags.c_contiguous for leaf in leaves)
-
-
 @pytest.mark.parametrize(
     "keep", [lambda a: a, lambda a: a[2:], lambda a: a.T[1], lambda a: a.view(np.uint8), memoryview]
 )

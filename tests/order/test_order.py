@@ -77,20 +77,6 @@ def test_orders_and_keys_never_change():
     assert keys_at(0, 0, first[:2]).tolist() == [8256955481978368055, 14950522920746716579]
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
-@pytest.mark.parametrize("n", [10, 5000])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_rows_are_int64_and_belong_to_the_caller(dtype, n, shuffle):
-    positions = np.array([5, 0, 9, 5], dtype)
-    rows = rows_at(Order(0, shuffle), n, 0, positions)
-    before = rows.tolist()
-    assert rows.dtype == np.int64
-    assert shuffle or before == [5, 0, 9, 5]
-    rows[:] = -1
-    assert positions.tolist() == [5, 0, 9, 5]
-    assert rows_at(Order(0, shuffle), n, 0, np.array([5, 0, 9, 5])).tolist() == before
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("n", [0, 3, 5000, LARGEST])
 def test_positions_outside_the_epoch_are_refused(n, shuffle):

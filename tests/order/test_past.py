@@ -72,15 +72,3 @@ def test_batch_sizes_may_change_from_the_step_of_a_state_on(step):
         assert check(
             {**one, "order": {**one["order"], "phases": two["order"]["phases"]}}, 50, step=step, saved=two
         )
-
-
-@pytest.mark.parametrize("key", ["phases", "batch_sizes"])
-@pytest.mark.parametrize("wrong", [None, 5, [], [5], [[0]], [["a", {}]], [[0, 5, 6]], {"a": 1}, [[0, None]]])
-def test_phases_that_are_none_are_refused_as_other_data(key, wrong):
-    saved = {**SAVED, "order": {**SAVED["order"], "batch_sizes": [[0, 8]], key: wrong}}
-    own = {**SAVED, "order": {**SAVED["order"], "batch_sizes": [[0, 8]]}}
-    if key == "phases" or wrong in ([], [[0, None]]):
-        with pytest.raises(ValueError, match="its 'order' is"):
-            check(own, 50, step=5, saved=saved)
-    else:
-        check(own, 50, step=5, saved=saved)

@@ -91,12 +91,6 @@ def test_the_users_transfer_guard_does_not_stop_a_placement(level):
     assert np.asarray(batch["x"]).tolist() == list(range(8))
 
 
-def test_a_missing_leaf_is_not_overlooked():
-    placement = Placement.of(sharded_spec([jax.ShapeDtypeStruct((), np.int32)] * 2, 8, BY_ROW))
-    with pytest.raises(ValueError, match="shorter than"):
-        placement.place([np.arange(8, dtype=np.int32)])
-
-
 @given(layout=any_layout, dealt=processes)
 @settings(max_examples=100, deadline=None)
 def test_the_plan_of_a_process_follows_from_its_devices_and_the_global_shape_from_its_part(layout, dealt):
@@ -109,15 +103,6 @@ def test_the_plan_of_a_process_follows_from_its_devices_and_the_global_shape_fro
         expected = plan_leaf(layout.sharding, layout.shape, devices, "x")
         assert plan.rows.tolist() == expected.rows.tolist()
         assert plan.local_shape == expected.local_shape == local.shape
-
-
-def test_the_spec_of_a_global_batch():
-    rows = {"x": jax.ShapeDtypeStruct((4, 3), np.uint8), "y": {"z": jax.ShapeDtypeStruct((), np.float32)}}
-    spec = sharded_spec(rows, 16, {"x": BY_ROW_AND_COLUMN, "y": BY_ROW})
-    assert spec == {
-        "x": jax.ShapeDtypeStruct((16, 4, 3), np.uint8, sharding=BY_ROW_AND_COLUMN),
-        "y": {"z": jax.ShapeDtypeStruct((16,), np.float32, sharding=BY_ROW)},
-    }
 
 
 def test_a_part_that_the_devices_of_its_process_do_not_divide_is_refused():
@@ -136,18 +121,6 @@ def test_a_part_that_the_devices_of_its_process_do_not_divide_is_refused():
             sharded_like(np.zeros(2), BY_ROW)
 
 
-@pytest.mark.parametrize(
-    ("shape", "match"),
-    [
-        ((8,), r"^batch\[0\]: the sharding .* names 2 axes, but the leaf has 1 \(shape \(8,\)\); shorten"),
-        ((), r"^batch\[0\]: the sharding .* names 2 axes, but the leaf has 0 \(shape \(\)\); shorten"),
-    ],
-)
-def test_a_part_with_fewer_axes_than_the_sharding_is_refused(shape, match):
-    with pytest.raises(ValueError, match=match):
-        sharded_like([np.zeros(shape)], BY_ROW_AND_COLUMN)
-
-
 def test_a_leaf_that_does_not_fit_is_named():
     rows = {"x": [jax.ShapeDtypeStruct((4,), np.uint8), jax.ShapeDtypeStruct((6,), np.uint8)]}
     with pytest.raises(
@@ -159,10 +132,6 @@ def test_a_leaf_that_does_not_fit_is_named():
     spec = {"x": [jax.ShapeDtypeStruct((8,), np.uint8, sharding=SingleDeviceSharding(DEVICES[0]))]}
     with only(DEVICES[1:]), pytest.raises(ValueError, match=r"^batch\['x'\]\[0\]: this process owns no device"):
         Placement.of(spec)
-
-
-def test_one_sharding_for_all_leaves():
-    assert broadcast(BY_ROW, BATCH) == {"x": BY_ROW, "y": {"z": BY_ROW, "w": [BY_ROW, BY_ROW]}}
 
 
 def test_one_sharding_for_each_subtree():

@@ -96,12 +96,6 @@ def test_the_parts_of_all_processes_gather_to_the_whole(layout, dealt):
     np.testing.assert_array_equal(np.asarray(placed), values)
 
 
-def test_devices_that_own_no_rectangle_get_the_smallest_around_them():
-    sharding = NamedSharding(mesh_of((2, 4)), P("a", "b"))
-    plan = plan_leaf(sharding, (2, 4), [DEVICES[0], DEVICES[7]], "x")  # (0, 0) and (1, 3)
-    assert cut(numbered((2, 4)), plan).tolist() == [[0, 3], [4, 7]]
-
-
 @pytest.mark.parametrize(
     ("order", "column"),
     [(range(8), slice(0, 4)), (BACKWARDS, slice(4, 8)), (EVENS_FIRST, [0, 1, 4, 5]), (None, slice(None))],

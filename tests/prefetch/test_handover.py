@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from background import PATIENCE_S, spawn
-from interleave import Deadlock, Queue, Turns, all_orders
+from interleave import Queue, Turns, all_orders
 
 from feedline._src.prefetch.handover import Closed, Empty, Handover
 
@@ -177,14 +177,6 @@ def test_every_order_of_close_and_another(other, ready):
     assert all_orders(check) >= 10
 
 
-def test_the_producer_stops_at_exactly_depth_items():
-    for depth in (1, 2, 5):
-        scene = Scene(lambda able: able[0], depth, depth + 1)
-        with pytest.raises(Deadlock, match="'produce'"):
-            scene.turns.run(produce=scene.produce)
-        assert len(scene.made) == depth == scene.handover.waiting
-
-
 def test_an_item_has_a_slot_once_all_but_depth_before_it_were_taken():
     handover = Handover(2)
     assert [handover.wait_for_slot(k, 0.0) for k in range(3)] == [True, True, False]
@@ -205,18 +197,6 @@ def test_a_slot_that_did_not_come_in_time_may_be_waited_for_again():
     later = spawn(lambda: handover.wait_for_slot(1))
     assert handover.take(0) == "a"
     assert later.result(PATIENCE_S)
-
-
-def test_waiting_counts_items_that_are_ready_and_not_the_end():
-    handover = Handover(3)
-    for number, item in enumerate("ab"):
-        handover.put(number, item)
-    assert handover.waiting == 2
-    handover.finish(2, END)
-    assert handover.waiting == 2
-    assert [handover.take(0), handover.waiting] == ["a", 1]
-    handover.close()
-    assert handover.waiting == 0
 
 
 @pytest.mark.parametrize("side", ["wait_for_slot", "put", "finish", "take"])

@@ -9,7 +9,7 @@ from background import PATIENCE_S, spawn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import Feed, Order, Reading, RowError, prefetch_to_mesh
-from feedline._src.runtime.threads import JaxSettings, known
+from feedline._src.runtime.threads import JaxSettings
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 IN_ORDER = Order(shuffle=False)
@@ -152,14 +152,3 @@ def test_each_setting_holds_on_another_thread_only_while_it_is_applied(name, val
 
     spawn(elsewhere).result(PATIENCE_S)
     assert seen == [before, value, before]
-
-
-def test_a_setting_that_a_version_of_jax_has_lost_is_left_out():
-    class OtherJax:
-        enable_x64, default_device = jax.enable_x64, jax.default_device
-
-        class config:
-            jax_enable_x64 = False
-
-    assert known(("enable_x64", "default_device", "threefry_partitionable"), OtherJax) == ("enable_x64",)
-    assert len(JaxSettings.of_this_thread().values) == 5  # those that this version has

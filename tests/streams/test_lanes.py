@@ -187,14 +187,6 @@ def test_a_state_of_other_lanes_is_refused(sharding):
         feed.set_state(state)
 
 
-def test_a_state_before_the_first_batch_names_every_lane(sharding):
-    with Feed(lanes_of([20, 20]), 8, sharding) as feed:
-        assert feed.get_state()["lanes"] == {"0": None, "1": None}
-        assert feed.get_state()["writers"] == [0, 0]
-        feed.set_state(feed.get_state())
-        assert seen_of(next(feed))[0][0] == 0
-
-
 WRONG = [
     (None, "at position 8 every lane has begun, and lane 1 has no state; pass what"),
     ({}, r"lane 1 cannot go on from its state \{\}: .*it must have the keys .*, and has \[\]. Pass a state"),

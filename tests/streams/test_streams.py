@@ -67,14 +67,6 @@ def test_batches_and_a_resume_with_another_batch_size(sharding, n, size, epochs,
     assert rest == run[: len(run) // 8 * 8]
 
 
-def test_a_second_pass_begins_the_stream_again(sharding):
-    with Feed(_stream(20), 8, sharding, epochs=1) as feed:
-        passes = [[int(batch["x"][0]) for batch in feed] for _ in range(3)]
-        assert passes == [[0, 8]] * 3
-        assert feed.epoch == 2
-        assert feed.statistics().dropped_rows == 12
-
-
 def test_packing_restores_exactly(sharding):
     tokens = grain.MapDataset.range(200).map(lambda i: {"t": np.full(1 + i % 5, i, np.int32)}).to_iter_dataset()
     packed = grain.experimental.FirstFitPackIterDataset(tokens, length_struct={"t": 8}, num_packing_bins=4)
