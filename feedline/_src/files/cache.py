@@ -47,7 +47,7 @@ _SEGMENTS = 32  # the least number of segments that fit into a cache: each is ev
 _TRIES = 100  # another program may delete a folder again and again, each time just before a file is made in it
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
-_WHOLE, _PART = ".whole", ".part"
+_WHOLE, _PART, _LOCK = ".whole", ".part", ".lock"
 _COMPLETE_NS = 10**9
 _KEPT = 0.9  # the share of the limit that remains after an eviction, so that not every block causes one
 _STORED = 1 / 32  # the share of the limit after which a process counts the files again: others store blocks, too
@@ -236,16 +236,25 @@ class Cache:
             raise FileNotFoundError(errno.ENOENT, "files are deleted again and again", path)
 
     def _make_whole(self, path: str, size: int, download: Callable[[Descriptor], None]) -> None:
-        part, flags = path + _PART, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        file = Descriptor(in_folder(os.path.dirname(path), lambda: os.open(part, flags, 0o600)))
-        fcntl.flock(file.descriptor, fcntl.LOCK_EX)  # that of a killed process is released
-        if _lies_at(part, file) and not os.path.exists(path):  # else another process has made it meanwhile
-            os.ftruncate(file.descriptor, 0)
+        lock_path, flags = path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        lock = Descriptor(in_folder(os.path.dirname(path), lambda: os.open(lock_path, flags, 0o600)))
+        # not a lock of the file itself, which the first process keeps locked for as long as it uses it
+        fcntl.flock(lock.descriptor, fcntl.LOCK_EX)  # that of a killed process is released
+        if not _lies_at(lock_path, lock) or os.path.exists(path):  # another process has made the file meanwhile
+            return
+        part = f"{path}.{secrets.token_hex(4)}{_PART}"
+        try:
             self._make_room(size)
+            file = Descriptor(in_folder(os.path.dirname(path), lambda: os.open(part, flags, 0o600)))
+            fcntl.flock(file.descriptor, fcntl.LOCK_EX)  # an eviction leaves it alone
             download(file)
             os.utime(file.descriptor, ns=(time.time_ns(), _COMPLETE_NS))
             with contextlib.suppress(FileNotFoundError):  # it was deleted
                 os.rename(part, path)
+        finally:
+            for left in (part, lock_path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(left)
 
     def _make_room(self, size: int) -> None:
         kept = self._evict(max(0, self.limit_bytes - size))
@@ -368,7 +377,7 @@ def _delete(path: str) -> bool:
     """Delete a file, unless it is a whole one that a process has locked. Returns whether it is gone."""
     try:
         with contextlib.ExitStack() as stack:
-            if path.endswith((_WHOLE, _PART)):
+            if path.endswith((_WHOLE, _PART, _LOCK)):
                 fcntl.flock(stack.enter_context(open(path, "rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
     except FileNotFoundError:
