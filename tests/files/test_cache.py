@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
+from background import PATIENCE_S, spawn
 from stored import RECORDS, ROWS, array_record, npy, zarr
 
 import feedline
@@ -112,6 +113,19 @@ def test_a_whole_file_is_evicted_once_it_is_not_in_use(tmp_path):
     del whole
     fill(60)
     assert not os.path.exists(whole_path)
+
+
+def test_a_download_is_tried_again_while_the_error_of_the_first_is_kept(tmp_path):
+    cache = Cache(str(tmp_path), 100_000)
+
+    def download(file):
+        raise feedline.FeedError("no store", stage="read")
+
+    with pytest.raises(feedline.FeedError) as kept:
+        cache.whole(NAME, 5, download)
+    again = spawn(lambda: cache.whole(NAME, 5, lambda file: file.write(memoryview(b"bytes"), 0)))
+    assert os.pread(again.result(PATIENCE_S).descriptor, 5, 0) == b"bytes"
+    assert kept.tb is not None  # as a notebook keeps the last one
 
 
 def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path, monkeypatch):

@@ -255,6 +255,8 @@ class Cache:
             for left in (part, lock_path):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(left)
+            # at once: the traceback of an error keeps the descriptor open for as long as somebody has the error
+            fcntl.flock(lock.descriptor, fcntl.LOCK_UN)
 
     def _make_room(self, size: int) -> None:
         kept = self._evict(max(0, self.limit_bytes - size))
