@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import errno
+import fcntl
 import os
 import pickle
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
-from background import PATIENCE_S, spawn
+from background import PATIENCE_S, arrived, spawn
 from stored import RECORDS, ROWS, array_record, npy, zarr
 
 import feedline
@@ -115,16 +116,29 @@ def test_a_whole_file_is_evicted_once_it_is_not_in_use(tmp_path):
     assert not os.path.exists(whole_path)
 
 
-def test_a_download_is_tried_again_while_the_error_of_the_first_is_kept(tmp_path):
-    cache = Cache(str(tmp_path), 100_000)
+def test_a_failed_download_holds_up_nobody_while_its_error_is_kept(tmp_path, monkeypatch):
+    cache, waits, flock = Cache(str(tmp_path), 100_000), threading.Event(), fcntl.flock
 
     def download(file):
+        waiting.append(spawn(whole))
+        arrived(waits)
         raise feedline.FeedError("no store", stage="read")
 
+    def noted(*arguments):
+        if threading.current_thread() is not threading.main_thread():
+            waits.set()
+        flock(*arguments)
+
+    def whole():
+        found = cache.whole(NAME, 5, lambda file: file.write(memoryview(b"bytes"), 0))
+        return os.pread(found.descriptor, 5, 0)
+
+    monkeypatch.setattr(fcntl, "flock", noted)
+    waiting = []
     with pytest.raises(feedline.FeedError) as kept:
         cache.whole(NAME, 5, download)
-    again = spawn(lambda: cache.whole(NAME, 5, lambda file: file.write(memoryview(b"bytes"), 0)))
-    assert os.pread(again.result(PATIENCE_S).descriptor, 5, 0) == b"bytes"
+    waiting.append(spawn(whole))
+    assert [each.result(PATIENCE_S) for each in waiting] == [b"bytes", b"bytes"]
     assert kept.tb is not None  # as a notebook keeps the last one
 
 
