@@ -1,5 +1,4 @@
-"""Plots a saved result: of `feedline bench modes`, of the claims core.py, scale.py and one_curve.py, or of
-peers.py.
+"""Plots the saved result of peers.py, scale.py or one_curve.py.
 
     python benchmarks/plot.py result.json picture.svg
 
@@ -19,7 +18,6 @@ from matplotlib.figure import Figure
 
 _LIMITS = ("limit", "gather")
 _BLUE, _RED, _GREY = "#30638e", "#d1495b", "#9aa0a6"  # red: with feedline; grey: places nothing
-_WHISKERS = {"ecolor": "black", "capsize": 3}
 _LIBRARIES = {
     "gather": "fastest gather alone",
     "limit": "np.take alone",
@@ -62,61 +60,6 @@ def drawn(result: dict[str, Any]) -> Any:
     return figure
 
 
-def _draw_feeds(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
-    """Each kind of feed, and the fastest gather, as a share of `np.take`."""
-    axes = figure.subplots()
-    names = [name for name in results[0]["entrants"] if name not in _LIMITS]
-    width = 0.8 / len(names)
-    for i, name in enumerate(names):
-        entrants = [result["entrants"][name] for result in results]
-        shares = [each["of_limit"] for each in entrants]
-        errors = [
-            [abs(each["of_limit_interval"][side] - each["of_limit"]) for each in entrants] for side in (0, 1)
-        ]
-        at = [k + (i - (len(names) - 1) / 2) * width for k in range(len(results))]
-        axes.bar(at, shares, width, yerr=errors, label=f"{name} device{'s' * (not name.endswith(' 1'))}")
-    axes.axhline(1, color="black", linewidth=0.8, label="np.take alone")
-    gathers = [result["entrants"]["gather"]["of_limit"] for result in results]
-    lefts, rights = zip(*((k - 0.45, k + 0.45) for k in range(len(results))), strict=True)
-    axes.hlines(gathers, lefts, rights, color="black", linestyle="dashed", label="fastest gather alone")
-    axes.set_xticks(
-        range(len(results)),
-        [f"{_size(result['row_bytes'])} rows\n{result['batch_bytes'] / 1e6:g} MB" for result in results],
-    )
-    axes.set(ylabel="share of np.take", ylim=(0, max(1.25, *gathers) * 1.2))
-    axes.legend(loc="upper left", ncols=3, fontsize=8)
-    return "Shuffled rows to the mesh, beside copying alone", "lines: 95 % intervals"
-
-
-def _draw_modes(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
-    """Step times as bars."""
-    modes: dict[str, Any] = results["modes"]
-    axes = figure.subplots()
-    ran = {mode: found for mode, found in modes.items() if "step_ms" in found}
-    at = [list(modes).index(mode) for mode in ran]
-    for side, name, label, colour in (
-        (-0.15, "step_ms", "the same batch each step", _BLUE),
-        (0.15, "fed_step_ms", "a batch from the feed each step", _RED),
-    ):
-        medians = [found[name] for found in ran.values()]
-        errors = _whiskers([found[f"{name}_samples"] for found in ran.values()], medians)
-        axes.bar([k + side for k in at], medians, 0.3, yerr=errors, label=label, color=colour, error_kw=_WHISKERS)
-    axes.set(ylabel="milliseconds a step", xlim=(-0.5, len(modes) - 0.5))
-    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # room for the legend
-    axes.set_xticks(range(len(modes)), ["\n".join([mode, *_error(found)]) for mode, found in modes.items()])
-    axes.tick_params(axis="x", length=0)
-    axes.legend(loc="upper left", ncols=2)
-    rows = {found["rows"] for found in modes.values() if "rows" in found}
-    return (
-        f"A step in each mode, {' and '.join(f'{count:,}' for count in sorted(rows))} rows a batch",
-        "bars: median of the rounds, with the fastest and the slowest",
-    )
-
-
-def _error(found: dict[str, Any]) -> list[str]:
-    return [found["error"]] if "error" in found else []
-
-
 def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
     """On the left the calls of a process to the coordination service; on the right what a process does alone."""
     found = results["simulated"]
@@ -136,12 +79,9 @@ def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
     panels["calls"].set_title("calls of a process to the coordination service", size=10, loc="left")
     panels["calls"].legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.85))
     alone = [each["process"] for each in found]
-    sampled = "step_cpu_s_samples" in alone[0]  # not in results of 2026-11-23 and before
     for name, label in (("build", "build a feed"), ("describe", "of it, describe it"), ("step", "a step")):
         medians = [each[f"{name}_cpu_s"] * 1e3 for each in alone]
-        samples = [[sample * 1e3 for sample in each[f"{name}_cpu_s_samples"]] for each in alone if sampled]
-        errors = _whiskers(samples, medians) if sampled else None
-        panels["times"].errorbar(numbers, medians, errors, marker=".", capsize=3, label=label)
+        panels["times"].plot(numbers, medians, ".-", label=label)
     panels["times"].set(ylabel="CPU milliseconds", yscale="log")
     panels["times"].yaxis.set_major_formatter("{x:g}")
     panels["times"].set_title("one process alone", size=10, loc="left")
@@ -152,7 +92,7 @@ def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
     for panel in panels.values():
         panel.set_xticks(numbers, [f"{count:,}" for count in numbers], fontsize=8)
         panel.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    return "What grows with the processes", "times: medians" + sampled * ", with the lowest and the highest"
+    return "What grows with the processes", "times: medians"
 
 
 def _draw_one_curve(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
@@ -252,22 +192,7 @@ def _rate(rows_per_s: float) -> str:
     return f"{rows_per_s / unit:#.3g}".rstrip(".") + word
 
 
-def _whiskers(samples: list[list[float]], medians: list[float]) -> list[list[float]]:
-    """From each median down to the lowest sample, and up to the highest."""
-    return [
-        [median - min(of) for of, median in zip(samples, medians, strict=True)],
-        [max(of) - median for of, median in zip(samples, medians, strict=True)],
-    ]
-
-
-def _size(count: int) -> str:
-    return f"{count} B" if count < 1024 else f"{count / 1024:.0f} KB"
-
-
 _DRAW: dict[str, Callable[[Any, Any], tuple[str, str]]] = {
-    "core": lambda figure, results: _draw_feeds(figure, results["feeds"]),
-    "feed": _draw_feeds,  # results of 2026-11-22
-    "modes": _draw_modes,
     "one_curve": _draw_one_curve,
     "scale": _draw_scale,
     "peers": _draw_peers,

@@ -12,7 +12,7 @@ the data are larger than memory, and no gain can exceed the bytes of the file ÷
 
     python benchmarks/claims/cold.py --folder /data    # 8 GiB, minutes; not a tmpfs
 
-The file is removed afterwards, unless --keep is given; an existing file of the right size is used again.
+The file is removed afterwards.
 """
 
 import contextlib
@@ -41,8 +41,6 @@ SHUFFLES = {"full": True, **{f"{rows} x {window}": Blocks(rows, window) for rows
 
 def make(path, rows):
     """Write random bytes, which no file system can compress."""
-    if path.exists() and np.load(path, mmap_mode="r").shape == (rows, ROW_BYTES):
-        return
     random = np.random.default_rng(0)
     mapped = np.lib.format.open_memmap(path, "w+", np.uint8, (rows, ROW_BYTES))
     for first in range(0, rows, PART_ROWS):
@@ -98,7 +96,6 @@ def main():
     asked.add_argument("--batch", type=int, default=4096, help="rows in a read")
     asked.add_argument("--threads", type=int, default=8, help="reading threads")
     asked.add_argument("--repeats", type=int, default=3)
-    asked.add_argument("--keep", action="store_true", help="do not remove the file")
     options = asked.parse_args()
     path, samples = options.folder / "feedline-cold.npy", {name: [] for name in SHUFFLES}
     try:
@@ -109,8 +106,7 @@ def main():
             for name, shuffle in SHUFFLES.items():  # in turns, so that a busy moment concerns all
                 samples[name].append(sample(path, Order(seed, shuffle), options))
     finally:
-        if not options.keep:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     gains = {}
     for name, found in samples.items():
         pairs = zip(found, samples["full"], strict=True)

@@ -4,7 +4,6 @@
   in C. Rows in memory and in a mapped file, to one device and to all; also the core-seconds of a GB.
 - *thread*: µs of the training thread in `next(feed)`, and in letting go of the batch before (`del`), which frees
   the GIL and must then wait for it. The thread sleeps 4 ms a step, as if it waited for accelerators.
-- *placing*: ms of a reading thread to place a batch of one leaf or many on all devices, while nothing else runs.
 - *order*: ns of one core for a row, with 65,536 rows a call; FEEDLINE_PURE_PYTHON=1 measures NumPy.
 - *resume*: ms of `set_state`, and from there to the first batch, at large positions.
 
@@ -38,9 +37,8 @@ import feedline
 WARM_UP = 8
 """Batches taken before a measurement, so that prefetched batches and new host buffers are not measured."""
 LIMITS = {"limit": numpy_gather, "gather": fastest_gather}
+OF = ("of_limit", "of_gather")
 THREAD_KB, THREAD_ROW, STEP_S = (256, 1024, 4096, 16_384), 3072, 4e-3
-LEAVES = {"1 of 4 MB": (1, 4096), "16 of 64 KB": (16, 64), "100 of 40 KB": (100, 40)}
-"""Of a batch that is placed: how many leaves, and KB of each."""
 ROWS, POSITIONS = (10**6, 10**9, 10**12, 10**15), (0, 10**6, 10**12)
 
 
@@ -139,8 +137,7 @@ def feeds(flat, options):
                 )
                 found.append(one)
                 for name, entrant in one["entrants"].items():
-                    rate = entrant["median"]
-                    shares = "  ".join(_share(entrant, of) for of in ("of_limit", "of_gather"))
+                    rate, shares = entrant["median"], "  ".join(_share(entrant, of) for of in OF)
                     speed = f"{rate / 1e6:>9.3f} {rate * size / 1e9:>7.2f}"
                     cores = f"{one['core_s_per_gb'][name]:.3f}"
                     print(f"{size:>8} {batch_mb:>8g}  {name:<16} {speed}  {shares} {cores}", flush=True)
@@ -157,23 +154,17 @@ def _share(entrant, of):
 def thread(flat, options):
     rows, found = flat[: len(flat) // THREAD_ROW * THREAD_ROW].reshape(-1, THREAD_ROW), []
     for kb in THREAD_KB:
-        samples = {"next_us": [], "release_us": []}
         batch_size = kb * 1024 // THREAD_ROW // 8 * 8
-        for _ in range(min(3, options.rounds)):
-            for name, median in looped(rows, batch_size, options.steps).items():
-                samples[name].append(median)
-        found.append({"batch_kb": kb, **{name: statistics.median(of) for name, of in samples.items()}})
-        print(
-            f"{kb:>6} KB: next {found[-1]['next_us']:.0f} µs, letting go {found[-1]['release_us']:.0f} µs",
-            flush=True,
-        )
-        found[-1]["samples"] = samples
+        samples = [looped(rows, batch_size, options.steps) for _ in range(min(3, options.rounds))]
+        next_us, release_us = map(statistics.median, zip(*samples, strict=True))
+        found.append({"batch_kb": kb, "next_us": next_us, "release_us": release_us, "samples": samples})
+        print(f"{kb:>6} KB: next {next_us:.0f} µs, letting go {release_us:.0f} µs", flush=True)
     return found
 
 
 def looped(rows, batch_size, steps):
-    """{"next_us", "release_us"}: medians of a training loop that sleeps between two batches."""
-    times = {"next_us": [], "release_us": []}
+    """Median µs in `next`, and to release the batch before, of a training loop that sleeps between batches."""
+    next_us, release_us = [], []
     with feedline.Feed(rows, batch_size, on(jax.devices())) as feed:
         batch = next(feed)
         for step in range(WARM_UP + steps):
@@ -183,54 +174,28 @@ def looped(rows, batch_size, steps):
             del before  # its last reference
             released = time.perf_counter()
             if step >= WARM_UP:
-                times["next_us"].append((taken - asked) * 1e6)
-                times["release_us"].append((released - taken) * 1e6)
+                next_us.append((taken - asked) * 1e6)
+                release_us.append((released - taken) * 1e6)
             time.sleep(STEP_S)
-    return {name: statistics.median(samples) for name, samples in times.items()}
-
-
-def placing(flat, options):
-    found = {}
-    for name, (leaves, kb) in LEAVES.items():
-        width = kb * 1024 // 8
-        rows = {f"leaf {i:03}": flat[: 16 * width].reshape(16, width) for i in range(leaves)}
-        with feedline.Feed(rows, 8, on(jax.devices()), reading=feedline.Reading(threads=1), prefetch=1) as feed:
-            samples, before = [], None
-            for _ in range(WARM_UP + options.steps):
-                jax.block_until_ready(next(feed))
-                time.sleep(2e-3)  # the batch after it is placed meanwhile
-                after = feed.statistics()
-                if before is not None and after.batches > before.batches:
-                    samples.append((after.place_s - before.place_s) / (after.batches - before.batches) * 1e3)
-                before = after
-        found[name] = {"place_ms": statistics.median(samples[WARM_UP:]), "samples": samples}
-        print(f"placing {name:>12}: {found[name]['place_ms']:.3f} ms", flush=True)
-    return found
+    return statistics.median(next_us), statistics.median(release_us)
 
 
 def order(flat, options):
+    """Nanoseconds of one core for a row of a feed's order, the median."""
     found = {}
     for name, shuffle in {"full": True, "blocked": feedline.Blocks(rows=341, window=64)}.items():
         for count in ROWS:
-            ns = order_ns(Computed(count), options.rounds, order=feedline.Order(7, shuffle))
-            found[f"{name}, 10^{len(str(count)) - 1}"] = ns
-        print(
-            f"order, {name}, ns a row: {' / '.join(f'{ns:.1f}' for ns in list(found.values())[-len(ROWS) :])}",
-            flush=True,
-        )
+            samples, order = [], feedline.Order(7, shuffle)
+            with feedline.Feed(Computed(count), 1 << 16, jax.devices()[0], order=order) as feed:
+                state = feed.get_state()
+                for call in range(8 * (options.rounds + 1)):
+                    began = time.thread_time()
+                    feed.rows_of({**state, "position": call % 8 << 16})
+                    samples.append((time.thread_time() - began) / (1 << 16) * 1e9)
+            case = f"{name}, 10^{len(str(count)) - 1}"
+            found[case] = statistics.median(samples[8:])  # the first calls warm up
+            print(f"order, {case}: {found[case]:.1f} ns a row", flush=True)
     return found
-
-
-def order_ns(source, rounds, **options):
-    """Nanoseconds of one core for a row of a feed's order, the median."""
-    samples = []
-    with feedline.Feed(source, 1 << 16, jax.devices()[0], **options) as feed:
-        state = feed.get_state()
-        for call in range(8 * (rounds + 1)):
-            began = time.thread_time()
-            feed.rows_of({**state, "position": call % 8 << 16})
-            samples.append((time.thread_time() - began) / (1 << 16) * 1e9)
-    return statistics.median(samples[8:])
 
 
 def resume(flat, options):
@@ -252,7 +217,7 @@ def resume(flat, options):
     return found
 
 
-PARTS = {"feeds": feeds, "thread": thread, "placing": placing, "order": order, "resume": resume}
+PARTS = {"feeds": feeds, "thread": thread, "order": order, "resume": resume}
 
 
 def main():
@@ -263,7 +228,7 @@ def main():
     asked.add_argument("--gib", type=float, default=2, help="of rows, in memory and once more in a file")
     asked.add_argument("--rounds", type=int, default=7)
     asked.add_argument("--seconds", type=float, default=0.6, help="of each measurement in a round")
-    asked.add_argument("--steps", type=int, default=300, help="of the training loop, and of placing")
+    asked.add_argument("--steps", type=int, default=300, help="of the training loop")
     options = asked.parse_args()
     print(f"feedline {feedline.__version__} of {Path(feedline.__file__).parent}", flush=True)
     flat = filler(int(options.gib * 2**30))

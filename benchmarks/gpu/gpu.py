@@ -113,7 +113,8 @@ def start_part(name, options):
     path = options.out / f"{name}.json"
     path.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--here", name, "--out", options.out, "--seconds", str(options.seconds)]
-    process = subprocess.Popen(command + ["--quick"] * options.quick, process_group=0)  # no session: that would outlive a job that is ended
+    command += ["--quick"] * options.quick
+    process = subprocess.Popen(command, process_group=0)  # no session: that would outlive a job that is ended
     error = None
     try:
         if process.wait(options.seconds + _GRACE_S):

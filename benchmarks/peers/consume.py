@@ -78,25 +78,6 @@ def check(reader, task, limit):
     return found
 
 
-def train(reader, task, steps, step_s):
-    """Microseconds in `next` and in releasing the batch before, and resident memory, of a loop that sleeps."""
-    found = {"next_us": [], "release_us": [], "resident_bytes": []}
-    batches = reader.batches(task)
-    batch = next(batches)
-    time.sleep(5 * step_s)  # as for a checkpoint: all buffers get full, which needs the most memory
-    for _ in range(steps):
-        time.sleep(step_s)
-        before, asked = batch, time.perf_counter()
-        batch = next(batches)
-        taken = time.perf_counter()
-        del before  # its last reference
-        found["release_us"].append((time.perf_counter() - taken) * 1e6)
-        found["next_us"].append((taken - asked) * 1e6)
-        found["resident_bytes"].append(resident_bytes())
-    batches.close()
-    return found
-
-
 def resident_bytes():
     """The resident memory of this process, counted page by page: /proc/self/status lags behind."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -130,7 +111,7 @@ def answer(reader, request):
         return {"versions": versions()}
     fields = request.pop("task")
     task = TASKS[fields.pop("kind")](**fields)
-    return {"prepare": prepare, "check": check, "measure": measure, "train": train}[do](reader, task, **request)
+    return {"prepare": prepare, "check": check, "measure": measure}[do](reader, task, **request)
 
 
 def main(path):

@@ -12,7 +12,7 @@ from typing import Any
 
 from feedline._src.cluster.cores import own_cores
 from feedline._src.tools.bench.machine import describe
-from peers.entrant import CannotRun, Entrant
+from peers.entrant import READERS, CannotRun, Entrant, interpreter_for
 
 DEVICES = 8
 """The CPU devices of each entrant."""
@@ -59,7 +59,7 @@ def parser(doc: str, entrants: Sequence[str], seconds: float, warm_up_s: float) 
         "--environments",
         type=lambda text: None if text == "none" else folder(text),
         default=folder(f"{CACHE}/environments"),
-        help='folder for the entrants\' environments, some GB; "none": entrants that can run in this interpreter',
+        help='folder for the entrants\' environments, some GB; "none": all run in this interpreter',
     )
     asked.add_argument("--work", type=folder, default=folder(f"{CACHE}/work"), help="folder for the data")
     asked.add_argument(
@@ -98,7 +98,8 @@ def contest(
         entrants: dict[str, Entrant] = {}
         for name in options.only:
             with _failing(name, entrants, result["failures"]):
-                entrants[name] = Entrant(name, options.environments, options.work)
+                interpreter = interpreter_for(READERS / name / "requirements.txt", options.environments)
+                entrants[name] = Entrant(name, interpreter, options.work)
                 stack.callback(entrants[name].close)
                 result["checks"] += _checks(entrants[name], cases)
                 result["entrants"][name] = entrants[name].ask("describe")

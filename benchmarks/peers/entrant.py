@@ -16,7 +16,6 @@ from typing import Any
 
 READERS = Path(__file__).with_name("readers")
 _CONSUMER = Path(__file__).with_name("consume.py")
-_LIMITS_S = {"describe": 300.0, "prepare": 1800.0, "check": 300.0, "measure": 180.0, "train": 600.0}
 _INSTALL_LIMIT_S, _LEAVING_S, _ERROR_LINES = 1800.0, 5.0, 4
 
 
@@ -25,28 +24,15 @@ class CannotRun(RuntimeError):
 
 
 def interpreter_for(requirements: Path, folder: Path | None) -> Path:
-    """The Python that an entrant runs in: this one without requirements, else an environment in `folder`.
+    """The Python of an entrant: this one without requirements or without a folder, else an environment there.
 
-    Entrants with equal requirements share one. All get this interpreter's version of jax. Without a folder this
-    interpreter is used, if it has them.
+    Entrants with equal requirements share one. All get this interpreter's version of jax.
     """
-    if not requirements.exists():
+    if folder is None or not requirements.exists():
         return Path(sys.executable)
     lines = [line.strip() for line in requirements.read_text().splitlines()]
     wanted = [line for line in lines if line and not line.startswith("#")]
-    if folder is not None:
-        return _made([*wanted, f"jax=={importlib.metadata.version('jax')}"], folder)
-    missing = [line for line in wanted if not _is_here(*line.split("=="))]
-    if missing:
-        raise CannotRun(f"this interpreter lacks {' '.join(missing)}; give a folder as --environments")
-    return Path(sys.executable)
-
-
-def _is_here(name: str, version: str) -> bool:
-    try:
-        return importlib.metadata.version(name) == version
-    except importlib.metadata.PackageNotFoundError:
-        return False
+    return _made([*wanted, f"jax=={importlib.metadata.version('jax')}"], folder)
 
 
 def _made(wanted: list[str], folder: Path) -> Path:
@@ -75,32 +61,44 @@ def _last_lines(text: str) -> str:
     return " | ".join(line.strip() for line in text.strip().splitlines()[-_ERROR_LINES:])
 
 
-class Peer:
-    """A process that runs benchmarks/peers/consume.py with one reader.
+class Entrant:
+    """A process that runs benchmarks/peers/consume.py with the reader of one entrant.
 
     One thread uses it; its creator closes it. Between two requests SIGSTOP stops the whole process group,
-    so that no thread or worker of an idle peer takes time from the one that is measured. The group is in the
+    so that no thread or worker of an idle entrant takes time from the one that is measured. The group is in the
     session of this process: if this process is killed, the kernel sends SIGCONT and SIGHUP to it.
     """
 
-    def __init__(self, interpreter: Path, consumer: Path, reader: Path, log: Path) -> None:
-        self._log = log
-        with log.open("w") as printed:
+    def __init__(self, name: str, interpreter: Path, work: Path, consumer: Path = _CONSUMER) -> None:
+        work.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self._work = work
+        self._log = work / f"{name}.log"
+        with self._log.open("w") as printed:
             self._process = subprocess.Popen(
-                [interpreter, "-P", consumer, reader],  # -P: the readers' folders are named like the libraries
+                # -P: the readers' folders are named like the libraries
+                [interpreter, "-P", consumer, READERS / name / "reader.py"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=printed,
                 process_group=0,
             )
 
-    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Its answer to a request; consume.py documents both."""
+    def ask(
+        self, do: str, task: dict[str, Any] | None = None, limit_s: float = 300.0, **request: Any
+    ) -> dict[str, Any]:
+        """The answer of consume.py to a request; the task gets a folder of this entrant's own.
+
+        Raises:
+          CannotRun: the process ended, or did not answer. It is closed.
+        """
+        if task is not None:
+            request["task"] = {**task, "folder": str(self._work / f"{self.name}-{task['folder']}")}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.killpg(self._process.pid, signal.SIGCONT)
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
             self._process.stdin.flush()
             ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
             if not ready:
@@ -111,7 +109,7 @@ class Peer:
         if not line:
             self.close()
             ended = f"ended with code {self._process.returncode}" if ready else f"gave no answer in {limit_s:g} s"
-            raise CannotRun(f"{request['do']}: it {ended}: {_last_lines(self._log.read_text(errors='replace'))}")
+            raise CannotRun(f"{do}: it {ended}: {_last_lines(self._log.read_text(errors='replace'))}")
         os.killpg(self._process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it does not stop at once
         answer: dict[str, Any] = json.loads(line)
@@ -134,30 +132,9 @@ class Peer:
         with contextlib.suppress(ProcessLookupError):  # usually no worker is left
             os.killpg(self._process.pid, signal.SIGKILL)
 
-
-class Entrant:
-    """An entrant with its running process. The contest owns and closes it.
-
-    Each request raises `CannotRun`, and closes the entrant, if the process ends or does not answer.
-    """
-
-    def __init__(self, name: str, environments: Path | None, work: Path) -> None:
-        interpreter = interpreter_for(READERS / name / "requirements.txt", environments)
-        work.mkdir(parents=True, exist_ok=True)
-        self.name = name
-        self._work = work
-        self._peer = Peer(interpreter, _CONSUMER, READERS / name / "reader.py", work / f"{name}.log")
-        self.close = self._peer.close
-
-    def ask(self, do: str, task: dict[str, Any] | None = None, **request: Any) -> dict[str, Any]:
-        """The answer of consume.py to a request; the task gets a folder of this entrant's own."""
-        if task is not None:
-            request["task"] = {**task, "folder": str(self._work / f"{self.name}-{task['folder']}")}
-        return self._peer.ask({"do": do, **request}, _LIMITS_S[do])
-
     def check(self, task: dict[str, Any], limit: int | None) -> dict[str, Any]:
         """Convert the data to its own format if needed, then compare `limit` batches; None: a whole epoch."""
-        prepared = self.ask("prepare", task)
+        prepared = self.ask("prepare", task, limit_s=1800)
         found = self.ask("check", task, limit=limit)
         right = not (found["wrong"] or found["repeated"] or found["missing"])
         return {"prepare_s": prepared["seconds"], **found, "right": right}

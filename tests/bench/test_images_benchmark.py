@@ -34,7 +34,6 @@ def test_it_runs_in_this_interpreter(tmp_path):
     found = result["standings"]["12288"]
     assert found["best_other"] == "images_grain"
     assert found["entrants"]["images_feedline"]["of_limit"]["rounds"] == 2
-    assert {len(samples) for key, samples in result["training"].items() if key != "step_s"} == {10}
     assert result["data"]["files"] == 48
 
 

@@ -7,8 +7,8 @@ batches on their way, and fewer would stay in the cache.
 
 import math
 import mmap
-import queue
-import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -24,46 +24,27 @@ def batches(task):
 
 def copied(task, gather):
     """Batches that `gather(indices, out)` makes, on `task.threads` threads. A thread makes a whole batch."""
+
+    def filled(indices, buffer):
+        gather(indices, buffer)
+        return buffer
+
+    free = deque(jax.tree.map(_mapped, task.spec) for _ in range(BUFFERS))
     order = next(task.orders())
     count = len(order) // task.batch_rows
-    indices = order[: count * task.batch_rows].reshape(count, task.batch_rows)
-    free, full, turns = queue.SimpleQueue(), queue.SimpleQueue(), iter(_turns(count, task.epochs))
-    turn = threading.Lock()
-
-    def copy():
-        while (buffer := free.get()) is not None:
-            with turn:
-                k = next(turns, None)
-            if k is None:
-                break
-            gather(indices[k], buffer)
-            full.put(buffer)
-
-    threads = [threading.Thread(target=copy) for _ in range(task.threads)]
-    for _ in range(BUFFERS):
-        free.put(jax.tree.map(_mapped, task.spec))
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in _turns(count, task.epochs):
-            buffer = full.get()
-            yield buffer
-            free.put(buffer)
-    finally:
-        for _ in range(task.threads):
-            free.put(None)
-        for thread in threads:
-            thread.join()
+    batches = order[: count * task.batch_rows].reshape(count, task.batch_rows)
+    running = deque()
+    with ThreadPoolExecutor(task.threads) as pool:
+        for indices in task.again(batches):
+            running.append(pool.submit(filled, indices, free.popleft()))
+            if not free:
+                buffer = running.popleft().result()
+                yield buffer
+                free.append(buffer)
+        for future in running:
+            yield future.result()
 
 
 def _mapped(spec):
     size = math.prod(spec.shape) * spec.dtype.itemsize
     return np.frombuffer(mmap.mmap(-1, size), spec.dtype).reshape(spec.shape)
-
-
-def _turns(count, epochs):
-    """Batch numbers, epoch after epoch."""
-    epoch = 0
-    while epochs is None or epoch < epochs:
-        yield from range(count)
-        epoch += 1
