@@ -7,6 +7,7 @@ import pickle
 import jax
 import numpy as np
 import pytest
+from test_feed_lifecycle import interrupted_at
 
 from feedline import Feed, Mixture
 from feedline._src.order import shares
@@ -84,6 +85,23 @@ def test_a_feed_goes_to_a_state_whatever_was_set_since(weights, sharding):
     with Feed(Mixture(SOURCES, weights), 8, sharding) as feed:
         feed.set_state(states[1])
         assert taken(feed, 2) == rows[0]
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_any_line_of_a_restore_leaves_it_done_or_undone(sharding):
+    ways = {"undone": set(), "done": set()}
+    for line in range(1, 2000):
+        with Feed(Mixture(SOURCES, BEFORE), 8, sharding) as feed:
+            state = feed.get_state()
+            taken(feed, 3)
+            feed.set_weights(AFTER)
+            taken(feed, 2)
+            where, _ = interrupted_at(line, lambda: feed.set_state(state))  # noqa: B023
+            ways["undone" if feed.get_state()["step"] else "done"].add(str(taken(feed, 4)))
+        if where is None:
+            break
+    assert 40 < line < 1999
+    assert {way: len(rows) for way, rows in ways.items()} == {"undone": 1, "done": 1}
 
 
 def test_weights_that_were_set_travel_to_workers():

@@ -190,7 +190,10 @@ class Life(ProcessBound):
             self._check_may_move("keeps its weights")
             sizes = reweighted(self._sizes, self._options, weights, self._place())
             self._stop(MOMENT_S, reads=False)
-            self._reweigh(sizes)
+            self._use(self._next_stages)
+            stages = self._reweighted(sizes, self._delivered.step)
+            self._listener.changed(stages)
+            self._stages, self._sizes = stages, sizes
 
     @property
     def _next_stages(self) -> Stages:
@@ -200,7 +203,8 @@ class Life(ProcessBound):
     def _tune(self, settings: Settings) -> None:
         """Go on with other settings: the next run starts after the last batch delivered."""
         self._stages = self._stages.tuned(settings)
-        self._stop(0, reads=False)
+        # a stream's next iterator may share state with the one that reads
+        self._stop(MOMENT_S if self._stages.access.owners else 0, reads=False)
         self._listener.changed(self._stages)  # last: after an interrupt before it, all of this is done again
 
     def _use(self, stages: Stages) -> None:
@@ -212,12 +216,12 @@ class Life(ProcessBound):
         self._stages.access.buffers.staging.close()
         self._stages = stages  # last: after an interrupt before it, all of this is done again
 
-    def _reweigh(self, sizes: Sizes) -> None:
-        """Go on with other weights of a mixture; there is no run."""
-        new = sizes.at(self._delivered.step)
-        self._stages = dataclasses.replace(self._stages, access=new.access, fingerprint=new.fingerprint)
-        self._listener.changed(self._stages)
-        self._sizes = sizes
+    def _reweighted(self, sizes: Sizes, step: int) -> Stages:
+        """The stages after `step` batches with the weights of `sizes`, and with the settings in use."""
+        new = sizes.at(step)
+        if sizes.changes:
+            return new
+        return dataclasses.replace(self._stages, access=new.access, fingerprint=new.fingerprint)
 
     def _start(self) -> Run[Placed]:
         # compare where `seek` or `set_state` went with where other processes went; a move on the spot is none
@@ -252,12 +256,15 @@ class Life(ProcessBound):
             moved_from = self._moved_from or self._place()
             self._stop(MOMENT_S, reads=False)
             self._use(stages)
+            sizes = self._sizes
             if weighted is not None:
-                self._reweigh(weighted)
+                sizes, stages = weighted, self._reweighted(weighted, delivered.step)
+                self._listener.changed(stages)
             self._loop_began = None
             self._listener.interrupted()
             self._moved_from = moved_from
-            self._delivered, self._exhausted = delivered, False
+            # last, and at once: an interrupt comes before all or after all
+            self._sizes, self._stages, self._delivered, self._exhausted = sizes, stages, delivered, False
 
     def _check_may_move(self, kept: str) -> None:
         self._check_open()
