@@ -55,7 +55,6 @@ def test_the_python_of_the_page_runs(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
         "96 {'tokens': ShapeDtypeStruct(shape=(2049,), dtype=uint16)}",
-        "[4 5 6 7] [0 1 2 3 0 0 0 0]",
         "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8)",
         "ShapeDtypeStruct(shape=(3072,), dtype=uint8)",
         "{'score': ShapeDtypeStruct(shape=(), dtype=float64)}",

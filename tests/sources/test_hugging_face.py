@@ -396,6 +396,5 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "(40, 4)",
         "(32, 32, 3) int32",
-        "(40, 4)",
         "True",
     ]
