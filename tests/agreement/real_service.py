@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from jax._src.lib import _jax
 
 from feedline._src.agreement.coordination import Coordination
-from feedline._src.tools.launch.environments import reserved_port
+from feedline._src.tools.launch import reserved_port
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import programs
 import pytest
 
 from feedline._src.agreement.monitor import blamed_process
-from feedline._src.tools.launch.environments import reserved_port
+from feedline._src.tools.launch import reserved_port
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 
 import feedline
 from feedline._src.native.library import implementation
-from feedline._src.tools.launch.command import Launch
+from feedline._src.tools.launch import Launch
 from feedline._src.tools.main import COMMANDS, main
 from feedline._src.tools.train.command import Train
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from feedline._src.cluster.detect import find
-from feedline._src.tools.launch.command import Launch
+from feedline._src.tools.launch import Launch
 
 FEEDLINE = [sys.executable, "-m", "feedline._src.tools.main"]
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "cluster"
@@ -95,10 +95,8 @@ def test_the_manifest_of_the_example_is_what_is_printed(capsys):
             {"hosts": "2", "print_for": None},
             r"this machine only, found --hosts 2; --print slurm, mpirun",
         ),
-        ({"hosts": "0"}, "a number, or different names, found '0'; for example --hosts 4"),
-        ({"hosts": "a,a"}, "found 'a,a'"),
+        ({"hosts": "0"}, "--hosts is a number, or names such as dgx1,dgx2, found '0'"),
         ({"hosts": "a,,b"}, "found 'a,,b'"),
-        ({"hosts": "a,3"}, "found 'a,3'"),
         ({"hosts": "a;rm"}, "found 'a;rm'"),
         ({"hosts": "a,b", "print_for": "jobset"}, "names a,b; give their number: --hosts 2"),
         ({"print_for": "pbs", "processes": 2}, "--hosts 1 --processes 1 --devices-per-process 8"),

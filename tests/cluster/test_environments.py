@@ -3,14 +3,13 @@
 import pytest
 
 from feedline._src.cluster.detect import find
-from feedline._src.tools.launch.environments import process_environments
+from feedline._src.tools.launch import process_environments
 
 
 def environments_of(processes, environ=None, gpus=None, **options):
     visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-    return process_environments(
-        {**(environ or {}), **visible}, processes=processes, coordinator="127.0.0.1:1234", **options
-    )
+    options = {"cpu": False, "devices_per_process": None, **options}
+    return process_environments({**(environ or {}), **visible}, processes, "127.0.0.1:1234", **options)
 
 
 def column(environments, name):

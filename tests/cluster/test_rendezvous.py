@@ -18,7 +18,7 @@ from feedline._src.cluster import rendezvous
 from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.rendezvous import meet
 from feedline._src.errors import FeedError, ProcessError
-from feedline._src.tools.launch.environments import reserved_port
+from feedline._src.tools.launch import reserved_port
 
 SOON_S, LONG_S = 0.3, 30
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from runs import Member, await_, begun, ended
 
-from feedline._src.tools.launch.environments import reserved_port
+from feedline._src.tools.launch import reserved_port
 
 pytestmark = pytest.mark.nightly
 

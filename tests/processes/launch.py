@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import programs
 
-from feedline._src.tools.launch.environments import reserved_port
+from feedline._src.tools.launch import reserved_port
 
 from .values import CaseFailure
 

@@ -10,6 +10,6 @@
     doctor/   what keeps a machine, a feed or a running job from being fast
     bench/    rows/s of a feed, and what modes and practices of the trainer bring, on this machine
     convert/  rows of any source as files of one format, in shards
-    launch/   one command as several processes on this machine
+    launch    one command as several processes on this machine
     train/    trains the bundled MLP
 """

@@ -20,7 +20,7 @@ from feedline._src.version import __version__
 
 COMMANDS = {
     "train": "train.command:Train",
-    "launch": "launch.command:Launch",
+    "launch": "launch:Launch",
     "inspect": "inspect.command:Inspect",
     "convert": "convert.command:Convert",
     "audit": "audit.command:Audit",

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-"""Signals that ask a process to end. The guard ignores them, because it must outlive the group."""
+"""Signals that ask a process to end. The guard ignores them."""
 _GUARD = "trap '' HUP INT TERM; echo ready; read -r _; kill -s KILL 0"
 
 
@@ -17,12 +17,10 @@ _GUARD = "trap '' HUP INT TERM; echo ready; read -r _; kill -s KILL 0"
 def process_group() -> Iterator[int]:
     """Yields the number of a process group, for `Popen(process_group=...)`, and kills the group at the end.
 
-    The first process of the group is its guard: a shell that reads from a pipe. Only this process has the writing
-    end, and never writes. When it ends, even by SIGKILL, the kernel closes that end, and the guard kills the whole
-    group. A process that is being started joins the group before it executes its program, which closes its copy of
-    that end. So no process of the group outlives this one, except a program that leaves the group (`setsid`).
-
-    The group's number is the guard's pid. The guard is reaped last, so no signal can reach another program.
+    The first process of the group is its guard, a shell, whose pid is the group's number, so that no signal can
+    reach another program. It reads from a pipe whose writing end only this process has. When this process ends,
+    even by SIGKILL, the kernel closes that end, and the guard kills the group. So no process of the group outlives
+    this one, except a program that leaves the group (`setsid`).
 
     Example:
       >>> with process_group() as group:

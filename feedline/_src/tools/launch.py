@@ -1,0 +1,311 @@
+"""The `feedline launch` command: starts a command as several JAX processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import os
+import queue
+import re
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Annotated, Any, Literal
+
+import tyro
+
+from feedline._src.agreement.monitor import blamed_process
+from feedline._src.cluster.detect import PRINTERS
+from feedline._src.cluster.launchers.launcher import Job
+from feedline._src.options import checked_integer
+from feedline._src.tools.cli.options import flags_for_cpu_devices
+from feedline._src.tools.process_group import FORWARDED, process_group
+
+_DRAIN_S = 1.0  # without output, after all processes have ended: a daemon of theirs may hold a pipe open
+_MAX_LINE = 1 << 16
+_REMEMBERED_LINES = 20
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Start a command as several JAX processes on this machine.
+
+    The command goes last, after --, and joins the processes by feedline.cluster.initialize():
+
+        feedline launch --processes 4 --cpu -- python train.py --steps 100
+
+    Each line of output begins with the index of its process. If a process fails, the others are ended, its last
+    lines are shown again, and the launcher exits with its code, or with 128 + s if signal s killed it. Ctrl-C and
+    SIGTERM are forwarded; the second one kills at once. No process outlives the launcher.
+
+    On several hosts, srun, mpirun, Kubernetes or PBS starts the processes. This prints what it reads:
+
+        feedline launch --processes 8 --hosts 4 --print slurm -- python train.py
+    """
+
+    processes: int
+    """Number of processes; with --hosts on each host."""
+    cpu: bool = False
+    """Run on the CPU."""
+    devices_per_process: int | None = None
+    """With --cpu: CPU devices of each process; by default as XLA_FLAGS says. Without: GPUs of each process; by
+    default an equal share, with --print one."""
+    grace_s: float = 5.0
+    """Seconds that the other processes may take to exit after the first failure, before they are killed."""
+    stop_s: float = 60.0
+    """Seconds that the processes may take to save and exit after Ctrl-C or SIGTERM, before they are killed."""
+    print_for: Annotated[Literal["slurm", "mpirun", "jobset", "pbs"] | None, tyro.conf.arg(name="print")] = None
+    """Start nothing: print the srun command, the mpirun command (Open MPI), the manifest of a JobSet, or a script
+    for qsub."""
+    hosts: str | None = None
+    """With --print: the number of hosts, or their names, as in dgx1,dgx2; by default 1."""
+    command: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="-- COMMAND ...")] = ()
+    """The command, after --."""
+
+    def run(self) -> int:
+        """Returns the exit code (see `Supervisor.run`). Raises `ValueError` if an option is wrong."""
+        if not self.command:
+            raise ValueError("launch needs a command after --, found none; for example -- python train.py")
+        checked_integer("--processes", self.processes, at_least=1)
+        if self.devices_per_process is not None:
+            checked_integer("--devices-per-process", self.devices_per_process, at_least=1)
+        if self.print_for:
+            print(PRINTERS[self.print_for](self._job()).rstrip("\n"))
+            return 0
+        if self.hosts:
+            fix = "--print slurm, mpirun, jobset or pbs prints what starts them on several"
+            raise ValueError(f"launch starts processes on this machine only, found --hosts {self.hosts}; {fix}")
+        with reserved_port() as port:
+            environments = process_environments(
+                os.environ, self.processes, f"127.0.0.1:{port}", self.cpu, self.devices_per_process
+            )
+            return Supervisor(environments, self.grace_s, self.stop_s).run(self.command)
+
+    def _job(self) -> Job:
+        hosts = self.hosts or "1"
+        names = () if re.fullmatch("[0-9]{1,6}", hosts) else tuple(hosts.split(","))
+        count = len(names) or int(hosts)
+        if not count or not all(re.fullmatch("[A-Za-z0-9][A-Za-z0-9.-]*", name) for name in names):
+            raise ValueError(f"--hosts is a number, or names such as dgx1,dgx2, found {hosts!r}; correct it")
+        variables = {"PYTHONUNBUFFERED": "1"}  # as in process_environments
+        if self.cpu:
+            variables["JAX_PLATFORMS"] = "cpu"
+            if self.devices_per_process:
+                variables["XLA_FLAGS"] = flags_for_cpu_devices("", self.devices_per_process)
+        gpus = 0 if self.cpu else self.devices_per_process or 1
+        return Job(self.command, count, names, self.processes, gpus, variables)
+
+
+def process_environments(
+    environ: Mapping[str, str], processes: int, coordinator: str, cpu: bool, devices_per_process: int | None
+) -> list[dict[str, str]]:
+    """The environment variables of each process. `ValueError` if there are too few GPUs."""
+    common = {
+        # Otherwise Python buffers what it writes into a pipe, and the last output of a killed process is lost.
+        "PYTHONUNBUFFERED": "1",
+        **environ,
+        "FEEDLINE_COORDINATOR": coordinator,
+        "FEEDLINE_PROCESSES": str(processes),
+        "FEEDLINE_LOCAL_PROCESSES": str(processes),  # They share the cores.
+    }
+    gpus, share = list[str](), 0
+    if cpu or environ.get("JAX_PLATFORMS") == "cpu":
+        common["JAX_PLATFORMS"] = "cpu"
+        if devices_per_process is not None:
+            common["XLA_FLAGS"] = flags_for_cpu_devices(environ.get("XLA_FLAGS", ""), devices_per_process)
+            common.pop("JAX_NUM_CPU_DEVICES", None)  # It would override the flag.
+    elif devices_per_process is not None or processes > 1:
+        # Without the variable, a process sees the GPUs that have a device file.
+        numbers = ",".join(map(str, range(len(glob.glob("/dev/nvidia[0-9]*")))))
+        gpus = list(filter(None, environ.get("CUDA_VISIBLE_DEVICES", numbers).split(",")))
+        share = devices_per_process or len(gpus) // processes
+        if processes * share > len(gpus) or (gpus and not share):
+            raise ValueError(
+                f"Each GPU belongs to one process: {processes} processes with {share or 1} GPUs each were asked "
+                f"for, found {len(gpus)} GPUs ({','.join(gpus)}); ask for fewer, or for the CPU with --cpu"
+            )
+    environments = []
+    for process in range(processes):
+        own = {**common, "FEEDLINE_PROCESS": str(process)}
+        if gpus:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[process * share : (process + 1) * share])
+            own.pop("JAX_LOCAL_DEVICE_IDS", None)  # It counts devices that are not all visible any more.
+        environments.append(own)
+    return environments
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A free port that the kernel gives to no other program while the block runs.
+
+    It is bound with SO_REUSEPORT, as by jax's coordinator, which can therefore listen on it.
+    """
+    with socket.socket() as port:
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port.bind(("127.0.0.1", 0))
+        yield port.getsockname()[1]
+
+
+class Supervisor:
+    """Runs a command once for each environment, shows the output of all, and waits for all of them.
+
+    A thread copies each stream of a process, and another one waits for its end. They and the signal handlers put
+    calls into a queue, which the main thread makes, so that it alone signals the processes and decides. While
+    nobody reads the output, as in a pager, processes that write more wait; signals and deadlines still count.
+    A signal that was ignored when this began, as under nohup, is not forwarded.
+    """
+
+    def __init__(self, environments: Sequence[Mapping[str, str]], grace_s: float, stop_s: float) -> None:
+        self._environments = environments
+        self._grace_s = grace_s
+        self._stop_s = stop_s
+        self._calls = queue.SimpleQueue[Callable[[], None]]()
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._codes: dict[int, int] = {}  # of the processes that have ended, in this order
+        self._copying = 0  # streams that have not ended
+        self._last = [deque[bytes](maxlen=_REMEMBERED_LINES) for _ in environments]
+        self._blamed: dict[int, tuple[int, bool]] = {}  # by process: the other one that it named last
+        self._signals: list[signal.Signals] = []  # those that were forwarded
+        self._kill_at: float | None = None  # set once the processes have been asked to end
+        self._overdue = False  # some were killed then
+        self._broken: OSError | None = None  # why output cannot be written any more
+        out = threading.Lock()
+        self._writing = {1: out, 2: out if os.path.sameopenfile(1, 2) else threading.Lock()}
+
+    def run(self, command: Sequence[str]) -> int:
+        """Returns the exit code; `ValueError` if the command cannot be run. Call it from the main thread."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel forgets how a child ended
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda caught, _: self._call(self._forward, signal.Signals(caught)))
+        with process_group() as self._group:
+            for index in range(len(self._environments)):
+                self._start(index, command)
+            self._make_calls()
+            code, message = self._result()
+            if message:
+                self._write(2, f"feedline launch: {message}\n".encode())
+        return 128 + signal.SIGPIPE if isinstance(self._broken, BrokenPipeError) else code
+
+    def _start(self, index: int, command: Sequence[str]) -> None:
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        environ, group = self._environments[index], self._group
+        try:
+            child = subprocess.Popen(
+                command, env=environ, stdin=null, stdout=pipe, stderr=pipe, process_group=group
+            )
+        except OSError as error:
+            fix = "try whether it runs without the launcher, as in python train.py"
+            raise ValueError(f"cannot run {command[0]}: {error.strerror}; {fix}") from error
+        self._running[index] = child
+        self._copying += 2
+        for task in (
+            lambda: self._call(self._ended, index, child.wait()),
+            lambda: self._copy(index, 1, child.stdout),
+            lambda: self._copy(index, 2, child.stderr),
+        ):
+            threading.Thread(target=task, daemon=True).start()
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._calls.put(lambda: function(*arguments))
+
+    def _make_calls(self) -> None:
+        """Until all processes have ended and all of their output is written, however late it is read."""
+        while self._running or self._copying:
+            timeout_s = None if self._running else _DRAIN_S
+            if self._running and self._kill_at is not None and not self._overdue:
+                timeout_s = max(0.0, self._kill_at - time.monotonic())
+            try:
+                self._calls.get(timeout=timeout_s)()
+            except queue.Empty:
+                if self._running:
+                    self._overdue = True
+                    self._signal(signal.SIGKILL)
+                elif not any(lock.locked() for lock in self._writing.values()):
+                    return
+
+    def _copy(self, index: int, target: int, pipe: IO[bytes] | None) -> None:
+        """In a thread: write the lines of one stream of a process. A longer one than 64 KiB becomes several."""
+        assert pipe is not None, "Popen was asked for one"
+        with pipe:
+            while line := pipe.readline(_MAX_LINE):
+                labelled = b"[%d] %s\n" % (index, line.removesuffix(b"\n"))
+                self._last[index].append(labelled)
+                if found := blamed_process(line):
+                    self._blamed[index] = found
+                self._write(target, labelled)
+        self._call(self._copied)
+
+    def _copied(self) -> None:
+        self._copying -= 1
+
+    def _write(self, target: int, text: bytes) -> None:
+        """Write without Python's buffers, which would try again at exit to write what failed."""
+        with self._writing[target]:
+            while text and self._broken is None:
+                try:
+                    text = text[os.write(target, text) :]
+                except BlockingIOError:  # another program has made the terminal non-blocking
+                    select.select([], [target], [])
+                except OSError as error:
+                    self._broken = error
+                    self._call(self._signal, signal.SIGKILL)
+
+    def _ended(self, index: int, code: int) -> None:
+        del self._running[index]
+        if code and not any(self._codes.values()):
+            if self._kill_at is None:
+                self._signal(signal.SIGTERM)
+            self._kill_at = self._kill_at or time.monotonic() + self._grace_s
+        self._codes[index] = code
+        if not self._running:
+            self._signal(signal.SIGKILL)  # children that the processes have left
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self._group, number)
+        for child in self._running.values():
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                if os.getpgid(child.pid) != self._group:  # it has left the group, as `timeout` does
+                    child.send_signal(number)
+
+    def _forward(self, number: signal.Signals) -> None:
+        if number not in _ENDING_SIGNALS:
+            self._signal(number)
+        elif not self._running:  # nobody reads the rest of the output
+            os._exit(self._result()[0] or 128 + number)
+        else:
+            again = any(before in _ENDING_SIGNALS for before in self._signals)
+            self._signal(signal.SIGKILL if again else number)
+            self._kill_at = self._kill_at or time.monotonic() + self._stop_s
+        self._signals.append(number)
+
+    def _result(self) -> tuple[int, str]:
+        """The exit code, and a message about the first failure."""
+        failed = next((index for index, code in self._codes.items() if code), None)
+        if failed is None:
+            return 0, ""
+        other, silent = self._blamed.get(failed, (failed, False))
+        # process 0 ends last, since it holds the messages of all; jax ends others of a silent process by SIGABRT
+        if self._codes.get(other) and (not silent or self._codes[failed] == -signal.SIGABRT):
+            failed = other
+        code = self._codes[failed]
+        ending = (
+            f"exited with code {code}" if code > 0 else f"was killed by signal {-code} ({signal.strsignal(-code)})"
+        )
+        text = f"process {failed} of {len(self._codes)} {ending}"
+        if self._signals:
+            text += f", after {', '.join(number.name for number in self._signals)} had been passed on"
+            text += f" and {self._stop_s:g} s had gone by; --stop-s gives more" if self._overdue else ""
+        elif code == -signal.SIGKILL and not self._overdue:
+            text += "; the kernel sends it when memory runs out"
+        if not self._signals and len(self._codes) > 1:
+            lines = [line.decode(errors="replace").rstrip() for line in self._last[failed]]
+            text = "\n".join([f"{text}; the others were stopped. Its last lines:", *lines])
+        return code if code > 0 else 128 - code, text

@@ -1,1 +1,0 @@
-"""`feedline launch`: the command line, the environment of each process, and their supervisor."""
