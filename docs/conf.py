@@ -30,6 +30,7 @@ nb_execution_timeout = 300  # seconds for a cell, on a busy machine
 nb_execution_in_temp = True
 nb_merge_streams = True
 
+autodoc_default_options = {"members": True, "imported-members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_numpy_docstring = False
