@@ -106,13 +106,3 @@ def test_other_data_are_refused_unless_allowed(sharding, tmp_path):
             with pytest.raises(ValueError, match="data"):
                 manager.restore(0, args=ocp.args.Composite(feed=Restore(changed)))
             manager.restore(0, args=ocp.args.Composite(feed=Restore(changed, allow=("data",))))
-
-
-def test_a_missing_lane_is_named(sharding, tmp_path):
-    with ocp.CheckpointManager(tmp_path) as manager, feedline.Feed(SOURCES["lanes"], 8, sharding) as feed:
-        next(feed)
-        manager.save(1, args=ocp.args.Composite(feed=Save(feed)))
-        manager.wait_until_finished()
-        (tmp_path / "1" / "feed" / "lane-00002-of-00004.json").unlink()
-        with pytest.raises(ValueError, match="the first is lane 2"):
-            manager.restore(1, args=ocp.args.Composite(feed=Restore(feed)))

@@ -333,12 +333,6 @@ def test_a_training_loop_under_a_transfer_guard(level, prefetch, where):
     assert int(total) == 2 * sum(range(48))
 
 
-def test_batches_that_are_held_stay_as_they_were():
-    with feed_of(1000, 8, sharding=SHARDED, epochs=1, reading=Reading(threads=3, buffer=2)) as feed:
-        held = list(feed)
-    assert [rows_in(batch) for batch in held] == expected_batches(1000, 8, "drop", [0])
-
-
 class Model:
     """A feed's promises on plain integers: rows one by one, epochs as lists."""
 

@@ -18,7 +18,7 @@ from background import PATIENCE_S, arrived, left_behind, spawn
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline import Feed, FeedError, Order, Reading, RowError, StallError
+from feedline import Feed, FeedError, Order, Reading, RowError
 from feedline._src.loader.random_access import LocalBatches
 from feedline._src.order.epoch import rows_at
 from feedline._src.prefetch.pipelines import Readers, Synchronous
@@ -381,20 +381,6 @@ def test_many_threads_may_close_at_once():
     start = threading.Barrier(8)
     for closing in [spawn(lambda: (start.wait(PATIENCE_S), feed.close())) for _ in range(8)]:
         closing.result(PATIENCE_S)
-
-
-def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
-    source = Rows()
-    source.gate.clear()
-    feed = feed_of(source, reading=Reading(threads=1, stall_warning_s=1, stall_error_s=1))
-    with pytest.raises(StallError):
-        [next(feed) for _ in range(4)]
-    caplog.clear()
-    feed.close(timeout_s=0.01)
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith("feedline-read-")
-    assert message.endswith("is still busy with a read or a transfer 0.01 s after close, so the source stays open")
-    source.gate.set()
 
 
 @pytest.mark.parametrize("way", ["end", "error", "seek", "close"])

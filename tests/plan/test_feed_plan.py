@@ -380,18 +380,6 @@ def test_all_sizes_must_fit():
     assert (plan.problems, plan.batch_size, plan.spec["x"].shape, plan.length) == ((), 16, (16, 4), None)
 
 
-def test_too_few_rows():
-    one = {"x": np.zeros((1, 3), np.float32)}
-    (problem,) = plan_of(one, 4).problems
-    assert "1 row cannot fill one of 4; use fewer shards of the batch axis, or remainder" in problem
-    assert plan_of(one, 4, remainder="pad").epoch == (4, 0, 1, 1, 3)
-    assert plan_of(one, 4, remainder="wrap").problems == ()
-    assert len(plan_of(one, 4, remainder="wrap", epochs=3).problems) == 1
-    assert plan_of(one, 4, remainder="wrap", epochs=4).length == 1
-    with pytest.raises(ValueError, match="at least one row"):
-        plan_of({"x": np.zeros((0, 3))}, 4)
-
-
 @pytest.mark.parametrize(("shape", "spec"), [((8,), P("data", "model")), ((8, 3, 5), P(None, None, "model"))])
 def test_leaves_that_no_batch_size_fits_are_an_error(shape, spec):
     with pytest.raises(ValueError, match=r"names|must be a multiple of the 2 shards"):

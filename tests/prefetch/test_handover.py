@@ -190,15 +190,6 @@ def test_an_item_has_a_slot_once_all_but_depth_before_it_were_taken():
     assert handover.take(0) == "b"
 
 
-def test_a_slot_that_did_not_come_in_time_may_be_waited_for_again():
-    handover = Handover(1)
-    handover.put(0, "a")
-    assert not handover.wait_for_slot(1, 1e-3)
-    later = spawn(lambda: handover.wait_for_slot(1))
-    assert handover.take(0) == "a"
-    assert later.result(PATIENCE_S)
-
-
 @pytest.mark.parametrize("side", ["wait_for_slot", "put", "finish", "take"])
 def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
     """At every line that the call runs, in the standard library too, `close` runs before the next one."""

@@ -76,13 +76,6 @@ class Source:
             raise self._on_close
 
 
-class Item:
-    """Something that can be seen to be let go of."""
-
-    def __init__(self, host):
-        self.host = host
-
-
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     before = threading.enumerate()
@@ -171,15 +164,17 @@ def test_exactly_depth_placed_items_wait(depth):
         placed += 1
         return host
 
-    run = prefetcher(Source(*range(20)), place, depth, steps)
+    source = Source(*range(20))
+    run = prefetcher(source, place, depth, steps)
     steps.expect(*["read", "wait", "place"] * depth, "read", "wait")
     for item in range(20 - depth - 1):
         assert (placed, run.waiting) == (item + depth, depth)
         taken += 1  # before `take`, which lets the placement thread go on
         assert run.take() == item
         steps.expect("place", "read", "wait")
-    run.close()
+    run.close()  # while it waits for a slot
     assert run.join(PATIENCE_S) is None
+    assert source.closed_by == ["feedline-place"]
 
 
 def test_an_error_that_was_handled_keeps_nothing_alive(run_of):
@@ -227,45 +222,6 @@ def test_a_read_of_a_stream_is_waited_for_whoever_joins():
         joining.result(0.05)
     source.gate.set()
     assert joining.result(PATIENCE_S) is None
-
-
-def test_close_while_the_producer_waits_for_a_slot():
-    steps, source, items = Steps(), Source(*range(20)), weakref.WeakSet()
-
-    def place(host):
-        items.add(item := Item(host))
-        return item
-
-    run = prefetcher(source, place, 2, steps)
-    steps.expect(*["read", "wait", "place"] * 2, "read", "wait")
-    assert len(items) == 2
-    run.close()
-    assert run.join(PATIENCE_S) is None
-    assert source.closed_by == ["feedline-place"]
-    assert len(items) == 0
-
-
-def test_close_while_the_producer_places():
-    inside, gate = threading.Event(), threading.Event()
-    hosts, items = [], weakref.WeakSet()
-
-    def place(host):
-        inside.set()
-        arrived(gate)
-        hosts.append(host)
-        items.add(item := Item(host))
-        return item
-
-    source = Source("a", "b")
-    run = prefetcher(source, place)
-    arrived(inside)
-    run.close()
-    assert run.join(0) == "feedline-place"
-    gate.set()
-    assert run.join(PATIENCE_S) is None
-    assert hosts == ["a"]
-    assert len(items) == 0  # it came after close, and was let go of
-    assert source.closed_by == ["feedline-place"]
 
 
 @pytest.mark.parametrize("stage", ["read", "place"])

@@ -70,19 +70,6 @@ def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, 
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize(("warning_s", "first", "waited_s"), [(30, 5, 5), (4.9, 4.9, 5.5)])
-def test_an_error_whose_warning_is_not_due_or_was_slept_through_logs_the_stacks(
-    clock, caplog, warning_s, first, waited_s
-):
-    watch = Watch(Reading(stall_warning_s=warning_s, stall_error_s=5))
-    watch.waits()
-    assert watch.patience_s() == first
-    clock.now += waited_s
-    with pytest.raises(StallError, match=f"for {waited_s:.0f} s"):
-        watch.warn_or_raise(0)
-    assert [f"for {waited_s:.0f} s" in record.getMessage() for record in caplog.records] == [True]
-
-
 def test_time_in_which_the_process_was_stopped_does_not_count(clock, caplog):
     watch = Watch(Reading(stall_warning_s=30, stall_error_s=300))
     watch.waits()
@@ -159,16 +146,6 @@ def warned():
     module._log.addHandler(handler)
     yield event
     module._log.removeHandler(handler)
-
-
-def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
-    before = threading.enumerate()
-    with alarmed(0.01, lambda: "a block has taken too long"):
-        arrived(warned)
-    assert set(threading.enumerate()) <= set(before)
-    (message,) = warned.text
-    assert message.startswith("a block has taken too long. Stacks of all threads:\n-- MainThread\n")
-    assert "test_an_alarm_warns_once_with_stacks_and_its_thread_ends" in message
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -182,23 +182,3 @@ if __name__ == "__main__":
         flags=("-W", "ignore"),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "child 0\n", "")
-
-
-def test_a_transform_that_cannot_be_pickled_is_told(tmp_path):
-    done, _ = run(
-        tmp_path,
-        """
-if __name__ == "__main__":
-    lock = threading.Lock()
-    np.save("x.npy", np.arange(800))
-    reading = feedline.Reading(workers=1)
-    transform = lambda batch, rows: lock and batch
-    with feedline.Feed("x.npy", 8, sharding, transform=transform, reading=reading) as feed:
-        try:
-            next(feed)
-        except TypeError as error:
-            print(error)
-""",
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.match("worker processes get a copy .* cannot be pickled: cannot pickle '_thread.lock'", done.stdout)

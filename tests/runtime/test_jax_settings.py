@@ -79,17 +79,10 @@ def test_a_feed_built_in_a_64_bit_context_delivers_64_bits(source, prefetch):
         check(list(feed))
 
 
-def test_a_transform_computes_in_64_bits():
-    with jax.enable_x64(True):
-        feed = Feed({"n": np.arange(32)}, 8, SHARDING, order=IN_ORDER, epochs=1, transform=computed_by_jax)
-    with feed:
-        check(list(feed))
-
-
-@pytest.mark.slow
-def test_worker_processes_compute_in_64_bits(tmp_path):
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_transform_computes_in_64_bits(workers, tmp_path):
     np.save(tmp_path / "n.npy", np.arange(32))
-    reading = Reading(workers=1)
+    reading = Reading(workers=workers)
     with jax.enable_x64(True):
         source = {"n": str(tmp_path / "n.npy")}
         feed = Feed(source, 8, SHARDING, order=IN_ORDER, epochs=1, transform=computed_by_jax, reading=reading)

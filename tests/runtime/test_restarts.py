@@ -13,9 +13,8 @@ import numpy as np
 import programs
 import pytest
 
-from feedline._src.errors import FeedError, WorkerError
+from feedline._src.errors import FeedError
 from feedline._src.loader.form import HostBatch
-from feedline._src.loader.random_access import Restarts
 from feedline._src.loader.workers import Worker
 
 SCRIPT = """
@@ -112,14 +111,6 @@ def test_workers_that_end_or_stop_are_replaced(tmp_path):
     ]
     (workers,) = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("WORKERS")]
     assert len(workers) >= 6
-
-
-def test_none_is_replaced_by_default():
-    error = WorkerError("it ended", stage="read")
-    with pytest.raises(WorkerError) as raised:
-        Restarts(0).use(error)
-    assert raised.value is error
-    assert not hasattr(error, "__notes__")
 
 
 @pytest.mark.parametrize("left", [0, 1])  # 1: for a copy of the pipe's descriptor, not for the file
