@@ -234,19 +234,6 @@ def test_the_tables_of_the_api_page_have_each_public_name_once():
     assert sorted(listed) == sorted(public)
 
 
-def test_extras_are_installed_from_the_clone():
-    """Nothing is published, so `pip install 'feedline[images]'` would fail, or install something else."""
-    folders = ("feedline", "examples", "benchmarks", "docs")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")]
-    told = [
-        f"{path.relative_to(ROOT)}: {line}"
-        for path in [*files, *ROOT.glob("*.md")]
-        for line in path.read_text().splitlines()
-        if re.search(r"pip install .*\bfeedline\[", line)
-    ]
-    assert told == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_have_targets(page):
     """The linked files and headings exist."""

@@ -374,13 +374,6 @@ def test_imports_form_no_circle(unit):
     graphlib.TopologicalSorter(edges).prepare()  # a CycleError names them
 
 
-@pytest.mark.parametrize("folder", sorted({path.rpartition("/")[0] for path in CORE}))
-def test_each_folder_has_a_docstring_and_is_named_in_a_map(folder):
-    assert ast.get_docstring(CORE[f"{folder}/__init__.py".lstrip("/")])
-    maps = ast.get_docstring(CORE["__init__.py"]) + ast.get_docstring(CORE["tools/__init__.py"])
-    assert not folder or f" {folder.split('/')[-1]}/ " in maps
-
-
 def files_with(matches):
     """The files in which `matches` says yes to a node."""
     return {path for path, tree in CORE.items() if any(matches(node) for node in ast.walk(tree))}
@@ -417,49 +410,6 @@ def test_private_modules_of_jax_stand_in_one_file_and_those_of_grain_nowhere():
     )
     assert len(private) <= 1
     assert all(path.startswith("agreement/") for path in private)
-
-
-def test_nobody_asks_for_the_class_of_a_source_or_an_order():
-    """But the module that defines it. What users give as `feedline.Order` is an argument, and checked."""
-    classes = [
-        (path, node) for path, tree in CORE.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    ]
-    where = {"Source": "rows/source.py", "EncodedSource": "rows/source.py", "RowOrder": "order/epoch.py"}
-    bases = set(where)
-    for _ in range(4):  # levels of inheritance
-        where |= {
-            node.name: path for path, node in classes if {ast.unparse(base) for base in node.bases} & set(where)
-        }
-    where |= dict(implementations_of_an_order(classes))
-    assert {"ArraySource", "Mixture", "Ragged", "DecodedSource", "SingleOrder", "MixtureOrder"} <= set(where)
-    asked = [
-        (path, name.id)
-        for path, tree in CORE.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
-        for name in ast.walk(node.args[1])
-        if isinstance(name, ast.Name) and name.id in where.keys() - bases and where[name.id] != path
-    ]
-    assert asked == []
-
-
-def implementations_of_an_order(classes):
-    """Name and file of each class with the methods of a `RowOrder`."""
-    for path, node in classes:
-        methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-        if {"rows_at", "struct", "substitutes"} <= methods and node.name != "RowOrder":
-            yield node.name, path
-
-
-def test_threads_start_in_few_rooms():
-    starters = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread"}
-    found = files_with(
-        lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in starters
-    )
-    assert "prefetch/pipelines.py" in found
-    found -= {"loader/workers.py"}  # in a worker process
-    allowed = {"prefetch", "files", "listen", "agreement", "cluster", "tools"}
-    assert {path.partition("/")[0] for path in found} <= allowed
 
 
 LOADED = """

@@ -76,30 +76,6 @@ def test_replicas_that_differ_are_found():
     assert "two devices hold different values" in found["found"]
 
 
-def test_resumed_in_batches_of_twice_the_size():
-    twice = dataclasses.replace(LAYOUT, times=2)
-    found = judged(run(size=8, batches=1, first=5), layout=twice)
-    assert (found["same"], found["rows"], found["batch_size"]) == (True, 8, 8)
-    found = judged(run(size=8, batches=1, first=5, content=changed(1, 5)), layout=twice)
-    assert (found["difference"]["row"], found["rows"]) == (5, 8)
-
-
-def test_a_swapped_row_is_named_and_located_on_one_device():
-    content = CONTENT.copy()
-    content[1, [5, 6]] = content[1, [6, 5]]
-    found = judged(run(content=content))["difference"]
-    assert (found["batch"], found["row"], found["leaf"]) == (6, 1, "batch['x']")
-    assert "at epoch 1, position 5 is another row" in found["found"]
-    assert found["found"].endswith("one device holds that row at batch 6, row 2")
-
-
-def test_a_changed_value_of_a_transformed_row_explains_the_rule():
-    content = changed(0, 0, 1)
-    found = judged(run(content=content, transformed=True), reference=run(transformed=True))["difference"]
-    assert (found["batch"], found["row"], found["leaf"]) == (0, 0, "batch['y']")
-    assert "row i of its result must depend on row i alone" in found["found"]
-
-
 LATE = [{"step": 2, "epoch": 0, "position": 8}] * BATCHES
 
 

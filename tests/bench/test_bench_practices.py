@@ -6,7 +6,6 @@ import pytest
 
 from feedline._src.tools.bench import practices
 from feedline._src.tools.bench.workload import Workload
-from feedline._src.trainer.modes import Practices
 
 TINY = Workload(depth=4, width=32, inputs=16, outputs=4, rows=64)
 SHORT = Path(__file__).parent / "short_preset.py"
@@ -32,13 +31,3 @@ def test_the_compiler_sees_the_difference_in_memory(name, more, less):
         assert figures["peak_bytes"] == figures["compiled_bytes"]["total"]  # CPU devices do not count
     assert found["ratios"] == sorted(found["ratios"])
     assert found[more]["peak_bytes"] > found[less]["peak_bytes"]
-
-
-def test_every_option_of_the_trainer_is_among_them():
-    varied = set()
-    for pair in PAIRS.values():
-        assert pair.on != pair.off
-        for field in vars(Practices()):
-            if getattr(pair.on.practices, field) != getattr(pair.off.practices, field):
-                varied.add(field)
-    assert varied == set(vars(Practices()))

@@ -130,19 +130,6 @@ def test_a_process_that_raises_is_named():
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "text"),
-    [
-        (7, (), "needs at least 8 rows, rows.npy has 7; give more rows, or fewer devices"),
-    ],
-)
-def test_data_that_does_not_fit(rows, options, text, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    np.save("rows.npy", np.arange(rows))
-    assert main(["audit", "rows.npy", "--processes", "1", *options]) == 1
-    assert text in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("options", "text"),
     [
         (["--processes", "1,x"], "--processes takes counts with commas between, as 1,2,4, got '1,x'"),

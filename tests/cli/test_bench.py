@@ -44,24 +44,3 @@ def test_a_feed_of_ones_own_is_measured(target, tmp_path):
     assert found["limit_rows_per_s"] > 0
     assert all(found[stage] >= 0 for stage in ("read_s", "transform_s", "place_s", "wait_s"))
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"mine.py", "rows.npy", "out.json"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "told"),
-    [
-        ("nothing.npy", "feedline: there is no file nothing.npy; check the path"),
-        (
-            "nothing:make_feed",
-            "feedline: a source is a path, a glob or module:name, and loading",
-        ),
-    ],
-)
-def test_a_missing_target_is_named(target, told, tmp_path):
-    done = programs.run(
-        [sys.executable, "-m", "feedline", "bench", "feed", target],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(told)

@@ -140,16 +140,6 @@ def test_a_feed_of_ones_own(feeds, capsys):
     assert "multiple of the 3 shards of the batch axis, got 16; 15 or 18 would work" in told["problems"][0]
 
 
-def test_a_path_is_opened_as_open_source_opens_it(here, capsys):
-    _, told = as_json(capsys, "rows.npz", "--columns", "y", "--mesh", "data=1")
-    assert [leaf["leaf"] for leaf in told["leaves"]] == ["y"]
-    np.arange(40, dtype=np.uint16).tofile("tokens.bin")
-    _, told = as_json(capsys, "tokens.bin", "--dtype", "uint16", "--window", "8", "--mesh", "data=1")
-    assert (told["rows"], told["row_bytes"], told["leaves"][0]["dtype"]) == (5, 16, "uint16")
-    _, told = as_json(capsys, "tokens.bin", "--dtype", "[('a', 'u1', (6,)), ('b', '<u2')]", "--mesh", "data=1")
-    assert (told["rows"], [leaf["shape"] for leaf in told["leaves"]]) == (10, [[6], []])
-
-
 def test_a_stream(feeds, capsys):
     code, told = as_json(capsys, f"{feeds}:lanes", "--mesh", "data=2", "--processes", "2")
     assert (code, told["rows"], told["lanes"], told["epoch"]) == (0, None, 4, None)

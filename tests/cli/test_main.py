@@ -36,30 +36,14 @@ def run(*arguments):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments):
-    modules = set(run("-c", IMPORTED, *arguments).stdout.splitlines()[-1].split())
+    *told, modules = run("-c", IMPORTED, *arguments).stdout.splitlines()
+    modules = set(modules.split())
     assert "feedline._src.tools.main" in modules
     assert not HEAVY & modules
-
-
-@pytest.mark.parametrize(
-    ("arguments", "columns"), [([], 80), (["bench"], 80), *((name.split(), 100) for name in COMMANDS)]
-)
-def test_help_is_as_wide_as_the_terminal_and_lists_a_sentence_each(arguments, columns, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    told = run("-m", "feedline", *arguments, "--help").stdout.splitlines()
-    assert max(map(len, told)) <= columns
-    if not arguments:
-        assert len(told) < 25
-        assert set(COMMANDS) <= {name for name in COMMANDS if f"\n  {name} " in "\n".join(told)}
-    if arguments == ["train"]:
-        assert "--mode {jit_single,jit_multi,pmap}" in " ".join(told)
-    if arguments == ["launch"]:
-        assert "    feedline launch --processes 4 --cpu -- python train.py --steps 100" in told
-
-
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"feedline {feedline.__version__}, columns by {implementation()}\n"
+    if arguments == ["--help"]:
+        assert [name for name in COMMANDS if not any(line.startswith(f"  {name} ") for line in told)] == []
+    elif arguments == ["--version"]:
+        assert told[0] == f"feedline {feedline.__version__}, columns by {implementation()}"
 
 
 @pytest.mark.parametrize(

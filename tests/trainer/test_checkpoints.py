@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -297,21 +296,3 @@ def test_a_flipped_bit_changes_no_weight(copied):
         path.write_bytes(whole)
     assert refused
     assert refused + unharmed == len(data) + 12
-
-
-def test_any_flipped_bit_and_exchanged_values_change_a_checksum():
-    sums = jax.jit(jax.vmap(module._sum))
-    flips = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    bits = np.tile(np.arange(6, dtype=np.uint32), (1 + 6 * 32, 1))
-    for place in range(6):
-        bits[1 + 32 * place :][:32, place] ^= flips
-    found = np.asarray(sums(bits.view(np.float32)))
-    assert not (found[1:] == found[0]).any()
-    for dtype in ("bfloat16", "complex64", "bool", "int4", "float8_e4m3fn"):
-        with jax.numpy_dtype_promotion("strict"):
-            before, exchanged = sums(jnp.array([[1, 0, 1], [0, 1, 1]], dtype))
-        assert before != exchanged
-    first, other = sums(jax.random.split(jax.random.key(3)))
-    assert first != other
-    large = jax.ShapeDtypeStruct((4, 1 << 30), np.float32)
-    assert jax.eval_shape(module._sum, large).dtype == np.uint32

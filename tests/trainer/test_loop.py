@@ -1,13 +1,11 @@
 """The loop: what it counts, how far it runs ahead, what it reports."""
 
-import math
-
 import jax
 import numpy as np
 import pytest
 
 from feedline._src.trainer import loop as module
-from feedline._src.trainer.loop import NotFinite, Progress, evaluate, train
+from feedline._src.trainer.loop import Progress, evaluate, train
 from feedline._src.trainer.modes import Program
 
 
@@ -91,39 +89,6 @@ def test_at_most_two_steps_run_while_a_batch_is_asked_for(clock):
     train(program_of(clock, seen=steps), State(0), batches())
     assert running == [0, 0, 1, 2, 2, 2]  # the first step is waited for: it compiles
     assert all(step.done for step in steps)
-
-
-@pytest.mark.parametrize(
-    ("resumed", "count", "every", "reports"),
-    [(0, 10, 3, [1, 3, 6, 9, 10]), (0, 3, 1, [1, 2, 3]), (0, 2, 100, [1, 2]), (7, 5, 4, [8, 12])],
-)
-def test_reports_come_after_the_first_step_at_multiples_and_at_the_end(clock, resumed, count, every, reports):
-    losses, seen = np.random.default_rng(0).random(20).tolist(), []
-    program = program_of(clock, losses=losses)
-    train(program, State(resumed), batches_of(clock, count), report=seen.append, report_every=every)
-    assert [progress.step for progress in seen] == reports
-    assert [progress.loss for progress in seen] == [losses[step - 1] for step in reports]
-    assert {progress.resumed for progress in seen} == {resumed}
-
-
-@pytest.mark.parametrize(
-    ("bad", "resumed", "step"), [(math.nan, 0, 1), (math.inf, 0, 10), (math.inf, 23, 24), (math.nan, 23, 31)]
-)
-def test_the_first_loss_that_is_not_finite_ends_the_loop_at_the_next_fetch(clock, bad, resumed, step):
-    given, reported = [], []
-
-    def batches():
-        for batch in batches_of(clock, 100):
-            given.append(batch)
-            yield batch
-
-    losses = [1.0] * (step - 1) + [bad] + [float("nan")] * 200
-    program = program_of(clock, losses=losses)
-    with pytest.raises(NotFinite, match=f"the loss is {bad} at step {step}, the first that is no") as told:
-        train(program, State(resumed), batches(), report=reported.append)
-    assert told.value.step == step
-    assert all(progress.step < step for progress in reported)
-    assert resumed + len(given) <= -(-step // 10) * 10 + 3
 
 
 def test_a_batch_of_padding_weighs_nothing_in_an_evaluation():

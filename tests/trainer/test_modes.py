@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from mlp_tasks import adam, made_up_rows, placed, program_of, task_of, weights_of
+from mlp_tasks import adam, forward, made_up_rows, placed, program_of, task_of, weights_of
 
 from feedline._src.trainer.model import Sizes
 from feedline._src.trainer.modes import Mode, compiled, mesh_for
@@ -26,8 +26,11 @@ def test_every_mode_follows_the_oracle(mode):
     state = program.start()
     start = weights_of(state.params)
     for batch in batches:
+        scores, valid = forward(weights_of(state.params), batch["image"])[1][-1], batch["valid"]
         state, metrics = program.step(state, placed(batch, mode))
         seen.append(float(metrics[0]))
+        accuracy = (scores.argmax(axis=1) == batch["label"])[valid].mean()
+        assert float(metrics[1]) == pytest.approx(accuracy, rel=1e-6)
     expected_weights, expected = adam(start, batches, 3e-3)
     np.testing.assert_allclose(seen, expected, rtol=1e-5)
     for found, wanted in zip(weights_of(state.params), expected_weights, strict=True):
