@@ -180,11 +180,10 @@ def test_images(files, capsys):
 
 def test_convert(files, capsys):
     run("docs/formats.md", section="## Converting to files")
-    source, shape = capsys.readouterr().out.splitlines()
+    source = capsys.readouterr().out
     assert source.startswith(
         "<ArraySource: rows 1,000, image uint8[8, 8], label int64[], from rows/rows-00000-of-"
     )
-    assert shape == "(64, 8, 8)"
 
 
 def test_mixtures(files, capsys):
