@@ -475,7 +475,7 @@ def test_a_cache_as_large_as_a_file_is_enough(store, tmp_path):
 def test_sources_that_begin_with_an_empty_cache_all_read(store, records, tmp_path, name):
     """Each has a cache of its own, as another process has, and stays open. An object is fetched about once."""
     store.objects["/x.bin"] = DATA
-    store.latency_s, begin = 0.1, threading.Barrier(8)
+    store.latency_s, begin = 0.1, threading.Barrier(4)
     data = store.objects[f"/{name}"]
 
     def read(number):
@@ -486,8 +486,8 @@ def test_sources_that_begin_with_an_empty_cache_all_read(store, records, tmp_pat
             return file, file.read(np.array([0]), np.array([len(data)])) == [data]
         return file, file.with_path(lambda local: Path(local).read_bytes()) == data
 
-    reading = [spawn(functools.partial(read, number)) for number in range(8)]
-    assert [each.result(PATIENCE_S)[1] for each in reading] == [True] * 8
+    reading = [spawn(functools.partial(read, number)) for number in range(4)]
+    assert [each.result(PATIENCE_S)[1] for each in reading] == [True] * 4
     assert name == "x.bin" or sum(stop - start for start, stop in store.gets()) == len(data)
 
 

@@ -1,166 +1,108 @@
-"""Arrays in files that are mapped only while a cache has all of them, against the same files on local disk."""
+"""Arrays in a store, which are mapped while the cache has all of them, against the same files on local disk."""
 
 import os
-import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import feedline
-from feedline._src.files.file import File
-from feedline._src.files.files import Files
-from feedline._src.formats.open_options import OpenOptions
 from feedline._src.native.library import library
 from feedline._src.options import Order
 from feedline._src.order.epoch import SingleOrder
 from feedline._src.rows.source import whole_cuts
-from feedline._src.sources.arrays import ArraySource
-
-needs_library = pytest.mark.skipif(library() is None, reason="without the C library nothing of a store is mapped")
-
-
-class Cached(File):
-    """A local file that is mapped only while it is complete; the mapping is that of a copy."""
-
-    complete = False
-    reads = 0
-
-    def __init__(self, name):
-        super().__init__(name)
-        self.mapped = []
-
-    def memory(self):
-        if not self.complete:
-            return None
-        if not self.mapped:
-            shutil.copy(self.name, f"{self.name}.cached")
-            self.mapped.append(File(f"{self.name}.cached").memory())
-        return self.mapped[0]
-
-    def read_rows(self, offsets, out):
-        self.reads += 1
-        super().read_rows(offsets, out)
-
-
-class CachedFiles(Files):
-    in_store = True
-
-    def __init__(self, paths):
-        super().__init__(paths)
-        self._files = [Cached(path) for path in paths]
-
 
 RECORDS = np.zeros(30, [("image", np.uint8, (4, 3)), ("label", ">i4")])
 RECORDS["image"], RECORDS["label"] = np.arange(360).reshape(30, 4, 3) % 251, np.arange(30)
+X = np.arange(90, dtype=np.float32).reshape(30, 3)
+FORMS = {
+    "one": ("0.npy", {}),
+    "several": ("?.npy", {}),
+    "members": ("?.npz", {}),
+    "records": ("records.npy", {}),
+    "raw records": ("records.bin", {"dtype": RECORDS.dtype, "columns": ["label"]}),
+    "windows": ("[01].npy", {"window": 4, "stride": 3}),
+}
 
 
-def arrays_of(folder):
-    """Paths of files with 30 rows each, by the form that they have."""
-    x = np.arange(90, dtype=np.float32).reshape(30, 3)
+@pytest.fixture
+def folder(bucket, tmp_path):
+    """Files of arrays, which the bucket "corpus" has, too."""
     for i in range(3):
-        np.save(folder / f"{i}.npy", x + 100 * i)
-        np.savez(folder / f"{i}.npz", x=x + i, y=np.arange(30))
-    np.savez_compressed(folder / "packed.npz", x=x, y=np.arange(30))
-    np.save(folder / "records.npy", RECORDS)
-    RECORDS.tofile(folder / "records.bin")
-    files = {
-        "one": (["0.npy"], {}),
-        "several": ([f"{i}.npy" for i in range(3)], {}),
-        "members": (["0.npz", "1.npz"], {}),
-        "records": (["records.npy"], {}),
-        "raw records": (["records.bin"], {"dtype": RECORDS.dtype, "columns": ["label"]}),
-        "windows": (["0.npy", "1.npy"], {"window": 4, "stride": 3}),
-    }
-    return {form: ([str(folder / name) for name in names], more) for form, (names, more) in files.items()}
+        np.save(tmp_path / f"{i}.npy", X + 100 * i)
+        np.savez(tmp_path / f"{i}.npz", x=X + i, y=np.arange(30))
+    np.save(tmp_path / "records.npy", RECORDS)
+    RECORDS.tofile(tmp_path / "records.bin")
+    np.savez_compressed(tmp_path / "0-packed.npz", x=X, y=np.arange(30))
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(X))
+    for path in tmp_path.iterdir():
+        bucket.objects[f"/corpus/{path.name}"] = path.read_bytes()
+    return tmp_path
 
 
-def opened(paths, **options):
-    return ArraySource(paths, OpenOptions(**options), files=CachedFiles(paths))
+def room(source, count):
+    return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), source.spec)
 
 
-def complete(source, *numbers):
-    for number, file in enumerate(source._files):
-        file.complete = number in numbers
+def read_rows(source):
+    out = room(source, 20)
+    source.read(np.random.default_rng(0).integers(0, len(source), 20), out)
+    return out
 
 
-def reads_of(source):
-    reads = sum(file.reads for file in source._files)
-    for file in source._files:
-        file.reads = 0
-    return reads
+def read_columns(source):
+    """Of each leaf some columns, into memory with gaps, and cast."""
+    rows, found = np.random.default_rng(1).integers(0, len(source), 20), []
+    for number, leaf in enumerate(jax.tree.leaves(source.spec)):
+        columns = tuple(slice(1, None) if axis == 0 else np.arange(n)[::2] for axis, n in enumerate(leaf.shape))
+        shape = np.empty(leaf.shape, bool)[columns].shape
+        for out in (np.zeros((20, *shape, 2), leaf.dtype)[..., 0], np.empty((20, *shape))):
+            source.read_cuts(rows, [(number, columns, out)])
+            found.append(out)
+    return found
 
 
-def check(source, local):
-    """Every way to read."""
-    rows = np.random.default_rng(0).integers(0, len(local), 20)
-    out, expected = (
-        jax.tree.map(lambda leaf: np.empty((20, *leaf.shape), leaf.dtype), local.spec) for _ in range(2)
-    )
-    source.read(rows, out)
-    local.read(rows, expected)
-    jax.tree.map(np.testing.assert_array_equal, out, expected)
-    for leaf, whole in enumerate(jax.tree.leaves(expected)):
-        columns = tuple(
-            slice(1, None) if axis == 0 else np.arange(n)[::2] for axis, n in enumerate(whole.shape[1:])
-        )
-        cut = whole
-        for axis, column in enumerate(columns, start=1):
-            cut = cut[(slice(None),) * axis + (column,)]
-        wide = np.zeros((*cut.shape, 2), cut.dtype)
-        for target in (np.empty(cut.shape, cut.dtype), wide[..., 0], np.empty(cut.shape, np.float64)):
-            source.read_cuts(rows, [(leaf, columns, target)])
-            np.testing.assert_array_equal(target, cut)
-    order, positions = SingleOrder(Order(seed=1), len(local)), np.array([3, 9, 0])
-    for each, targets in ((source, out), (local, expected)):
-        first = jax.tree.map(lambda leaf: leaf[:3], targets)
-        each.read_ordered(order, 1, positions, whole_cuts(first))
-    jax.tree.map(np.testing.assert_array_equal, out, expected)
-    with pytest.raises(IndexError):
-        source.read(np.array([0, len(local)]), jax.tree.map(lambda leaf: leaf[:2], out))
+def read_positions(source):
+    out = room(source, 3)
+    order = SingleOrder(Order(seed=1), len(source))
+    return source.read_ordered(order, 1, np.array([3, 9, 0]), whole_cuts(out)), out
 
 
-@needs_library
-@pytest.mark.parametrize("form", ["one", "several", "members", "records", "raw records", "windows"])
-def test_rows_are_those_of_local_files_whatever_the_cache_has(form, tmp_path):
-    paths, options = arrays_of(tmp_path)[form]
-    source, local = opened(paths, **options), ArraySource(paths, OpenOptions(**options))
+@pytest.mark.parametrize("read", [read_rows, read_columns, read_positions])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_are_those_of_local_files_whatever_the_cache_has(form, read, folder, options):
+    pattern, more = FORMS[form]
+    local = feedline.open_source(folder / pattern, **more)
+    source = feedline.open_source(f"s3://corpus/{pattern}", store=options, **more)
     assert source.identity == local.identity
-    everything = range(len(paths))
-    for numbers in ([], everything, everything[1:], everything, []):
-        complete(source, *numbers)
-        for _ in everything:
-            source[0]  # only a few files are asked about at a time
-        reads_of(source)
-        check(source, local)
-        assert bool(reads_of(source)) == (len(numbers) < len(paths))
-        assert (source.will_read is None) == (len(numbers) == len(paths))
+    cached, expected = [Path(file._segments[0].path) for file in source._files], read(local)
+    for lost, how in ((cached, os.unlink), ([], os.unlink), (cached[:1], os.unlink), (cached[-1:], truncate)):
+        for path in lost:
+            how(path)
+        for _ in range(4):  # only a few files are asked about at a time
+            jax.tree.map(np.testing.assert_array_equal, read(source), expected)
+            source.read(np.arange(len(source)), room(source, len(source)))
+        assert (source.will_read is None) == (library() is not None)
 
 
-@needs_library
-def test_a_truncated_file_of_the_cache_is_read_again(tmp_path):
-    paths, _ = arrays_of(tmp_path)["one"]
-    source = opened(paths)
-    complete(source, 0)
-    source[0]
-    os.truncate(f"{paths[0]}.cached", 0)
-    check(source, ArraySource(paths))
-    assert reads_of(source)
+def truncate(path):
+    os.truncate(path, 0)
 
 
-def test_arrays_in_a_store_without_one_range_of_bytes_a_row_are_refused(tmp_path):
-    arrays_of(tmp_path)
-    with pytest.raises(ValueError, match=r"compressed in all files or in none, and it is not in .*0\.npz; write"):
-        opened([str(tmp_path / "0.npz"), str(tmp_path / "packed.npz")])
-    np.save(tmp_path / "x.npy", np.asfortranarray(np.zeros((5, 4))))
-    with pytest.raises(ValueError, match=r"x\.npy is in Fortran order; write it again: np\.save"):
-        opened([str(tmp_path / "x.npy")])
+def test_arrays_in_a_store_without_one_range_of_bytes_a_row_are_refused(folder, options):
+    for name, match in (
+        ("0*.npz", r"compressed in all files or in none, and it is not in .*0\.npz; write"),
+        ("fortran.npy", r"fortran\.npy is in Fortran order; write it again: np\.save"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            feedline.open_source(f"s3://corpus/{name}", store=options)
 
 
-def test_a_mixture_joins_no_arrays_of_a_store(tmp_path):
-    paths, _ = arrays_of(tmp_path)["one"]
+def test_a_mixture_joins_no_arrays_of_a_store(folder, options):
     near = {"x": np.zeros((5, 3), np.float32)}
-    for far, joined in (({"x": paths[0]}, True), (opened(paths, columns=["x"]), False)):
-        mixture = feedline.Mixture({"far": far, "near": near}, {"far": 1, "near": 1})
+    far = feedline.open_source("s3://corpus/0.npy", columns=["x"], store=options)
+    for source, joined in (({"x": folder / "0.npy"}, True), (far, False)):
+        mixture = feedline.Mixture({"far": source, "near": near}, {"far": 1, "near": 1})
         assert (mixture.arrays is not None) == joined
         np.testing.assert_array_equal(mixture[29]["x"], [87, 88, 89])
