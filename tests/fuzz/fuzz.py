@@ -17,7 +17,7 @@ accepted and fails later. Such inputs are saved in --folder, and the exit code i
     python tests/fuzz/fuzz.py --inputs 10000             # of each format and state
     python tests/fuzz/fuzz.py --inputs 300 --format npy  # some of them; may be repeated
     python tests/fuzz/fuzz.py --format npy --only 17     # one input again, under the same --seed
-    python tests/fuzz/fuzz.py --inputs 1000000 --processes 2 --minutes 600 --seed 1 --record fuzz.json  # a night
+    python tests/fuzz/fuzz.py --inputs 1000000 --minutes 600 --seed 1 --record fuzz.json  # a night on one core
 """
 
 from __future__ import annotations
@@ -28,20 +28,17 @@ import itertools
 import json
 import multiprocessing
 import os
-import queue
 import random
 import resource
 import signal
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fuzz_calls import CALLS
 from fuzz_checks import RestoredFeed, mutate, outcome_of, remove
 from fuzz_inputs import FILES, FORMATS, STATES, Outcome
 
@@ -97,14 +94,14 @@ def serve(pipe: Any, folder: Path) -> None:
     os.dup2(os.open(folder / "stderr.txt", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 2)
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    calls = {**CALLS, **{kind: RestoredFeed(kind).resumed for kind in STATES}}
+    feeds = {kind: RestoredFeed(kind) for kind in STATES}
     pipe.send("ready")
     while True:
         given: Input = pipe.recv()
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         before = memory_kib("VmRSS")
-        if given.format in calls:
-            outcome = calls[given.format](given.chance)
+        if given.format in feeds:
+            outcome = feeds[given.format].resumed(given.chance)
         else:
             path = given.write(folder, folder.parent / "valid")
             outcome = outcome_of(given.format, path, given.chance)
@@ -185,36 +182,6 @@ def outcomes(
             child.close()
 
 
-def in_processes(
-    inputs: Iterator[Input], work: Path, processes: int, limit_s: float
-) -> Iterator[tuple[Input, Outcome]]:
-    """The outcome of each input, from several processes at once: a thread for each takes the next inputs."""
-    lock, found = threading.Lock(), queue.SimpleQueue[Any]()
-
-    def taken() -> Input | None:
-        with lock:
-            return next(inputs, None)
-
-    def run(folder: Path) -> None:
-        try:
-            for each in outcomes(iter(taken, None), serve, folder, limit_s):
-                found.put(each)
-            found.put(None)
-        except BaseException as error:  # noqa: BLE001  # of any type: it is raised by the one who asks
-            found.put(error)
-
-    for number in range(processes):
-        threading.Thread(target=run, args=(work / str(number),), daemon=True).start()
-    while processes:
-        each = found.get()
-        if isinstance(each, BaseException):
-            raise each
-        if each is None:
-            processes -= 1
-        else:
-            yield each
-
-
 def write_valid(folder: Path) -> Path:
     """Write one valid file of each format."""
     import feedline
@@ -256,7 +223,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1000, help="of each format and state")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1, help="child processes at once")
     parser.add_argument("--minutes", type=float, default=1e9, help="after which it ends, with fewer inputs")
     parser.add_argument("--record", type=Path, help="a JSON file, to whose counts those of this run are added")
     parser.add_argument("--format", action="append", choices=FORMATS, help="one of them; may be repeated")
@@ -276,7 +242,7 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
             valid = write_valid(Path(work) / "valid")
-            for given, outcome in in_processes(timely, Path(work), options.processes, options.limit_s):
+            for given, outcome in outcomes(timely, serve, Path(work) / "child", options.limit_s):
                 counts[given.format][outcome.kind] += 1
                 if refutes(given.format, outcome.kind):
                     options.folder.mkdir(parents=True, exist_ok=True)

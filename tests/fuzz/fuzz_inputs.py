@@ -131,5 +131,4 @@ OTHERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 FILES = {**{kind: _written(ALL_CASES[case]) for kind, case in OF_FORMATS.items()}, **OTHERS}
 """By kind of input, the suffix of its file, and what writes a whole one."""
 STATES = ("rows state", "lanes state", "mixture state")
-CALLS = ("variables", "address", "greeting")
-FORMATS = (*FILES, *STATES, *CALLS)
+FORMATS = (*FILES, *STATES)
