@@ -30,7 +30,7 @@ def test_what_needs_no_opening(given, match):
     ("name", "page"),
     [
         ("rows.json", "text#files-of-tokens"),
-        ("rows.json.zst", "tables"),
+        ("rows.json.zst", "formats"),
         ("rows.txt", "text#files-of-tokens"),
     ],
 )
