@@ -395,6 +395,5 @@ def test_the_page(tmp_path, monkeypatch, capsys):
         exec(compile(block, "<formats.md>", "exec"), names)
     assert capsys.readouterr().out.splitlines() == [
         "(40, 4)",
-        "(32, 32, 3) int32",
         "True",
     ]
