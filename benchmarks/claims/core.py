@@ -181,21 +181,25 @@ def looped(rows, batch_size, steps):
 
 
 def order(flat, options):
-    """Nanoseconds of one core for a row of a feed's order, the median."""
     found = {}
     for name, shuffle in {"full": True, "blocked": feedline.Blocks(rows=341, window=64)}.items():
         for count in ROWS:
-            samples, order = [], feedline.Order(7, shuffle)
-            with feedline.Feed(Computed(count), 1 << 16, jax.devices()[0], order=order) as feed:
-                state = feed.get_state()
-                for call in range(8 * (options.rounds + 1)):
-                    began = time.thread_time()
-                    feed.rows_of({**state, "position": call % 8 << 16})
-                    samples.append((time.thread_time() - began) / (1 << 16) * 1e9)
             case = f"{name}, 10^{len(str(count)) - 1}"
-            found[case] = statistics.median(samples[8:])  # the first calls warm up
+            found[case] = order_ns(Computed(count), options.rounds, order=feedline.Order(7, shuffle))
             print(f"order, {case}: {found[case]:.1f} ns a row", flush=True)
     return found
+
+
+def order_ns(source, rounds, **options):
+    """Nanoseconds of one core for a row of a feed's order, the median."""
+    samples = []
+    with feedline.Feed(source, 1 << 16, jax.devices()[0], **options) as feed:
+        state = feed.get_state()
+        for call in range(8 * (rounds + 1)):
+            began = time.thread_time()
+            feed.rows_of({**state, "position": call % 8 << 16})
+            samples.append((time.thread_time() - began) / (1 << 16) * 1e9)
+    return statistics.median(samples[8:])  # the first calls warm up
 
 
 def resume(flat, options):

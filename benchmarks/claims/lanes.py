@@ -1,19 +1,16 @@
 """How large is a lane's state, and how long does restoring it take?
 
-python benchmarks/claims/lanes.py
-feedline launch --processes 2 --cpu --devices-per-process 1 -- python benchmarks/claims/lanes.py
+    python benchmarks/claims/lanes.py
 
-In one process: bytes of the state, and the time from `set_state` to the next batch, for several kinds of lane
-after 1,024 and 16,384 items; the best of nine. The claim that Grain causes this time is refuted by a figure far
-above that of Grain alone, which is measured too. In several processes: what a ready batch costs the training
-thread, compared with a stream whose processes need not agree on ends of lanes: refuted by more than 5 µs.
+Bytes of the state, and the time from `set_state` to the next batch, for several kinds of lane after 1,024 and
+16,384 items; the best of nine. The claim that Grain causes this time is refuted by a figure far above that of
+Grain alone, which is measured too.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import time
 
 import grain
@@ -23,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
 
-BATCH, STEPS, PAUSE_S, TIMES = 64, 1000, 0.003, 9
+BATCH, TIMES = 64, 9
 
 
 def numbers(lane: int, count: int) -> grain.IterDataset:
@@ -76,22 +73,5 @@ def restoring() -> None:
         print(f"{name:14} {items:6} {size:13} {min(restored_s) * 1e3:12.1f} {min(grain_s) * 1e3:16.1f}")
 
 
-def agreeing() -> None:
-    """Compare a feed of one lane, which needs no agreement, with one of a lane for each device."""
-    feeds = [feedline.Feed(feedline.Lanes(numbers, count), BATCH, sharding()) for count in (1, len(jax.devices()))]
-    steps: list[list[float]] = [[], []]
-    for _ in range(STEPS):
-        for feed, taken in zip(feeds, steps, strict=True):  # alternately, so that both see the same machine
-            time.sleep(PAUSE_S)  # in place of a step: the next batch is ready after it
-            began = time.thread_time()
-            next(feed)
-            taken.append(time.thread_time() - began)
-    for feed in feeds:
-        feed.close()
-    one, several = (statistics.median(taken) * 1e6 for taken in steps)
-    print(f"the training thread's own time for a ready batch: {one:.1f} µs of 1 lane, {several:.1f} µs of several")
-
-
 if __name__ == "__main__":
-    feedline.cluster.initialize()
-    agreeing() if jax.process_count() > 1 else restoring()
+    restoring()

@@ -1,4 +1,4 @@
-"""How fast are batches transferred, how much of that lies under compute, what does a loop lose to its input?"""
+"""How fast are batches transferred, and what does a loop lose to its input?"""
 
 import collections
 import contextlib
@@ -18,7 +18,6 @@ import feedline
 from feedline._src.loader.staging import Staging
 from feedline._src.placement.place import Placement
 from feedline._src.tools.bench.feed import measure_feed
-from gpu.traced import traced
 
 _GROUP = 4
 """Host batches that are created, untimed, before they are transferred one after the other."""
@@ -30,7 +29,6 @@ AHEAD = (0, 8)
 FACTORS = (1.0, 1.2, 2.0)
 """How long a step is, as a multiple of the time that a batch takes to arrive when nothing is computed."""
 _WARM_UP = 8
-_TRACED = 24
 _PROBE = 8
 """Matrix products in the step that measures the time of one product."""
 
@@ -125,15 +123,6 @@ def utilisation_cases(scale):
     }
 
 
-def overlap_cases(scale):
-    """Cases whose step takes twice as long as the input, so that it can hide the whole transfer."""
-    return {
-        f"prefetch {prefetch}, {ahead} ahead": functools.partial(_overlap, prefetch, ahead, scale)
-        for ahead in AHEAD
-        for prefetch in DEPTHS
-    }
-
-
 def _utilisation(factor, ahead, scale):
     work = _work(scale)
     step = work.step(factor)
@@ -157,15 +146,6 @@ def _utilisation(factor, ahead, scale):
         "batches_per_s": found,
         "au": {str(depth): found[str(depth)]["of_limit"] for depth in DEPTHS},
     }
-
-
-def _overlap(prefetch, ahead, scale):
-    work = _work(scale)
-    step = work.step(2.0)
-    with work.feed(prefetch) as feed:
-        state, _ = _run(step, work.state, feed, ahead, _WARM_UP)
-        found = traced(lambda: _run(step, state, feed, ahead, _TRACED))
-    return {"prefetch": prefetch, "ahead": ahead, "steps": _TRACED, **found}
 
 
 def _rate(step, state, batches, ahead, seconds):

@@ -1,14 +1,11 @@
 """Does feedline keep a GPU as busy as its link to the host allows?
 
-    python benchmarks/gpu/gpu.py --out gpu                  # all parts, six minutes; on a CPU always --quick
-    python benchmarks/gpu/gpu.py --part overlap --out gpu   # one part
+    python benchmarks/gpu/gpu.py --out gpu                  # all parts, four minutes; on a CPU always --quick
+    python benchmarks/gpu/gpu.py --part utilisation --out gpu   # one part
 
 Refuted, on a GPU, if
   - a batch of 16 MB or more in one leaf goes from feedline's slabs to the devices at less than 0.9 of the rate out
     of pinned memory. New NumPy arrays are shown, too;
-  - at prefetch 2 less than 0.95 of the time of transfers lies under compute, in a profiler's trace, with a step
-    twice as long as a batch takes to arrive. Prefetch 1 is the control: by XLA's source it should not overlap,
-    since device memory is allocated only after the compute that was enqueued before;
   - at prefetch 2 the accelerator utilisation (batches × step on resident data ÷ wall time) is below 0.99 where a
     step is 10 % longer than a batch takes to arrive.
 
@@ -40,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import feedline
 from feedline._src.tools.bench.machine import describe
-from gpu.feeding import AHEAD, overlap_cases, transfer_cases, utilisation_cases
+from gpu.feeding import AHEAD, transfer_cases, utilisation_cases
 
-PARTS = {"transfer": transfer_cases, "overlap": overlap_cases, "utilisation": utilisation_cases}
+PARTS = {"transfer": transfer_cases, "utilisation": utilisation_cases}
 _GRACE_S = 60
 """How long the last case of a part may go on after the part's time. Then its processes are killed."""
 
@@ -149,7 +146,7 @@ def verdicts(parts):
 
     Whether it holds is None without a figure, and on CPUs, where nothing is judged.
     """
-    transfer, overlap, utilisation = (parts.get(name, {"results": []})["results"] for name in PARTS)
+    transfer, utilisation = (parts.get(name, {"results": []})["results"] for name in PARTS)
     claims = [
         (
             "transfer from slabs ÷ from pinned memory",
@@ -158,8 +155,6 @@ def verdicts(parts):
         )
     ]
     for ahead in AHEAD:
-        shares = [e["share"] for e in overlap if (e["prefetch"], e["ahead"]) == (2, ahead)]
-        claims.append((f"share hidden at prefetch 2, {ahead} ahead", 0.95, [s for s in shares if s is not None]))
         roomy = [e["au"]["2"] for e in utilisation if e["ahead"] == ahead and e["headroom"] >= 0.1]
         claims.append((f"AU at prefetch 2, {ahead} ahead", 0.99, roomy))
     judged = any((found["machine"] or {}).get("platform") == "gpu" for found in parts.values())
@@ -187,9 +182,6 @@ def report(parts):
 
 
 def _line(each):
-    if "share" in each:
-        seen = "no transfer seen" if each["share"] is None else f"{each['share']:.3f} hidden"
-        return f"{seen}: {each['transfers']} transfers, {each['transfer_s'] * 1e3:.1f} ms"
     if "au" in each:
         au = ", ".join(f"{of:.3f} at {depth}" for depth, of in each["au"].items())
         return f"headroom {each['headroom']:.0%}; AU {au}"
