@@ -119,7 +119,6 @@ def test_feed(files, capsys):
     assert [line.split(" over ")[1] for line in lines[:2]] == ["200 rows"] * 2
     assert "0 bad rows" in lines
     assert Path("bad.jsonl").read_text() == ""
-    assert "arrays int32[3]: 10 → 100 in 90 steps, 1 a step" in lines
 
 
 def test_waiting(files, capsys):
