@@ -177,11 +177,6 @@ def find_mismatch(descriptions: Mapping[int, Mapping[str, Any]]) -> Mismatch | N
 
     The value of most processes is taken as right; in a tie, the value of the process with the lowest index. Dicts
     are compared entry by entry.
-
-    Example:
-      >>> print(find_mismatch({0: {"batch_size": 8}, 1: {"batch_size": 8}, 2: {"batch_size": 16}}).message)
-      process 2 has batch_size 16, processes 0 and 1 have 8; give every process the same value; the feeds must \
-also be built in the same order everywhere
     """
     flat = {process: _flat(description) for process, description in sorted(descriptions.items())}
     fields = list(dict.fromkeys(field for entries in flat.values() for field in entries))

@@ -6,21 +6,9 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple
 
 from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.machine import Gpu, Topology, as_list, topology, usable_gpus
-
-
-class Binding(NamedTuple):
-    """The processors to which a process is bound, and the memory nodes that hold them."""
-
-    processors: frozenset[int]
-    nodes: frozenset[int]
-
-    def __str__(self) -> str:
-        plural = "s" if len(self.nodes) > 1 else ""
-        return f"processors {as_list(self.processors)} of memory node{plural} {as_list(self.nodes)}"
 
 
 def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
@@ -40,20 +28,20 @@ def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
     near = nodes_of(own, machine)
     if not near or near >= set(machine.processors):
         return None
-    found = plan(machine, near, allowed)
-    if found is None:
+    processors = near_processors(machine, near, allowed)
+    if not processors:
         return (
             f"not bound: its GPUs are on memory node {as_list(near)}, and it may only use processors "
             f"{as_list(allowed)} of others (srun --gpu-bind=closest)"
         )
     try:
-        os.sched_setaffinity(0, found.processors)
+        os.sched_setaffinity(0, processors)
     except OSError as error:
         return f"not bound: {error}"
     for thread in Path("/proc/self/task").iterdir():  # libraries may have started some on import
         with contextlib.suppress(OSError):  # it has ended
-            os.sched_setaffinity(int(thread.name), found.processors)
-    return str(found)
+            os.sched_setaffinity(int(thread.name), processors)
+    return f"processors {as_list(processors)} of memory node{'s' if len(near) > 1 else ''} {as_list(near)}"
 
 
 def own_gpus(environ: Mapping[str, str], local_devices: Sequence[int] | None, gpus: Sequence[Gpu]) -> list[str]:
@@ -77,7 +65,6 @@ def nodes_of(gpus: Sequence[str], machine: Topology) -> set[int]:
     return found if found <= set(machine.processors) else set()
 
 
-def plan(machine: Topology, near: Set[int], allowed: Set[int]) -> Binding | None:
-    """The processors of these memory nodes that this process may use; None: there are none."""
-    processors = frozenset().union(*(machine.processors[node] for node in near)) & allowed
-    return Binding(processors, frozenset(near)) if processors else None
+def near_processors(machine: Topology, nodes: Set[int], allowed: Set[int]) -> Set[int]:
+    """The processors of these memory nodes that this process may use."""
+    return frozenset().union(*(machine.processors[node] for node in nodes)) & allowed

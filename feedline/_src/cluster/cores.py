@@ -30,11 +30,6 @@ def own_processes() -> int:
 
 
 def share_of(processes: int, usable: int, present: int, quota: float | None = None) -> int:
-    """One process's share of the cores: an equal one, of those that it may use (srun --cpus-per-task).
-
-    Example:
-      >>> share_of(8, usable=128, present=128), share_of(8, usable=12, present=128)
-      (16, 12)
-    """
+    """One process's share of the cores: an equal one, of those that it may use (srun --cpus-per-task)."""
     share = min(usable, present // processes)
     return max(1, share if quota is None else min(share, math.ceil(quota) // processes))

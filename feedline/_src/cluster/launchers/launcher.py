@@ -166,10 +166,6 @@ def own_devices(environ: Mapping[str, str], local_process: int, local_processes:
 
     One, if their number is unknown, as jax does it. None if there is nothing to divide: the process is alone on
     its host, the launcher has already divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set.
-
-    Example:
-      >>> own_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, local_process=1, local_processes=2)
-      (2, 3)
     """
     if local_processes == 1 or environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None
