@@ -9,7 +9,10 @@ from pathlib import Path
 
 import programs
 import pytest
+from real_service import joined
 
+from feedline import ProcessError
+from feedline._src.agreement import monitor
 from feedline._src.agreement.monitor import blamed_process
 from feedline._src.tools.launch import reserved_port
 
@@ -155,25 +158,10 @@ def test_the_monitor_starts_after_jax_has_joined(tmp_path):
     assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]
 
 
-HEARD_OF_ANOTHER = """
-import sys, jax
-jax.distributed.initialize(sys.argv[1], 1, 0)
-import feedline
-from feedline._src.agreement.monitor import poll_failure
-feedline.cluster.abort(feedline.ProcessError("unreadable", stage="read", process=1, row=7))
-print(poll_failure())
-"""
-
-
-def test_a_reported_failure_names_the_process_that_failed_not_the_reporter():
+def test_a_reported_failure_names_the_process_that_failed_not_the_reporter(monkeypatch):
     """Several processes may raise the failure of one; the first of them to end reports it to the others."""
-    with reserved_port() as port:
-        told = programs.run(
-            [sys.executable, "-c", HEARD_OF_ANOTHER, f"127.0.0.1:{port}"],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
-    assert told.stdout.splitlines() == [
-        "process 1 failed: ProcessError: unreadable [stage read, process 1, row 7]"
-    ], told.stderr
+    with joined(1) as (service,):
+        monkeypatch.setattr(monitor, "coordination", lambda: service)
+        monitor.abort(ProcessError("unreadable", stage="read", process=1, row=7))
+        told = "process 1 failed: ProcessError: unreadable [stage read, process 1, row 7]"
+        assert str(monitor.poll_failure()) == told

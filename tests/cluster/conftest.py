@@ -80,6 +80,11 @@ class Launcher:
         return sorted(self.printed(done), key=lambda seen: seen["process"])
 
     @staticmethod
+    def saved(folder):
+        """The steps of the checkpoints in a folder."""
+        return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+
+    @staticmethod
     def told(done):
         """The lines that `initialize` printed, in the order of the processes."""
         return sorted(line for line in done.stderr.splitlines() if line.startswith("feedline: "))

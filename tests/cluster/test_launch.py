@@ -16,6 +16,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import programs
 import pytest
@@ -251,14 +252,11 @@ def test_the_process_that_another_one_names_is_shown_though_it_ends_later():
 
 def test_a_process_that_succeeds_early_does_not_end_the_others():
     script = "[ $FEEDLINE_PROCESS = 0 ] || { read -r line <%s; echo $line; }"
-    reading, writing = os.pipe()
-    with started(sh("echo ready; " + script % f"/proc/{os.getpid()}/fd/{reading}")) as launcher:
+    with pipe() as (reading, writing), started(sh(f"echo ready; {script % reading}")) as launcher:
         lines_until(launcher, 2, r"\[\d\] ready\n")
-        os.write(writing, b"goes on\n")
+        Path(writing).write_text("goes on\n")
         assert launcher.stdout.readline() == "[1] goes on\n"
         assert launcher.wait() == 0
-    os.close(reading)
-    os.close(writing)
 
 
 @pytest.mark.parametrize("name", ["HUP", "INT", "TERM"])
@@ -301,17 +299,14 @@ def test_processes_get_stop_s_to_end_after_a_signal():
         "trap '[ $FEEDLINE_PROCESS = 0 ] && exit 143; read -r line <%s; echo saved; exit 143' TERM\n"
         "echo $$; sleep 1000 & wait"
     )
-    reading, writing = os.pipe()
-    with started(sh(script % f"/proc/{os.getpid()}/fd/{reading}"), grace_s=0.0) as launcher:
+    with pipe() as (reading, writing), started(sh(script % reading), grace_s=0.0) as launcher:
         lines = sorted(lines_until(launcher, 2, r"\[\d\] \d+\n"))
         with watched([int(lines[0].split()[1])]) as left:
             launcher.send_signal(signal.SIGTERM)
             assert left() == []
-        os.write(writing, b"now\n")
+        Path(writing).write_text("now\n")
         out, _ = launcher.communicate()
         assert (launcher.returncode, out) == (143, "[1] saved\n")
-    os.close(reading)
-    os.close(writing)
 
 
 def test_a_signal_that_nohup_ignores_is_not_forwarded():

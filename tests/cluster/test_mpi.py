@@ -66,17 +66,13 @@ def test_training(launcher):
     assert isinstance(result["final_loss"], float)
 
 
-def saved(folder):
-    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
-
-
 def test_sigterm_to_one_process_saves_the_same_step_on_all(launcher, tmp_path):
     log, folder = tmp_path / "log", tmp_path / "runs"
     tell = ["sh", "-c", 'echo "pid of $OMPI_COMM_WORLD_RANK: $$"; exec "$@"', "-"]
     with launcher.endless(*MPIRUN, "-n", 2, *tell, *launcher.small, log=log, folder=folder) as mpirun:
         os.kill(int(launcher.await_line(log, r"pid of 1: (\d+)")[1]), signal.SIGTERM)
         assert mpirun.wait(60) == 143
-    (step,) = saved(folder)
+    (step,) = launcher.saved(folder)
     assert f"feedline: terminated after step {step:,}, which is saved" in log.read_text()
 
 
@@ -87,5 +83,5 @@ def test_sigterm_to_mpirun_saves_if_mpirun_waits_long_enough(launcher, tmp_path)
     with launcher.endless(*MPIRUN, *patience, "-n", 2, *launcher.small, log=log, folder=folder) as mpirun:
         mpirun.terminate()
         mpirun.wait(60)
-    (step,) = saved(folder)
+    (step,) = launcher.saved(folder)
     assert f"feedline: terminated after step {step:,}, which is saved" in log.read_text()

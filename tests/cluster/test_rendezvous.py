@@ -160,6 +160,19 @@ def test_a_host_name_that_does_not_resolve_yet_is_tried_again(monkeypatch, port)
     assert next(answers, None) is None
 
 
+@pytest.mark.slow
+def test_a_single_process_prints_one_line_and_does_not_join():
+    program = (
+        "import feedline\n"
+        "feedline.cluster.initialize()\n"
+        "feedline.cluster.initialize(timeout_s=1)\n"
+        "import jax\n"
+        "print(jax.distributed.is_initialized(), jax.process_count())"
+    )
+    done = programs.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False 1\n", "feedline: process 0 of 1, found no other\n")
+
+
 RUN = (
     "import os, sys\n"
     "import feedline\n"

@@ -118,10 +118,6 @@ def test_training(launcher):
     assert isinstance(result["final_loss"], float)
 
 
-def saved(folder):
-    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
-
-
 def test_scancel_saves_the_same_step_on_both_nodes(launcher, tmp_path):
     log, folder = tmp_path / "log", tmp_path / "runs"
     with launcher.endless(
@@ -129,7 +125,7 @@ def test_scancel_saves_the_same_step_on_both_nodes(launcher, tmp_path):
     ) as step:
         launcher.run("scancel", "--name=to-cancel")
         step.wait(60)
-    (step,) = saved(folder)
+    (step,) = launcher.saved(folder)
     assert f"feedline: terminated after step {step:,}, which is saved" in log.read_text()
     assert log.read_text().count("Exited with exit code 143") == 2
 
@@ -152,7 +148,7 @@ def test_the_sbatch_script_saves_before_the_time_limit_and_resumes_when_requeued
         found = launcher.await_line(log, r"terminated after step ([\d,]+), which is saved")
         launcher.await_line(log, "task [01]: Exited with exit code 143")
         step = int(found[1].replace(",", ""))
-        assert step in saved(folder)
+        assert step in launcher.saved(folder)
         requeued(launcher, job)
         launcher.await_line(log, f"step {step:,} is saved, training goes on from there")
     finally:

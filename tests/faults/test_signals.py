@@ -149,19 +149,8 @@ def test_a_second_ctrl_c_ends_a_program_whose_close_waits_for_a_read(start, meas
 
 
 FEEDLINE = "import sys; from feedline._src.tools.main import main; sys.exit(main())"
-PROCESSES = [
-    "launch",
-    "--processes",
-    "2",
-    "--cpu",
-    "--",
-    sys.executable,
-    "-m",
-    "feedline",
-    "train",
-    "--layers",
-    "1",
-]
+TRAIN = [sys.executable, "-m", "feedline", "train", "--layers", "1"]
+PROCESSES = ["launch", "--processes", "2", "--cpu", "--", *TRAIN]
 
 
 def test_training_goes_on_from_the_last_checkpoint_after_its_launcher_was_killed(start, measured, tmp_path):
