@@ -87,10 +87,15 @@ def test_an_iterator_that_reuses_its_memory_is_copied(prefetch):
     assert [np.unique(batch).tolist() for batch in batches] == [[i] for i in range(6)]
 
 
-def test_without_copy_the_cpu_backend_adopts_the_memory():
-    raw = np.empty(8 * 64 * 4 + 64, np.uint8)
+def aligned(rows, columns):
+    """float32[rows, columns] at an address that the CPU backend can adopt."""
+    raw = np.empty(rows * columns * 4 + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    mine = raw[start : start + 8 * 64 * 4].view(np.float32).reshape(8, 64)
+    return raw[start : start + rows * columns * 4].view(np.float32).reshape(rows, columns)
+
+
+def test_without_copy_the_cpu_backend_adopts_the_memory():
+    mine = aligned(8, 64)
     mine[:] = 1
     for copy, seen in ((False, 2), (True, 1)):
         mine[:] = 1
@@ -117,9 +122,7 @@ def test_leaves_on_devices_make_no_trip_through_the_host(copy, monkeypatch):
 
 
 def test_arrays_on_devices_whose_memory_the_iterator_uses_again_are_copied():
-    raw = np.empty((1 << 22) + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    memory = raw[start : start + (1 << 22)].view(np.float32).reshape(64, -1)
+    memory = aligned(64, 1 << 14)
 
     def reusing():
         for i in range(40):

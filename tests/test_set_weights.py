@@ -10,8 +10,6 @@ import pytest
 from test_feed_lifecycle import interrupted_at
 
 from feedline import Feed, Mixture
-from feedline._src.order import shares
-from feedline._src.order.shares import arranged
 
 SOURCES = {"a": {"x": np.arange(100)}, "b": {"x": np.arange(100, 200)}}
 BEFORE, AFTER, LATER = {"a": 1, "b": 1}, {"a": 1, "b": 3}, {"a": 3, "b": 1}
@@ -110,17 +108,6 @@ def test_weights_that_were_set_travel_to_workers():
     copy = pickle.loads(pickle.dumps(changed))
     assert copy.order.as_json() == changed.order.as_json()
     assert changed.order.phases[0] == mixture.order.phases[0]
-
-
-def test_each_change_makes_one_table_of_a_block(sharding, monkeypatch):
-    made = []
-    monkeypatch.setattr(shares, "arranged", lambda counts: made.append(counts) or arranged(counts))
-    with Feed(Mixture(SOURCES, {"a": 1, "b": 101}), 8, sharding, prefetch=0) as feed:
-        for number in range(102, 202):  # more than the tables that are kept
-            next(feed)
-            feed.set_weights({"a": 1, "b": number})
-        next(feed)
-    assert len(made) <= 101
 
 
 @pytest.mark.parametrize(

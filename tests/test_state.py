@@ -72,16 +72,6 @@ def test_negative_or_non_integer_numbers_are_refused(name, value):
     assert str(error.value).endswith(f"got {value!r}")
 
 
-@pytest.mark.parametrize("lanes", [{}, {"lanes": None}, {"lanes": []}, {"lanes": {}}])
-def test_a_state_in_the_middle_of_a_stream_needs_its_lanes(lanes):
-    state = {**STATE, "fingerprint": OF_A_STREAM, **lanes}
-    told = r"^the state of a stream holds its lanes, and this one has none; restore"
-    with pytest.raises(ValueError, match=told):
-        check_lanes(state, 1, ["0"])
-    assert check_lanes({**state, "lanes": {"0": {}}}, 1, ["0"]) == {"0": {}}
-    assert check_lanes({**state, "position": 0}, 1, ["0"]) is None
-
-
 A, B = {"next_index": 3}, {"next_index": 7}
 
 

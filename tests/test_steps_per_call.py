@@ -163,26 +163,14 @@ def test_a_place_from_which_they_do_not_divide_the_rest_is_refused():
 
 
 def test_bad_rows_are_masked_in_their_step():
-    rows = {"x": [1] * N, "y": np.arange(N)}
-
-    class Source:
-        spec = {"y": jax.ShapeDtypeStruct((), np.int64)}  # noqa: RUF012
-        identity = {"kind": "test"}  # noqa: RUF012
-
-        def __len__(self):
-            return N
-
-        def read(self, indices, out):
-            for i, row in enumerate(indices):
-                if row % 10 == 7:
-                    raise feedline.RowError("bad", stage="read")
-                out["y"][i] = rows["y"][row]
-
-        def close(self):
-            pass
+    def read(i):
+        if i % 10 == 7:
+            raise ValueError("bad")
+        return {"y": np.int64(i)}
 
     reading = feedline.Reading(bad_rows="mask", bad_rows_budget=0.1)
-    options = {"source": Source(), "reading": reading, "order": feedline.Order(shuffle=False)}
+    order = feedline.Order(shuffle=False)
+    options = {"source": grain.MapDataset.range(N).map(read), "reading": reading, "order": order}
     expected = one_by_one(12, **options)
     with feed_of(3, **options) as feed:
         batches = [next(feed) for _ in range(4)]

@@ -154,19 +154,6 @@ def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
     assert told.endswith("advice: threads 2 → 3, buffer 2 → 3: wait 29 % → 0 %")
 
 
-@pytest.mark.parametrize(
-    "how",
-    [HOW, HOW.having(threads=0, workers=2), but(stream=True), HOW.having(prefetch=0)],
-    ids=lambda how: how.reader,
-)
-def test_every_way_of_reading_gets_an_advice(how):
-    for stage, held, times in itertools.product(["read", "host", "place"], [0.0, 0.01], [0.1, 1.0, 5.0]):
-        given = window(**{stage: times * 0.02}, wait=0.01 * times, cpu=0.001)
-        report = judge(given, dataclasses.replace(how, gil_wait_s=held))
-        assert len(report.advice) > 20
-        assert report.change is None or report.change.wait_share < report.wait_share
-
-
 # --- several processes ---
 
 

@@ -11,7 +11,7 @@ from simulated import ALL, START, Load, bounds, exhaustive
 
 from feedline._src.listen import tuning as module
 from feedline._src.listen.accounts import Window
-from feedline._src.listen.tuning import MAX_CHANGES, Measured, Tuner
+from feedline._src.listen.tuning import MAX_CHANGES, Tuner
 from feedline._src.listen.verdict import judge
 from feedline._src.options import Settings
 
@@ -124,13 +124,6 @@ def test_a_stream_is_opened_again_only_if_a_gain_is_predicted():
         assert (proposed and proposed.prefetch) == expected
 
 
-def test_a_proposal_that_was_not_taken_up_is_repeated():
-    search = Tuner(bounds(SLOW_DISK), START)
-    proposed = search.propose(*SLOW_DISK.measured(START))
-    assert search.propose(*SLOW_DISK.measured(START)) == proposed
-    assert len(search.history) == 1
-
-
 # --- when it begins again ---
 
 
@@ -190,25 +183,6 @@ def test_workers_that_fail_are_not_tried_again_and_the_search_is_a_whole_one():
 
 
 # --- when a setting is judged ---
-
-
-def steps(times, load=SLOW_DISK):
-    """A window of batches whose steps took these times, half of each waiting."""
-    window, how = load.measured(START)
-    batches = [
-        batch._replace(taken=taken, wait_s=step / 2, loop_s=step / 2)
-        for batch, step, taken in zip(itertools.cycle(window.batches), times, itertools.accumulate(times))
-    ]
-    return Window(batches, True), how
-
-
-def test_what_threads_that_compute_wait_for_the_gil_is_waiting():
-    window, how = steps([0.010] * 64)
-    window = dataclasses.replace(window, batches=[each._replace(host_cpu_s=2.0) for each in window.batches])
-    held = dataclasses.replace(how, gil_wait_s=0.002)
-    assert Measured.of(window, how).wait_share == pytest.approx(0.5)
-    assert Measured.of(window, held).wait_share == pytest.approx(0.7)
-    assert Measured.of(window, held.having(threads=0, workers=2)).wait_share == pytest.approx(0.5)
 
 
 # --- the advice of reports, followed ---

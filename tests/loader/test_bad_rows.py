@@ -461,31 +461,6 @@ def test_raise_names_row_epoch_and_position(sharding):
     assert (str(again), again.row, again.epoch) == (str(caught.value), caught.value.row, 7)
 
 
-@pytest.mark.slow
-def test_raise_names_the_file(sharding, tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from feedline import open_source
-
-    path = tmp_path / "x.parquet"
-    pq.write_table(
-        pa.table({"x": np.random.default_rng(0).random(4000)}), path, row_group_size=1000, compression="zstd"
-    )
-    damaged = bytearray(path.read_bytes())
-    start = pq.ParquetFile(path).metadata.row_group(2).column(0).dictionary_page_offset
-    damaged[start : start + 2000] = bytes(2000)
-    path.write_bytes(damaged)
-    source = open_source(path)
-    message = r"row 2\d\d\d, epoch 0, position \d+, file .*x\.parquet\]"
-    with Feed(source, 64, sharding, order=Order(SEED)) as feed, pytest.raises(RowError, match=message):
-        next(feed)
-    reading = Reading(bad_rows="mask", bad_rows_budget=0.5)
-    with Feed(source, 64, sharding, order=Order(SEED), epochs=1, reading=reading) as feed:
-        assert sum(int(batch["valid"].sum()) for batch in feed) == 62 * 64 - feed.statistics().bad_rows
-        assert 900 < feed.statistics().bad_rows <= 1000
-
-
 # --- streams ---
 
 

@@ -1,7 +1,5 @@
 """Which rows a batch holds, and that its parts together write all of it, however the leaves are sharded."""
 
-from types import SimpleNamespace
-
 import jax
 import numpy as np
 import pytest
@@ -63,21 +61,3 @@ def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
                 expected = expected.take(np.arange(expected.shape[axis])[column], axis)
             np.testing.assert_array_equal(found, expected)
             assert found.dtype == {"narrow": np.int32, "wide": np.float32}[name]
-
-
-def test_a_worker_tells_only_of_the_batches_that_it_reads():
-    """Else each worker of several would fetch the rows of all."""
-    told = []
-    access = SimpleNamespace(
-        steps_per_call=1,
-        form=SimpleNamespace(plans=[SimpleNamespace(rows=range(8))]),
-        schedule=SimpleNamespace(batches_from=lambda origin: 20, batch_at=lambda origin, number: number),
-        tells_source=True,
-        tell_source=lambda start, ahead: len(told) < 4 and (told.append((start, ahead)) or True),
-    )
-    batches = LocalBatches(access, None, every=3)
-    batches._announce(1)
-    assert told == [(1, 0), (4, 3), (7, 6), (10, 9)]
-    told.clear()
-    batches._announce(4)
-    assert told == [(13, 9), (16, 12), (19, 15)]

@@ -83,14 +83,6 @@ def test_leaves_are_taken_in_the_order_in_which_jax_flattens_the_spec():
     assert [leaf.sharding for leaf in jax.tree.leaves(batch)] == [REPLICATED, BY_ROW, BY_ROW_AND_COLUMN]
 
 
-@pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
-def test_the_users_transfer_guard_does_not_stop_a_placement(level):
-    placement = Placement.of(sharded_spec({"x": jax.ShapeDtypeStruct((), np.int32)}, 8, BY_ROW))
-    with jax.transfer_guard(level):
-        batch = placement.place([np.arange(8, dtype=np.int32)])
-    assert np.asarray(batch["x"]).tolist() == list(range(8))
-
-
 @given(layout=any_layout, dealt=processes)
 @settings(max_examples=100, deadline=None)
 def test_the_plan_of_a_process_follows_from_its_devices_and_the_global_shape_from_its_part(layout, dealt):
@@ -143,10 +135,8 @@ def test_one_sharding_for_each_subtree():
     "sharding",
     [
         {"x": BY_ROW},
-        {"x": BY_ROW, "z": BY_ROW},
         {"x": BY_ROW, "y": BY_ROW, "z": BY_ROW},
         {"x": {"v": BY_ROW}, "y": BY_ROW},
-        (BY_ROW, BY_ROW),
     ],
 )
 def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
@@ -162,10 +152,8 @@ def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
     [
         (None, r"^sharding must be a jax\.sharding\.Sharding, got None; for example NamedSharding\("),
         (P("a"), r"^sharding must be a jax\.sharding\.Sharding, got P.*; for example"),
-        (mesh_of((8,)), r"^sharding must be a jax\.sharding\.Sharding, got Mesh\("),
         (DEVICES[0], r"^sharding must be a jax\.sharding\.Sharding, got "),
         ({"x": BY_ROW, "y": {"z": None, "w": BY_ROW}}, r"^sharding\['y'\]\['z'\] must be .*, got None;"),
-        ([BY_ROW, P()], r"^sharding\[1\] must be .*, got P"),
         ({}, r"^sharding must be .* or a tree of them, got an empty tree$"),
     ],
 )

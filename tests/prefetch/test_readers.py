@@ -25,7 +25,6 @@ class Batches:
         self._lock = threading.Lock()
         self._missing = collections.Counter()
         self.begun = []  # (number, part), in the order in which reads began
-        self.completed_by = {}  # number -> the name of the thread that read the last part
 
     def read(self, number, part):
         with self._lock:
@@ -35,7 +34,6 @@ class Batches:
             self._missing[number] += 1
             if self._missing[number] < self.parts:
                 return None
-            self.completed_by[number] = threading.current_thread().name
             return number
 
     def end(self):
@@ -146,16 +144,6 @@ def test_without_reads_a_join_waits_for_no_read():
     assert run.join(PATIENCE_S) is None
 
 
-def test_the_thread_that_completes_a_batch_places_it():
-    both, placed_by = threading.Barrier(2), []
-    batches = Batches(1, 2, lambda number, part: both.wait(PATIENCE_S))
-    run = readers(batches, lambda host: placed_by.append(threading.current_thread().name))
-    run.take()
-    ended(run)
-    assert placed_by == [batches.completed_by[0]]
-    assert all(name.startswith("feedline-read-") for name in placed_by)
-
-
 @pytest.mark.parametrize("stage", ["read", "place"])
 @pytest.mark.parametrize("bad", [0, 1, 5])
 @pytest.mark.parametrize(("threads", "parts"), [(1, 1), (3, 1), (3, 2)])
@@ -223,20 +211,3 @@ def test_close_while_a_thread_is_busy_names_it_and_lets_go_of_what_it_makes(stag
     gate.set()
     assert run.join(PATIENCE_S) is None
     assert len(items) == 0
-
-
-def test_a_reading_thread_may_close_it_and_does_not_wait_for_itself():
-    told = []
-
-    def close(number, part):
-        started.wait(PATIENCE_S)
-        run.close()
-        told.append(run.join(0.1))
-
-    started = threading.Event()
-    run = readers(Batches(9, 1, close), threads=1)
-    started.set()
-    with pytest.raises(Closed):
-        run.take()
-    assert run.join(PATIENCE_S) is None
-    assert [name[:14] for name in told] == ["feedline-read-"]

@@ -140,33 +140,20 @@ def test_the_first_item_of_lane_0_replaces_bad_items_and_padding_is_not_counted(
     ]
 
 
-def test_a_lane_that_is_made_wrongly_is_named(sharding):
-    with pytest.raises(TypeError, match=r"got _?\w*MapDataset for lane 0; call to_iter_dataset\(\) on it"):
-        Feed(Lanes(lambda lane, count: grain.MapDataset.range(9), 2), 8, sharding)
-    with pytest.raises(TypeError, match=r"Lanes takes a function \(lane, count\) -> grain.IterDataset, got 2"):
-        Lanes(2, 2)
-    with pytest.raises(ValueError, match=r"Lanes.count must be at least 1, got 0"):
-        Lanes(lanes_of([1]).make_lane, 0)
-
-
-def test_a_count_that_does_not_divide_the_batch_is_refused_with_numbers_that_work(sharding):
-    with pytest.raises(
-        ValueError, match=r"8 shards of the batch axis and of the 3 lanes, so of 24, got 16; 24 would"
-    ):
-        Feed(lanes_of([9, 9, 9]), 16, sharding)
-
-
-def test_remainders_and_lengths_that_lanes_cannot_have_are_refused(sharding):
-    with pytest.raises(ValueError, match='"wrap" needs one lane, since each ends at a place of its own, got 2'):
-        Feed(lanes_of([9, 9]), 8, sharding, remainder="wrap")
-    with pytest.raises(ValueError, match="at least one row, got 2 lanes without an item"):
-        Feed(lanes_of([0, 0]), 8, sharding)
-    with (
-        Feed(lanes_of([20, 3]), 8, sharding) as feed,
-        pytest.raises(
-            FeedError, match="epoch 0 of lane 1 has only 3 items for batches of 8, 4 of each lane; use a"
-        ),
-    ):
+@pytest.mark.parametrize(
+    ("build", "remainder", "error", "message"),
+    [
+        (lambda: Lanes(2, 2), "drop", TypeError, "Lanes takes a function .*, got 2"),
+        (lambda: Lanes(lambda lane, count: grain.MapDataset.range(9), 2), "drop", TypeError, "for lane 0; call"),
+        (lambda: Lanes(lanes_of([1]).make_lane, 0), "drop", ValueError, "Lanes.count must be at least 1, got 0"),
+        (lambda: lanes_of([9, 9, 9]), "drop", ValueError, "and of the 3 lanes, so of 24, got 16; 24 would"),
+        (lambda: lanes_of([9, 9]), "wrap", ValueError, '"wrap" needs one lane, since each ends'),
+        (lambda: lanes_of([0, 0]), "drop", ValueError, "at least one row, got 2 lanes without an item"),
+        (lambda: lanes_of([40, 3]), "drop", FeedError, "of lane 1 has only 3 items for batches of 16, 8 of each"),
+    ],
+)  # fmt: skip
+def test_lanes_that_do_not_suit_are_refused(sharding, build, remainder, error, message):
+    with pytest.raises(error, match=message), Feed(build(), 16, sharding, remainder=remainder) as feed:
         next(feed)
 
 

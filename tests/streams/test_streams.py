@@ -114,16 +114,6 @@ def test_options_that_a_stream_cannot_have_are_refused(sharding):
         assert feed.epoch == 1
 
 
-def test_an_epoch_with_fewer_items_than_a_batch_is_an_error(sharding):
-    with (
-        Feed(_stream(5), 8, sharding) as feed,
-        pytest.raises(
-            FeedError, match='has only 5 items for batches of 8; use a smaller batch, or remainder="pad"'
-        ),
-    ):
-        next(feed)
-
-
 def test_the_error_of_an_item_of_another_shape_names_its_position(sharding):
     ragged = grain.MapDataset.range(20).map(lambda i: {"x": np.zeros(3 if i == 11 else 2)}).to_iter_dataset()
     with Feed(ragged, 8, sharding, epochs=1) as feed:
