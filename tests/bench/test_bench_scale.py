@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import programs
 import pytest
@@ -12,11 +11,9 @@ from claims.scale_messages import messages
 from claims.scale_plan import LOCAL_ROWS, ROW_BYTES, sharding_of, stages_of
 from simulated_service import Costs, simulate
 
-from feedline import Order, ProcessError
+from feedline import Order
 from feedline._src.agreement.agree import CollectiveBuild
-from feedline._src.agreement.replicas import ReplicaCheck
 from feedline._src.order.schedule import Cursor
-from feedline._src.placement.place import Placement
 from feedline._src.placement.plan import local_rows
 from feedline._src.sources.arrays import ArraySource
 
@@ -95,47 +92,6 @@ def test_while_one_is_late_process_0_is_not_kept_busy():
     waits = sum(each.calls - 4 for each in outcome.traffic)
     assert late_s < outcome.seconds < late_s + 1
     assert 0 < waits < 2100 * late_s  # of about 10,000 a second that it can answer
-
-
-def test_the_one_of_many_that_differs_is_named_to_all():
-    told = []
-
-    def work(service):
-        build = CollectiveBuild(service, "key", range(300), 30, 300)
-        try:
-            build.agree({"rows": 8 + (service.process == 123)})
-        except ProcessError as error:
-            told.append((service.process, error.process, str(error)))
-
-    simulate([work] * 300, Costs())
-    assert sorted(process for process, _, _ in told) == list(range(300))
-    assert {(odd, text.partition(";")[0].partition(": ")[2]) for _, odd, text in told} == {
-        (123, "process 123 has rows 9, processes 0, 1, 2 and 296 more have 8")
-    }
-
-
-def test_of_many_replicas_those_that_differ_from_the_first_are_named():
-    """Eight processes hold the same rows; the fifth reads a wrong one."""
-    told = []
-
-    def work(service):
-        sharding = sharding_of(64, service.process, replicas=8)
-        spec = jax.ShapeDtypeStruct((256, 3), np.float32, sharding=sharding)
-        plans = Placement.of(spec).plans
-        check = ReplicaCheck(service, "key", every=1, batch_size=256, epoch_rows=None, spec=spec, plans=plans)
-        values = np.zeros((32, 3), np.float32)
-        for batch in range(1, 12):
-            values[7] = batch == 10 and service.process == 4
-            try:
-                check([values], Cursor(0, batch * 256))
-            except ProcessError as error:
-                told.append((service.process, error.process, str(error)))
-                return
-
-    outcome = simulate([work] * 8, Costs(), processes=64)
-    assert [(process, other) for process, other, _ in told] == [(4, 0)]
-    assert "processes 4 and 0 differ in batch, first among rows 7 to 7 " in told[0][2]
-    assert max(each.calls for each in outcome.traffic) <= 2 * 11
 
 
 @pytest.mark.slow

@@ -76,18 +76,3 @@ def test_any_format_with_these_columns_is_read(tmp_path):
 def test_refused_labels(label, told, tmp_path):
     with pytest.raises(ValueError, match=told):
         from_files(save(tmp_path / "rows.npz", IMAGE, label))
-
-
-def test_refused_files(tmp_path):
-    rows = save(tmp_path / "rows.npz", IMAGE, np.arange(10))
-    with pytest.raises(FileNotFoundError, match=r"no file or folder .*none"):
-        from_files(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match=r"image\.npy"):
-        from_files(tmp_path)
-    np.savez(tmp_path / "xy.npz", x=IMAGE, y=np.arange(10))
-    with pytest.raises(ValueError, match=r"columns must be some of x, y in .*xy.npz, got image, label"):
-        from_files(tmp_path / "xy.npz")
-    with pytest.raises(ValueError, match=r"shape of training images, \[4\] in .*wide.npz has \[5\]"):
-        from_files(rows, save(tmp_path / "wide.npz", np.zeros((10, 5)), np.arange(10)))
-    with pytest.raises(ValueError, match=r"one to hold out, .*one.npz has 1"):
-        from_files(save(tmp_path / "one.npz", IMAGE[:1], np.zeros(1, int)))

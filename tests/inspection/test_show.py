@@ -11,7 +11,7 @@ from rich.console import Console
 
 from feedline import FeedOptions
 from feedline._src.tools.inspect.command import parse_mesh, parse_spec
-from feedline._src.tools.inspect.show import show, shown
+from feedline._src.tools.inspect.show import show
 from feedline._src.tools.inspect.target import Target, first_rows, of_source
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
@@ -95,20 +95,3 @@ def test_what_is_no_mesh(text):
 def test_what_is_no_spec(text):
     with pytest.raises(ValueError, match="--spec takes for each axis of a leaf None or axes of the mesh"):
         parse_spec(text, AXES)
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        (np.int64(7), "7"),
-        (np.float32(0.1), "0.1"),
-        (np.array([np.nan, 1e-9]), "[nan, 1e-09]"),
-        (np.array([np.nan, 1, 2, np.inf, -3.25]), "-3.25 to 2, 2 not finite"),
-        (np.arange(9) % 2 == 0, "False to True"),
-        (np.zeros((0, 3)), "no values"),
-        (np.ones(6, jax.numpy.bfloat16), "all 1"),
-        (np.array([2**63 - 1] * 5 + [-(2**63)]), f"{-(2**63)} to {2**63 - 1}"),
-    ],
-)
-def test_values_in_a_few_characters(values, text):
-    assert shown(np.asarray(values)) == text
