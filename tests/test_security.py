@@ -28,7 +28,6 @@ from feedline._src.files.cache import Cache, name_of
 from feedline._src.formats import table
 from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder
-from feedline._src.sources import record_files
 from feedline._src.sources.decoded import Row
 
 PACKAGE = Path(feedline.__file__).parent
@@ -350,9 +349,6 @@ def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
     (tmp_path / "lane-00000-of-00001.json").write_bytes(deep)
     with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is no file of save_lanes"):
         feedline.load_lanes(tmp_path)
-    (tmp_path / "index").write_bytes(b"%08x " % zlib.crc32(deep + b"\n") + deep + b"\n")
-    with pytest.raises(RecursionError):
-        record_files._found_index(str(tmp_path / "index"), {}, named=False)
 
 
 # --- no promise is believed ---

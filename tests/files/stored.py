@@ -1,7 +1,6 @@
 """Objects for the tests of stores: an array, records, and the formats that they are written in."""
 
 import io
-import tarfile
 
 import numpy as np
 import tensorstore
@@ -17,17 +16,6 @@ RECORDS = [RANDOM.bytes(int(length)) for length in RANDOM.integers(0, 60_000, 20
 def npy(array):
     file = io.BytesIO()
     np.save(file, array)
-    return file.getvalue()
-
-
-def tar(records):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for i, record in enumerate(records):
-            for name, data in ((f"{i:04}.bin", record), (f"{i:04}.txt", str(i).encode())):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
     return file.getvalue()
 
 

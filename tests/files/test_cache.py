@@ -5,20 +5,14 @@ import contextlib
 import errno
 import fcntl
 import os
-import pickle
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
-import programs
 import pytest
 from background import PATIENCE_S, arrived, spawn
-from stored import RECORDS, ROWS, array_record, npy, zarr
+from stored import RECORDS, array_record
 
 import feedline
 from feedline._src.files.cache import Cache, name_of
@@ -65,37 +59,6 @@ def test_the_least_recently_used_files_are_evicted(tmp_path):
     there = {i for i in range(120) if os.path.exists(cache.path(f"{i:040}"))}
     assert 80 <= len(there) <= 104
     assert there >= {3, *range(90, 120)}
-
-
-WRITER = """
-import os, sys
-from feedline._src.files.cache import Cache
-cache, i = Cache(sys.argv[1], 1 << 20), int(sys.argv[2])
-print("ready", flush=True)
-while True:
-    i += 1
-    cache.write(cache.open(f"{i % 40:040}", 50_000), 0, memoryview(bytes([i % 40]) * 50_000))
-"""
-
-
-@pytest.mark.slow
-def test_processes_share_a_cache_and_may_be_killed(tmp_path):
-    """Whatever is there is whole, and the limit holds, while three processes write and two are killed."""
-    with contextlib.ExitStack() as stack:
-        commands = [[sys.executable, "-c", WRITER, str(tmp_path), str(i)] for i in (0, 7, 20)]
-        writers = [stack.enter_context(programs.started(each, stdout=subprocess.PIPE)) for each in commands]
-        assert [writer.stdout.readline() for writer in writers] == [b"ready\n"] * 3
-        cache, seen, until = Cache(str(tmp_path), 1 << 20), 0, time.monotonic() + 1
-        while time.monotonic() < until or not seen:
-            for i in range(40):
-                found = cache.get(f"{i:040}", 50_000)
-                assert found in (None, bytes([i]) * 50_000)
-                seen += found is not None
-        for writer in writers[:2]:
-            writer.send_signal(signal.SIGKILL)
-    for i in range(40):
-        assert cache.get(f"{i:040}", 50_000) in (None, bytes([i]) * 50_000)
-    assert sum(p.stat().st_blocks * 512 for p in tmp_path.rglob("*") if p.is_file()) < 1.3 * (1 << 20)
 
 
 def test_a_whole_file_is_evicted_once_it_is_not_in_use(tmp_path):
@@ -182,27 +145,8 @@ def deleted_all_the_time(folder):
         thread.join()
 
 
-@pytest.fixture(params=["npy", "array_record", "zarr"])
-def url(request, store, tmp_path):
-    if request.param == "zarr":
-        return zarr(store, tmp_path)
-    data = npy(ROWS) if request.param == "npy" else array_record(tmp_path / "x")
-    store.objects[f"/x.{request.param}"] = data
-    return f"{store.url}/x.{request.param}"
-
-
 def rows_of(source):
     return [source[row] for row in range(0, len(source), len(source) // 20)]
-
-
-def test_a_source_that_was_opened_before_its_cache_was_deleted_reads_on(url, options):
-    source = feedline.open_source(url, store=options)
-    shutil.rmtree(options.folder)
-    found = rows_of(source)
-    shutil.rmtree(options.folder, ignore_errors=True)
-    np.testing.assert_equal(rows_of(source), found)
-    np.testing.assert_equal(rows_of(pickle.loads(pickle.dumps(source))), found)
-    assert source.identity
 
 
 def hdf5(path):

@@ -149,13 +149,6 @@ def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault,
     assert time.monotonic() - began < 30  # retries go on for longer
 
 
-def test_a_server_without_head_is_no_missing_object(store, options):
-    store.objects["/x.npy"] = npy(ROWS)
-    store.fault = lambda method, *request: 405 if method == "HEAD" else None
-    with pytest.raises(feedline.FeedError, match=r"must answer HEAD requests, .*/x.npy failed with 405 Method"):
-        feedline.open_source(f"{store.url}/x.npy", store=options)
-
-
 @pytest.mark.parametrize(
     ("host", "cause"),
     [("127.0.0.1:{port}", "connection refused"), ("store.invalid", "the name of the host does not resolve")],
@@ -233,12 +226,18 @@ def test_addresses_that_are_refused(url, message):
     assert "secret" not in str(caught.value)
 
 
-def test_objects_that_are_not_there_or_pages(store, options):
-    with pytest.raises(FileNotFoundError, match=r"there is no object .*/no.npy; check the address"):
+@pytest.mark.parametrize(
+    ("fault", "error", "match"),
+    [
+        (None, FileNotFoundError, r"there is no object .*/no\.npy; check the address"),
+        ("html", feedline.FeedError, r"must answer with data, and .*no\.npy failed with a page"),
+        (405, feedline.FeedError, r"must answer HEAD requests, .*/no\.npy failed with 405 Method"),
+    ],
+)
+def test_answers_that_are_no_object_are_told_apart(store, options, fault, error, match):
+    store.fault = lambda method, *request: fault
+    with pytest.raises(error, match=match):
         feedline.open_source(f"{store.url}/no.npy", store=options)
-    store.fault = lambda *request: "html"
-    with pytest.raises(feedline.FeedError, match=r"must answer with data, and .*x.npy failed with a page"):
-        feedline.open_source(f"{store.url}/x.npy", store=options)
 
 
 @pytest.mark.parametrize(

@@ -95,21 +95,16 @@ def _reader(read, key, size=100):
     return run
 
 
-def test_the_least_recently_used_value_is_evicted():
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [("abcadab", "abcdb"), ("aLLLaL", "aLaL")],
+    ids=["the least recently used is evicted", "a value above the limit is kept alone"],
+)
+def test_values_are_read_again_once_they_are_evicted(keys, expected):
     cache, read = LruCache(300), []
-    for key in ("a", "b", "c", "a", "d", "a", "b"):  # d evicts b
-        cache.get(key, _reader(read, key))
-    assert read == ["a", "b", "c", "d", "b"]
-
-
-def test_a_value_larger_than_the_limit_is_cached_alone():
-    cache, read = LruCache(300), []
-    cache.get("small", _reader(read, "small"))
-    for _ in range(3):
-        cache.get("large", _reader(read, "large", 1000))
-    cache.get("small", _reader(read, "small"))
-    cache.get("large", _reader(read, "large", 1000))
-    assert read == ["small", "large", "small", "large"]
+    for key in keys:
+        cache.get(key, _reader(read, key, 1000 if key == "L" else 100))
+    assert "".join(read) == expected
 
 
 def test_threads_that_need_one_value_read_it_once():

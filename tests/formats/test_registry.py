@@ -3,12 +3,9 @@
 import pickle
 import pkgutil
 import re
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
-
-import programs
 
 from feedline._src import formats
 from feedline._src.formats.registry import MODULES, all_formats
@@ -23,13 +20,6 @@ def test_each_declaration_is_in_the_registry_and_pickles_by_its_name():
     assert declared == set(all_formats())
     assert {suffix: form.name for form in all_formats() for suffix in form.suffixes} == MODULES
     assert all(pickle.loads(pickle.dumps(form)) is form for form in all_formats())
-
-
-def test_the_registry_imports_no_format():
-    code = "import sys; import feedline._src.formats.registry; print(*sys.modules)"
-    done = programs.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    loaded = {name for name in done.stdout.split() if name.startswith("feedline._src.formats.")}
-    assert loaded == {"feedline._src.formats.registry"}
 
 
 def test_the_table_in_the_docs_and_the_extras_of_the_package():

@@ -53,8 +53,6 @@ OF_A_LIBRARY = {
 _HANG_OF_A_LIBRARY_S = 5.0
 SLOW = ("remote ", "zarr", "folder", "dataset", "tar index")
 _ROUND = 100
-_SENT_AT_ONCE = 64
-"""Inputs that a child has in its pipe, so that it does not wait for the parent."""
 MEMORY_BYTES = 12 << 30
 """The memory limit of a child, so that an allocation that is too large fails."""
 MOST_KIB = 1 << 20
@@ -162,21 +160,15 @@ def outcomes(
 ) -> Iterator[tuple[Input, Outcome]]:
     """The outcome of each input, in one child process after the other."""
     child = None
-    left = iter(inputs)
-    waiting: collections.deque[Input] = collections.deque()
     try:
-        while waiting := waiting or collections.deque(itertools.islice(left, _SENT_AT_ONCE)):
+        for given in inputs:
             child = child or Child(serve, folder, limit_s)
-            for given in waiting:
-                child.pipe.send(given)
-            while waiting:
-                given = waiting.popleft()
-                outcome = child.outcome(given.format)
-                yield given, outcome
-                if outcome.kind in ("crash", "hang"):
-                    child.close()
-                    child = None
-                    break
+            child.pipe.send(given)
+            outcome = child.outcome(given.format)
+            yield given, outcome
+            if outcome.kind in ("crash", "hang"):
+                child.close()
+                child = None
     finally:
         if child is not None:
             child.close()

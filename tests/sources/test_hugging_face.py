@@ -385,7 +385,6 @@ def test_a_file_that_is_deleted_or_written_to(tmp_path):
             _ = opened[0]
 
 
-@pytest.mark.slow
 def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()

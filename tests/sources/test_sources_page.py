@@ -1,16 +1,11 @@
 """The Python of docs/sources.md runs as it stands."""
 
-import re
-from pathlib import Path
-
-PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
+from test_docs import run
 
 
 def test_its_python_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
-        exec(compile(block, "<sources.md>", "exec"), names)
+    run("docs/sources.md")
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
         "(20, 8, 8, 3) int32",
