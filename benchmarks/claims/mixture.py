@@ -9,7 +9,6 @@ The order alone, of 65,536 rows a call, is measured on one thread, without a cla
     python benchmarks/claims/mixture.py
 """
 
-import statistics
 import sys
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from shared.rounds import alternate, compared
 from shared.script import parser, save
 
 import feedline
-from claims.core import Computed, counted, on, order_ns, taking
+from claims.core import Computed, on, order_ns, taking
 
 WEIGHTS = {"a": 5, "b": 3, "c": 2}
 CASES = [(256, 16 << 20), (256, 4 << 20), (3072, 16 << 20), (3072, 4 << 20)]
@@ -37,17 +36,13 @@ def beside_one_array(row_bytes, batch_bytes, options):
     parts = np.split(data, [rows // 2, rows // 2 + rows * 3 // 10])
     mixture = feedline.Mixture({name: {"x": part} for name, part in zip(WEIGHTS, parts, strict=True)}, WEIGHTS)
     one, sharding = {"x": data, "source": np.zeros(rows, np.int32)}, on(jax.devices())
-    cores = {"one array": [], "mixture": []}
     with (
         feedline.Feed(one, batch_size, sharding) as alone,
         feedline.Feed(mixture, batch_size, sharding) as mixed,
     ):
         feeds = {"one array": taking(alone, batch_size), "mixture": taking(mixed, batch_size)}
-        feeds = {name: counted(rate, row_bytes, cores[name]) for name, rate in feeds.items()}
         rates = alternate(feeds, options.rounds, options.seconds)
-    core_ratio = statistics.median(a / b for a, b in zip(*cores.values(), strict=True))
-    sizes = {"row_bytes": row_bytes, "batch_bytes": batch_bytes}
-    return {**sizes, "feeds": compared(rates, "one array"), "core_ratio": core_ratio}
+    return {"row_bytes": row_bytes, "batch_bytes": batch_bytes, "feeds": compared(rates, "one array")}
 
 
 def main():
@@ -69,7 +64,7 @@ def main():
         rates = ", ".join(f"{name} {of['median'] / 1e6:.2f} M rows/s" for name, of in found[-1]["feeds"].items())
         print(
             f"rows of {case[0]:>4} B, batches of {case[1] >> 20:>2} MiB: {rates}, ratio "
-            f"{found[-1]['feeds']['mixture']['of_limit']:.2f}, by time of the cores {found[-1]['core_ratio']:.2f}",
+            f"{found[-1]['feeds']['mixture']['of_limit']:.2f}",
             flush=True,
         )
     large = [each["feeds"]["mixture"]["of_limit"] for each in found if each["batch_bytes"] == 16 << 20]
