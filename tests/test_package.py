@@ -506,3 +506,35 @@ def test_the_fast_tests_need_only_what_the_small_extra_installs():
             r"^pytestmark = pytest.mark.(slow|nightly)$", text, re.MULTILINE
         )  # as in conftest.py
         assert only_slow or not heavy & set(imports), path
+
+
+def test_nobody_asks_for_the_class_of_a_source_or_an_order():
+    """But the module that defines it. What users give as `feedline.Order` is an argument, and checked."""
+    classes = [
+        (path, node) for path, tree in CORE.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    ]
+    where = {"Source": "rows/source.py", "EncodedSource": "rows/source.py", "RowOrder": "order/epoch.py"}
+    bases = set(where)
+    for _ in range(4):  # levels of inheritance
+        where |= {
+            node.name: path for path, node in classes if {ast.unparse(base) for base in node.bases} & set(where)
+        }
+    where |= dict(implementations_of_an_order(classes))
+    assert {"ArraySource", "Mixture", "Ragged", "DecodedSource", "SingleOrder", "MixtureOrder"} <= set(where)
+    asked = [
+        (path, name.id)
+        for path, tree in CORE.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+        for name in ast.walk(node.args[1])
+        if isinstance(name, ast.Name) and name.id in where.keys() - bases and where[name.id] != path
+    ]
+    assert asked == []
+
+
+def implementations_of_an_order(classes):
+    """Name and file of each class with the methods of a `RowOrder`."""
+    for path, node in classes:
+        methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        if {"rows_at", "struct", "substitutes"} <= methods and node.name != "RowOrder":
+            yield node.name, path

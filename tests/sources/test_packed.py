@@ -100,6 +100,17 @@ def test_split_leaves_padding_in_the_last_row_alone(lengths, length, epoch):
     assert len(seen) <= np.count_nonzero(lengths) + len(packed)  # cut at the ends of rows alone
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 2**32), st.integers(8, 512), st.sampled_from(["best_fit", "split"]), st.integers(0, 9))
+def test_a_million_documents_are_packed_right(seed, length, packing, epoch):
+    random = np.random.default_rng(seed)
+    lengths = random.lognormal(random.uniform(0, 3), random.uniform(0.1, 1), 2000).astype(np.int64).clip(max=100)
+    lengths[0] += 1
+    check(Packed(documents(lengths), length, packing=packing, seed=seed), lengths, length, epoch)
+
+
 @pytest.mark.parametrize("packing", ["best_fit", "split"])
 def test_numpy_reads_what_c_reads(packing, monkeypatch):
     lengths = np.random.default_rng(0).integers(0, 300, 500)
