@@ -229,7 +229,7 @@ DAY = datetime.datetime(2026, 11, 22)
 REFUSED = {
     "null": (lambda: of([1, None, 3], Value("int32")), ValueError, r"'x' is null in 1 of 3 rows, .* row 1; fill"),
     "ragged": (lambda: of([[1], [1, 2]], List(Value("int8"))), ValueError, r"'x' must have .* 1 to 2 values; pad"),
-    "time": (lambda: of([DAY], Value("timestamp[us]")), TypeError, "dataset.cast_column.*#which-col"),
+    "time": (lambda: of([DAY], Value("timestamp[us]")), TypeError, "dataset.cast_column.*#hugging-face-datasets"),
     "empty": (lambda: of([], Value("int8")), ValueError, "at least one row"),
     "a transform": (
         lambda: of([1], Value("int8")).with_transform(lambda rows: rows),
