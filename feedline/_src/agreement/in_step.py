@@ -1,8 +1,8 @@
 """Whether the processes that built a feed together take the same batches of it. Nothing here waits.
 
 A batch follows from how many batches were taken before it, and from the moves by `seek` and `set_state` between
-them. So at equal counts all processes are at the same place, and only what they have done by a point that their
-programs share can be compared: their moves, one by one; and their counts when they close the feed, or end.
+them. So at equal counts all processes are at the same place. They can be compared only at points that all programs
+reach: moves, one by one; and the counts at the close of the feed and at the end of the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from feedline._src.agreement.coordination import Comparison, Coordination, coordination
 from feedline._src.errors import FeedError
 
-_KEPT_COUNTS = 64  # after their feeds are gone: a program that builds a feed for each evaluation has thousands
+_KEPT_COUNTS = 64  # counts kept of feeds that are gone, since a program may build one for each evaluation
 _KEPT_MOVES = 64  # of a feed in the service: a process that is further behind is compared at later ones
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_COUNTS)
 
@@ -25,7 +25,7 @@ _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(
 class Place(NamedTuple):
     """Where a batch begins: the batches delivered before it over all resumes, and the place of its first row.
 
-    `order` is a digest of the order of the rows, of a mixture, whose weights a state may change.
+    `order`: of a mixture, a digest of its order, because a state may change the weights.
     """
 
     step: int
@@ -75,7 +75,7 @@ class InStep:
         return Count(self.batches, self.moves, self.failed_at == self.batches)
 
     def moved(self, place: Place) -> str | None:
-        """Compare a move to where the next batch begins with another process's move of the same number."""
+        """Compare a move, to where the next batch begins, with other processes' move of the same number."""
         if coordination() is None:  # it has been shut down
             return None
         own = [self.batches, place]
@@ -93,7 +93,7 @@ class InStep:
         process, move = json.loads(first)
         if process == self._service.process or batches <= move[0]:
             return None
-        if moves != self.moves:  # last: the training thread counts a move before the batch after it
+        if moves != self.moves:  # read last, because the training thread counts a move before its next batch
             return None
         own = f"process {self._service.process} took {batches} without that"
         return _sentence(self.key, f"{_moved(process, move)}, and {own}")
@@ -101,7 +101,7 @@ class InStep:
     def closed(self) -> str | None:
         """Compare counts with the process that closed the feed first. To be called once.
 
-        The last one deletes what the processes have told each other of this feed, except the times for its report.
+        The last one deletes what the processes have published of this feed, but not the times, which reports use.
         None also if the service has been shut down, or has gone with process 0, which the monitor reports.
         """
         if coordination() is None:

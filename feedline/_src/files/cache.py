@@ -1,14 +1,14 @@
 """The cache on local disk: files with ranges of objects, shared by all processes and jobs of a host.
 
 A *cache file* holds a range of bytes of one version of an object, and is named by a digest of address, version and
-range. It is sparse, and filled in blocks of 2 MiB, in any order and by any process. After the data come an entry
-for each block (a mark and its CRC-32, written after the block) and an id. So truncating a file destroys its id,
+range. It is sparse, and filled in blocks of 2 MiB, in any order and by any process. First comes the data, then one
+entry per block (a mark and its CRC-32, written after the block), then an id. So truncating a file destroys its id,
 and a killed process leaves no mark for half a block. A file without an id, or with a wrong checksum, is deleted.
 Files are opened for each read, so that a deleted one gives its space back.
 
-A *whole file* is an object for a library that opens files by path, so nothing follows its data. Its modification
-time is `_COMPLETE_NS`, in 1970, until somebody writes to it. Sources lock it while they use it, and a locked file
-is not evicted.
+A *whole file* is an object for a library that opens files by path, so nothing follows its data. A complete
+one has the modification time `_COMPLETE_NS`, in 1970, which any write changes. Sources lock it while they use it,
+and a locked file is not evicted.
 
 The least recently used files are evicted first, by the time of access. It is set explicitly, since many file
 systems do not keep it.
@@ -43,14 +43,14 @@ T = TypeVar("T")
 BLOCK_BYTES = 1 << 21  # larger ones delay the first shuffled batch on a slow link: each of its rows costs a block
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and not read yet
 _LARGEST_SEGMENT_BYTES = 1 << 26
-_SEGMENTS = 32  # the least number of segments that fit into a cache: each is evicted whole
-_TRIES = 100  # another program may delete a folder again and again, each time just before a file is made in it
+_SEGMENTS = 32  # at least this number of cache files fits into a cache: each is evicted whole
+_TRIES = 100  # then give up: another program deletes the folder each time just before a file is made in it
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
 _WHOLE, _PART, _LOCK = ".whole", ".part", ".lock"
 _COMPLETE_NS = 10**9
 _KEPT = 0.9  # the share of the limit that remains after an eviction, so that not every block causes one
-_STORED = 1 / 32  # the share of the limit after which a process counts the files again: others store blocks, too
+_STORED = 1 / 32  # after storing this share of the limit, a process counts all files: others store blocks, too
 _TOUCH_NS = 60 * 10**9  # an access within this time of the last one is not noted
 
 
@@ -60,7 +60,7 @@ def name_of(address: str, tag: str, start: int, stop: int) -> str:
 
 
 def in_folder(folder: str, use: Callable[[], T]) -> T:
-    """What `use` returns, which needs the folder. It is made, and made again if it is deleted meanwhile."""
+    """Call `use`, which needs the folder, and return its result. The folder is made as often as it is missing."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError, FileExistsError):  # the latter is of os.makedirs
             os.makedirs(folder, exist_ok=True)
@@ -69,7 +69,7 @@ def in_folder(folder: str, use: Callable[[], T]) -> T:
 
 
 class Verified(NamedTuple):
-    """The blocks of the cache file with this id that this process wrote, or whose checksums it has compared."""
+    """Blocks of the cache file with this id that are known to be right: written or compared by this process."""
 
     id: bytes
     blocks: npt.NDArray[np.bool_]
@@ -107,7 +107,7 @@ class CacheFile(Descriptor):
 
     @property
     def is_intact(self) -> bool:
-        """Whether nobody has truncated it: what was read before is right."""
+        """Whether nobody has truncated it. If so, what was read before is right."""
         return self.verified.id != b"" and self._read_id() == self.verified.id
 
     def block(self, block: int) -> bytes | None:
@@ -145,8 +145,8 @@ class Cache:
     All methods raise a FeedError if the folder cannot be written, or too many files are open.
 
     Args:
-      limit_bytes: of all files; None: half of the space that is free or that the cache has already. A process may
-        exceed it by a thirty-second.
+      limit_bytes: of all files; None: half of the sum of the free space and the cache's present size. A process
+        may exceed it by a thirty-second.
     """
 
     def __init__(self, folder: str, limit_bytes: int | None) -> None:
@@ -184,7 +184,7 @@ class Cache:
             with self._checked():
                 descriptor = in_folder(os.path.dirname(path), lambda: os.open(path, flags, 0o600))
                 found = CacheFile(path, descriptor, size, verified)
-                if not found.verified.id:  # else another process has just made it
+                if not found.verified.id:  # with an id, another process has just made it
                     self._with_space(found.begin)
         return found
 
@@ -345,7 +345,7 @@ def cache_of(options: Store) -> Cache:
 
 
 def touch(file: int | str) -> FileVersion:
-    """Note that a file is in use, so that it is not evicted soon. Returns its version, which stays."""
+    """Note that a file is in use, so that it is not evicted soon. Returns its version, which stays the same."""
     status, now = os.stat(file), time.time_ns()
     if now - max(status.st_atime_ns, status.st_mtime_ns) > _TOUCH_NS:
         os.utime(file, ns=(now, status.st_mtime_ns))
@@ -358,7 +358,7 @@ def _find_whole(path: str, size: int) -> OpenFile | None:
         file = OpenFile(path)
     except FileNotFoundError:
         return None
-    fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
+    fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # an eviction holds the lock for a moment only
     if not _lies_at(path, file):
         return None
     if (file.version.size_bytes, file.version.modified_ns) != (size, _COMPLETE_NS):

@@ -186,12 +186,12 @@ def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) ->
     """The mean time that the loop would wait for a batch in other circumstances. The largest of three waits:
 
     - for readers: a batch comes every (make + place) ÷ readers, with workers every max(make ÷ workers, place);
-    - for processors: every processor time ÷ cores, or ÷ 1 while Python code shares the GIL;
-    - for uneven batches: the loop waits for one that takes longer than the mean once it has used up those ahead.
+    - for processors: the sum of all processor times ÷ cores, or ÷ 1 while Python code shares the GIL;
+    - for uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """
     make_s = [batch.read_s + batch.host_s for batch in window.batches]
     loop_s, place_s, cpu_s = window.loop_s, window.mean("place_s"), window.mean("cpu_s")
-    if shares_gil(window, now) and then.reader == "workers":  # then neither they nor the loop wait for the GIL
+    if shares_gil(window, now) and then.reader == "workers":  # then neither workers nor the loop wait for the GIL
         make_s = [batch.read_cpu_s + batch.host_cpu_s for batch in window.batches]
         loop_s = max(0.0, loop_s - now.gil_wait_s)
     mean_s = statistics.fmean(make_s)
@@ -211,7 +211,7 @@ def _alone_s(window: Window, how: Circumstances) -> dict[str, float]:
     alone_s: dict[str, float] = {name: window.mean(f"{name}_s") / how.readers for name in _PER_STAGE}
     if how.reader == "workers":  # one thread places what they read
         alone_s["place"] *= how.readers
-    if window.late_s > LITTLE * window.loop_s:  # transfers are no faster than the loop
+    if window.late_s > LITTLE * window.loop_s:  # transfers are slower than the loop, so they count as a limit
         alone_s["place"] = max(alone_s["place"], window.loop_s)
     return alone_s
 

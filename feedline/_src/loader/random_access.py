@@ -31,7 +31,7 @@ from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, th
 _log = logging.getLogger("feedline")
 _MAX_ANNOUNCED = (
     1 << 8
-)  # deliveries announced to the source in advance: each costs as much as the order of its rows
+)  # the most deliveries announced to the source in advance: each costs as much as the order of its rows
 
 
 class _Part(NamedTuple):
@@ -170,14 +170,14 @@ class RandomAccess:
         return count // self.steps_per_call
 
     def check_cursor(self, cursor: Cursor) -> None:
-        """ValueError: batches are left to the end of the pass that are no multiple of the steps per call."""
+        """ValueError if the number of batches left in the pass is no multiple of the steps per call."""
         self.taken_before(cursor)  # refuses an epoch of a mixture that is too late
         for problem in self.schedule.refused_steps(cursor, self.steps_per_call):
             raise ValueError(problem)
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """The row indices of the next batch after `after`, -1 where padded; [steps, B] with several steps."""
-        if not self.schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
+        if not self.schedule.batches_from(after):  # a "wrap" pass may leave a few rows
             after = self.next_pass(after)
         self.check_cursor(after)
         offsets, rows = np.arange(self.batch_size), []
@@ -217,7 +217,7 @@ class RandomAccess:
         return all(will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads)
 
     def rows_of_part(self, start: Cursor, part: int, parts: int) -> tuple[int, int, str | None]:
-        """Of what `fill` reads: the number of rows, the row index of the first, and its file, if that is known."""
+        """Of the part that `fill` reads, the number of rows, the first row index, and its file, if known."""
         offsets, _ = self.form.reads[0]
         rows = self.locate(start, offsets[_share(offsets, part, parts)])
         return len(rows), int(rows[0]), self.source.file_of(int(rows[0]))
@@ -399,7 +399,7 @@ class LocalBatches:
         filled = []
         for result in in_order:
             if isinstance(result, Exception):
-                raise result  # of the first part, whichever was first in time
+                raise result  # of the lowest-numbered part that failed, not the earliest
             filled.append(result)
         return self._completed(number, buffers, filled)
 

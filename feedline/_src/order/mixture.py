@@ -1,7 +1,7 @@
 """Which row of which source stands at which position of a mixture: a pure function of (seed, epoch, position).
 
 `shares` determines which source stands at a position, and how many of its rows stand before. Row number c of a
-source, counted over the whole run, stands at position c mod length of epoch c div length in that source's order.
+source, counted over the whole run, is at position (c mod length) of epoch (c div length) in that source's order.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class MixtureOrder:
         table = span.table
         tables = (first - span.start) // table.size, (last - span.start) // table.size + 1
         before = [a + b for a, b in zip(self._before(epoch), span.before, strict=True)]
-        epochs = []  # of each source that occur in these tables
+        epochs = []  # for each source, the epochs of it that occur in these tables
         for begin, places, length in zip(before, table.of_source, self.lengths, strict=True):
             low, high = (begin + number * len(places) for number in tables)
             epochs.append(range(low // length, -(-high // length)))
@@ -186,7 +186,7 @@ class MixtureOrder:
         return substitutes_at(self.seed, self.lengths[source], epoch, position) + self.firsts[source]
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values, for a fingerprint. Weights are rows of a block; sources of weight 0 are left out."""
+        """JSON values, for a fingerprint. A weight is the source's number of rows in a block; 0 is left out."""
         return {
             "seed": self.seed,
             "end": self.end,

@@ -109,14 +109,14 @@ class Asked:
 
     @property
     def tunable(self) -> frozenset[str]:
-        """The fields of `Settings` that are found while the feed runs. None, if all is synchronous."""
+        """The fields of `Settings` that are tuned while the feed runs. Empty if all is synchronous."""
         if not self.prefetch:
             return frozenset()
         given = {name: getattr(self.reading, name) for name in ("threads", "workers", "buffer")}
         return frozenset(name for name, value in {**given, "prefetch": self.prefetch}.items() if value == "auto")
 
     def first_settings(self, default_threads: int) -> Settings:
-        """The numbers to begin with; "auto" begins with the defaults. Beside workers no thread reads."""
+        """The numbers to begin with; "auto" begins with the defaults. With workers, `threads` is 0."""
         prefetch = type(self).prefetch if self.prefetch == "auto" else self.prefetch
         workers = 0 if self.reading.workers == "auto" else self.reading.workers
         threads = self.reading.threads
@@ -142,7 +142,7 @@ class SourceMetadata:
       lanes: of a stream; 0: rows with random access.
       own_order: the order that it brings along.
       reads_columns: whether some columns of a leaf can be read alone.
-      ragged: the numbers of the leaves whose axis 1 differs between batches, up to its size in `spec`.
+      ragged: indices of the leaves whose axis 1 differs between batches, up to its size in `spec`.
       picklable: whether worker processes can open it again.
     """
 
@@ -249,7 +249,7 @@ def _refused_with_a_stream(asked: Asked, lanes: int) -> Iterator[str]:
 
 def _refused_rows(rows: int, size: int, multiple: int, asked: Asked) -> Iterator[str]:
     remainder, epochs, steps = asked.remainder, asked.epochs, asked.steps_per_call
-    # an endless feed wraps as often as it must
+    # an endless feed wraps, so that its batch may exceed the rows
     available = rows if remainder == "drop" else rows * (epochs or size)
     if remainder != "pad" and available < size:
         fitting = available // multiple * multiple

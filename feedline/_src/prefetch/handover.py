@@ -9,8 +9,8 @@ Guarantees:
    more than `depth` exist that were not taken.
 3. `finish` is an item like the others, with the number after the last, but needs no slot: so an error arrives
    even when all slots are taken.
-4. `close` wakes all sides. After it no item has a slot, `take` raises `Closed`, and no item is kept, one that
-   is put later included.
+4. `close` wakes all sides. After it no item has a slot, `take` raises `Closed`, and items that are put later
+   are dropped, too.
 5. `close` may run anywhere, also in a finalizer that interrupts one of the sides.
 """
 
@@ -58,7 +58,7 @@ class Handover(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Items that are ready to be taken, but the last: a hint, since all sides move on."""
+        """Items that are ready to be taken, without the last one: a hint, since all sides move on."""
         return 0 if self._closed else max(0, self._items.qsize() + len(self._early) - self._finished)
 
     @property

@@ -56,7 +56,7 @@ def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> Sour
 def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[Any]:
     """The rows of a file as trees of arrays."""
     arrays = open_file(file, options).arrays
-    assert arrays is not None, file  # of a version that had arrays
+    assert arrays is not None, file  # it had arrays when this version was opened
     return arrays()
 
 
@@ -138,8 +138,8 @@ class _GroupedRows(Indexed):
         """The groups of some rows of a leaf: as many at a time as fit into the cache, at least one.
 
         Yields:
-          (groups, part, local, here): of the rows `here`, which these groups hold, the index of the group of each,
-          and its row in that group.
+          (groups, part, local, here): `here` are the places in `rows` of those that these groups hold; for each of
+          them, `part` is the index of its group, and `local` its row in that group.
         """
         shards, spec = self._group_of_row[leaf], self._leaves[leaf]
         group_of_row = shards.of(rows)
@@ -197,7 +197,7 @@ class _GroupedRows(Indexed):
                 file.check_open()
 
     def _checked(self, read: Callable[[], T], file: int, row: int, what: str) -> T:
-        """What `read` returns, of a file that does not change meanwhile. Other errors are those of a row."""
+        """Call `read`. A change of the file is a FeedError, any other error a RowError."""
         check_may_read()
         try:
             self._files[file].check()
@@ -276,7 +276,7 @@ class GroupSource(_GroupedRows, Source):
         for leaf, columns, out in cuts:
             for groups, part, local, here in self._pieces(leaf, indices_of(rows)):
                 firsts = np.cumsum([0, *(group.rows for group in groups[:-1])])
-                target = out[here]  # a copy, unless these are all groups
+                target = out[here]  # a copy, unless `here` is a slice of all rows
                 reader_of([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
                 if not isinstance(here, slice):
                     out[here] = target

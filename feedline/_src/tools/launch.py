@@ -156,8 +156,8 @@ def reserved_port() -> Iterator[int]:
 class Supervisor:
     """Runs a command once for each environment, shows the output of all, and waits for all of them.
 
-    A thread copies each stream of a process, and another one waits for its end. They and the signal handlers put
-    calls into a queue, which the main thread makes, so that it alone signals the processes and decides. While
+    A thread copies each stream of a process, and another one waits for its end. They and the signal handlers queue
+    calls that the main thread executes, so that it alone signals the processes and decides. While
     nobody reads the output, as in a pager, processes that write more wait; signals and deadlines still count.
     A signal that was ignored when this began, as under nohup, is not forwarded.
     """
@@ -171,7 +171,9 @@ class Supervisor:
         self._codes: dict[int, int] = {}  # of the processes that have ended, in this order
         self._copying = 0  # streams that have not ended
         self._last = [deque[bytes](maxlen=_REMEMBERED_LINES) for _ in environments]
-        self._blamed: dict[int, tuple[int, bool]] = {}  # by process: the other one that it named last
+        self._blamed: dict[
+            int, tuple[int, bool]
+        ] = {}  # {process: (the process that it blamed last, whether for silence)}
         self._signals: list[signal.Signals] = []  # those that were forwarded
         self._kill_at: float | None = None  # set once the processes have been asked to end
         self._overdue = False  # some were killed then
@@ -266,7 +268,7 @@ class Supervisor:
             self._kill_at = self._kill_at or time.monotonic() + self._grace_s
         self._codes[index] = code
         if not self._running:
-            self._signal(signal.SIGKILL)  # children that the processes have left
+            self._signal(signal.SIGKILL)  # children that were left behind
 
     def _signal(self, number: int) -> None:
         os.killpg(self._group, number)
@@ -278,7 +280,7 @@ class Supervisor:
     def _forward(self, number: signal.Signals) -> None:
         if number not in _ENDING_SIGNALS:
             self._signal(number)
-        elif not self._running:  # nobody reads the rest of the output
+        elif not self._running:  # stop now, since nobody reads the rest of the output
             os._exit(self._result()[0] or 128 + number)
         else:
             again = any(before in _ENDING_SIGNALS for before in self._signals)
@@ -292,7 +294,7 @@ class Supervisor:
         if failed is None:
             return 0, ""
         other, silent = self._blamed.get(failed, (failed, False))
-        # process 0 ends last, since it holds the messages of all; jax ends others of a silent process by SIGABRT
+        # process 0 ends last, since it holds all messages; if a process is silent, jax aborts the others (SIGABRT)
         if self._codes.get(other) and (not silent or self._codes[failed] == -signal.SIGABRT):
             failed = other
         code = self._codes[failed]

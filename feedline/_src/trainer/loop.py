@@ -35,7 +35,7 @@ class NotFinite(FeedError):
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """The steps done so far, and their times, from the end of the first step of this run, which compiles.
+    """The steps done so far, and their times. These begin after the first step of this run, which compiles.
 
     Attributes:
       step: steps finished, counted over all runs.
@@ -98,7 +98,9 @@ class Loop:
 
     def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
         """Each new state, before the next batch is asked for; the next step donates it. Call `end` afterwards."""
-        guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
+        guard: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext()
+        )  # none at first: tracing may transfer
         for batch in self._timed(iter(batches)):
             rows = rows_in(batch, self._program.steps_per_call)
             with guard:
