@@ -139,3 +139,18 @@ def test_models_of_digits(name, least):
 def test_no_example_is_left_out():
     tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("*.py"))
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tests] == []
+
+
+@pytest.mark.slow
+def test_a_keras_loop_that_is_resumed_trains_as_one_that_was_not(tmp_path):
+    def last_lines(folder, steps):
+        command = [sys.executable, str(EXAMPLES / "keras_loop.py"), str(tmp_path / folder), str(steps)]
+        environment = programs.importing(KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
+        ran = programs.run(command, env=environment, capture_output=True, text=True, check=True)
+        return ran.stdout.splitlines()[-2:]
+
+    begins, _ = last_lines("stopped", 15)
+    assert begins == "begins at row 0"
+    begins, resumed = last_lines("stopped", 15)
+    assert begins == "begins at row 750"
+    assert resumed == last_lines("whole", 30)[1]
