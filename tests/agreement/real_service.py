@@ -11,7 +11,7 @@ from feedline._src.tools.launch import reserved_port
 
 @contextlib.contextmanager
 def joined(processes):
-    """One `Coordination` for each of so many processes, which are threads here."""
+    """A `Coordination` for each process; the processes are threads here."""
     with reserved_port() as port:
         address = f"127.0.0.1:{port}"
         service = _jax.get_distributed_runtime_service(address, processes)

@@ -34,7 +34,7 @@ def feed_of(source, **options):
 def called_at(line, call, function):
     """Call `function`, and at the given line that it runs in feedline `call`, as a signal handler does.
 
-    Returns whether it runs so many lines, and what was returned or raised.
+    Returns whether it runs that number of lines, and what was returned or raised.
     """
     seen, called = 0, False
 

@@ -66,7 +66,7 @@ class Handover(Generic[T]):
         return self._closed
 
     def wait_for_slot(self, number: int, timeout_s: float | None = None) -> bool:
-        """Wait until this item may be made; with a timeout, at most so many seconds. One thread a number.
+        """Wait until this item may be made; with a timeout, at most that long. One thread a number.
 
         Returns:
           Whether it may be made. False: not yet, or closed.

@@ -38,7 +38,7 @@ class Doctor:
         mesh with the axes data and model; or a path or glob of rows.
       data: file or folder with the data, to measure the rate of the disk: reads at most 512 MiB.
       cpu_devices: run on this many CPU devices. 0: on the devices that JAX finds. A command chooses its own.
-      limit_s: end the job after so many seconds, as Ctrl-C does. None: it ends by itself.
+      limit_s: time limit of the job, which is then ended as by Ctrl-C. None: it ends by itself.
       json: print one line of JSON on standard output, in place of the text.
     """
 
