@@ -52,26 +52,9 @@ elif role == "in a step":
     total, mixed = step(next(feed))
     print(f"mixed {bool(mixed)}", flush=True)
     take(not odd)
-elif role == "ends":
-    take(12 + odd)
 elif role == "closes":
     take(12 + odd)
     feed.close()
-elif role == "closes after an error":
-    try:
-        take(1 + odd)
-        raise KeyError("of the user")
-    except KeyError:
-        feed.close()
-    print("closed", flush=True)
-    feedline.cluster.abort("it says so")
-    time.sleep(60)
-elif role == "moves":
-    take(2)
-    feed.seek(1 + odd)
-    take(1)
-    time.sleep(60)
-    print("reached", flush=True)
 elif role == "one moves":
     take(2)
     if odd:
@@ -88,7 +71,6 @@ else:
         if odd and role == "fits later" and done == 150:
             next(feed)
 
-    take(odd and role == "fits")
     fit(
         feed,
         lambda key: {"w": jnp.zeros(())},
