@@ -1,6 +1,7 @@
 """Processes that take different batches of a feed are told, all of them, with names and counts.
 
-These are real runs. tests/agreement/test_in_step.py has every case of the comparison, over a service in one process.
+These are real runs. tests/agreement/test_in_step.py has every case of the comparison, over a service in one
+process.
 """
 
 import os
