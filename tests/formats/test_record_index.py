@@ -96,7 +96,7 @@ def test_an_index_of_another_format_is_not_used(path, scans):
     read(path)
     line, payload = index_of(path).read_bytes().split(b"\n", 1)
     header = json.loads(line.partition(b" ")[2])
-    for change in ({"index": 0}, {"of": "tar"}, {"count": 4}, {"count": -1}, {"crc32": 0}):
+    for change in ({"index": 0}, {"of": "tar"}, {"fields": ["a", "a"]}, {"fields": 1}, {"crc32": 0}):
         text = json.dumps(header | change).encode() + b"\n"
         index_of(path).write_bytes(b"%08x " % zlib.crc32(text) + text + payload)
         assert read(path) == RECORDS
@@ -155,10 +155,10 @@ def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
 def test_an_index_that_five_other_processes_replace_is_read(path, monkeypatch):
     """Each of them writes an equal one after this process has looked at the last one, and before it reads."""
     source = feedline.open_source(path)
-    real, left = record_files.open_index, [*range(5)]
+    real, left = record_files.IndexedFile._open_index, [*range(5)]
 
-    def open_and_replace(*arguments):
-        found, index = real(*arguments), index_of(path)
+    def open_and_replace(file):
+        found, index = real(file), index_of(path)
         content = index.read_bytes()
         if left:
             left.pop()
@@ -166,7 +166,7 @@ def test_an_index_that_five_other_processes_replace_is_read(path, monkeypatch):
             index.write_bytes(content)
         return found
 
-    monkeypatch.setattr(record_files, "open_index", open_and_replace)
+    monkeypatch.setattr(record_files.IndexedFile, "_open_index", open_and_replace)
     index_of(path).unlink()
     assert [source[i] for i in range(3)] == RECORDS
     assert not left

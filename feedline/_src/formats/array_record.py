@@ -15,7 +15,6 @@ from feedline._src.files.file import File, Indices, opening
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import BadRecordError, Records, fields
-from feedline._src.rows import digests
 
 library: Any = Library("array_record.python.array_record_module", "array-record")
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
@@ -63,11 +62,6 @@ class Reader:
                 f"{file.name} was written in groups of {group[1]} records, which are decompressed whole whichever "
                 "of them a read asks for; write it with ArrayRecordWriter(path, 'group_size:1')"
             )
-
-    @property
-    def digest(self) -> list[Any]:
-        """See `File.digest`: of an object, that of the local file."""
-        return self._file.with_path(digests.of_file)
 
     def read(self, records: Indices, fields: Any = None) -> list[bytes]:
         """See `RecordReader.read`."""

@@ -278,7 +278,7 @@ class Scan(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """An open file of records. Thread-safe. `digest` is that of `File`, `fields` are those of a `Scan`.
+    """An open file of records. Thread-safe. `fields` are those of a `Scan`.
 
     `read` gives records by their numbers, which ascend: dicts of the fields asked for; None: a record is one part.
     It raises a BadRecordError for one that cannot be read, a FeedError if the file was changed, and errors of the
@@ -289,8 +289,6 @@ class RecordReader(Protocol):
     def count(self) -> int: ...
     @property
     def fields(self) -> tuple[str, ...] | None: ...
-    @property
-    def digest(self) -> list[Any]: ...
     def read(self, records: Indices, fields: Sequence[str] | None) -> list[Any]: ...
     def close(self) -> None: ...
 
@@ -309,7 +307,6 @@ class Records:
 
     Attributes:
       scan: (file) → where its records lie. ValueError: the file is damaged or of another format.
-      named: whether the `Scan` names fields.
       open: (file) → a reader, for libraries that find records themselves, by `File.path`.
       data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `leaves` a dict.
         ValueError: they are damaged.
@@ -321,7 +318,6 @@ class Records:
     """
 
     scan: Callable[[File], Scan] | None = None
-    named: bool = False
     open: Callable[[File], RecordReader] | None = None
     data_of: Callable[[bytes], Any] = bytes
     leaves: Mapping[str, Leaf] | None = None

@@ -38,7 +38,7 @@ FORMAT = Format(
     (".tar",),
     takes=frozenset({"columns"}),
     way="records",
-    open=lambda file, options: Records(scan, named=True),
+    open=lambda file, options: Records(scan),
 )
 
 

@@ -1,10 +1,10 @@
 """The indexed way to read: records of bytes in files, found by an index or by a library.
 
 An index says where the records of a file lie. It is made once, and kept beside the file: one line, the CRC-32 of a
-JSON object and that object; then little-endian int64[records, parts, 4], where each part of each record lies, and
-the CRC-32 of its header. It belongs to one version of its file: size, time of modification and sampled bytes. An
-index that is damaged, or of another version, is made again. A file that was built again may have the old version,
-but not the old headers, which are compared when a record is read.
+JSON object and that object; then little-endian int64[records, parts, 4], the `ENTRY` of each part of each record.
+It belongs to one version of its file: size, time of modification and sampled bytes. One that is damaged, or of
+another version, is made again. A file that was built again may have the old version, but not the old headers,
+which are compared when a record is read.
 """
 
 from __future__ import annotations
@@ -34,23 +34,20 @@ from feedline._src.rows.source import EncodedSource, Indexed, Record, Source, Wi
 from feedline._src.rows.spec import RowSpec
 
 _RECORDS_AT_ONCE = 1 << 11  # fewer are slower to read, more leave the processor's cache
-_INDEX_FORMAT = 2  # an index with another number is made again
+_INDEX_FORMAT = 3  # an index with another number is made again
 _INDEX_SUFFIX = ".feedline-index"
 _MAX_HEADER_BYTES = _BLOCK_BYTES = 1 << 20
-_TRIES = 10  # to find or make an index, and to read one, which others delete or replace meanwhile
+_TRIES = 10  # to open or read an index that other processes delete or replace meanwhile
 
 
 # --- sources ---
 
 
-def open_records(
-    format: Format, files: Files, options: OpenOptions, indices: Sequence[Index] | None = None
-) -> RecordFiles | RecordArrays:
+def open_records(format: Format, files: Files, options: OpenOptions) -> RecordFiles | RecordArrays:
     """The rows of files of records: bytes, or arrays if the format or the options say how to make them.
 
     Args:
       options: `columns` selects fields.
-      indices: those that another process opened; None: they are opened, and made if need be.
 
     Raises:
       ValueError: no records, not of this format, or files with different fields.
@@ -60,29 +57,25 @@ def open_records(
     assert format.open is not None
     first = next((number for number, file in enumerate(files) if file.size), 0)
     form = files.opened(first, functools.partial(format.open, options=options))
-    kind = RecordFiles if form.unpack is None else RecordArrays
-    return kind(format, form, files, options, indices)
+    return (RecordFiles if form.unpack is None else RecordArrays)(format, form, files, options)
 
 
 class _Records(Indexed):
     """Files of records. Thread-safe. With an index, at most 64 files are open, and nothing is held in memory."""
 
-    def __init__(
-        self, format: Format, form: Records, files: Files, options: OpenOptions, indices: Sequence[Index] | None
-    ) -> None:
+    def __init__(self, format: Format, form: Records, files: Files, options: OpenOptions) -> None:
         self._format, self.form, self._files, self._options = format, form, files, options
         self._paths = files.paths
         self._indexed: list[IndexedFile] = []
         if form.open is not None:
-            files.local_paths()  # of all files at once
+            files.local_paths()  # fetches all objects at once
             self._readers: Sequence[RecordReader] = [form.open(file) for file in files]
+            self._digests = files.digests
         else:
-            if indices is None:
-                digests = zip(files, files.digests, strict=True)
-                indices = [open_index(file, digest, format.name, form) for file, digest in digests]
+            self._digests = files.digests
             self._readers = self._indexed = [
-                IndexedFile(file, index, format.name, form, files.open_files)
-                for file, index in zip(files, indices, strict=True)
+                IndexedFile(file, digest, format.name, form, files.open_files)
+                for file, digest in zip(files, self._digests, strict=True)
             ]
         self._shards = Shards([reader.count for reader in self._readers])
         if len(self._shards) == 0:
@@ -91,30 +84,26 @@ class _Records(Indexed):
             )
         self._parts = self._chosen_parts()
         """The parts of a record that are read; None: it is one part."""
-        leaves = None if form.leaves is None else tuple(form.leaves)
-        self._fields = leaves if self._parts is None else self._parts
+        self._fields = self._parts if form.leaves is None else tuple(form.leaves)
 
     def _chosen_parts(self) -> tuple[str, ...] | None:
-        readers = zip(self._paths, self._readers, strict=True)
-        (first_path, first), *others = [(path, reader.fields or ()) for path, reader in readers if reader.count]
-        for path, fields in others:
-            if set(fields) != set(first):
+        found = [(path, r.fields) for path, r in zip(self._paths, self._readers, strict=True) if r.count]
+        first_path, first = found[0]
+        for path, fields in found:
+            if set(fields or ()) != set(first or ()):
                 raise ValueError(
-                    f"all files must have the same fields, and {path} has {', '.join(fields)}, {first_path} "
-                    f"{', '.join(first)}; open them apart, or write them again"
+                    f"all files must have the same fields, and {path} has {', '.join(fields or ())}, {first_path} "
+                    f"{', '.join(first or ())}; open them apart, or write them again"
                 )
-        return tuple(self._options.chosen(first, first_path)) if self.form.named else None
+        return None if first is None else tuple(self._options.chosen(first, first_path))
 
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
         for file in self._files:
             file.check()
-        return {
-            "kind": self._format.name,
-            "files": [reader.digest for reader in self._readers],
-            "fields": None if self._fields is None else list(self._fields),
-        }
+        fields = None if self._fields is None else list(self._fields)
+        return {"kind": self._format.name, "files": self._digests, "fields": fields}
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -170,8 +159,7 @@ class _Records(Indexed):
             reader.close()
 
     def __reduce__(self) -> Any:
-        indices = [file.index for file in self._indexed]
-        return open_records, (self._format, self._files, self._options, indices)
+        return open_records, (self._format, self._files, self._options)
 
 
 class RecordFiles(_Records, EncodedSource):
@@ -228,35 +216,43 @@ class RecordArrays(_Records, Source):
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """An index file, which was valid when it was opened.
+    """An index file that was validated when it was opened.
 
     Attributes:
       version: of the index file. Another process may replace it by an equal one.
       start: where its entries begin.
-      digest: of the file of records.
-      fields: those of a `Scan`.
       count: the number of records.
+      fields: those of a `Scan`.
     """
 
     path: str
     version: FileVersion
     start: int
-    digest: list[Any]
-    fields: tuple[str, ...] | None
     count: int
+    fields: tuple[str, ...] | None
 
 
 class IndexedFile:
-    """A `RecordReader` of a file with an index; neither is held in memory.
+    """A `RecordReader` of a file with an index, neither of which is held in memory.
 
     Args:
+      digest: that of the file.
       name: of the format.
-      opened: open index files.
+      open_files: open index files.
+
+    Raises:
+      ValueError: the file is not of this format.
+      OSError: the index can be written neither beside the file nor into the cache folder.
+      FeedError: the file changed meanwhile, or cannot be read.
     """
 
-    def __init__(self, file: File, index: Index, name: str, form: Records, opened: LruCache[OpenFile]) -> None:
-        self._file, self.index, self._name, self._form, self._opened = file, index, name, form, opened
-        self.count, self.fields, self.digest = index.count, index.fields, index.digest
+    def __init__(
+        self, file: File, digest: list[Any], name: str, form: Records, open_files: LruCache[OpenFile]
+    ) -> None:
+        self._file, self._form, self._open_files = file, form, open_files
+        self._belongs = {"index": _INDEX_FORMAT, "of": name, "file": [*digest, file.stamp]}
+        self._index = self._open_index()
+        self.count, self.fields = self._index.count, self._index.fields
 
     def close(self) -> None:
         """No-op: open files belong to the `Files` of the source."""
@@ -300,17 +296,7 @@ class IndexedFile:
     def _entries(self, records: Indices, fields: Sequence[str] | None) -> Indices:
         """int64[k, parts, 4]: the entries of these records, all of which lie within the file."""
         size, names = self._file.size, self.fields or ("",)
-        width = len(names) * ENTRY * 8
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                stored = self._stored_entries(records, width)
-                break
-            except (FileNotFoundError, FeedError):  # deleted, written to, or replaced by an equal one
-                if not tries_left:
-                    raise
-            self.index = open_index(self._file, self.digest, self._name, self._form)
-            if (self.index.count, self.index.fields) != (self.count, self.fields):
-                raise changed(self._file.name, "it has other records")
+        stored = self._stored(records, 8 * ENTRY * len(names))
         parts = np.frombuffer(stored, "<i8").reshape(len(records), len(names), ENTRY)
         if fields is not None:
             parts = parts[:, [names.index(field) for field in fields]]
@@ -319,100 +305,102 @@ class IndexedFile:
             raise self._mismatch(f"names bytes beyond the {size} of the file")
         return parts.astype(np.int64, copy=False)
 
-    def _stored_entries(self, records: Indices, width: int) -> bytes:
-        """The bytes of these records in the index, `width` each. FeedError, FileNotFoundError: it has changed."""
-        index = self.index
-        opened = self._opened.get((index.path, index.version), lambda: OpenFile(index.path, index.version))
-        found = b"".join(opened.read(index.start + records * width, np.full(len(records), width)))
-        opened.check()
-        return found
+    def _stored(self, records: Indices, width: int) -> bytes:
+        """The bytes of these records in the index, `width` each.
+
+        An index that was deleted, written to, or replaced by an equal one since it was validated is opened again.
+        """
+        for _ in range(_TRIES):
+            index = self._index
+            with contextlib.suppress(FileNotFoundError, FeedError):
+                open_file = functools.partial(OpenFile, index.path, index.version)
+                opened = self._open_files.get((index.path, index.version), open_file)
+                found = b"".join(opened.read(index.start + records * width, np.full(len(records), width)))
+                opened.check()
+                return found
+            self._index = self._open_index()
+            if (self._index.count, self._index.fields) != (self.count, self.fields):
+                raise changed(self._file.name, "it has other records")
+        raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
         """No bad row: substitutes would hide that all rows have changed."""
         return FeedError(
-            f"an index must be that of its file, and {self.index.path} {found}. Delete that index, which is then "
+            f"an index must be that of its file, and {self._index.path} {found}. Delete that index, which is then "
             "made again, and build a new feed",
             stage="read",
             file=self._file.name,
         )
 
+    # --- the index file ---
 
-def open_index(file: File, digest: list[Any], name: str, form: Records) -> Index:
-    """The index of a file of the format `name`, which is made if there is none for this version of it.
+    def _open_index(self) -> Index:
+        """The index, which is made if there is none for this version of the file."""
+        assert self._form.scan is not None
+        places, scan = self._file.places_beside(_INDEX_SUFFIX), None
+        for _ in range(_TRIES):
+            for place in places:
+                with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+                    return self._valid_index(place)
+            if scan is None:
+                scan = self._form.scan(self._file)
+                self._file.check()
+            else:  # no other process has made it meanwhile: replacing that would disturb its reads
+                self._write_index(places, scan)
+        raise self._unstable()
 
-    Raises:
-      ValueError: the file is not of this format.
-      OSError: the index can be written neither beside the file nor into the cache folder.
-      FeedError: the file changed meanwhile, or cannot be read.
-    """
-    assert form.scan is not None
-    belongs = {"index": _INDEX_FORMAT, "of": name, "file": [*digest, file.stamp]}
-    places = file.places_beside(_INDEX_SUFFIX)
-    scan = None
-    for _ in range(_TRIES):
+    def _valid_index(self, place: str) -> Index:
+        """The index at `place`. ValueError and others: there is no whole index there that belongs to the file."""
+        with open(place, "rb") as file:
+            version = FileVersion.of(file.fileno())
+            line = file.readline(_MAX_HEADER_BYTES)
+            checksum, _, rest = line.partition(b" ")
+            if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
+                raise ValueError("its first line is damaged")
+            header = json.loads(rest)
+            if {name: header.get(name) for name in self._belongs} != self._belongs:
+                raise ValueError("it is of another file")
+            fields = header["fields"] if header["fields"] is None else tuple(header["fields"])
+            names = fields or ("",)
+            if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+                raise ValueError("its fields are no names, or one is there twice")
+            checksum_of_entries = 0
+            while block := file.read(_BLOCK_BYTES):
+                checksum_of_entries = zlib.crc32(block, checksum_of_entries)
+            count, rest_bytes = divmod(file.tell() - len(line), 8 * ENTRY * len(names))
+            if rest_bytes or checksum_of_entries != header["crc32"]:
+                raise ValueError("it is damaged")
+        return Index(place, version, len(line), count, fields)
+
+    def _write_index(self, places: Sequence[str], scan: Scan) -> None:
+        """Write an index to the first place that can be written to. Whoever can read the data can read it."""
+        payload = np.asarray(scan.parts, "<i8").tobytes()
+        header = self._belongs | {"fields": scan.fields, "crc32": zlib.crc32(payload)}
+        text = json.dumps(header).encode() + b"\n"
+        content = b"%08x " % zlib.crc32(text) + text + payload
+        mode = 0o666 if self._file.in_store else os.stat(self._file.path()).st_mode & 0o666
+        errors = []
         for place in places:
-            with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-                return _found_index(place, belongs, form.named)
-        if scan is None:
-            scan = form.scan(file)
-            file.check()
-        else:  # no other process has made it meanwhile: replacing that would disturb its reads
-            mode = 0o666 if file.in_store else os.stat(file.path()).st_mode & 0o666
-            _write_index(places, belongs, scan, mode)
-    raise OSError(f"{places} cannot be read although one was just written; check the disk, or set FEEDLINE_CACHE")
+            folder = os.path.dirname(place)
+            try:
+                return in_folder(folder, functools.partial(_replace, place, content, mode))
+            except OSError as error:
+                errors.append(f"{place}: {error.strerror}")
+        raise OSError(
+            f"an index must be kept beside its file or in the cache folder, and neither can be written "
+            f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write"
+        )
 
-
-def _found_index(place: str, belongs: dict[str, Any], named: bool) -> Index:
-    """The index at `place`. ValueError and others: there is no whole index there that belongs to the file."""
-    with open(place, "rb") as file:
-        version = FileVersion.of(file.fileno())
-        line = file.readline(_MAX_HEADER_BYTES)
-        checksum, _, rest = line.partition(b" ")
-        if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
-            raise ValueError("its first line is damaged")
-        header = json.loads(rest)
-        fields, count = header["fields"], header["count"]
-        if {name: header.get(name) for name in belongs} != belongs:
-            raise ValueError("it is of another file")
-        names = fields if named else [""]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError("its fields are no names")
-        if type(count) is not int or count < 0 or len(set(names)) != len(names) or (count and not names):
-            raise ValueError("its numbers of records and fields are impossible")
-        checksum_of_entries = 0
-        while block := file.read(_BLOCK_BYTES):
-            checksum_of_entries = zlib.crc32(block, checksum_of_entries)
-        size = len(line) + 8 * ENTRY * count * len(names)
-        if file.tell() != size or checksum_of_entries != header["crc32"]:
-            raise ValueError("it is damaged")
-    return Index(place, version, len(line), belongs["file"][:2], tuple(fields) if named else None, count)
-
-
-def _write_index(places: Sequence[str], belongs: dict[str, Any], scan: Scan, mode: int) -> None:
-    """Write an index to the first place that can be written to.
-
-    The file appears whole, whatever number of processes write it at once. Whoever can read the data can read it.
-    """
-    payload = np.asarray(scan.parts, "<i8").tobytes()
-    width = ENTRY * (1 if scan.fields is None else max(1, len(scan.fields)))
-    header = {"fields": scan.fields, "count": len(scan.parts) // width, "crc32": zlib.crc32(payload)}
-    text = json.dumps(belongs | header).encode() + b"\n"
-    content = b"%08x " % zlib.crc32(text) + text + payload
-    errors = []
-    for place in places:
-        try:
-            return in_folder(os.path.dirname(place) or ".", functools.partial(_replace, place, content, mode))
-        except OSError as error:
-            errors.append(f"{place}: {error.strerror}")
-    raise OSError(
-        f"an index must be kept beside its file or in the cache folder, and neither can be written "
-        f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write"
-    )
+    def _unstable(self) -> OSError:
+        return OSError(
+            f"the index of {self._file.name} cannot be read although one was just written; check the disk, or set "
+            "FEEDLINE_CACHE"
+        )
 
 
 def _replace(place: str, content: bytes, mode: int) -> None:
-    """Write a file under another name, and then give it its name."""
-    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place) or ".", prefix=".feedline-", suffix=".tmp")
+    """Write a file that appears whole, whatever number of processes write it at once."""
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place), prefix=".feedline-", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
