@@ -156,9 +156,9 @@ def reserved_port() -> Iterator[int]:
 class Supervisor:
     """Runs a command once for each environment, shows the output of all, and waits for all of them.
 
-    A thread copies each stream of a process, and another one waits for its end. They and the signal handlers queue
-    calls that the main thread executes, so that it alone signals the processes and decides. While
-    nobody reads the output, as in a pager, processes that write more wait; signals and deadlines still count.
+    A thread copies each stream of a process, others wait for its end and for signals. They queue calls that the
+    main thread executes, so that it alone signals the processes and decides. While nobody reads the output, as in
+    a pager, processes that write more wait; signals and deadlines still count.
     A signal that was ignored when this began, as under nohup, is not forwarded.
     """
 
@@ -184,9 +184,14 @@ class Supervisor:
     def run(self, command: Sequence[str]) -> int:
         """Returns the exit code; `ValueError` if the command cannot be run. Call it from the main thread."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel forgets how a child ended
+        # a handler in Python may not run before the main thread stops waiting: a pipe tells a thread of the signal
+        caught, catching = os.pipe()
+        os.set_blocking(catching, False)
+        signal.set_wakeup_fd(catching)
+        threading.Thread(target=self._queue_signals, args=(caught,), daemon=True).start()
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda caught, _: self._call(self._forward, signal.Signals(caught)))
+                signal.signal(number, lambda *_: None)
         with process_group() as self._group:
             for index in range(len(self._environments)):
                 self._start(index, command)
@@ -214,6 +219,10 @@ class Supervisor:
             lambda: self._copy(index, 2, child.stderr),
         ):
             threading.Thread(target=task, daemon=True).start()
+
+    def _queue_signals(self, caught: int) -> None:
+        while number := os.read(caught, 1):
+            self._call(self._forward, signal.Signals(number[0]))
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         self._calls.put(lambda: function(*arguments))
