@@ -16,7 +16,7 @@ A map, one folder a stage, in the order in which data flows::
     feed_options  what a user asks a feed for, with all defaults; the context in which tools change it
     errors      FeedError and its subclasses
     state       makes the state for a checkpoint, and validates it when it is restored
-    record      what a delivered batch cost, and who is told
+    record      what a delivered batch cost, and the interface of a listener
     notebook    the tables that these show in a notebook
     lazy        public modules whose names are imported on first use
 

@@ -146,7 +146,7 @@ class MeshIterator(ProcessBound):
             self._closed = True
             self._prefetcher.close()
             raise
-        self._listener.told(BatchRecord(asked, time.perf_counter(), [placed.given.times], placed.times))
+        self._listener.delivered(BatchRecord(asked, time.perf_counter(), [placed.given.times], placed.times))
         self._batches += 1
         self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
         self._placed_bytes += placed.local_bytes

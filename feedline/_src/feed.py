@@ -201,7 +201,7 @@ class Feed(Shown, GrainFace):
                     asked, time.perf_counter(), parts, placed.times,
                     delivered.step, before.cursor, rows, bad, counted.batches,
                 )  # fmt: skip
-                self._listener.told(record)
+                self._listener.delivered(record)
                 if self._stages.in_step is not None and self._diagnosed is None:
                     self._stages.in_step.batches = counted.batches // steps
                 # last, and at once: an interrupt comes before all or counts as one after `next`

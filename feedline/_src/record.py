@@ -1,4 +1,4 @@
-"""`BatchRecord`: what one delivered batch cost; `Listener`: who is told. Stages return times, and share nothing.
+"""`BatchRecord`: what one delivered batch cost; `Listener`: what observes them. Stages only return times.
 
 All times are seconds by `time.perf_counter`, which on Linux is the same clock in every process of a machine.
 """
@@ -78,7 +78,7 @@ class Counters(NamedTuple):
 
 
 class Listener(Protocol):
-    """Told what happens to the batches of a feed, which knows nothing else of who watches it.
+    """Observes the batches of a feed, which knows nothing else about what observes it.
 
     What a listener computes, it computes when it is asked, or on the threads that place batches.
     """
@@ -90,7 +90,7 @@ class Listener(Protocol):
     def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
         """A batch was placed. On the threads that place; never raises."""
 
-    def told(self, record: BatchRecord) -> None:
+    def delivered(self, record: BatchRecord) -> None:
         """A batch is about to be delivered. On the training thread. What it raises, `next` raises in its place."""
 
     def interrupted(self) -> None:

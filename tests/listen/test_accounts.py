@@ -21,7 +21,7 @@ def delivered(accounts, asked, taken, part=(0.0, 0.0, 0.0), placing=(0.0, 0.0), 
     """A batch that was read, transformed and staged in three times, and placed from a time on for so long."""
     began = placing[0] - sum(part) - 0.5  # half a second in host memory
     parts, placed = [PartTimes("read", began, *part, 0.01, 0.02)], PlaceTimes("place", *placing, 0.001)
-    accounts.told(BatchRecord(asked, taken, parts, placed))
+    accounts.delivered(BatchRecord(asked, taken, parts, placed))
     if ready_s is not None:
         accounts.transferred(placing[0], ready_s)
     return accounts.placed()

@@ -69,8 +69,8 @@ _SUMMED = BatchTimes._fields[: BatchTimes._fields.index("follows")]
 class Accounts:
     """Adds up what the batches of one feed cost.
 
-    `told` and `interrupted` are for the training thread; the other methods may be called by any. `ahead`: batches
-    that may have been made before the first one is taken.
+    `delivered` and `interrupted` are for the training thread; the other methods may be called by any. `ahead`:
+    batches that may have been made before the first one is taken.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -90,7 +90,7 @@ class Accounts:
         self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
         self._placed = itertools.count()  # batches; atomic
         self._gil_waits_s: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
-        self.told = self._records.append
+        self.delivered = self._records.append
         self.glanced = self._glances.append
 
     def interrupted(self) -> None:

@@ -53,9 +53,9 @@ class BatchListener:
         """None: the settings stay."""
         return None
 
-    def told(self, record: BatchRecord) -> None:
+    def delivered(self, record: BatchRecord) -> None:
         """A batch is about to be delivered."""
-        self.accounts.told(record)
+        self.accounts.delivered(record)
 
     def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
         """A batch was placed. Every 16 batches, looks at the accounts."""
@@ -107,11 +107,11 @@ class FeedListener(BatchListener):
         """What the tuner proposes."""
         return None if self.tuner is None else self.tuner.proposal
 
-    def told(self, record: BatchRecord) -> None:
+    def delivered(self, record: BatchRecord) -> None:
         """A batch is about to be delivered. RowError if its bad rows exceed the budget."""
         if record.bad:
             self._quarantine.enter(record.bad, batches=record.batches)
-        self.accounts.told(record)
+        self.accounts.delivered(record)
 
     def changed(self, stages: Stages) -> None:
         """The loop goes on with the settings of `stages`."""
