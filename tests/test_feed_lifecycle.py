@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from feedline import Feed, FeedError, Order, Reading, RowError
 from feedline._src.loader.random_access import LocalBatches
 from feedline._src.order.epoch import rows_at
-from feedline._src.prefetch.pipelines import Readers, Synchronous
+from feedline._src.prefetch.pipelines import Prefetcher, Synchronous
 from feedline._src.prefetch.watch import Watch
 
 PACKAGE = str(Path(Feed.__init__.__code__.co_filename).parent)
@@ -230,7 +230,7 @@ def _interrupted_next(line, prefetch):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_second_interrupt_at_any_line_after_the_first_loses_nothing(prefetch, method, monkeypatch):
     """The first one comes when a batch was taken out, or before the threads are started."""
-    kind = Readers if prefetch else Synchronous
+    kind = Prefetcher if prefetch else Synchronous
     came, usual = [], getattr(kind, method)
 
     def interrupted(pipeline):
@@ -360,12 +360,12 @@ def test_close_while_another_thread_is_about_to_start_the_run(monkeypatch):
     """Between its look at whether the feed is open and the first read."""
     about, go_on = threading.Event(), threading.Event()
 
-    def start(run, start=Readers.start):
+    def start(run, start=Prefetcher.start):
         about.set()
         arrived(go_on)
         start(run)
 
-    monkeypatch.setattr(Readers, "start", start)
+    monkeypatch.setattr(Prefetcher, "start", start)
     feed = feed_of(Rows())
     waiting = spawn(lambda: next(feed))
     arrived(about)

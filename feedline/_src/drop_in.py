@@ -24,8 +24,7 @@ from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
 from feedline._src.placement.place import Placement, check_shardings, sharded_like
 from feedline._src.placement.plan import as_shardings
-from feedline._src.prefetch.handover import Closed
-from feedline._src.prefetch.pipelines import Prefetcher, Synchronous
+from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
 from feedline._src.rows.spec import RowSpec, cast_into
@@ -108,9 +107,8 @@ class MeshIterator(ProcessBound):
         idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
         source = self._source = _Batches(iterable, sharding, copy, idle, self._listener)
         watch = Watch(Reading())
-        self._prefetcher: Prefetcher[_HostBatch, _Placed] | Synchronous[_HostBatch, _Placed]
-        self._prefetcher = (
-            Prefetcher(source, source.place, prefetch, watch)
+        self._prefetcher: Run[_Placed] = (
+            Prefetcher.of_iterator(source, source.place, prefetch, watch)
             if prefetch
             else Synchronous(source, source.place, watch)
         )

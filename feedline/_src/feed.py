@@ -20,8 +20,7 @@ from feedline._src.options import Auto, Order, Reading
 from feedline._src.order.schedule import BatchSizes, Remainder
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import Transform
-from feedline._src.prefetch.handover import INSIDE, Closed
-from feedline._src.prefetch.pipelines import Run
+from feedline._src.prefetch.pipelines import INSIDE, Closed, Run
 from feedline._src.record import BatchRecord, Counters
 from feedline._src.run import Placed
 from feedline._src.runtime.exit import exits

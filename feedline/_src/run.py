@@ -17,7 +17,7 @@ from feedline._src.loader.random_access import LocalBatches, RandomAccess
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placement
-from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Readers, Run, Synchronous
+from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import Listener, PlaceTimes
 from feedline._src.runtime.exit import close_at_exit
@@ -143,8 +143,8 @@ def run_over(
         return Synchronous(batches, place, watch)
     if isinstance(batches, LocalBatches):
         threads, ahead = max(1, settings.threads), settings.buffer + 1
-        return Readers(batches, place, settings.prefetch, watch, threads=threads, ahead=ahead)
-    return Prefetcher(batches, place, settings.prefetch, watch)
+        return Prefetcher(batches, place, settings.prefetch, watch, threads=threads, ahead=ahead)
+    return Prefetcher.of_iterator(batches, place, settings.prefetch, watch)
 
 
 def number_of_place(after: Cursor) -> int:

@@ -9,7 +9,7 @@ import pytest
 from background import PATIENCE_S, spawn
 from interleave import Queue, Turns, all_orders
 
-from feedline._src.prefetch.handover import Closed, Empty, Handover
+from feedline._src.prefetch.pipelines import Closed, Empty, Handover
 
 END = "end"
 

@@ -1,8 +1,10 @@
-"""The placement thread, and what reading threads and its synchronous double share with it: order, errors, ends."""
+"""Placed batches from threads and from the synchronous double: order, depth, memory, errors, ends, closing."""
 
+import collections
 import gc
-import queue
+import random
 import threading
+import time
 import traceback
 import weakref
 
@@ -10,36 +12,8 @@ import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 
 from feedline import Reading
-from feedline._src.prefetch.handover import Closed
-from feedline._src.prefetch.pipelines import Prefetcher, Readers, Synchronous
+from feedline._src.prefetch.pipelines import Closed, Prefetcher, Synchronous
 from feedline._src.prefetch.watch import Watch
-
-
-class Steps:
-    """A watch that waits for ever, and lets the test follow the placement thread step by step."""
-
-    def __init__(self):
-        self._stages = queue.SimpleQueue()
-        self.consumer_waits = threading.Event()
-        self.asked = 0
-
-    def advanced(self, stage):
-        self._stages.put(stage)
-
-    def waits(self):
-        pass
-
-    def stop(self):
-        pass
-
-    def patience_s(self):
-        self.asked += 1
-        self.consumer_waits.set()
-
-    def expect(self, *stages):
-        """Wait until the placement thread has gone through exactly these."""
-        for stage in stages:
-            assert self._stages.get(timeout=PATIENCE_S) == stage
 
 
 class Source:
@@ -76,6 +50,33 @@ class Source:
             raise self._on_close
 
 
+class Batches:
+    """Batches 0 … count − 1 of some parts. `reads` is called with the number and the part of each."""
+
+    def __init__(self, count, parts=1, reads=lambda number, part: None):
+        self.count, self.parts = count, parts
+        self._reads = reads
+        self._lock = threading.Lock()
+        self._missing = collections.Counter()
+        self.begun = []  # (number, part), in the order in which reads began
+
+    def read(self, number, part):
+        with self._lock:
+            self.begun.append((number, part))
+        self._reads(number, part)
+        with self._lock:
+            self._missing[number] += 1
+            if self._missing[number] < self.parts:
+                return None
+            return number
+
+    def end(self):
+        return StopIteration("rest")
+
+    def close(self):
+        pass
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     before = threading.enumerate()
@@ -83,15 +84,31 @@ def no_thread_is_left():
     assert left_behind(before) == []
 
 
-def prefetcher(source, place=str, depth=2, watch=None):
-    run = Prefetcher(source, place, depth, watch or Steps())
+def prefetcher(source, place=str, depth=2):
+    """One thread over an iterator."""
+    run = Prefetcher.of_iterator(source, place, depth, Watch(Reading()))
     run.start()
     return run
 
 
+def readers(batches, place=lambda host: host, depth=2, threads=2, ahead=3):
+    """Several threads that read parts."""
+    run = Prefetcher(batches, place, depth, Watch(Reading()), threads=threads, ahead=ahead)
+    run.start()
+    return run
+
+
+def ended(run):
+    with pytest.raises(StopIteration) as end:
+        run.take()
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    return end.value.value
+
+
 KINDS = {
-    "thread": lambda source, place: Prefetcher(source, place, 2, Watch(Reading())),
-    "readers": lambda source, place: Readers(source, place, 2, Watch(Reading()), threads=1, ahead=2),
+    "thread": lambda source, place: Prefetcher.of_iterator(source, place, 2, Watch(Reading())),
+    "readers": lambda source, place: Prefetcher(source, place, 2, Watch(Reading()), threads=1, ahead=2),
     "none": lambda source, place: Synchronous(source, place, Watch(Reading())),
 }
 
@@ -154,29 +171,6 @@ def test_nothing_comes_after_close(run_of):
     assert run.waiting == 0
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_exactly_depth_placed_items_wait(depth):
-    steps, placed, taken = Steps(), 0, 0
-
-    def place(host):
-        nonlocal placed
-        assert placed - taken < depth
-        placed += 1
-        return host
-
-    source = Source(*range(20))
-    run = prefetcher(source, place, depth, steps)
-    steps.expect(*["read", "wait", "place"] * depth, "read", "wait")
-    for item in range(20 - depth - 1):
-        assert (placed, run.waiting) == (item + depth, depth)
-        taken += 1  # before `take`, which lets the placement thread go on
-        assert run.take() == item
-        steps.expect("place", "read", "wait")
-    run.close()  # while it waits for a slot
-    assert run.join(PATIENCE_S) is None
-    assert source.closed_by == ["feedline-place"]
-
-
 def test_an_error_that_was_handled_keeps_nothing_alive(run_of):
     class BadRow(Exception):
         pass
@@ -197,19 +191,186 @@ def test_an_error_that_was_handled_keeps_nothing_alive(run_of):
     assert error() is None
 
 
-def test_close_while_the_consumer_waits():
-    steps, source = Steps(), Source("a", gated="a")
-    run = prefetcher(source, watch=steps)
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize(("threads", "parts", "ahead"), [(1, 1, 3), (2, 1, 3), (2, 2, 1), (5, 3, 3), (5, 1, 2)])
+def test_batches_come_once_and_in_order_and_are_bounded(depth, threads, parts, ahead):
+    chance = random.Random(depth * 100 + threads * 10 + parts)
+    naps = [chance.choice([0, 0, 1e-4, 1e-3]) for _ in range(200)]
+    lock, read, placed, taken = threading.Lock(), set(), [], []
+    most_read = most_placed = 0
+
+    def reads(number, part):
+        nonlocal most_read
+        with lock:
+            read.add(number)
+            most_read = max(most_read, len(read) - len(placed))
+        time.sleep(naps[number])
+
+    def place(number):
+        nonlocal most_placed
+        with lock:
+            placed.append(number)
+            most_placed = max(most_placed, len(placed) - len(taken))
+        return number
+
+    run = readers(Batches(200, parts, reads), place, depth, threads, ahead)
+    for number in range(200):
+        time.sleep(naps[-number])
+        assert run.take() == number
+        taken.append(number)
+    assert ended(run) == "rest"
+    assert sorted(placed) == list(range(200))
+    assert most_read <= ahead
+    assert most_placed <= depth + 1  # 1: `take` has it, and the test has not noted that yet
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_all_batches_ahead_are_read_while_the_consumer_is_busy(threads):
+    """However few threads read: a batch that waits for its slot keeps no other from being read."""
+    read = threading.Semaphore(0)
+    batches = Batches(20, 1, lambda number, part: read.release())
+    run = readers(batches, depth=2, threads=threads, ahead=5)
+    for _ in range(2 + 5):
+        assert read.acquire(timeout=PATIENCE_S)
+    assert not read.acquire(timeout=0.05)
+    run.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_at_most_the_given_number_of_threads_read_at_a_time(threads):
+    lock, inside, most = threading.Lock(), 0, 0
+
+    def reads(number, part):
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(1e-3)
+        with lock:
+            inside -= 1
+
+    run = readers(Batches(50, 1, reads), threads=threads, ahead=6)
+    assert [run.take() for _ in range(50)] == list(range(50))
+    ended(run)
+    assert most <= threads
+
+
+def test_without_reads_a_join_waits_for_no_read():
+    inside, gate, names = threading.Event(), threading.Event(), []
+
+    def reads(number, part):
+        names.append(threading.current_thread().name)
+        inside.set()
+        arrived(gate)
+
+    run = readers(Batches(9, 1, reads), threads=1)
+    arrived(inside)
+    run.close()
+    began = time.monotonic()
+    assert [run.join(PATIENCE_S, reads=False)] == names  # it reads, and is not waited for
+    assert time.monotonic() - began < PATIENCE_S / 2
+    assert [run.join(0.1)] == names
+    gate.set()
+    assert run.join(PATIENCE_S) is None
+
+
+@pytest.mark.parametrize("stage", ["read", "place"])
+@pytest.mark.parametrize("bad", [0, 1, 5])
+@pytest.mark.parametrize(("threads", "parts"), [(1, 1), (3, 1), (3, 2)])
+def test_an_error_comes_after_all_good_batches_before_it(stage, bad, threads, parts):
+    def fail(number):
+        if number >= bad:  # those after it, too
+            raise KeyError(f"batch {number}")
+
+    def reads(number, part):
+        time.sleep(0.002 * (number < bad))  # later ones fail first
+        if stage == "read":
+            fail(number)
+
+    def place(number):
+        if stage == "place":
+            fail(number)
+        return number
+
+    run = readers(Batches(9, parts, reads), place, depth=5, threads=threads)
+    assert [run.take() for _ in range(bad)] == list(range(bad))
+    with pytest.raises(KeyError, match=f"batch {bad}") as caught:
+        run.take()
+    assert "in fail" in "".join(traceback.format_exception(caught.value))
+    run.close()
+    assert run.join(PATIENCE_S) is None
+
+
+def test_close_while_all_threads_wait_for_a_slot():
+    full, placed = threading.Semaphore(0), []
+    run = readers(Batches(20, 1, lambda number, part: full.release()), placed.append, depth=1, threads=3, ahead=4)
+    for _ in range(4):
+        assert full.acquire(timeout=PATIENCE_S)
+    run.close()
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    assert len(placed) <= 1
+    with pytest.raises(Closed):
+        run.take()
+
+
+@pytest.mark.parametrize("stage", ["read", "place"])
+def test_close_while_a_thread_is_busy_names_it_and_lets_go_of_what_it_makes(stage):
+    inside, gate, items = threading.Event(), threading.Event(), weakref.WeakSet()
+
+    class Item:
+        pass
+
+    def busy(here):
+        if stage == here:
+            inside.set()
+            arrived(gate)
+
+    def place(host):
+        busy("place")
+        items.add(item := Item())
+        return item
+
+    run = readers(Batches(9, 1, lambda number, part: busy("read")), place, threads=1)
     taken = spawn(run.take)
-    arrived(source.inside)
-    arrived(steps.consumer_waits)
+    arrived(inside)
     run.close()
     with pytest.raises(Closed):
         taken.result(PATIENCE_S)
-    assert run.join(0) == "feedline-place"  # still inside the read
-    source.gate.set()
+    assert run.join(0.1).startswith("feedline-read-")
+    gate.set()
     assert run.join(PATIENCE_S) is None
-    assert source.closed_by == ["feedline-place"]
+    assert len(items) == 0
+
+
+# --- an iterator, which one thread reads and closes ---
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_thread_over_an_iterator_places_depth_items_and_reads_one_more(depth):
+    read, placed, closed_by = threading.Semaphore(0), [], []
+
+    def items():
+        for item in range(20):
+            read.release()
+            yield item
+
+    class Items:
+        __next__ = items().__next__
+
+        def close(self):
+            closed_by.append(threading.current_thread().name)
+
+    run = prefetcher(Items(), placed.append, depth)
+    for _ in range(depth + 1):
+        assert read.acquire(timeout=PATIENCE_S)
+    assert not read.acquire(timeout=0.05)
+    assert (placed, run.waiting) == ([*range(depth)], depth)
+    run.take()
+    assert read.acquire(timeout=PATIENCE_S)
+    run.close()  # while it waits for a slot
+    assert run.join(PATIENCE_S) is None
+    assert closed_by == ["feedline-place"]
 
 
 def test_a_read_of_a_stream_is_waited_for_whoever_joins():
@@ -226,9 +387,10 @@ def test_a_read_of_a_stream_is_waited_for_whoever_joins():
 
 @pytest.mark.parametrize("stage", ["read", "place"])
 def test_the_placement_thread_may_close_it(stage):
-    told = []
+    told, started = [], threading.Event()
 
     def close():
+        arrived(started)
         run.close()
         told.append(run.join(PATIENCE_S))
 
@@ -239,8 +401,8 @@ def test_the_placement_thread_may_close_it(stage):
             return super().__next__()
 
     source = Closing("a", "b")
-    run = Prefetcher(source, lambda host: close() if stage == "place" else host, 2, Steps())
-    run.start()
+    run = prefetcher(source, lambda host: close() if stage == "place" else host)
+    started.set()
     assert run.join(PATIENCE_S) is None
     assert told == ["feedline-place"]  # it does not wait for itself
     assert source.closed_by == ["feedline-place"]

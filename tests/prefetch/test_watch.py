@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from feedline import Feed, Reading, StallError
 from feedline._src.prefetch import watch as module
-from feedline._src.prefetch.handover import Empty
-from feedline._src.prefetch.pipelines import Prefetcher
+from feedline._src.prefetch.pipelines import Empty, Prefetcher
 from feedline._src.prefetch.watch import Watch, alarmed
 
 
@@ -122,7 +121,7 @@ def test_a_prefetcher_warns_and_raises_at_the_seconds_of_an_oracle(progress, com
                 raise Empty
             return "item"
 
-        prefetcher = Prefetcher(lambda offer: iter([]), None, 1, watch)
+        prefetcher = Prefetcher.of_iterator(iter([]), None, 1, watch)
         patch.setattr(prefetcher, "_handover", SimpleNamespace(take=take, waiting=0))
         try:
             assert prefetcher.take() == "item"

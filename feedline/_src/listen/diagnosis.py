@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.loader.form import HostBatch
 from feedline._src.order.schedule import Cursor
-from feedline._src.prefetch.handover import Closed
-from feedline._src.prefetch.pipelines import Run
+from feedline._src.prefetch.pipelines import Closed, Run
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import Listener
 from feedline._src.run import Placed, Placer, Stages, run_of, run_over

@@ -1,4 +1,4 @@
-"""A `Run` in three ways: reading threads, one thread over an iterator, or the caller's own thread.
+"""Placed batches ahead of the consumer: the bounded hand-over, the threads that fill it, and the synchronous way.
 
 Threads are daemons, so that a read that never returns cannot keep the interpreter from exiting; threads that
 Grain starts in them inherit that.
@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from feedline._src.prefetch.handover import INSIDE, Closed, Empty, Handover
 from feedline._src.prefetch.watch import Pending, Watch
 
 _BRIEFLY_S = 0.5e-3
@@ -26,11 +25,23 @@ _BRIEFLY_S = 0.5e-3
 While the consumer is the faster side, a batch lacks its slot only because the one before it is still being placed.
 With 4 MB batches on two cores a feed was 10 to 15 % faster with 0.5 ms than with 0; 2 ms were no better.
 """
+INSIDE = (
+    "the next batch is being made on this thread, so a transform, a source or a signal handler cannot ask for "
+    "another one; give it an iterator of its own"
+)
 H = TypeVar("H")
 T = TypeVar("T")
 H_co = TypeVar("H_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
 _log = logging.getLogger("feedline")
+
+
+class Closed(Exception):
+    """The owner stopped: nothing more comes, and nobody waits for more."""
+
+
+class Empty(Exception):
+    """Nothing was ready within the time that `Handover.take` was given."""
 
 
 class Run(Protocol[T_co]):
@@ -62,8 +73,8 @@ class Run(Protocol[T_co]):
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Wait for the threads after `close`, except the calling one.
 
-        Without `reads`, threads inside a read by row index are not waited for. A stream's thread always is, since
-        the next iterator may share state with this one.
+        Without `reads`, threads inside a read by row index are not waited for. The thread of an iterator always
+        is, since the next iterator may share state with this one.
 
         Returns:
           The name of a thread that is still in a read or a transfer. None: nothing more is read.
@@ -83,15 +94,160 @@ class PartialBatches(Protocol[H_co]):
     @property
     def parts(self) -> int: ...
     @property
-    def count(self) -> int: ...
+    def count(self) -> float: ...
     def read(self, number: int, part: int) -> H_co | None:
         """Read a part of batch `number`. The call that completes the batch returns it."""
 
-    def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:
-        """Of a part: the number of rows, the row index of the first, and its file, if known."""
+    def rows_of(self, number: int, part: int) -> tuple[int, int, str | None] | None:
+        """Of a part: the number of rows, the row index of the first, and its file. None: not known."""
 
     def end(self) -> StopIteration:
         """What tells the consumer that all batches have been delivered."""
+
+    def close(self) -> None:
+        """Called by each thread when it ends."""
+
+
+class _OneByOne(Generic[H]):
+    """The batches of an iterator, in parts of one batch, read in order by one thread; it is closed once."""
+
+    parts = 1
+    count = math.inf
+
+    def __init__(self, iterator: HostIterator[H]) -> None:
+        self._iterator = iterator
+        self._unclosed = [iterator]  # whoever takes it out closes it
+
+    def read(self, number: int, part: int) -> H:
+        """The next batch. At the end, or after an error, the iterator is closed before the consumer sees that."""
+        try:
+            return next(self._iterator)
+        except BaseException as last:
+            try:
+                self.close()
+            except BaseException as error:
+                if isinstance(last, StopIteration):
+                    raise error from None
+                last.add_note(f"feedline: closing the source failed, too: {error!r}")
+            raise
+
+    def rows_of(self, number: int, part: int) -> None:
+        """Not known."""
+
+    def end(self) -> StopIteration:
+        """Never asked for, since `read` raises the StopIteration of the iterator."""
+        return StopIteration()
+
+    def close(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._unclosed.pop().close()
+
+
+class Handover(Generic[T]):
+    """The bounded hand-over of placed batches, which several threads produce, to one consuming thread.
+
+    Items are numbered from 0. Each number is put once, by any thread, in any order.
+
+    Guarantees:
+
+    1. Items are taken in the order of their numbers.
+    2. Item k has a slot once all but `depth` − 1 of the items before it were taken, and is made only then. So no
+       more than `depth` exist that were not taken.
+    3. `finish` is an item like the others, with the number after the last, but needs no slot: so an error arrives
+       even when all slots are taken.
+    4. `close` wakes all sides. After it no item has a slot, `take` raises `Closed`, and items that are put later
+       are dropped, too.
+    5. `close` may run anywhere, also in a finalizer that interrupts one of the sides.
+
+    Owned by the one that makes it, who also closes it. `depth`: items that may wait, at least 1.
+    """
+
+    _signal = queue.SimpleQueue[None]
+
+    def __init__(self, depth: int) -> None:
+        # Guarantee 5 asks for SimpleQueue, whose put is reentrant. A semaphore has a lock inside, and a
+        # finalizer that runs while its own thread holds that lock would wait for ever.
+        self._slotted = depth  # how many items have, or had, a slot; the consumer alone changes it
+        self._waiting: dict[int, queue.SimpleQueue[None]] = {}  # wakes the thread of each item without a slot
+        # what was put; close() adds a None to wake the consumer
+        self._items: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
+        self._early: dict[int, tuple[int, T]] = {}  # what came out of it before its turn
+        self._next = 0  # the number of the item that is taken next
+        self._finished = False
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Items that are ready to be taken, without the last one: a hint, since all sides move on."""
+        return 0 if self._closed else max(0, self._items.qsize() + len(self._early) - self._finished)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def wait_for_slot(self, number: int, timeout_s: float | None = None) -> bool:
+        """Wait until this item may be made; with a timeout, at most that long. One thread a number.
+
+        Returns:
+          Whether it may be made. False: not yet, or closed.
+        """
+        if number >= self._slotted and not self._closed:
+            # register before looking again, so that a slot or a close in between still wakes us
+            woken = self._waiting[number] = self._signal()
+            if number >= self._slotted and not self._closed:
+                with contextlib.suppress(queue.Empty):
+                    woken.get(timeout=timeout_s)
+            self._waiting.pop(number, None)
+        return number < self._slotted and not self._closed
+
+    def put(self, number: int, item: T) -> None:
+        """Hand over an item that has a slot, or the last. Never waits; any thread may call it."""
+        self._items.put((number, item))
+        if self._closed:  # perhaps after the other side had emptied the queue: empty it again
+            self.close()
+
+    def finish(self, number: int, item: T) -> None:
+        """Hand over the last item, which needs no slot: the end or an error. Never waits."""
+        self._finished = True
+        self.put(number, item)
+
+    def take(self, timeout_s: float | None) -> T:
+        """The next item, waiting for it. Called by the consumer.
+
+        Raises:
+          Empty: nothing came in `timeout_s` seconds (None: wait for ever).
+          Closed: the hand-over was closed, whatever it still held.
+        """
+        while not self._closed:
+            entry = self._early.pop(self._next, None)
+            if entry is not None:
+                self._next += 1
+                self._slotted += 1
+                # the thread removes its entry: an interrupt here would leave it asleep, and unknown to close()
+                if (woken := self._waiting.get(self._slotted - 1)) is not None:
+                    woken.put(None)
+                return entry[1]
+            try:
+                entry = self._items.get(timeout=timeout_s)
+            except queue.Empty:
+                raise Empty from None
+            if entry is not None:
+                self._early[entry[0]] = entry
+        self._early.clear()  # close() may have emptied it before the last entry came
+        raise Closed
+
+    def close(self) -> None:
+        """Wake all sides and let go of the items. Idempotent, from any thread, never waits."""
+        self._closed = True
+        for woken in list(self._waiting.values()):
+            woken.put(None)
+        self._early.clear()
+        while True:
+            try:
+                self._items.get_nowait()
+            except queue.Empty:
+                break
+        self._items.put(None)
 
 
 class _Last(NamedTuple):
@@ -100,16 +256,74 @@ class _Last(NamedTuple):
     error: BaseException
 
 
-class _Threaded(Generic[T]):
-    """At most `depth` placed items, at least one, wait for the consumer. Subclasses fill the hand-over."""
+def _placed(place: Callable[[H], T], host: H) -> T:
+    try:
+        return place(host)
+    except StopIteration as error:  # it must not pass for the source's end
+        raise RuntimeError("placing a batch raised StopIteration") from error
 
-    def __init__(self, depth: int, watch: Watch) -> None:
+
+class Prefetcher(Generic[H, T]):
+    """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
+
+    At most `threads` of them read at a time; the others wait for the slots of batches that were read ahead, and
+    then place these. At most `ahead` batches are being read, or wait to be placed. At most `depth` placed batches
+    wait for the consumer.
+    """
+
+    def __init__(
+        self,
+        batches: PartialBatches[H],
+        place: Callable[[H], T],
+        depth: int,
+        watch: Watch,
+        *,
+        threads: int,
+        ahead: int,
+    ) -> None:
+        self._batches = batches
+        self._place = place
         self._watch = watch
+        self._ahead = ahead
         self._handover: Handover[T | _Last] = Handover(depth)
+        # (number, part), in the order in which they are read; a None ends a thread
+        self._claims: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()  # a thread needs one to read
+        for _ in range(threads):
+            self._permits.put(None)
+        # threads inside a read: of which part, and since when on the monotonic clock
+        self._reading: dict[threading.Thread, tuple[int, int, float]] = {}
+        method = weakref.WeakMethod(self._longest_read)
+        watch.longest_read = lambda: None if (longest := method()) is None else longest()
+        self._next = 0  # the batch that may be read next; held by _lock
+        self._lock = threading.Lock()
+        self._one_by_one = isinstance(batches, _OneByOne)
+        # all batches ahead but one may wait for their slots, each with a thread
+        names = [f"feedline-read-{i}" for i in range(threads + ahead - 1)]
+        self._threads = [
+            threading.Thread(target=self._run, name="feedline-place" if self._one_by_one else name, daemon=True)
+            for name in names
+        ]
+
+    @classmethod
+    def of_iterator(
+        cls, iterator: HostIterator[H], place: Callable[[H], T], depth: int, watch: Watch
+    ) -> Prefetcher[H, T]:
+        """One thread that reads each batch of an iterator and places it: for streams and workers."""
+        return cls(_OneByOne(iterator), place, depth, watch, threads=1, ahead=1)
 
     @property
     def waiting(self) -> int:
+        """See `Run`."""
         return self._handover.waiting
+
+    def start(self) -> None:
+        """See `Run`."""
+        self._watch.advanced("read")
+        for _ in range(self._ahead):
+            self._claim_next()
+        for thread in self._threads:
+            thread.start()
 
     def take(self) -> T:
         """See `Run`."""
@@ -136,120 +350,16 @@ class _Threaded(Generic[T]):
         """See `Run`."""
         self._watch.stop()
         self._handover.close()
-
-
-def _placed(place: Callable[[H], T], host: H) -> T:
-    try:
-        return place(host)
-    except StopIteration as error:  # it must not pass for the source's end
-        raise RuntimeError("placing a batch raised StopIteration") from error
-
-
-class Prefetcher(_Threaded[T], Generic[H, T]):
-    """One thread takes each host batch from an iterator, and places it once it has a slot: streams, workers."""
-
-    def __init__(self, source: HostIterator[H], place: Callable[[H], T], depth: int, watch: Watch) -> None:
-        super().__init__(depth, watch)
-        self._source = source
-        self._place = place
-        self._thread = threading.Thread(target=self._run, name="feedline-place", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-        return self._thread.name if self._thread.is_alive() else None
-
-    def _run(self) -> None:
-        last: BaseException = Closed()
-        number = 0
-        try:
-            while not self._handover.closed and self._produce(number):
-                number += 1
-        except BaseException as error:  # noqa: BLE001  raised in the consumer, with this traceback
-            last = error
-        try:
-            self._source.close()
-        except BaseException as error:  # noqa: BLE001
-            if isinstance(last, StopIteration):
-                last = error
-            elif isinstance(last, Closed):
-                _log.warning("closing the source failed", exc_info=error)  # nobody takes it any more
-            else:
-                last.add_note(f"feedline: closing the source failed, too: {error!r}")
-        self._handover.finish(number, _Last(last))
-        del last  # its traceback holds this frame
-
-    def _produce(self, number: int) -> bool:
-        """Read and place one item. False: closed. StopIteration: the source's."""
-        self._watch.advanced("read")
-        host = next(self._source)
-        self._watch.advanced("wait")  # for a slot: the consumer is the slow one
-        if not self._handover.wait_for_slot(number):
-            return False
-        self._watch.advanced("place")
-        self._handover.put(number, _placed(self._place, host))
-        return True
-
-
-class Readers(_Threaded[T], Generic[H, T]):
-    """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
-
-    At most `threads` of them read at a time; the others wait for the slots of batches that were read ahead, and
-    then place these. At most `ahead` batches are being read, or wait to be placed.
-    """
-
-    def __init__(
-        self,
-        batches: PartialBatches[H],
-        place: Callable[[H], T],
-        depth: int,
-        watch: Watch,
-        *,
-        threads: int,
-        ahead: int,
-    ) -> None:
-        super().__init__(depth, watch)
-        self._batches = batches
-        self._place = place
-        self._ahead = ahead
-        # (number, part), in the order in which they are read; a None ends a thread
-        self._claims: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
-        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()  # a thread needs one to read
-        for _ in range(threads):
-            self._permits.put(None)
-        # threads inside a read: of which part, and since when on the monotonic clock
-        self._reading: dict[threading.Thread, tuple[int, int, float]] = {}
-        method = weakref.WeakMethod(self._longest_read)
-        watch.longest_read = lambda: None if (longest := method()) is None else longest()
-        self._next = 0  # the batch that may be read next; held by _lock
-        self._lock = threading.Lock()
-        self._failed: float = math.inf  # the number of a batch that failed: none after it is needed
-        # all batches ahead but one may wait for their slots, each with a thread
-        self._threads = [
-            threading.Thread(target=self._run, name=f"feedline-read-{i}", daemon=True)
-            for i in range(threads + ahead - 1)
-        ]
-
-    def start(self) -> None:
-        self._watch.advanced("read")
-        for _ in range(self._ahead):
-            self._claim_next()
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        super().close()
+        self._end_threads()
         for _ in self._threads:
-            self._claims.put(None)
             self._permits.put(None)
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
+        """See `Run`."""
         me, deadline = threading.current_thread(), time.monotonic() + timeout_s
         if me in self._reading:  # two threads that close the feed in a transform would wait for each other
             return me.name
+        reads = reads or self._one_by_one
         for thread in self._threads:
             if thread is not me and (reads or thread not in self._reading) and thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -265,20 +375,27 @@ class Readers(_Threaded[T], Generic[H, T]):
                     self._claims.put((number, part))
             elif number == self._batches.count:
                 self._handover.finish(number, _Last(self._batches.end()))
-                for _ in self._threads:
-                    self._claims.put(None)
+                self._end_threads()
+
+    def _end_threads(self) -> None:
+        """End the threads once they have read what was claimed before."""
+        for _ in self._threads:
+            self._claims.put(None)
 
     def _run(self) -> None:
         self._permits.get()  # kept, except while this thread waits for a slot
         while self._read_and_place():
             pass
         self._permits.put(None)
+        try:
+            self._batches.close()
+        except BaseException:  # noqa: BLE001  of the user's iterator; nobody takes from it any more
+            _log.warning("closing the source failed", exc_info=True)
 
     def _read_and_place(self) -> bool:
         """Read a part, and place the batch if that completes it. False: this thread ends."""
         claim = self._claims.get()
-        # all batches before one that failed are being read, or have been
-        if claim is None or self._handover.closed or claim[0] >= self._failed:
+        if claim is None or self._handover.closed:
             return False
         host = self._read(*claim)
         if host is None:
@@ -315,15 +432,14 @@ class Readers(_Threaded[T], Generic[H, T]):
             self._fail(number, error)
 
     def _fail(self, number: int, error: BaseException) -> None:
-        self._failed = min(self._failed, number)  # if two threads fail at once, the higher number at worst
         self._handover.finish(number, _Last(error))
+        self._end_threads()
 
     def _longest_read(self) -> Pending | None:
         reading = sorted(self._reading.values(), key=operator.itemgetter(2))
-        if not reading:
+        if not reading or (rows := self._batches.rows_of(*reading[0][:2])) is None:
             return None
-        number, part, began = reading[0]
-        return Pending(time.monotonic() - began, *self._batches.rows_of(number, part))
+        return Pending(time.monotonic() - reading[0][2], *rows)
 
 
 class Synchronous(Generic[H, T]):
@@ -332,8 +448,7 @@ class Synchronous(Generic[H, T]):
     waiting = 0
 
     def __init__(self, source: HostIterator[H], place: Callable[[H], T], watch: Watch) -> None:
-        self._source = source
-        self._unclosed = [source]  # whoever takes it out closes it: so it is closed once
+        self._source = _OneByOne(source)
         self._place = place
         self._watch = watch
         self._closed = False
@@ -357,29 +472,25 @@ class Synchronous(Generic[H, T]):
             self._watch.waits()
             self._watch.advanced("read")
             with self._watch.alarmed():
-                host = next(self._source)
+                host = self._source.read(0, 0)
                 self._watch.advanced("place")
                 return _placed(self._place, host)
         finally:
             self._inside = None
             if self._closed:
                 self._left.put(None)
-                self._close_source()
+                self._source.close()
 
     def close(self) -> None:
         self._closed = True
         if self._inside is None:
-            self._close_source()
+            self._source.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         if reads and self._inside not in (None, threading.current_thread()):
             with contextlib.suppress(queue.Empty):
                 self._left.get(timeout=timeout_s)
                 self._left.put(None)  # for others that wait
-            self._close_source()
+            self._source.close()
         inside = self._inside
         return None if inside is None else inside.name
-
-    def _close_source(self) -> None:
-        with contextlib.suppress(IndexError):
-            self._unclosed.pop().close()

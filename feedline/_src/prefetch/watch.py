@@ -77,7 +77,7 @@ class Watch:
         return self._stopped
 
     def advanced(self, stage: str) -> None:
-        """Note progress. `stage` is what happens next: "read", "agree", "place" or "wait"."""
+        """Note progress. `stage` is what happens next: "read", "agree" or "place"."""
         self._last = (stage, time.monotonic())
 
     def waits(self) -> None:
