@@ -9,13 +9,10 @@ from store_server import serving
 
 import feedline
 from feedline._src.files.client import client_of
-from feedline._src.files.fetcher import fetcher
 
 
 @pytest.fixture
 def store():
-    fetcher()._durations.clear()  # what is late for one test is not for another
-    fetcher().counts.hedged = 0
     with serving() as served:
         yield served
     client_of.cache_clear()  # keeps connections open: some 20 for each store, and 1,000 files may be the limit

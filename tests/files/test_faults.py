@@ -13,7 +13,7 @@ from store_server import etag, serving
 from stored import BLOCK, ROWS, npy
 
 import feedline
-from feedline._src.files.fetcher import fetch, fetcher, version_of
+from feedline._src.files.fetcher import RemoteObject, fetcher, version_of
 from feedline._src.files.store import Url
 
 
@@ -78,10 +78,10 @@ def test_an_answer_that_trickles_is_given_up_and_a_slow_one_is_not(store, option
     url = Url.parse(f"{store.url}/x.bin")
     version = fetcher().run(version_of(url, 0.0)).result()
     store.bytes_s = 1 << 20  # three seconds
-    assert len(fetcher().run(fetch(url, version, 0, 3 << 20, 0.0)).result()) == 3 << 20
+    assert len(fetcher().run(RemoteObject(url, version, 0.0).fetch(0, 3 << 20)).result()) == 3 << 20
     store.fault = lambda *request: "trickle"
     with pytest.raises(feedline.FeedError, match=r"no progress in 1 s"):
-        fetcher().run(fetch(url, version, 0, 3 << 20, 0.0)).result()
+        fetcher().run(RemoteObject(url, version, 0.0).fetch(0, 3 << 20)).result()
 
 
 @pytest.mark.slow
@@ -191,23 +191,6 @@ def test_a_replaced_object_is_an_error(store, source):
     store.objects["/credentials/x.npy"] = npy(ROWS[:10])
     with pytest.raises(feedline.FeedError, match=r"it has 30128 bytes and had 15000128 since"):
         source[4998]
-
-
-def test_a_late_answer_is_asked_for_a_second_time(store, source):
-    file = source._opened[0]
-    for row in range(0, 5000, 40):  # small samples, until the usual time is known
-        file.samples([(row * 3000, 99)])
-    slow = []
-
-    def first_is_late(method, path, part):
-        return None if slow else slow.append(part) or 60.0
-
-    store.fault = first_is_late
-    before, began = fetcher().counts.hedged, time.monotonic()
-    assert file.samples([(777, 99)]) == [store.objects["/credentials/x.npy"][777:876]]
-    assert time.monotonic() - began < 30
-    assert fetcher().counts.hedged == before + 1
-    assert store.gets().count((777, 876)) == 2
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,7 @@ class Client:
                 f"obstore reads {base} and is not installed; from the clone: pip install '.[stores]'"
             ) from error
         self._base = base
-        self._reached = False
-        self._answered = False  # then later trouble with the credentials is transient
+        self._answered = False  # later trouble with the connection or the credentials is transient
         try:
             # retries are ours: they are counted, and stop when the interpreter ends
             self._store = from_url(base, client_options=_CLIENT, retry_config={"max_retries": 0})
@@ -144,12 +143,6 @@ class Client:
             raise TransientError(f"{len(data)} bytes arrived of {stop - start}")
         return data
 
-    async def check_bucket(self, patience_s: float) -> None:
-        """Raise a FileNotFoundError if the bucket does not exist. A web server has none."""
-        if Url(self._base, "").can_list:
-            with contextlib.suppress(StopAsyncIteration, TransientError, FeedError):  # others may list no bucket
-                await self._asked("", anext(self._obstore.list(self._store)), patience_s)
-
     async def listed(self, prefix: str, patience_s: float) -> list[Listed]:
         """All objects whose keys begin with `prefix`, sorted."""
         folder = prefix.rpartition("/")[0]
@@ -182,21 +175,20 @@ class Client:
             raise
         except Exception as error:  # noqa: BLE001  of many types, from the library
             raise self._meaning(error, key) from None
-        self._answered = self._reached = True
+        self._answered = True
         return found
 
     def _meaning(self, error: Exception, key: str) -> Exception:
         """What an error of obstore says of the request for a key."""
         kind, text, reason = type(error).__name__, str(error), _reason(error)
         is_unreachable = "ConnectError(" in text or "kind: Connect" in text
-        self._reached |= not is_unreachable
         status = int(found[1]) if (found := _STATUS.search(text)) else 0
         if "NoSuchBucket" in text or (kind == "GenericError" and status == 404):
             return FileNotFoundError(
                 f"there is no bucket {self._base}; check its name, and that of the server (AWS_ENDPOINT_URL)"
             )
         if isinstance(error, FileNotFoundError) and status != 405:
-            return FileNotFoundError(f"there is no object {self._base}/{key}; check the address")
+            return FileNotFoundError(f"there is no object {self._base}/{key}; check the address and the bucket")
         said = text.replace(f"/{key}", "").replace(f"/{self._base.rpartition('/')[2]}", "").lower()
         may_not = kind in ("PermissionDeniedError", "UnauthenticatedError")
         if kind == "NotSupportedError":
@@ -213,7 +205,7 @@ class Client:
         ):
             if is_broken:
                 return self._refused(rule, reason, key)
-        return UnreachableError(reason) if is_unreachable and not self._reached else TransientError(reason)
+        return UnreachableError(reason) if is_unreachable and not self._answered else TransientError(reason)
 
     def _refused(self, rule: str, found: str, key: str) -> FeedError:
         name = f"{self._base}/{key}"

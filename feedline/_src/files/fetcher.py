@@ -1,9 +1,8 @@
-"""All requests of a process: concurrent, retried after errors, hedged if they are slow, and counted."""
+"""All requests of a process to stores: concurrent, retried after transient errors, and counted."""
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -14,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.files.client import TransientError, UnreachableError, Version, client_of
@@ -31,22 +30,22 @@ MOST = 2 * AT_ONCE  # requests that wait or are in flight: more are not fetched 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _UNREACHABLE_S = 10.0  # the most patience for a store that was never reached, whose address may be wrong
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
-_DURATIONS, _FEWEST_DURATIONS = 256, 20
-_LATE = 1.5  # × the 95th percentile: requests that share a link take almost the same time
-_HEDGED = 0.1  # the largest share of hedged requests: a store that is slow as a whole must not get twice the load
-_SHORTEST_HEDGE_S = 0.02
+_WAIT = (
+    "check the network and the store, or wait longer with feedline.Store(patience_s=...). The feed can be built "
+    "again from its last state"
+)
+_FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
 
 
 @dataclasses.dataclass
 class Counts:
-    """What was asked of stores by this process: `Statistics.stores`."""
+    """The requests of this process: `Statistics.stores`."""
 
-    requests: int = 0  # of all kinds, the repeated ones among them
+    requests: int = 0  # of all kinds, including retries
     fetched_bytes: int = 0
     retries: int = 0  # requests that were repeated after an error
-    hedged: int = 0  # second requests, sent because the first took 1.5 times as long as 95 % of the others
     cached: int = 0  # blocks that were in the cache on local disk
-    wait_s: float = 0.0  # for how long threads waited for requests, summed over threads
+    wait_s: float = 0.0  # time for which threads waited for requests, summed over threads
 
 
 class Fetcher:
@@ -62,10 +61,9 @@ class Fetcher:
         self._loop: asyncio.AbstractEventLoop | None = None  # set under _lock
         self._closed = self._forked = False
         self._thread: threading.Thread | None = None
-        self._slots: asyncio.Semaphore
         self._running: set[concurrent.futures.Future[Any]] = set()
         # of the thread only:
-        self._durations: dict[int, collections.deque[float]] = {}  # of requests, by the logarithm of their size
+        self._slots: asyncio.Semaphore
         self._warned = -math.inf
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -101,17 +99,10 @@ class Fetcher:
     def in_flight(self) -> int:
         return len(self._running)
 
-    async def patiently(
-        self, name: str, patience_s: float, size: int | None, request: Callable[[], Awaitable[T]]
-    ) -> T:
-        """What `request` returns, which is repeated while its errors are transient.
+    async def patiently(self, name: str, patience_s: float, request: Callable[[], Awaitable[T]]) -> T:
+        """The result of `request`, which is repeated while its errors are transient.
 
-        Args:
-          size: of the answer, in bytes; None: not known, so the request is not hedged.
-
-        Raises:
-          FeedError: errors, or no progress, for longer than `patience_s`; or no connection for 10 s before the
-            first answer.
+        FeedError: errors for longer than `patience_s`; or no connection for 10 s before the first answer.
         """
         failing_since = None
         pause = _FIRST_PAUSE_S
@@ -119,7 +110,8 @@ class Fetcher:
             try:
                 async with self._slots:
                     began = time.monotonic()
-                    return await self._hedged(size, request)
+                    self.counts.requests += 1
+                    return await request()
             except TransientError as error:
                 failing_since = failing_since or began
                 failing_s, reason = time.monotonic() - failing_since, str(error)
@@ -140,7 +132,7 @@ class Fetcher:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _warn(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
-        """Log, now and then, that a store is failing."""
+        """Log that a store is failing, at most once a minute."""
         now = time.monotonic()
         if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
             self._warned = now
@@ -151,45 +143,6 @@ class Fetcher:
                 name,
                 reason,
             )
-
-    async def _hedged(self, size: int | None, request: Callable[[], Awaitable[T]]) -> T:
-        """The first result of `request`, which is sent a second time if it takes much longer than others."""
-        tasks = [self._asked(size, request)]
-        try:
-            done, _ = await asyncio.wait(tasks, timeout=self._late_after_s(size))
-            if not done and self.counts.hedged < _HEDGED * self.counts.requests:
-                self.counts.hedged += 1
-                tasks.append(self._asked(size, request))
-            waiting = set(tasks)
-            while True:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                good = [task for task in done if task.exception() is None]
-                if good or not waiting:
-                    return (good or list(done))[0].result()  # raises the error of the last one
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    def _asked(self, size: int | None, request: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
-        async def timed() -> T:
-            self.counts.requests += 1
-            began = time.monotonic()
-            result = await request()
-            if size is not None:
-                durations = self._durations.setdefault(size.bit_length(), collections.deque(maxlen=_DURATIONS))
-                durations.append(time.monotonic() - began)
-                self.counts.fetched_bytes += size
-            return result
-
-        task = asyncio.ensure_future(timed())
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # so that none is logged
-        return task
-
-    def _late_after_s(self, size: int | None) -> float | None:
-        durations = sorted(() if size is None else self._durations.get(size.bit_length(), ()))
-        if len(durations) < _FEWEST_DURATIONS:
-            return None
-        return max(_SHORTEST_HEDGE_S, _LATE * durations[math.ceil(0.95 * len(durations)) - 1])
 
     def _run(self) -> None:
         assert self._loop is not None
@@ -212,13 +165,6 @@ class Fetcher:
             return None
         self._thread.join(timeout_s)
         return self._thread.name if self._thread.is_alive() else None
-
-
-_WAIT = (
-    "check the network and the store, or wait longer with feedline.Store(patience_s=...). The feed can be built "
-    "again from its last state"
-)
-_FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
 
 
 @functools.cache
@@ -279,12 +225,23 @@ async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def version_of(url: Url, patience_s: float) -> Version:
     """The present version of an object. FileNotFoundError: there is none; FeedError: see `Fetcher.patiently`."""
     client = client_of(url.base)
-    return await fetcher().patiently(str(url), patience_s, 0, lambda: client.version(url.key, patience_s))
+    return await fetcher().patiently(str(url), patience_s, lambda: client.version(url.key, patience_s))
 
 
-async def fetch(url: Url, version: Version, start: int, stop: int, patience_s: float) -> bytes:
-    """Bytes `start` to `stop` of a version of an object. Errors: see `version_of`; FeedError: it was replaced."""
-    client = client_of(url.base)
-    return await fetcher().patiently(
-        str(url), patience_s, stop - start, lambda: client.get(url.key, start, stop, version, patience_s)
-    )
+class RemoteObject(NamedTuple):
+    """One version of an object in a store."""
+
+    url: Url
+    version: Version
+    patience_s: float
+
+    async def fetch(self, start: int, stop: int) -> bytes:
+        """Its bytes from `start` to `stop`. Errors: see `version_of`; FeedError: also if it was replaced."""
+        (base, key), client = self.url, client_of(self.url.base)
+        data = await fetcher().patiently(
+            f"{base}/{key}",
+            self.patience_s,
+            lambda: client.get(key, start, stop, self.version, self.patience_s),
+        )
+        fetcher().counts.fetched_bytes += len(data)
+        return data

@@ -434,4 +434,4 @@ def listing(prefix: Url, options: Store) -> list[Listed]:
 
 
 def _asked(prefix: Url, options: Store, request: Callable[[], Awaitable[T]]) -> T:
-    return fetcher().run(fetcher().patiently(str(prefix), options.patience_s, None, request)).result()
+    return fetcher().run(fetcher().patiently(str(prefix), options.patience_s, request)).result()

@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import AHEAD, BLOCK_BYTES, Cache, CacheFile, Verified, cache_of, name_of, touch
-from feedline._src.files.client import Version, client_of
+from feedline._src.files.client import Version
 from feedline._src.files.fetcher import (
     AT_ONCE,
     MOST,
     REQUEST_BYTES,
-    fetch,
+    RemoteObject,
     fetcher,
     gathered,
     result_of,
@@ -105,7 +105,8 @@ class CachedRange:
     async def _fetch(self, blocks: Sequence[int]) -> bytes:
         """Fetch adjacent blocks, and put them into the cache."""
         at, end = blocks[0] * BLOCK_BYTES, min((blocks[-1] + 1) * BLOCK_BYTES, self.size)
-        data = await fetch(self._url, self._version, self._start + at, self._start + end, self._patience_s)
+        stored = RemoteObject(self._url, self._version, self._patience_s)
+        data = await stored.fetch(self._start + at, self._start + end)
 
         def keep() -> None:
             file = self.open()
@@ -425,7 +426,7 @@ class RemoteFile(File):
         async def part(start: int) -> None:
             async with at_once:
                 stop = min(start + REQUEST_BYTES, self.size)
-                data = await fetch(self._url, self.version, start, stop, self._options.patience_s)
+                data = await RemoteObject(self._url, self.version, self._options.patience_s).fetch(start, stop)
                 write = functools.partial(file.write, memoryview(data), start)
                 await asyncio.to_thread(self.cache.store, len(data), write)
 
@@ -460,15 +461,8 @@ def open_objects(urls: Sequence[str], options: Store) -> list[RemoteFile]:
     """Objects of their present versions, which are all asked for at once: each alone would cost the latency."""
     cache_of(options)  # before requests
 
-    async def version(url: Url) -> Version:
-        try:
-            return await version_of(url, options.patience_s)
-        except FileNotFoundError:
-            await client_of(url.base).check_bucket(options.patience_s)
-            raise
-
     parsed = [Url.parse(url) for url in urls]
-    versions = fetcher().run(gathered(map(version, parsed))).result()
+    versions = fetcher().run(gathered(version_of(url, options.patience_s) for url in parsed)).result()
     return [RemoteFile(*each, options) for each in zip(parsed, versions, strict=True)]
 
 

@@ -70,8 +70,7 @@ def _field(statistics: Statistics, name: str) -> Any:
 def _store_requests(stores: dict[str, float] | None) -> _Values:
     if stores is None:
         return {}
-    again = {"retry": stores["retries"], "hedge": stores["hedged"]}
-    return {"first": stores["requests"] - sum(again.values()), **again}
+    return {"first": stores["requests"] - stores["retries"], "retry": stores["retries"]}
 
 
 METRICS = (
@@ -125,7 +124,7 @@ METRICS = (
     ),
     Metric(
         "store_requests_total",
-        "Requests of this process to stores: first, retry (after an error), hedge (the first took long).",
+        "Requests of this process to stores: first, retry (after an error).",
         lambda s, r: _store_requests(s.stores),
         "request",
     ),

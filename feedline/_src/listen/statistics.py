@@ -52,10 +52,9 @@ class Statistics:
         the source of a mixture, else under "all". Rows that a remainder drops count once their epoch is over.
         None: the source does not know its tokens; `feedline.Packed` and `feedline.Ragged` do. A bad row that is
         masked or replaced counts with its own tokens, since processes know only their own bad rows.
-      stores: what this process, with all of its feeds, asked of stores on the network: `requests`, of which
-        `retries` followed an error and `hedged` were second ones because the first took long; `fetched_bytes`;
-        `cached`, blocks found on local disk; `wait_s`, how long threads waited for blocks. Workers count for
-        themselves. None: nothing.
+      stores: what this process, with all of its feeds, asked of stores on the network: `requests`,
+        including `retries` after an error; `fetched_bytes`; `cached`, blocks found on local disk; `wait_s`, time
+        in which threads waited for blocks. Workers count for themselves. None: nothing.
     """
 
     batches: int = 0
