@@ -5,7 +5,6 @@
     fit             the loop, with checkpoints, evaluation, history and callbacks
     Fitted          what it returns: params, history
     Practices       how a step is compiled: donation, dtypes, sharding of parameters
-    rematerialised  a layer whose results are computed again for the gradient
     mesh_for        the mesh of a mode: "jit_single", "jit_multi", "pmap"
     mean_of_valid   a mean over the rows that remainder="pad" did not repeat
     Progress        what a callback is given
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from feedline._src.trainer.modes import Practices as Practices
     from feedline._src.trainer.modes import mesh_for as mesh_for
     from feedline._src.trainer.task import mean_of_valid as mean_of_valid
-    from feedline._src.trainer.task import rematerialised as rematerialised
 
 __getattr__, __dir__, __all__ = lazily(
     __name__,
@@ -48,6 +46,5 @@ __getattr__, __dir__, __all__ = lazily(
         "fit": "feedline._src.trainer.fitting",
         "mean_of_valid": "feedline._src.trainer.task",
         "mesh_for": "feedline._src.trainer.modes",
-        "rematerialised": "feedline._src.trainer.task",
     },
 )

@@ -1,7 +1,6 @@
 """The logs of `fit`, read back by the csv module, pandas and TensorBoard: resumes, later names, errors, Ctrl-C."""
 
 import csv
-import dataclasses
 import math
 import resource
 import socket
@@ -241,9 +240,3 @@ def test_a_full_disk_is_named_and_what_was_written_stays_whole(log, tmp_path):
         assert file.read_bytes() == before
         opened(report(30))
     assert logged(log, path) == [1, 10, 30]
-
-
-@pytest.mark.parametrize(("log", "name"), [(CSVLog, "step"), (TensorBoardLog, "rows_per_s")])
-def test_refused_metrics(log, name, tmp_path):
-    with log(tmp_path / "log.csv") as opened, pytest.raises(ValueError, match=f'has a "{name}" of its own'):
-        opened(dataclasses.replace(report(1), metrics={"loss": 1.0, name: 2.0}))

@@ -34,7 +34,7 @@ def test_arrays_and_their_bytes_on_each_device_are_counted():
     replicated = jax.device_put(np.zeros((96, 11), np.int8), REPLICATED)
     after = held()
     grown = {name: after[name] - before.get(name, 0) for name in after}
-    assert (grown["arrays float32[96, 11]"], grown["arrays int8[96, 11]"], grown["live arrays"]) == (1, 1, 2)
+    assert (grown["arrays float32[96, 11]"], grown["arrays int8[96, 11]"]) == (1, 1)
     assert [grown[f"device {i}"] for i in range(8)] == [sharded.nbytes // 8 + replicated.nbytes] * 8
     replicated.delete()
     assert "arrays int8[96, 11]" not in held()
@@ -80,7 +80,6 @@ def test_a_sound_loop_over_a_feed_is_not_blamed():
             total = step(total, batch).block_until_ready()  # else steps may pile up, each with its batch
             watch.after_step()
         assert watch.growths() == []
-        assert "\nslabs " in watch.report()
 
 
 def test_memory_that_only_varies_is_not_blamed():

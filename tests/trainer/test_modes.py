@@ -120,6 +120,7 @@ def test_refused_modes(monkeypatch):
         ((jnp.zeros(()), {"accuracy": jnp.zeros(4)}), r"{'accuracy': 'float32\[4\]'}"),
         ((jnp.zeros(()), {"a": {"b": jnp.zeros(())}}), r"{'a': {'b': 'float32\[\]'}}"),
         *(((jnp.zeros(()), {name: 0.0}), rf"{{{name!r}: 'float'}}") for name in ("loss", "step", "eval_x", 1)),
+        ((jnp.zeros(()), {"wait_share": 0.0}), "other than loss, step, rows_per_s, wait_share and eval_…; it"),
     ],
 )
 def test_refused_losses(result, told):

@@ -1,7 +1,5 @@
 """Each practice changes what it says, and not what is learnt."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,7 @@ from mlp_tasks import made_up_rows, sharding_of
 import feedline
 from feedline._src.trainer.model import Sizes, classifier
 from feedline._src.trainer.modes import compiled
-from feedline._src.trainer.task import Task, rematerialised
+from feedline._src.trainer.task import Task
 from feedline.trainer import Practices, fit
 
 ROWS = made_up_rows(256)
@@ -43,25 +41,6 @@ def losses(result):
 )
 def test_the_losses_stay_the_same(mode, practices):
     np.testing.assert_allclose(losses(fitted(Practices(**practices), mode)), losses(fitted(mode=mode)), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_rematerialisation_changes_no_loss_and_saves_memory():
-    batch = {"x": jax.device_put(np.ones((8192, 64), np.float32), sharding_of("jit_multi"))}
-    losses, temporary = {}, {}
-    for remat in ("none", "all", "cheap"):
-        layer = rematerialised(lambda signal, kernel: jax.nn.gelu(signal @ kernel), remat)
-
-        def loss(params, batch, layer=layer):
-            return jnp.mean(functools.reduce(layer, params, batch["x"]) ** 2), {}
-
-        task = Task(lambda key: list(jax.random.normal(key, (8, 64, 64)) / 8), loss, optax.adam(1e-3))
-        program = compiled(task, "jit_multi", batch)
-        losses[remat] = float(program.step(program.start(), batch)[1][0])
-        temporary[remat] = program.compile()[1].memory_analysis().temp_size_in_bytes
-    for remat in ("all", "cheap"):
-        assert losses[remat] == pytest.approx(losses["none"], rel=1e-5)
-        assert temporary[remat] < 0.8 * temporary["none"], temporary
 
 
 @pytest.mark.slow
@@ -138,5 +117,3 @@ def test_refused():
         compiled(task, "jit_multi", batch, Practices(shard_state=True))
     with pytest.raises(ValueError, match=r"Practices.compute must be one of float32, bfloat16, got 'float16'"):
         Practices(compute="float16")
-    with pytest.raises(ValueError, match="remat must be one of none, all, cheap, got 'dots'"):
-        rematerialised(jnp.sin, "dots")

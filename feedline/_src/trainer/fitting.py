@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import optax
 
-from feedline._src.agreement.step_places import StepPlaces
-from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
-from feedline._src.trainer.loop import Evaluation, Loop, NotFinite, Progress, crosses, evaluate
-from feedline._src.trainer.modes import Measure, Mode, Practices, Program, compiled
+from feedline._src.trainer.loop import Evaluation, Loop, Progress, crosses, evaluate
+from feedline._src.trainer.modes import Measure, Mode, Practices, compiled
 from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task
 
 if TYPE_CHECKING:
@@ -26,9 +23,6 @@ if TYPE_CHECKING:
 
 Callback = Callable[[Progress], None]
 _log = logging.getLogger("feedline")
-_MAX_ROWS_SHOWN = 8
-_STEPS_PER_COMPARISON = 100
-"""Steps between two comparisons of where the processes are, each of which takes the training thread 0.6 ms."""
 
 
 class Batches(Protocol):
@@ -175,6 +169,19 @@ def fit(
         from feedline._src.trainer.checkpoints import Checkpoints  # Orbax takes long to import; few runs need it
 
         opened = Checkpoints(Path(checkpoint_dir), feed, program.mesh)
+    history: list[dict[str, float]] = []
+    evaluated: dict[int, Evaluation] = {}  # by step, until it is reported
+    stopped = False
+
+    def report(progress: Progress) -> None:
+        if progress.step in evaluated:
+            tested = evaluated.pop(progress.step).metrics
+            metrics = {**progress.metrics, **{f"eval_{name}": mean for name, mean in tested.items()}}
+            progress = dataclasses.replace(progress, metrics=metrics)
+        history.append({"step": progress.step, **progress.metrics})
+        for callback in callbacks if jax.process_index() == 0 else ():
+            callback(progress)
+
     with opened as checkpoints:
         state = program.start() if checkpoints is None else checkpoints.restore(program.start())
         done = int(jax.device_get(state.step))
@@ -184,41 +191,23 @@ def fit(
                 f"the feed delivers steps_per_call={per_call} batches at once, which must divide the steps to do: "
                 f"{left} are left to step {steps:,}; give other steps, or another steps_per_call"
             )
-        places = _Places(feed, program, done, report_every)
-        history: list[dict[str, float]] = []
-        evaluated: dict[int, Evaluation] = {}  # by step, until it is reported
-        stopped = False
-
-        def report(progress: Progress) -> None:
-            places.compare(progress.step, _STEPS_PER_COMPARISON)
-            if progress.step in evaluated:
-                tested = evaluated.pop(progress.step).metrics
-                metrics = {**progress.metrics, **{f"eval_{name}": mean for name, mean in tested.items()}}
-                progress = dataclasses.replace(progress, metrics=metrics)
-            history.append({"step": progress.step, **progress.metrics})
-            for callback in callbacks if jax.process_index() == 0 else ():
-                callback(progress)
-
-        loop = Loop(program, done, report, report_every, practices.guard_transfers)
-        batches = itertools.islice(places.batches(), None if left is None else left // per_call)
-        try:
-            for state in loop.steps(state, batches):  # noqa: B020  the last state stays
-                step, before = places.step, places.step - per_call
-                if measured is not None and evaluate_every and crosses(before, step, evaluate_every):
-                    evaluated[step] = evaluate(measured, state.params, _whole_pass(evaluation))
-                if checkpoints is not None and crosses(before, step, save_every):
-                    places.compare(step)
-                    loop.check(state.params)
-                    checkpoints.save(state)
-                if after_step is not None and after_step(step):
-                    stopped = True
-                    break
-            progress = loop.end()
-            places.compare(progress.step)
-            if progress.rows:
+        loop = Loop(program, done, report, report_every, practices.guard_transfers, feed)
+        # not `iter` on a restored feed: at the end of its last pass it would begin another one
+        batches: Any = feed if done and hasattr(feed, "__next__") else iter(feed)
+        calls = None if left is None else left // per_call
+        for state in loop.steps(state, itertools.islice(batches, calls)):  # noqa: B020  the last state stays
+            step, before = loop.dispatched, loop.dispatched - per_call
+            if measured is not None and evaluate_every and crosses(before, step, evaluate_every):
+                evaluated[step] = evaluate(measured, state.params, _whole_pass(evaluation))
+            if checkpoints is not None and crosses(before, step, save_every):
                 loop.check(state.params)
-        except NotFinite as error:
-            raise places.located(error) from error
+                checkpoints.save(state)
+            if after_step is not None and after_step(step):
+                stopped = True
+                break
+        progress = loop.end()
+        if progress.rows:
+            loop.check(state.params)
         if steps is not None and progress.step < steps and not stopped:
             _log.warning(
                 "training ended after step %d of %d, because the feed ended; give it more epochs, or epochs=None",
@@ -228,76 +217,6 @@ def fit(
         if checkpoints is not None:
             checkpoints.save(state)
     return Fitted(state, history, progress, stopped, measuring)
-
-
-class _Place(NamedTuple):
-    """Where in the data a call's batches begin. `step` is the call's last one."""
-
-    step: int
-    epoch: int
-    position: int
-
-
-class _Places:
-    """Remembers where recent batches began, to compare processes and to name the rows of a bad step."""
-
-    def __init__(self, feed: Any, program: Program, done: int, report_every: int) -> None:
-        self.step = done  # the last one dispatched
-        self._feed = feed
-        self._is_feed = hasattr(feed, "rows_of")  # of feedline, or with its interface
-        self._resumed, self._compared = done > 0, done
-        self._per_call = program.steps_per_call
-        # calls since the last report, and those in flight
-        self._recent: collections.deque[_Place] = collections.deque(maxlen=report_every + 8)
-        self._step_places = StepPlaces("fit", {device.process_index for device in program.mesh.devices.flat})
-        if self._is_feed:
-            self._step_places.compare(done, feed.epoch, feed.position)
-
-    def batches(self) -> Iterator[Batch]:
-        """The batches of the feed, each with its place remembered."""
-        # not `iter` on a restored feed: at the end of its last pass it would begin another one
-        batches = self._feed if self._resumed and hasattr(self._feed, "__next__") else iter(self._feed)
-        while True:
-            epoch, position = (self._feed.epoch, self._feed.position) if self._is_feed else (0, 0)
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self.step += self._per_call
-            self._recent.append(_Place(self.step, epoch, position))
-            yield batch
-
-    def compare(self, step: int, every: int = 1) -> None:
-        """Compare the place of a step with the other processes, if that is due."""
-        place = self._of(step)
-        if place is not None and crosses(self._compared, step, every):
-            self._compared = step
-            self._step_places.compare(step, place.epoch, place.position)
-
-    def _of(self, step: int) -> _Place | None:
-        return next((place for place in self._recent if place.step >= step), None)
-
-    def located(self, error: NotFinite) -> FeedError:
-        """The error that ends training, with the rows of its step if the feed can name them. Reads no data."""
-        place = self._of(error.step) if self._is_feed else None
-        rows = "the rows"
-        if place is not None:
-            state = self._feed.get_state()
-            # the step of a state selects the size of the batch
-            of_call = {**state, "step": state["step"] - (self.step - place.step) - self._per_call}
-            with contextlib.suppress(TypeError, ValueError):  # a stream has no row indices
-                found = self._feed.rows_of({**of_call, "epoch": place.epoch, "position": place.position})
-                of_step = found.reshape(-1, found.shape[-1])[error.step - place.step - 1].tolist()
-                more = f", … ({len(of_step)})" if len(of_step) > _MAX_ROWS_SHOWN else ""
-                rows = f"the training rows {', '.join(map(str, of_step[:_MAX_ROWS_SHOWN]))}{more}"
-        return FeedError(
-            f"training ends: {error.message}; later steps cannot repair the parameters. Look for extreme values "
-            f"in {rows} of that step and in those of the step before, and in the loss for a division by 0 or a "
-            "logarithm of 0, or lower the learning rate",
-            stage="train",
-            epoch=None if place is None else place.epoch,
-            position=None if place is None else place.position,
-        )
 
 
 def _whole_pass(feed: Any) -> Batches:

@@ -39,14 +39,10 @@ class _Log:
         self._step = 0  # of the last report
 
     def __call__(self, progress: Progress) -> None:
-        if hidden := {"step", *_RATES} & progress.metrics.keys():
-            raise ValueError(
-                f'a log has a "{min(hidden)}" of its own, so no metric can have that name; rename the metric'
-            )
-        rates: list[float | None] = [None, None]
+        values: dict[str, float | None] = {**progress.metrics, "rows_per_s": None, "wait_share": None}
         if progress.elapsed_rows:  # there is no rate after the first step, which compiles
-            rates = [round(progress.rows_per_s, 1), round(progress.wait_share, 4)]
-        values = {**progress.metrics, **dict(zip(_RATES, rates, strict=True))}
+            values["rows_per_s"] = round(progress.rows_per_s, 1)
+            values["wait_share"] = round(progress.wait_share, 4)
         self._write(progress.step, values, done=progress.resumed)
 
     def _write(self, step: int, values: Values, done: int) -> None:
@@ -110,8 +106,7 @@ class CSVLog(_Log):
 
     Raises:
       TypeError: `path` is not a path.
-      ValueError: at the first report: the file exists and is not a log, or a metric is called "step",
-        "rows_per_s" or "wait_share".
+      ValueError: at the first report: the file exists and is not a log.
       OSError: at a report: the file cannot be written. The error names it, and the lines before stay whole.
 
     Example:
@@ -190,7 +185,6 @@ class TensorBoardLog(_Log):
     Raises:
       TypeError: `folder` is not a path, or `feed` has no statistics.
       ImportError: tensorboardX is not installed.
-      ValueError: at a report: a metric is called "step", "rows_per_s" or "wait_share".
       OSError: at a report: the file cannot be written. The error names the folder.
 
     Example:
@@ -212,13 +206,11 @@ class TensorBoardLog(_Log):
         # not its SummaryWriter: that writes in a thread, which ends at the first error, such as a full disk; then
         # the training loop hangs as soon as ten more events wait for the thread
         try:
-            from tensorboardX.proto import event_pb2, summary_pb2
-            from tensorboardX.record_writer import masked_crc32c
+            from tensorboardX import proto, record_writer
         except ImportError as error:
             raise ImportError("TensorBoardLog needs tensorboardX: pip install '.[tensorboard]'") from error
-        self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        self._checksum: Any = masked_crc32c
+        self._proto: Any = proto
+        self._checksum: Any = record_writer.masked_crc32c
 
     def write(self, step: int, values: Values) -> None:
         """Write values of a step, from a loop of your own.
@@ -248,7 +240,7 @@ class TensorBoardLog(_Log):
         # TensorBoard reads the files of a folder in the order of their names
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (self._path / name).open("xb", buffering=0)
-        start = self._events.SessionLog(status=self._events.SessionLog.START)
+        start = self._proto.event_pb2.SessionLog(status=self._proto.event_pb2.SessionLog.START)
         self._append(
             self._framed(file_version="brain.Event:2")  # TensorBoard heeds SessionLog.START from this version on
             + self._framed(step=done + 1, session_log=start)
@@ -260,12 +252,12 @@ class TensorBoardLog(_Log):
             now = self._feed.statistics()
             values = {**values, **scalars(now, self._before, now_s - self._before_s)}
             self._before, self._before_s = now, now_s
-        of = self._summaries.Summary
+        of = self._proto.summary_pb2.Summary
         known = [of.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
         return self._framed(step=step, summary=of(value=known))
 
     def _framed(self, **fields: Any) -> bytes:
         """An event as the TFRecord format has it: length, checksum, bytes, checksum."""
-        event: bytes = self._events.Event(wall_time=time.time(), **fields).SerializeToString()
+        event: bytes = self._proto.event_pb2.Event(wall_time=time.time(), **fields).SerializeToString()
         parts = (struct.pack("<Q", len(event)), event)
         return b"".join(part + struct.pack("<I", self._checksum(part)) for part in parts)

@@ -1,4 +1,4 @@
-"""Loops over batches, at most two ahead of the host: training, which is measured, and evaluation."""
+"""The training loop, measured and checked, and evaluation. Both run at most two batches ahead of the devices."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError
 from feedline._src.trainer.modes import Measure, Program
 from feedline._src.trainer.task import Batch, Metrics, Params, State, all_finite, rows_in
@@ -19,18 +20,9 @@ from feedline._src.trainer.task import Batch, Metrics, Params, State, all_finite
 _IN_FLIGHT = 2
 """Steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that time in `next`
 is time waiting for input, and the number of batches in use is bounded."""
-
-
-class NotFinite(FeedError):
-    """A loss, or a parameter, is not finite. Later steps cannot repair the parameters.
-
-    Attributes:
-      step: the first step whose loss is not finite, counted over all runs from 1.
-    """
-
-    def __init__(self, step: int, found: str) -> None:
-        self.step = step
-        super().__init__(found, stage="train")
+_STEPS_PER_COMPARISON = 100
+"""Steps between two comparisons of processes, each of which takes the training thread 0.6 ms."""
+_MAX_ROWS_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +62,21 @@ class Progress:
         return self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
 
 
+class _Call(NamedTuple):
+    """A dispatched call of the program's step.
+
+    Attributes:
+      step: the last of its steps.
+      rows: of its batches.
+      place: epoch and position of its first row; None if the batches do not come from a feed.
+    """
+
+    step: int
+    rows: int
+    metrics: jax.Array
+    place: tuple[int, int] | None
+
+
 class Loop:
     """Runs a program's step on batches, and counts steps, rows and times.
 
@@ -77,47 +84,75 @@ class Loop:
     steps stay on the devices and are fetched together, after these steps are done; no other data moves between
     host and devices. Each fetch checks that every loss is finite, and then calls `report`: after the first step,
     at every multiple of `report_every` steps, and at the end.
+
+    Args:
+      done: steps of earlier runs.
+      feed: the feed that the batches come from. Processes whose feeds are at different places at the same step are
+        ended, and the error of a loss that is not finite names the rows.
+
+    Attributes:
+      dispatched: steps begun, counted over all runs. `progress` is that of the finished steps.
     """
 
     def __init__(
         self,
         program: Program,
-        resumed: int,
+        done: int,
         report: Callable[[Progress], None] | None = None,
         report_every: int = 10,
         guard_transfers: bool = True,
+        feed: Any = None,
     ) -> None:
-        self.progress = Progress(resumed, {}, resumed, 0, 0.0, 0, 0.0)  # of the finished steps
+        self.progress = Progress(done, {}, done, 0, 0.0, 0, 0.0)
+        self.dispatched = self._compared = done
         self._program = program
         self._report = report
         self._report_every = report_every
         self._guard_transfers = guard_transfers
-        self._in_flight: collections.deque[tuple[jax.Array, int]] = collections.deque()  # (metrics, rows)
-        self._unreported: list[jax.Array] = []  # metrics of finished calls
+        self._feed = feed if hasattr(feed, "rows_of") else None
+        self._in_flight = collections.deque[_Call]()
+        self._unreported: list[_Call] = []  # finished ones
+        self._last: _Call | None = None  # of the finished ones
         self._started_s = 0.0  # when the first step had finished
+        if self._feed is not None:
+            processes = {device.process_index for device in program.mesh.devices.flat}
+            self._step_places = StepPlaces("fit", processes)
+            self._step_places.compare(done, self._feed.epoch, self._feed.position)
 
     def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
         """Each new state, before the next batch is asked for; the next step donates it. Call `end` afterwards."""
-        guard: contextlib.AbstractContextManager[Any] = (
-            contextlib.nullcontext()
-        )  # none at first: tracing may transfer
-        for batch in self._timed(iter(batches)):
-            rows = rows_in(batch, self._program.steps_per_call)
+        batches, per_call = iter(batches), self._program.steps_per_call
+        guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer
+        while True:
+            place = None if self._feed is None else (self._feed.epoch, self._feed.position)
+            asked_s = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            if self.progress.rows:
+                self._count(wait_s=self.progress.wait_s + time.perf_counter() - asked_s)
             with guard:
                 state, metrics = self._program.step(state, batch)
-            self._in_flight.append((metrics, rows))
+            self.dispatched += per_call
+            self._in_flight.append(_Call(self.dispatched, rows_in(batch, per_call), metrics, place))
             yield state
             self._wait(_IN_FLIGHT if self.progress.rows else 0)
             if self._guard_transfers:
                 guard = jax.transfer_guard("disallow")
 
     def check(self, params: Params) -> None:
-        """Wait for all steps. Raises `NotFinite` for a loss since the last report, or a parameter, that is not."""
+        """Make sure that the parameters after the last dispatched step may be saved. Waits for all steps.
+
+        Raises:
+          FeedError: a loss since the last report, or a parameter, is not finite.
+          ProcessError: the feed of another process is at another place.
+        """
+        self._compare_places(self._in_flight[-1] if self._in_flight else self._last)
         self._wait(0)
         self._fetched()
         if not all_finite(params):
             step = self.progress.step
-            raise NotFinite(step, f"the parameters are not finite after step {step:,}, though its loss is")
+            raise self._error(step, f"the parameters are not finite after step {step:,}, though its loss is")
 
     def end(self) -> Progress:
         """Wait for all steps, and report the last one."""
@@ -130,51 +165,69 @@ class Loop:
             self._make_report()
         return self.progress
 
-    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches. After the first step, time spent in the iterator is counted."""
-        while True:
-            asked_s = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            if self.progress.rows:
-                self._set(wait_s=self.progress.wait_s + time.perf_counter() - asked_s)
-            yield batch
-
     def _wait(self, in_flight: int) -> None:
         """Wait until at most `in_flight` calls run. Count the finished ones, and report if that is due."""
         while len(self._in_flight) > in_flight:
-            metrics, rows = self._in_flight.popleft()
-            self._unreported.append(metrics.block_until_ready())
+            self._last = call = self._in_flight.popleft()
+            call.metrics.block_until_ready()
+            self._unreported.append(call)
             now_s, before = time.perf_counter(), self.progress
-            self._set(step=before.step + self._program.steps_per_call, rows=before.rows + rows)
+            self._count(step=call.step, rows=before.rows + call.rows)
             if before.rows:
-                self._set(elapsed_s=now_s - self._started_s, elapsed_rows=before.elapsed_rows + rows)
+                self._count(elapsed_s=now_s - self._started_s, elapsed_rows=before.elapsed_rows + call.rows)
             else:
                 self._started_s = now_s
-            if not before.rows or crosses(before.step, self.progress.step, self._report_every):
+            if not before.rows or crosses(before.step, call.step, self._report_every):
                 self._make_report()
+
+    def _count(self, **counted: Any) -> None:
+        self.progress = dataclasses.replace(self.progress, **counted)
 
     def _make_report(self) -> None:
         last = self._fetched()[-1]
         self._unreported.clear()
-        self._set(metrics=dict(zip(self._program.metrics, last, strict=True)))
+        self._count(metrics=dict(zip(self._program.metrics, last, strict=True)))
+        self._compare_places(self._last, _STEPS_PER_COMPARISON)
         if self._report is not None:
             self._report(self.progress)
 
     def _fetched(self) -> list[list[float]]:
-        """The metrics of each step since the last report. Raises `NotFinite` for the first such loss."""
-        calls = jax.device_get(self._unreported)
+        """The metrics of each step since the last report. FeedError for the first loss that is not finite."""
+        calls = jax.device_get([call.metrics for call in self._unreported])
         steps = [step for call in calls for step in call.reshape(-1, call.shape[-1]).tolist()]
-        first = self.progress.step + 1 - len(steps)
-        for step, (loss, *_) in enumerate(steps, first):
+        for step, (loss, *_) in enumerate(steps, self.progress.step + 1 - len(steps)):
             if not math.isfinite(loss):
-                raise NotFinite(step, f"the loss is {loss} at step {step:,}, the first that is not finite")
+                raise self._error(step, f"the loss is {loss} at step {step:,}, the first that is not finite")
         return steps
 
-    def _set(self, **counted: Any) -> None:
-        self.progress = dataclasses.replace(self.progress, **counted)
+    def _compare_places(self, call: _Call | None, every: int = 1) -> None:
+        """Compare where a call began with the other processes, `every` steps after the last comparison."""
+        if call is not None and call.place is not None and crosses(self._compared, call.step, every):
+            self._compared = call.step
+            self._step_places.compare(call.step, *call.place)
+
+    def _error(self, step: int, message: str) -> FeedError:
+        """The error that ends training because of a step since the last report. Names its rows if the feed can."""
+        calls = [*self._unreported, self._last]
+        call = next(call for call in calls if call is not None and call.step >= step)
+        rows, (epoch, position) = "the rows", call.place or (None, None)
+        if self._feed is not None:
+            per_call = self._program.steps_per_call
+            state = {**self._feed.get_state(), "epoch": epoch, "position": position}
+            state["step"] -= self.dispatched - call.step + per_call  # selects the size of the batch
+            with contextlib.suppress(TypeError, ValueError):  # a stream has no row indices
+                found = self._feed.rows_of(state)
+                of_step = found.reshape(per_call, -1)[step - call.step - 1].tolist()
+                more = f", … ({len(of_step)})" if len(of_step) > _MAX_ROWS_SHOWN else ""
+                rows = f"the training rows {', '.join(map(str, of_step[:_MAX_ROWS_SHOWN]))}{more}"
+        return FeedError(
+            f"training ends: {message}; later steps cannot repair the parameters. Look for extreme values "
+            f"in {rows} of that step and in those of the step before, and in the loss for a division by 0 or a "
+            "logarithm of 0, or lower the learning rate",
+            stage="train",
+            epoch=epoch,
+            position=position,
+        )
 
 
 def train(program: Program, state: State, batches: Iterable[Batch], **options: Any) -> tuple[State, Progress]:
@@ -210,19 +263,21 @@ def evaluate(measure: Measure, params: Params, batches: Iterable[Batch]) -> Eval
     results of a batch are fetched, two more are computed.
     """
     total, sums = 0, collections.defaultdict[str, float](float)
-    in_flight: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
+    in_flight = collections.deque[tuple[Metrics, jax.Array]]()
 
-    def fetched() -> Iterator[tuple[Metrics, jax.Array]]:
-        for batch in batches:
-            in_flight.append(measure(params, batch))
-            if len(in_flight) > _IN_FLIGHT:
-                yield jax.device_get(in_flight.popleft())
-        yield from map(jax.device_get, in_flight)
-
-    for metrics, rows in fetched():
+    def add_oldest() -> None:
+        nonlocal total
+        metrics, rows = jax.device_get(in_flight.popleft())
         total += int(rows)
         for name, mean in metrics.items() if rows else ():  # the mean of no row may be NaN
             sums[name] += float(mean) * int(rows)
+
+    for batch in batches:
+        in_flight.append(measure(params, batch))
+        if len(in_flight) > _IN_FLIGHT:
+            add_oldest()
+    while in_flight:
+        add_oldest()
     if not total:
         raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
     names = ["loss", *(name for name in sums if name != "loss")]  # jit sorts them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import math
 import os
@@ -36,9 +37,8 @@ def held(feed: Any = None) -> dict[str, int]:
     """What this process holds now, by name. Moves no data, and waits for nothing.
 
     "device 0": bytes in use there; where the device does not count them, such as a CPU, those of live arrays, with
-    an array and a view of its shard counted twice. "peak of device 0", if the device counts that. "host": resident
-    bytes of the process, 0 without /proc. "slabs": host buffers of the feed. "live arrays": their number.
-    "arrays float32[64, 8]": the number of those with this dtype and global shape.
+    an array and a view of its shard counted twice. "host": resident bytes of the process, left out without /proc.
+    "slabs": host buffers of the feed. "arrays float32[64, 8]": number of arrays with this dtype and global shape.
     """
     live = [array for array in jax.live_arrays() if not array.is_deleted()]
     on_device: collections.Counter[jax.Device] = collections.Counter()
@@ -47,20 +47,14 @@ def held(feed: Any = None) -> dict[str, int]:
         for device in array.sharding.addressable_devices:
             if array.sharding.memory_kind in (None, device.default_memory().kind):  # not in host memory
                 on_device[device] += shard
-    found = {}
-    for i, device in enumerate(jax.local_devices()):
-        counted = device.memory_stats() or {}
-        found[f"device {i}"] = counted.get("bytes_in_use", on_device[device])
-        if "peak_bytes_in_use" in counted:
-            found[f"peak of device {i}"] = counted["peak_bytes_in_use"]
-    try:
-        with open("/proc/self/statm") as file:
-            found["host"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        found["host"] = 0
+    found = {
+        f"device {i}": (device.memory_stats() or {}).get("bytes_in_use", on_device[device])
+        for i, device in enumerate(jax.local_devices())
+    }
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/statm") as file:
+        found["host"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if feed is not None:
         found["slabs"] = feed.statistics().slabs
-    found["live arrays"] = len(live)
     return found | collections.Counter(f"arrays {array.dtype}{list(array.shape)}" for array in live)
 
 
@@ -99,7 +93,7 @@ class MemoryWatch:
       feed: whose host buffers are counted, too.
       every: steps from one sample to the next.
       warm_up: steps before which growth is normal: compiling, prefetching.
-      on_growth: "warn" logs a warning, "raise" raises a `FeedError`, "ignore" leaves it to `growths` and `report`.
+      on_growth: "warn" logs a warning, "raise" raises a `FeedError`, "ignore" leaves it to `growths`.
 
     Raises:
       ValueError, TypeError: an argument is wrong.
@@ -124,7 +118,6 @@ class MemoryWatch:
         self._warm_up = checked_integer("warm_up", warm_up, at_least=0)
         self._on_growth = on_growth
         self._step = 0
-        self._start = held(feed)
         self._samples: list[tuple[int, dict[str, int]]] = []  # (step, what was held), since the warm-up
 
     def after_step(self) -> None:
@@ -144,13 +137,12 @@ class MemoryWatch:
         if len(self._samples) > _SAMPLES:
             del self._samples[1::2]
             self._every *= 2
-        if not found:
-            return
-        hint = next(hint for kind, hint in _HINTS.items() if any(g.what.startswith(kind) for g in found))
-        message = f"memory grows with the steps: {'; '.join(map(str, found[:4]))}. {hint}"
-        if self._on_growth == "raise":
-            raise FeedError(message, stage="train")
-        _log.warning("%s", message)
+        if found:
+            hint = next(hint for kind, hint in _HINTS.items() if any(g.what.startswith(kind) for g in found))
+            message = f"memory grows with the steps: {'; '.join(map(str, found[:4]))}. {hint}"
+            if self._on_growth == "raise":
+                raise FeedError(message, stage="train")
+            _log.warning("%s", message)
 
     def growths(self) -> list[Growth]:
         """What has grown steadily since the warm-up, the arrays first. Empty with fewer than ten samples."""
@@ -167,18 +159,6 @@ class MemoryWatch:
                 found.append(Growth(name, values[0], values[-1], steps[-1] - steps[0]))
         return found
 
-    def report(self) -> str:
-        """A table: what was held at the start, after the warm-up and now; and below it what grows."""
-        moments = [*self._samples[:1], (self._step, held(self._feed))]
-        table = [["", "start", *(f"step {step:,}" for step, _ in moments)]]
-        for name in self._start:
-            if not name.startswith("arrays "):
-                values = [self._start[name], *(sample[name] for _, sample in moments)]
-                table.append([name, *(_shown(name, value) for value in values)])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table]
-        return "\n".join([*lines, *map(str, self.growths())])
-
 
 def _shown(name: str, value: float) -> str:
-    return f"{value / 2**20:,.2f} MiB" if name.startswith(("device", "peak", "host")) else f"{value:,g}"
+    return f"{value / 2**20:,.2f} MiB" if name.startswith(("device", "host")) else f"{value:,g}"

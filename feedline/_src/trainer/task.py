@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,8 @@ Init = Callable[[jax.Array], Params]
 """key → parameters."""
 Loss = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
 """(parameters, batch) → (mean loss [], means of other metrics, each [])."""
-Remat = Literal["none", "all", "cheap"]
+_RESERVED = ("loss", "step", "rows_per_s", "wait_share")
+"""Names of columns of a report, beside those of the metrics."""
 
 
 class State(NamedTuple):
@@ -124,29 +125,6 @@ def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Arra
     return jnp.where(valid, values, 0).sum() / jnp.maximum(valid.sum(), 1)
 
 
-def rematerialised(layer: Callable[..., jax.Array], remat: Remat) -> Callable[..., jax.Array]:
-    """A layer whose results are partly computed again for the gradient instead of being kept.
-
-    Args:
-      layer: a pure function of arrays.
-      remat: "all": only the layer's input is kept. "cheap": its matrix product, too. "none": the layer itself.
-
-    Raises:
-      ValueError: `remat` is unknown.
-
-    Example:
-      >>> rematerialised(jax.numpy.sin, "none") is jax.numpy.sin
-      True
-    """
-    if remat not in get_args(Remat):
-        raise ValueError(f"remat must be one of {', '.join(get_args(Remat))}, got {remat!r}")
-    if remat == "none":
-        return layer
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "cheap" else None
-    done: Callable[..., jax.Array] = jax.checkpoint(layer, policy=policy)
-    return done
-
-
 def _checked(result: Any) -> tuple[jax.Array, Metrics]:
     """The loss in float32, and the metrics, of what a loss function returned."""
 
@@ -157,12 +135,12 @@ def _checked(result: Any) -> tuple[jax.Array, Metrics]:
         loss, metrics = result
         values = [loss, *metrics.values()]
         scalars = jax.tree_util.all_leaves(values) and all(jnp.shape(value) == () for value in values)
-        named = all(isinstance(name, str) and name not in ("loss", "step") for name in metrics)
+        named = all(isinstance(name, str) and name not in _RESERVED for name in metrics)
         named = named and not any(name.startswith("eval_") for name in metrics)
         if scalars and named and jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             return jnp.asarray(loss, jnp.float32), metrics
     raise TypeError(
         "loss(params, batch) must return (loss, metrics): the mean over the rows, a float scalar, and a dict of "
-        "scalars, {} for none, whose names are strings other than loss, step and eval_…; it returned "
-        f"{jax.tree.map(shown, result)}"
+        f"scalars, {{}} for none, whose names are strings other than {', '.join(_RESERVED)} and eval_…; "
+        f"it returned {jax.tree.map(shown, result)}"
     )
