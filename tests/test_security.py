@@ -205,7 +205,7 @@ ALLOWED = {
     # our own worker processes: what is sent to them is made by this process, and sent over a pipe
     ("_src/tools/convert/processes.py", "pickle.loads"),
     ("_src/loader/workers.py", "pickle.loads"),
-    ("_src/formats/hugging_face.py", "pickle.loads"),
+    ("_src/sources/hugging_face.py", "pickle.loads"),
     # `feedline audit` and the processes that it starts, in a temporary folder that only this user can write
     ("_src/tools/audit/processes.py", "pickle.loads"),
 }

@@ -46,7 +46,7 @@ def as_source(source: Any) -> Source:
     if is_row_source(source):
         return UserSource(source)
     if "datasets" in sys.modules:
-        from feedline._src.formats.hugging_face import is_dataset
+        from feedline._src.sources.hugging_face import is_dataset
 
         if is_dataset(source) and source.format["type"] != "custom":  # else a function of the user makes the rows
             warn(_READ_ROW_BY_ROW)

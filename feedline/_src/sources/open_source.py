@@ -14,16 +14,21 @@ import numpy.typing as npt
 from feedline._src.files.folder import matches
 from feedline._src.files.store import SCHEMES, Store, Url, is_url
 from feedline._src.formats import zarr
-from feedline._src.formats.hugging_face import HuggingFaceDataset, check_no_cache, is_dataset, is_saved
 from feedline._src.formats.open_options import CACHE_BYTES, OpenOptions
 from feedline._src.formats.registry import MODULES, Format, all_formats, format_of, suffix_of
 from feedline._src.rows.source import EncodedSource, Source, why_not_a_source
 from feedline._src.rows.values import is_table
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.datasets import open_dataset
 from feedline._src.sources.documents import open_tokens
 from feedline._src.sources.folder import open_files, open_folder
 from feedline._src.sources.groups import open_groups
+from feedline._src.sources.hugging_face import (
+    HuggingFaceDataset,
+    check_no_cache,
+    is_dataset,
+    is_saved,
+    open_dataset,
+)
 from feedline._src.sources.record_files import open_records
 
 _FILES = Format("files", ())
