@@ -475,7 +475,7 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
 
 WITHOUT_EXAMPLES = ("feedline._src.tools.cli", "feedline._src.tools.train", "feedline.__main__")
 WITH_EXAMPLES = {
-    "drop_in", "feed", "options", "order.blocks", "order.epoch", "order.permutation", "order.schedule",
+    "drop_in", "feed", "options", "order.epoch", "order.permutation", "order.schedule",
     "placement.plan", "sources.lanes", "sources.open_source", "state", "loader.lane_files", "shown",
 }  # fmt: skip
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from feedline import Blocks, Order
 from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
-from feedline._src.order.blocks import blocked
 from feedline._src.order.compiled import epoch_order
-from feedline._src.order.permutation import LARGEST, permuted, words
+from feedline._src.order.permutation import LARGEST
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the library was not built")
 word = st.integers(0, 2**64 - 1)
@@ -25,15 +24,6 @@ shuffles = (
 )
 
 
-def by_numpy(order, n, epoch, positions):
-    words_ = positions.astype(np.uint64)
-    if not order.shuffle:
-        return positions
-    if isinstance(order.shuffle, Blocks):
-        return blocked(order.shuffle, n, order.seed, epoch, words_)
-    return permuted(n, words("order", order.seed, epoch), words_)
-
-
 @given(n=counts, shuffle=shuffles, seed=word, epoch=word, data=st.data())
 @settings(max_examples=400)
 def test_c_and_numpy_give_the_same_rows(n, shuffle, seed, epoch, data):
@@ -43,8 +33,9 @@ def test_c_and_numpy_give_the_same_rows(n, shuffle, seed, epoch, data):
     order, first = Order(seed, shuffle), int(drawn[0]) if len(drawn) else 0
     adjacent = range(first, min(first + 1300, n))
     for some in (positions, positions[::-2], adjacent):
-        found = rows_at_positions(epoch_order(order, n, epoch), some)
-        np.testing.assert_array_equal(found, by_numpy(order, n, epoch, np.asarray(some)))
+        struct = epoch_order(order, n, epoch)
+        expected = struct.rows_by_numpy(np.asarray(some).astype(np.uint64))
+        np.testing.assert_array_equal(rows_at_positions(struct, some), expected)
 
 
 @pytest.mark.parametrize("shuffle", [False, True, Blocks(3, 2)])

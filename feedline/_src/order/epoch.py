@@ -1,7 +1,7 @@
 """Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
 
 `rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order
-alone, in O(1) memory: see `permutation`, and `blocks` for orders that keep adjacent rows near each other.
+alone, in O(1) memory: see `permutation`, and `compiled` for orders that keep adjacent rows near each other.
 `keys_at` gives each position a random number, `substitutes_at` rows that may replace a bad row.
 """
 
@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
-from feedline._src.options import Blocks, Order
-from feedline._src.order.blocks import blocked
+from feedline._src.options import Order
 from feedline._src.order.compiled import EpochOrder, epoch_order
-from feedline._src.order.permutation import LARGEST, hashed, permuted, words
+from feedline._src.order.permutation import LARGEST, hashed, words
 
 Positions = NDArray[Any] | range
 """64-bit integers[k] with any strides, or a range of step 1."""
@@ -120,6 +119,9 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
       array([4, 1, 0, 2, 3, 5])
       >>> rows_at(Order(seed=7), 10**15, epoch=3, positions=np.array([0, 10**15 - 1]))
       array([637444280427135,  60713028302490])
+      >>> from feedline import Blocks
+      >>> rows_at(Order(seed=1, shuffle=Blocks(rows=2, window=2)), 9, epoch=0, positions=np.arange(9))
+      array([8, 4, 5, 6, 3, 7, 2, 0, 1])
     """
     if order.shuffle and n > LARGEST:
         raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
@@ -128,11 +130,8 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
     checked = _checked(positions, n)
     if n == 0 or not order.shuffle:
         return positions.astype(np.int64)
-    if library() is not None:
-        return rows_at_positions(epoch_order(order, n, epoch), checked)
-    if isinstance(order.shuffle, Blocks):
-        return blocked(order.shuffle, n, order.seed, epoch, checked)
-    return permuted(n, words("order", order.seed, epoch), checked)
+    struct = epoch_order(order, n, epoch)
+    return struct.rows_by_numpy(checked) if library() is None else rows_at_positions(struct, checked)
 
 
 def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:

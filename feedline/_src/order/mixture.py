@@ -7,9 +7,11 @@ source, counted over the whole run, is at position (c mod length) of epoch (c di
 from __future__ import annotations
 
 import bisect
+import ctypes
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,16 +20,44 @@ from numpy.typing import NDArray
 from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
 from feedline._src.options import Order
-from feedline._src.order.compiled import EpochOrder, MixedSource, mixed_order
-from feedline._src.order.epoch import SingleOrder, Taken, rows_at, substitutes_at
+from feedline._src.order.compiled import EpochOrder, epoch_order
+from feedline._src.order.epoch import Positions, SingleOrder, Taken, rows_at, substitutes_at
 from feedline._src.order.permutation import words
 from feedline._src.order.schedule import ENDLESS
 from feedline._src.order.shares import Phase, Span, spans_of
 
 End = Literal["endless", "first_exhausted", "all_exhausted"]
-_MOST_EPOCHS = 64  # of all sources in one C call
-_STRUCTS = 16  # of C calls, cached
 Indices = NDArray[np.int64]
+_MIXED = 3  # the kind of an `EpochOrder`
+_MAX_EPOCHS = 64  # of all sources in one C call
+_MAX_STRUCTS = 16  # cached
+
+
+class _MixedSource(ctypes.Structure):
+    """`MixedSource` of columns.c: a source of a mixture, and some epochs of its own order."""
+
+    _fields_ = (
+        ("epochs", ctypes.c_void_p),
+        ("first_epoch", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+        ("before", ctypes.c_uint64),
+        ("step", ctypes.c_uint64),
+        ("first_row", ctypes.c_uint64),
+    )
+
+
+class _Mixed(ctypes.Structure):
+    """`Mixed` of columns.c: the positions of a phase, which repeat a table of places."""
+
+    _fields_ = (
+        ("source", ctypes.c_void_p),
+        ("rank", ctypes.c_void_p),
+        ("places", ctypes.c_uint64),
+        ("start", ctypes.c_uint64),
+        ("sources", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +118,11 @@ class MixtureOrder:
         """The row index of the first row of each source, and the number of all rows."""
         return tuple(itertools.accumulate(self.lengths, initial=0))
 
-    def rows_at(self, epoch: int, positions: Indices | range) -> Indices:
+    @property
+    def shown(self) -> MixtureOrder:
+        return self
+
+    def rows_at(self, epoch: int, positions: Positions) -> Indices:
         """The row index at each position of an epoch.
 
         Args:
@@ -103,51 +137,57 @@ class MixtureOrder:
         """
         if library() is not None and (struct := self.struct(epoch, positions)) is not None:
             return rows_at_positions(struct, positions)
-        if isinstance(positions, range):
-            positions = np.arange(positions.start, positions.stop)
-        rows = np.empty(len(positions), np.int64)
-        sources, counters = self._counters(epoch, positions)
-        for source in range(len(self.names)):
+        sources, counters = self._counters(epoch, np.asarray(positions, np.int64))
+        rows = np.empty_like(counters)
+        for source in np.unique(sources).tolist():
             here = np.flatnonzero(sources == source)
-            if len(here):
-                rows[here] = self._rows_of(source, counters[here])
+            rows[here] = self._rows_of(source, counters[here])
         return rows
 
-    def struct(self, epoch: int, positions: Indices | range) -> EpochOrder | None:
+    def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
         """What the C library needs for these positions; None where NumPy must compute them.
 
         NumPy computes stretches over the border of two phases, and those with very many epochs of a source.
         """
         if not len(positions):
             return None
-        if isinstance(positions, range):
-            first, last = positions[0], positions[-1]
-        else:
-            first, last = int(positions.min()), int(positions.max())
-        self._check(first, last)
-        span = self._spans[self._number_at(first)]
-        if last >= span.stop:
+        first, last = self._bounds(positions)
+        span, *later = self._spans_between(first, last)
+        if later:
             return None
-        table = span.table
-        tables = (first - span.start) // table.size, (last - span.start) // table.size + 1
+        size, of_source = span.table.size, span.table.of_source
+        first_table, end_table = (first - span.start) // size, (last - span.start) // size + 1
         before = [a + b for a, b in zip(self._before(epoch), span.before, strict=True)]
-        epochs = []  # for each source, the epochs of it that occur in these tables
-        for begin, places, length in zip(before, table.of_source, self.lengths, strict=True):
-            low, high = (begin + number * len(places) for number in tables)
+        epochs = []  # of each source those that occur in these tables
+        for taken, places, length in zip(before, of_source, self.lengths, strict=True):
+            low, high = taken + first_table * len(places), taken + end_table * len(places)
             epochs.append(range(low // length, -(-high // length)))
-        if sum(map(len, epochs)) > _MOST_EPOCHS:
+        if sum(map(len, epochs)) > _MAX_EPOCHS:
             return None
         key = epoch, span.start, *epochs
         if (struct := self._structs.get(key)) is None:
-            sources = [
-                MixedSource.of(order, own, length=length, before=begin, step=len(places), first_row=first_row)
-                for order, own, length, begin, places, first_row in zip(
-                    self.orders, epochs, self.lengths, before, table.of_source, self.firsts, strict=False
-                )
-            ]
-            if len(self._structs) >= _STRUCTS:
+            if len(self._structs) >= _MAX_STRUCTS:
                 self._structs.clear()
-            struct = self._structs[key] = mixed_order(self.rows, span.start, table.source, table.rank, sources)
+            struct = self._structs[key] = self._new_struct(span, before, epochs)
+        return struct
+
+    def _new_struct(self, span: Span, before: Sequence[int], epochs: Sequence[range]) -> EpochOrder:
+        """The struct for positions of a span in which these epochs of each source occur."""
+        table, pointed_to, sources = span.table, list[Any](), []
+        for source, (order, length) in enumerate(zip(self.orders, self.lengths, strict=True)):
+            own, step = epochs[source], len(table.of_source[source])
+            structs = [epoch_order(order, length, epoch) for epoch in own]
+            array = (EpochOrder * len(structs))(*structs)
+            pointed_to += [structs, array]
+            address = ctypes.addressof(array)
+            sources.append(
+                _MixedSource(address, own.start, len(own), length, before[source], step, self.firsts[source])
+            )
+        array_of_sources = (_MixedSource * len(sources))(*sources)
+        pointers = table.source.ctypes.data, table.rank.ctypes.data, table.size, span.start
+        mixed = _Mixed(*pointers, ctypes.addressof(array_of_sources), len(sources))
+        struct = EpochOrder(kind=_MIXED, n=self.rows, mixed=ctypes.addressof(mixed))
+        struct.keeps_alive = (mixed, array_of_sources, table, *pointed_to)
         return struct
 
     @functools.cached_property
@@ -166,23 +206,28 @@ class MixtureOrder:
             lengths[here] = np.array(self.lengths)[sources]
         return counters // lengths, counters % lengths
 
+    def sources_of(self, rows: Indices) -> Indices:
+        """int64[k]: the number of the source that has each row."""
+        return np.searchsorted(self.firsts, rows, side="right") - 1
+
     def taken(self, position: int) -> tuple[int, ...]:
-        """How many rows of each source stand before a position of an epoch."""
-        return self._spans[self._number_at(position)].taken(position)
+        """How many rows of each source stand before a position of an epoch, or before its end."""
+        (span,) = self._spans_between(position, position)
+        return span.taken(position)
 
     def taken_before(self, epoch: int, position: int) -> tuple[Taken, ...]:
         """See `RowOrder`."""
-        rows = map(sum, zip(self._before(epoch), self.taken(position), strict=True))
-        orders = itertools.starmap(SingleOrder, zip(self.orders, self.lengths, strict=True))
-        return tuple(itertools.starmap(Taken, zip(self.names, self.firsts, orders, rows, strict=False)))
-
-    @property
-    def shown(self) -> MixtureOrder:
-        return self
+        counts = [a + b for a, b in zip(self._before(epoch), self.taken(position), strict=True)]
+        return tuple(
+            Taken(name, first, SingleOrder(order, length), count)
+            for name, first, order, length, count in zip(
+                self.names, self.firsts, self.orders, self.lengths, counts, strict=False
+            )
+        )
 
     def substitutes(self, epoch: int, position: int, row: int) -> Indices:
         """Rows of the source of the bad row, so that the shares stay as they are."""
-        source = int(np.searchsorted(self.firsts, row, side="right")) - 1
+        source = int(self.sources_of(np.array([row]))[0])
         return substitutes_at(self.seed, self.lengths[source], epoch, position) + self.firsts[source]
 
     def as_json(self) -> dict[str, Any]:
@@ -201,9 +246,22 @@ class MixtureOrder:
     def _spans(self) -> tuple[Span, ...]:
         return spans_of(self.phases)
 
-    def _number_at(self, position: int) -> int:
-        """The number of the phase of a position."""
-        return bisect.bisect_right(self.phases, position, key=lambda phase: phase.start) - 1
+    def _bounds(self, positions: Positions) -> tuple[int, int]:
+        """The first and the last of some positions. IndexError: one is outside of the epoch."""
+        if isinstance(positions, range):
+            first, last = positions[0], positions[-1]
+        else:
+            first, last = int(positions.min()), int(positions.max())
+        if first < 0 or last >= self.rows:
+            raise IndexError(f"positions must be in [0, {self.rows}), got {first} to {last}")
+        return first, last
+
+    def _spans_between(self, first: int, last: int) -> tuple[Span, ...]:
+        """The spans of the phases that have the positions from `first` to `last`."""
+        numbers = [
+            bisect.bisect_right(self.phases, position, key=lambda phase: phase.start) for position in (first, last)
+        ]
+        return self._spans[numbers[0] - 1 : numbers[1]]
 
     def _before(self, epoch: int) -> tuple[int, ...]:
         """How many rows of each source come before an epoch."""
@@ -220,22 +278,13 @@ class MixtureOrder:
     def _counters(self, epoch: int, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
         """The source at each of these positions, and how many rows of it come before that one in the whole run."""
         sources, counters = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
-        if not len(positions):
-            return sources, counters
-        self._check(int(positions.min()), int(positions.max()))
-        before = np.array(self._before(epoch))
-        first, last = self._number_at(int(positions.min())), self._number_at(int(positions.max()))
-        for span in self._spans[first : last + 1]:
-            here: Any = slice(None)
-            if first < last:
+        if len(positions):
+            before = np.array(self._before(epoch))
+            for span in self._spans_between(*self._bounds(positions)):
                 here = np.flatnonzero((positions >= span.start) & (positions < span.stop))
-            sources[here], counters[here] = span.counters(positions[here])
-            counters[here] += before[sources[here]]
+                sources[here], counters[here] = span.counters(positions[here])
+            counters += before[sources]
         return sources, counters
-
-    def _check(self, first: int, last: int) -> None:
-        if first < 0 or last >= self.rows:
-            raise IndexError(f"positions must be in [0, {self.rows}), got {first} to {last}")
 
     def _rows_of(self, source: int, counters: Indices) -> Indices:
         """The row index of each of these rows of a source."""
