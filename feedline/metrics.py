@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from feedline._src.lazy import lazily
 
 if TYPE_CHECKING:
-    from feedline._src.listen.metrics import scalars as scalars
     from feedline._src.listen.prometheus import FeedCollector as FeedCollector
     from feedline._src.listen.prometheus import serve as serve
+    from feedline._src.listen.statistics import scalars as scalars
 
 __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         "FeedCollector": "feedline._src.listen.prometheus",
-        "scalars": "feedline._src.listen.metrics",
+        "scalars": "feedline._src.listen.statistics",
         "serve": "feedline._src.listen.prometheus",
     },
 )

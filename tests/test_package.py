@@ -262,8 +262,8 @@ OF_FEEDLINE = {
     # beside them
     "checkpoint": ["loader.lane_files"],
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
-    "trainer.live": ["trainer.loop", "listen.metrics", "listen.report"],  # of any feed
-    "trainer.logs": ["trainer.loop", "listen.metrics", "listen.statistics"],
+    "trainer.live": ["trainer.loop", "listen.statistics", "listen.report"],  # of any feed
+    "trainer.logs": ["trainer.loop", "listen.statistics"],
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options",
               "version", "errors", "options", "order", "plan", "listen.words", "rows",

@@ -15,8 +15,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 import feedline
-from feedline._src.listen.metrics import METRICS, samples
 from feedline._src.listen.prometheus import FeedCollector, serve
+from feedline._src.listen.statistics import METRICS, samples
 
 
 @pytest.fixture(autouse=True)

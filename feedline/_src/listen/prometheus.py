@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from feedline._src.listen.metrics import METRICS, HasStatistics, Metric, check_feed, samples
 from feedline._src.listen.report import report_of
+from feedline._src.listen.statistics import METRICS, HasStatistics, Metric, check_feed, samples
 from feedline._src.options import checked_integer
 
 try:

@@ -1,20 +1,77 @@
-"""`Statistics`: an immutable snapshot of a feed's counts and times."""
+"""`Statistics`: a snapshot of a feed's counts and times; and its metrics, for Prometheus and TensorBoard.
+
+A metric is declared once: beside the field of `Statistics` that holds its value, or below if it is computed.
+"""
+
+# ruff: noqa: RUF009  (`_field` returns `dataclasses.field`)
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
+from feedline._src.listen.report import Bound
 from feedline._src.listen.words import counted, milliseconds, percent
+
+if TYPE_CHECKING:
+    from feedline._src.listen.report import Report
+
+
+class Metric(NamedTuple):
+    """One metric of a feed.
+
+    Attributes:
+      name: for Prometheus. It ends with the unit (seconds, bytes, ratio; none: a plain number); that of a counter
+        ends with "_total".
+      help: what it measures.
+      label: the label that its values have, such as "stage"; "": it has one value.
+    """
+
+    name: str
+    help: str
+    label: str = ""
+
+    @property
+    def kind(self) -> Literal["counter", "gauge"]:
+        """A counter only grows; a gauge is the present value."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+    @property
+    def unit(self) -> str:
+        """ "seconds", "bytes", "ratio" (0 to 1, or a multiple), or "" for a plain number."""
+        last = self.name.removesuffix("_total").rpartition("_")[2]
+        return last if last in ("seconds", "bytes", "ratio") else ""
+
+
+def _field(name: str, help: str, default: float | None = 0, *, label: str = "", value: str = "") -> Any:
+    """A field that holds the value of a metric, or that for one `value` of its label, or a dict by these."""
+    metric = Metric(f"feedline_{name}", help, label)
+    return dataclasses.field(default=default, metadata={"metric": metric, "value": value})
+
+
+def _stage(stage: str) -> Any:
+    """A field with the time of a stage, summed over threads."""
+    text = (
+        "Time of a stage, summed over its threads: read (rows), transform, stage (casts and copies into host "
+        "buffers), place (the calls that place batches)."
+    )
+    return _field("stage_seconds_total", text, 0.0, label="stage", value=stage)
+
+
+def _stage_cpu(stage: str) -> Any:
+    """A field with the processor time of a stage."""
+    text = "Processor time of a stage: read, host (transform and stage), place."
+    return _field("stage_cpu_seconds_total", text, 0.0, label="stage", value=stage)
 
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """A snapshot, as `statistics()` of a `Feed` or of `prefetch_to_mesh` returns it.
+    """A snapshot, which `statistics()` of a `Feed` and of `prefetch_to_mesh` returns.
 
-    It counts what was delivered since the feed was built.
-
-    Times are this process's, in seconds, summed over all batches. Those of threads are summed over threads, too,
-    and so may be more than the time that passed.
+    It counts what was delivered since the feed was built. Times are seconds of this process, summed over all
+    batches; those of stages are summed over threads, too, and so may be more than the time that passed. The latest
+    batches are at most 256, without those that were read ahead before the loop began. None: not known, or not yet.
 
     Attributes:
       batches: global batches delivered.
@@ -22,69 +79,83 @@ class Statistics:
       dropped_rows: rows that the remainder left out, over all processes.
       bad_rows: rows of this process that were bad and were replaced. They are counted in `rows`, too.
       placed_bytes: bytes that this process placed of these batches; ragged leaves count with the largest length.
-      read_s: reading rows from the source.
-      transform_s: in the transform.
-      stage_s: getting host memory; casts, cuts and copies into it.
-      place_s: in the JAX calls that place batches. Transfers continue afterwards.
+      restarts: workers that ended and were replaced: see `Reading.restart`.
+      wait_s: for how long the training loop waited in `next`; `wait_p50_s` and `wait_p99_s` are the median and the
+        99th percentile of the latest waits, `wait_max_s` is the longest of all.
+      loop_s: the training loop's own time between two calls of `next`.
+      read_s, transform_s, stage_s, place_s: reading rows; in the transform; getting host memory, and casts, cuts
+        and copies into it; in the JAX calls that place batches, after which transfers continue.
       read_cpu_s, host_cpu_s, place_cpu_s: processor time of the threads and workers that read, that transform and
         stage, and that place. Of Grain's own threads it is unknown.
-      wait_s: for how long the training loop waited in `next`; `wait_p50_s` and `wait_p99_s` are the median and the
-        99th percentile of the latest waits (at most 256), `wait_max_s` is the longest of all.
-      loop_s: the training loop's own time between two calls of `next`.
-      transfer_s: the mean time, of the latest batches, from the begin of placing until all arrays are ready. None:
-        not known yet.
-      au: accelerator utilisation, 0 to 1, over the latest batches (at most 256) after those that were read ahead
-        before the loop began: batches × device time of a step ÷ wall time. The device time is what is left without
-        `wait_share`, and without the part of the loop's own time in which the devices were idle, once that is
-        known. None: not known yet.
+      au: accelerator utilisation, 0 to 1, over the latest batches: batches × device time of a step ÷ wall time.
+        The device time is what is left without `wait_share`, and without the part of the loop's own time in which
+        the devices were idle, once that is known.
       wait_share: the share of the same time in which the devices were idle because the loop or its step waited for
-        a batch. None: not known yet.
+        a batch.
+      transfer_s: the mean time, of the latest batches, from the begin of placing until all arrays are ready.
       ready: placed batches that wait to be delivered now.
       threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.
       workers: worker processes.
-      restarts: workers that ended and were replaced: see `Reading.restart`.
       slabs: host buffers allocated so far, one for each leaf of a batch. They are used again, so the number
         soon stops growing.
       host_bytes: bytes of the host buffers that are allocated now; workers have their own.
       source_epochs: of a mixture, how often each source was read from the start of the run to the feed's position,
-        by name: 1.5 is one and a half epochs of that source. None: the source is no mixture.
+        by name: 1.5 is one and a half epochs of that source.
       tokens: without padding, from the start of the run to the feed's position, over all processes: by the name of
         the source of a mixture, else under "all". Rows that a remainder drops count once their epoch is over.
-        None: the source does not know its tokens; `feedline.Packed` and `feedline.Ragged` do. A bad row that is
-        masked or replaced counts with its own tokens, since processes know only their own bad rows.
-      stores: what this process, with all of its feeds, asked of stores on the network: `requests`,
-        including `retries` after an error; `fetched_bytes`; `cached`, blocks found on local disk; `wait_s`, time
-        in which threads waited for blocks. Workers count for themselves. None: nothing.
+        `feedline.Packed` and `feedline.Ragged` know their tokens. A bad row that is masked or replaced counts with
+        its own tokens, since processes know only their own bad rows.
+      stores: what this process, with all of its feeds, asked of stores on the network: `requests`, including
+        `retries` after an error; `fetched_bytes`; `cached`, blocks found on local disk; `wait_s`, time in which
+        threads waited for blocks. Workers count for themselves.
     """
 
-    batches: int = 0
-    rows: int = 0
-    dropped_rows: int = 0
-    bad_rows: int = 0
-    placed_bytes: int = 0
-    read_s: float = 0.0
-    transform_s: float = 0.0
-    stage_s: float = 0.0
-    place_s: float = 0.0
-    read_cpu_s: float = 0.0
-    host_cpu_s: float = 0.0
-    place_cpu_s: float = 0.0
-    wait_s: float = 0.0
-    wait_p50_s: float = 0.0
-    wait_p99_s: float = 0.0
-    wait_max_s: float = 0.0
-    loop_s: float = 0.0
-    transfer_s: float | None = None
-    au: float | None = None
-    wait_share: float | None = None
-    ready: int = 0
-    threads: int = 0
-    workers: int = 0
-    restarts: int = 0
-    slabs: int = 0
-    host_bytes: int = 0
-    source_epochs: dict[str, float] | None = None
-    tokens: dict[str, int] | None = None
+    batches: int = _field("batches_total", "Global batches delivered.")
+    rows: int = _field("rows_total", "Rows delivered, over all processes, without padding.")
+    dropped_rows: int = _field("dropped_rows_total", "Rows that the remainder left out, over all processes.")
+    bad_rows: int = _field("bad_rows_total", "Bad rows of this process that were replaced.")
+    placed_bytes: int = _field("placed_bytes_total", "Bytes that this process placed on its devices.")
+    restarts: int = _field("worker_restarts_total", "Worker processes that ended and were replaced.")
+    wait_s: float = _field("wait_seconds_total", "Time for which the training loop waited in next().", 0.0)
+    loop_s: float = _field("loop_seconds_total", "The training loop's own time between two calls of next().", 0.0)
+    read_s: float = _stage("read")
+    transform_s: float = _stage("transform")
+    stage_s: float = _stage("stage")
+    place_s: float = _stage("place")
+    read_cpu_s: float = _stage_cpu("read")
+    host_cpu_s: float = _stage_cpu("host")
+    place_cpu_s: float = _stage_cpu("place")
+    au: float | None = _field(
+        "au_ratio",
+        "Accelerator utilisation: the share of the time in which the devices computed, as far as that is known.",
+        None,
+    )
+    wait_share: float | None = _field(
+        "wait_ratio", "Share of the time in which the loop or its step waited for a batch.", None
+    )
+    wait_p50_s: float = _field("wait_p50_seconds", "The median of the latest waits in next().", 0.0)
+    wait_p99_s: float = _field("wait_p99_seconds", "The 99th percentile of the latest waits in next().", 0.0)
+    wait_max_s: float = _field("wait_max_seconds", "The longest wait in next().", 0.0)
+    transfer_s: float | None = _field(
+        "transfer_seconds", "Mean time from the begin of placing until all arrays are ready.", None
+    )
+    ready: int = _field("ready_batches", "Placed batches that wait to be delivered.")
+    threads: int = _field("threads", "Threads that read rows.")
+    workers: int = _field("workers", "Worker processes that read rows.")
+    slabs: int = _field("host_buffers", "Host buffers allocated so far.")
+    host_bytes: int = _field("host_bytes", "Bytes of the host buffers allocated now.")
+    source_epochs: dict[str, float] | None = _field(
+        "source_epochs",
+        "How often each source of a mixture was read, from the start of the run to the feed's position.",
+        None,
+        label="source",
+    )
+    tokens: dict[str, int] | None = _field(
+        "tokens_total",
+        "Tokens without padding, from the start of the run to the feed's position, over all processes.",
+        None,
+        label="source",
+    )
     stores: dict[str, float] | None = None
 
     def __str__(self) -> str:
@@ -118,3 +189,100 @@ class Statistics:
         if self.stores is not None:
             lines.append(f"stores: {', '.join(f'{name} {value:,g}' for name, value in self.stores.items())}")
         return "\n".join(lines)
+
+
+_STORE_REQUESTS = Metric(
+    "feedline_store_requests_total",
+    "Requests of this process to stores: first, retry (after an error).",
+    "request",
+)
+_STORE_BYTES = Metric("feedline_store_fetched_bytes_total", "Bytes that were fetched from stores.")
+_STORE_CACHED = Metric("feedline_store_cached_blocks_total", "Blocks that were found in the cache on local disk.")
+_STORE_WAIT = Metric("feedline_store_wait_seconds_total", "Time for which threads waited for blocks from stores.")
+_BOUND = Metric(
+    "feedline_bound",
+    "1 for what limits training, 0 for all else: read, host (transform, casts and copies), place, compute "
+    "(the training step), loop (the program's own Python), straggler (another process).",
+    "bound",
+)
+_HEADROOM = Metric(
+    "feedline_headroom_ratio",
+    "How many times as fast as the training loop a stage would be alone: read, host, place; and compute, the "
+    "loop without waiting. At most 1: this stage makes the loop wait.",
+    "stage",
+)
+_FIELDS = [field for field in dataclasses.fields(Statistics) if field.metadata]
+METRICS = (
+    *dict.fromkeys(field.metadata["metric"] for field in _FIELDS),
+    *(_STORE_REQUESTS, _STORE_BYTES, _STORE_CACHED, _STORE_WAIT, _BOUND, _HEADROOM),
+)
+"""All metrics. Totals count from when the feed was built; ratios, percentiles and means are of late batches."""
+
+
+def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tuple[Metric, str, float]]:
+    """Each value that is known, with its metric and the value of the metric's label, "" if it has none.
+
+    Example:
+      >>> known = {(m.name, label): value for m, label, value in samples(Statistics(batches=3, read_s=0.5))}
+      >>> known["feedline_batches_total", ""], known["feedline_stage_seconds_total", "read"]
+      (3, 0.5)
+      >>> ("feedline_au_ratio", "") in known  # not known before some batches were delivered
+      False
+    """
+    for field in _FIELDS:
+        metric, value = field.metadata["metric"], getattr(statistics, field.name)
+        if value is not None:
+            values = value if isinstance(value, dict) else {field.metadata["value"]: value}
+            yield from ((metric, label, each) for label, each in values.items())
+    if (stores := statistics.stores) is not None:
+        yield _STORE_REQUESTS, "first", stores["requests"] - stores["retries"]
+        yield _STORE_REQUESTS, "retry", stores["retries"]
+        yield _STORE_BYTES, "", stores["fetched_bytes"]
+        yield _STORE_CACHED, "", stores["cached"]
+        yield _STORE_WAIT, "", stores["wait_s"]
+    if report is not None:
+        yield from ((_BOUND, bound, float(bound == report.bound)) for bound in get_args(Bound))
+        yield from ((_HEADROOM, stage, headroom) for stage, headroom in report.headroom.items())
+
+
+def scalars(now: Statistics, before: Statistics | None = None, elapsed_s: float = 0.0) -> dict[str, float]:
+    """The metrics as scalars for TensorBoard: gauges as they are now, and counters as rates since `before`.
+
+    A name is that of Prometheus with slashes. A counter of seconds is given per batch, any other per second.
+
+    Example:
+      >>> before, now = Statistics(batches=10, rows=640, read_s=1.0), Statistics(batches=30, rows=1920, read_s=2.0)
+      >>> found = scalars(now, before, elapsed_s=4.0)
+      >>> found["feedline/rows_per_second"], found["feedline/stage_seconds_per_batch/read"]
+      (320.0, 0.05)
+    """
+    earlier = {} if before is None else {(m.name, label): value for m, label, value in samples(before)}
+    batches = now.batches - (before.batches if before is not None else now.batches)
+    found = {}
+    for metric, label, value in samples(now):
+        name = metric.name.removesuffix("_total").replace("feedline_", "feedline/", 1)
+        if metric.kind == "counter":
+            per, by = ("batch", batches) if metric.unit == "seconds" else ("second", elapsed_s)
+            if before is None or by <= 0:
+                continue
+            name, value = f"{name}_per_{per}", (value - earlier.get((metric.name, label), 0.0)) / by
+        found[f"{name}/{label}" if label else name] = value
+    return found
+
+
+class HasStatistics(Protocol):
+    """A feed, or anything else that counts like one."""
+
+    def statistics(self) -> Statistics: ...
+
+
+def check_feed(feed: object) -> None:
+    """Refuse what has no statistics.
+
+    Raises:
+      TypeError: the object has no method `statistics`.
+    """
+    if not callable(getattr(feed, "statistics", None)):
+        raise TypeError(
+            f"feed must have a method statistics(), as a feedline.Feed has, got {feed!r}; give the feed itself"
+        )

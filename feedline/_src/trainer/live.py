@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from feedline._src.listen.metrics import HasStatistics, check_feed
 from feedline._src.listen.report import report_of
+from feedline._src.listen.statistics import HasStatistics, check_feed
 from feedline._src.trainer.loop import Progress
 
 _UPDATE_EVERY_S = 0.1  # on a terminal

@@ -19,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from feedline._src.listen.metrics import HasStatistics, check_feed, scalars
-from feedline._src.listen.statistics import Statistics
+from feedline._src.listen.statistics import HasStatistics, Statistics, check_feed, scalars
 from feedline._src.trainer.loop import Progress
 
 Values = Mapping[str, float | None]
