@@ -14,7 +14,7 @@ from feedline._src.errors import warn
 from feedline._src.files.file import File, Indices, opening
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import BadRecordError, Records, fields
+from feedline._src.formats.table import BadRecordError, Records, fields, naming_file
 
 library: Any = Library("array_record.python.array_record_module", "array-record")
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
@@ -95,20 +95,16 @@ class Reader:
         opened = self._opened
         if opened is not None and opened[0] is path:
             return opened[1]
-        make_reader = library.ArrayRecordReader
         with opening(Path(path)):
             pass  # the library's errors do not say what to do
-        try:
-            reader = make_reader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
-            if not reader.ok():
-                reader.read([0])  # raises an error that says what is wrong
-        except Exception as error:  # the library does not document the type
-            self._file.check()
-            raise ValueError(
-                f"{self._file.name} cannot be read as an ArrayRecord file: {error}. It may be truncated or "
-                "another format; write it again with ArrayRecordWriter(path, 'group_size:1')"
-            ) from error
-        self._file.check()
+        remedy = "write it again with ArrayRecordWriter(path, 'group_size:1')"
+        with naming_file(self._file.name, "an ArrayRecord file", remedy):
+            try:
+                reader = library.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
+                if not reader.ok():
+                    reader.read([0])  # raises an error that says what is wrong
+            finally:
+                self._file.check()  # a change explains any error better
         self._opened = path, reader
         return reader
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.files.file import File, opening
+from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, few
+from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, few, naming_file
 
 Array = npt.NDArray[Any]
 pyarrow: Any = Library("pyarrow", "arrow")
@@ -40,6 +39,7 @@ def is_bytes(kind: Any) -> bool:
 
 
 def is_a(kind: Any, *names: str) -> bool:
+    """Whether a `pyarrow.DataType` is one of those that `pyarrow.types.is_...` names."""
     return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
 
 
@@ -70,10 +70,8 @@ def column_of(array: Any, label: str) -> Column:
     null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     if is_bytes(kind):
         _, ends, data = array.buffers()
-        wide = is_a(kind, "large_binary", "large_string")
-        return Column(
-            _from(data), _from(ends, np.dtype(np.int64 if wide else np.int32), array.offset, count + 1), null
-        )
+        dtype = np.dtype(np.int64 if is_a(kind, "large_binary", "large_string") else np.int32)
+        return Column(_from(data), _from(ends, dtype, array.offset, count + 1), null)
     if is_a(kind, "fixed_size_list"):
         start, stop = array.offset * kind.list_size, (array.offset + count) * kind.list_size
         inner = column_of(array.values, label)
@@ -110,7 +108,7 @@ _REMEDIES = {
     "struct": "flatten it: table.flatten()",
     "string": "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices",
 }
-"""By a type of pyarrow how it becomes numbers, of `pyarrow` and `pyarrow.compute as pc`."""
+"""How a column becomes numbers, by its type in pyarrow. `pc` is `pyarrow.compute`."""
 
 
 def _remedy(kind: Any) -> str:
@@ -160,36 +158,16 @@ def readable(file: File, sequential: bool = False) -> Iterator[Any]:
         yield pyarrow.PythonFile(opened, mode="r")
 
 
-@contextlib.contextmanager
-def naming_file(path: object, form: str, remedy: str) -> Iterator[None]:
-    """Turn errors of pyarrow inside a `with` block, few of which name the file, into errors that do.
-
-    Args:
-      form: what the file should be.
-      remedy: a change that works.
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
-            raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
-        raise ValueError(
-            f"{path} cannot be read as {form}: {error}. It may be truncated or another format; {remedy}"
-        ) from error
-
-
 def open_file(file: File, options: OpenOptions) -> Grouped:
     """The record batches of a file or a stream: mapped on a local disk if not compressed, else decoded."""
     with naming_file(file.name, "an Arrow file", _REWRITE):
-        is_file = file.samples([(0, len(_FILE_MARK))])[0] == _FILE_MARK
+        is_stream = file.samples([(0, len(_FILE_MARK))])[0] != _FILE_MARK
         with readable(file) as source:
-            schema = (ipc.open_file if is_file else ipc.open_stream)(source).schema
+            schema = (ipc.open_stream if is_stream else ipc.open_file)(source).schema
     spec = spec_of(schema, options, file.name)
     with naming_file(file.name, "an Arrow file", _REWRITE):
-        mapped = None if file.in_store else _mapped(file, spec, is_file)
-        return mapped or _decoded(file, spec, schema, is_file)
+        mapped = None if file.in_store else _mapped(file, spec, is_stream)
+        return mapped or _decoded(file, spec, schema, is_stream)
 
 
 FORMAT = Format(
@@ -197,26 +175,24 @@ FORMAT = Format(
 )
 
 
-def _mapped(file: File, spec: dict[str, Leaf], is_file: bool) -> Grouped | None:
-    """The record batches as views of the memory of the file; None if they are compressed."""
-    names = sorted(spec)
-    with opening(Path(file.path())) as opened:
-        whole: Array = np.asarray(np.memmap(opened, np.uint8, "r"))
-    start, batches = whole.ctypes.data, list[dict[str, Column]]()
-    for batch in _batches_of(pyarrow.BufferReader(pyarrow.py_buffer(whole)), is_file):
+def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | None:
+    """The record batches as views of the mapped file; None if they are compressed."""
+    names, batches = sorted(spec), list[dict[str, Column]]()
+    memory = pyarrow.memory_map(file.path()).read_buffer()
+    for batch in _batches_of(pyarrow.BufferReader(memory), is_stream):
         batch.validate()  # invalid lengths would make pyarrow abort the process
         buffers = [buffer for name in names for buffer in batch.column(name).buffers() if buffer and buffer.size]
-        if not all(0 <= buffer.address - start <= len(whole) - buffer.size for buffer in buffers):
+        if not all(0 <= buffer.address - memory.address <= memory.size - buffer.size for buffer in buffers):
             return None  # pyarrow has decompressed them into other memory
         batches.append({name: column_of(batch.column(name), f"column {name!r}") for name in names})
 
-    def array(values: Array) -> FileArray | Array:
-        """Those of booleans were unpacked from bits."""
-        at = values.ctypes.data - start
-        return FileArray.of(file, values.dtype, values.shape, at) if 0 <= at < len(whole) else values
+    def in_file(values: Array) -> FileArray | Array:
+        """The array in the file; booleans, which were unpacked from bits, are in memory."""
+        offset = values.ctypes.data - memory.address
+        return FileArray.of(file, values.dtype, values.shape, offset) if 0 <= offset < memory.size else values
 
     def arrays() -> list[Any]:
-        return [{name: array(column.values) for name, column in batch.items()} for batch in batches]
+        return [{name: in_file(column.values) for name, column in batch.items()} for batch in batches]
 
     nulls = {leaf: sum(batch[name].nulls for batch in batches) for leaf, name in enumerate(names)}
     has_bytes = any(isinstance(leaf, str) for leaf in spec.values())
@@ -230,14 +206,14 @@ def _mapped(file: File, spec: dict[str, Leaf], is_file: bool) -> Grouped | None:
     )
 
 
-def _batches_of(source: Any, is_file: bool) -> Iterator[Any]:
-    """The record batches of a file or a stream, a `pyarrow.NativeFile`, not validated yet."""
-    if is_file:
-        file = ipc.open_file(source)
-        yield from map(file.get_batch, range(file.num_record_batches))
-    else:  # as datasets.save_to_disk writes them
+def _batches_of(source: Any, is_stream: bool) -> Iterator[Any]:
+    """The record batches of a `pyarrow.NativeFile`, not validated yet."""
+    if is_stream:  # as datasets.save_to_disk writes them
         yield from ipc.open_stream(source)
         _check_end(source)
+    else:
+        file = ipc.open_file(source)
+        yield from map(file.get_batch, range(file.num_record_batches))
 
 
 def _check_end(source: Any) -> None:
@@ -248,54 +224,59 @@ def _check_end(source: Any) -> None:
         raise ValueError("a stream must end with the mark of its end, and this one does not")
 
 
-def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_file: bool) -> Grouped:
+def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) -> Grouped:
     """Record batches that are read and not mapped: a disk that fails then is an error, not a SIGBUS."""
     names = sorted(spec)
-    ends = _ends_of_batches(file, is_file)  # the first is that of the schema and of dictionaries
-    head = b"" if is_file else file.read(np.array([0]), np.array([ends[0]]))[0]
+    ends = _ends_in_stream(file) if is_stream else _ends_in_file(file)
+    head = file.read(np.array([0]), np.array([ends[0]]))[0] if is_stream else b""  # schema and dictionaries
 
     def extent(group: int) -> tuple[int, int]:
         return ends[group], ends[group + 1] - ends[group]
 
     def batch_of(group: int, name: str) -> Any:
-        """A record batch with one column alone, not validated."""
+        """A record batch with one column alone."""
         only = ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)], use_threads=False)
-        if is_file:
+        if is_stream:
+            offset, length = np.array([extent(group)]).T
+            message = head + file.read(offset, length)[0]
+            batch = ipc.open_stream(pyarrow.BufferReader(message), options=only).read_next_batch()
+        else:
             with readable(file) as source:
-                return ipc.open_file(source, options=only).get_batch(group)
-        (data,) = file.read(*np.array(extent(group)).reshape(2, 1))
-        return ipc.open_stream(pyarrow.BufferReader(head + data), options=only).read_next_batch()
+                batch = ipc.open_file(source, options=only).get_batch(group)
+        batch.validate()  # invalid lengths would make pyarrow abort the process
+        return batch
 
     def read(leaf: int, group: int) -> Column:
-        batch = batch_of(group, names[leaf])
-        batch.validate()  # invalid lengths would make pyarrow abort the process
+        column = batch_of(group, names[leaf]).column(names[leaf])
         # copied: views would keep alive whatever pyarrow has read with them
-        return column_of(batch.column(names[leaf]), f"column {names[leaf]!r}").copied()
+        return column_of(column, f"column {names[leaf]!r}").copied()
 
-    narrowest = min(names, key=lambda name: _row_bytes(spec[name]))
+    def row_bytes(name: str) -> float:
+        leaf = spec[name]
+        return math.inf if isinstance(leaf, str) else math.prod(leaf.shape) * leaf.dtype.itemsize
+
+    narrowest = min(names, key=row_bytes)
     lengths = [batch_of(group, narrowest).num_rows for group in range(len(ends) - 1)]
     return Grouped(spec, [lengths] * len(names), read, extents=lambda leaf, group: [extent(group)])
 
 
-def _row_bytes(leaf: Leaf) -> float:
-    return math.inf if isinstance(leaf, str) else math.prod(leaf.shape) * leaf.dtype.itemsize
+def _ends_in_file(file: File) -> list[int]:
+    """Roughly where each record batch begins and ends: pyarrow does not say it, and most are equally long."""
+    with readable(file) as source:
+        count = ipc.open_file(source).num_record_batches
+    return [file.size * number // max(1, count) for number in range(count + 1)]
 
 
-def _ends_of_batches(file: File, is_file: bool) -> list[int]:
-    """Where the first record batch begins, and where each ends."""
-    if is_file:  # roughly: pyarrow does not say it, and most writers make all equally long
-        with readable(file) as source:
-            count = ipc.open_file(source).num_record_batches
-        return [file.size * number // max(1, count) for number in range(count + 1)]
-    first, ends = 0, list[int]()  # a stream has no index of them: it is read once
+def _ends_in_stream(file: File) -> list[int]:
+    """Where the first record batch begins, and where each ends. A stream has no index: all of it is read."""
+    ends = [0]
     with readable(file, sequential=True) as source:
         messages = ipc.MessageReader.open_stream(source)
         with contextlib.suppress(StopIteration):
             while True:
-                is_batch = messages.read_next_message().type == "record batch"
-                if is_batch:
+                if messages.read_next_message().type == "record batch":
                     ends.append(source.tell())
-                elif not ends:
-                    first = source.tell()
+                elif len(ends) == 1:
+                    ends[0] = source.tell()
         _check_end(source)
-    return [first, *ends]
+    return ends

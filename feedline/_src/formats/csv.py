@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from feedline._src.files.file import File
-from feedline._src.formats.arrow import column_of, is_bytes, naming_file, spec_of
+from feedline._src.formats.arrow import column_of, is_bytes, spec_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library, suffix_of
-from feedline._src.formats.table import Column, Grouped
+from feedline._src.formats.table import Column, Grouped, naming_file
 
 _BLOCK_BYTES = (1 << 31) - 1
 """pyarrow takes types from the first block, so that all of a file is one, up to the largest that it can parse."""
@@ -24,16 +24,12 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     """The rows of a file, as one group in memory. Its first line has the names of the columns."""
     _check_size("bytes of text", file.size, options, file.name)
     data = file.read(np.array([0]), np.array([file.size]))[0]
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise ValueError(
-            f"a CSV file must be UTF-8, and {file.name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
-        )
+    table = _table(data, file.name)
     if data and not data.endswith((b"\n", b"\r")):
         raise ValueError(
             f"a CSV file must end with a line break, since one without may be truncated, and {file.name} does "
             "not; if it is whole, append one, and else check what wrote it"
         )
-    table = _table(data, file.name)
     for i, column in enumerate(table.columns):
         if pyarrow.types.is_null(column.type):  # no value at all: empty text
             empty = pyarrow.repeat(pyarrow.scalar(b""), table.num_rows)
@@ -62,7 +58,7 @@ def _table(data: bytes, path: str) -> Any:
     """The `pyarrow.Table` of a file with these bytes."""
     nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # a number
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
-    with naming_file(path, "a CSV file", "correct the line, or write it again"):
+    with naming_file(path, "a CSV file", "correct the line, or write it again as UTF-8"):
         table = csv.read_csv(
             pyarrow.BufferReader(data),
             read_options=csv.ReadOptions(block_size=max(1, min(len(data), _BLOCK_BYTES))),

@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from feedline._src.files.file import File
-from feedline._src.formats.arrow import column_of, naming_file, readable, spec_of
+from feedline._src.formats.arrow import column_of, is_a, readable, spec_of
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import Column, Grouped, check_memory
+from feedline._src.formats.table import Column, Grouped, check_memory, naming_file
 
 parquet: Any = Library("pyarrow.parquet", "parquet")
 pyarrow: Any = Library("pyarrow", "parquet")
@@ -20,41 +18,40 @@ pyarrow: Any = Library("pyarrow", "parquet")
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
     """The row groups of a file."""
-    new_reader = parquet.ParquetFile
+    open_footer = parquet.ParquetFile  # an ImportError here names the right extra
     remedy = "write it again with pyarrow.parquet.write_table"
     with naming_file(file.name, "a Parquet file", remedy), readable(file) as source:
-        reader = new_reader(source, pre_buffer=False)
+        reader = open_footer(source, pre_buffer=False)
         metadata, schema = reader.metadata, _without_views(reader.schema_arrow)
     spec = spec_of(schema, options, file.name)
     names = sorted(spec)
+    chunks = _chunks_of(metadata, names)
+    with naming_file(file.name, "a Parquet file", remedy):
+        nulls = {leaf: _nulls_in(metadata, chunks[name]) for leaf, name in enumerate(names)}
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     for name, row in spec.items():
         row_bytes = 0 if isinstance(row, str) else math.prod(row.shape) * row.dtype.itemsize
         check_memory(file.name, f"column {name!r} of a row group", max(lengths, default=0) * row_bytes)
-    places = {name: _chunks_of(metadata, name) for name in names}
-    with naming_file(file.name, "a Parquet file", remedy):
-        nulls = {leaf: _nulls_in(metadata, places[name]) for leaf, name in enumerate(names)}
 
     def read(leaf: int, group: int) -> Column:
         name = names[leaf]
         # a reader is not thread-safe; a new one is cheap, since the footer is already parsed
         with readable(file) as source:
-            found = new_reader(source, metadata=metadata, pre_buffer=False).read_row_group(
+            found = parquet.ParquetFile(source, metadata=metadata, pre_buffer=False).read_row_group(
                 group, columns=[name], use_threads=False
             )
         found.validate()  # invalid lengths would make pyarrow abort the process
         column = found.column(name)
         if isinstance(spec[name], str):  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
-            return column_of(column.cast(pyarrow.large_binary()).combine_chunks(), f"column {name!r}")
-        return _joined(
-            [column_of(chunk, f"column {name!r}") for chunk in column.chunks or [column.combine_chunks()]]
-        )
+            column = column.cast(pyarrow.large_binary())
+        one = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies a single one
+        return column_of(one, f"column {name!r}")
 
     return Grouped(
         spec,
         [lengths] * len(names),
         read,
-        extents=lambda leaf, group: [_extent_of(metadata, group, places[names[leaf]])],
+        extents=lambda leaf, group: [_extent_of(metadata, group, chunks[names[leaf]])],
         nulls=nulls,
     )
 
@@ -71,29 +68,20 @@ FORMAT = Format(
 
 def _without_views(schema: Any) -> Any:
     """Views as bytes. In Parquet they are only a wish for the type in memory."""
-    types = pyarrow.types
-    are_views = [types.is_binary_view(one.type) or types.is_string_view(one.type) for one in schema]
-    fields = zip(schema, are_views, strict=True)
-    return pyarrow.schema([one.with_type(pyarrow.large_binary()) if is_view else one for one, is_view in fields])
-
-
-def _joined(parts: Sequence[Column]) -> Column:
-    """The numbers of several chunks: NumPy joins lists of them faster than pyarrow does."""
-    if len(parts) == 1:
-        return parts[0]
-    null = [np.zeros(part.rows, bool) if part.null is None else part.null for part in parts]
-    has_nulls = any(part.null is not None for part in parts)
-    return Column(
-        np.concatenate([part.values for part in parts]), null=np.concatenate(null) if has_nulls else None
+    return pyarrow.schema(
+        one.with_type(pyarrow.large_binary()) if is_a(one.type, "binary_view", "string_view") else one
+        for one in schema
     )
 
 
-def _chunks_of(metadata: Any, name: str) -> list[int]:
-    """The numbers of the chunks of a column in each row group."""
+def _chunks_of(metadata: Any, names: Sequence[str]) -> dict[str, list[int]]:
+    """The numbers of the chunks of each column in a row group, of which nested columns have several."""
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    return [i for i, path in enumerate(paths) if path == name] or [
-        i for i, path in enumerate(paths) if path.partition(".")[0] == name
-    ]
+    return {
+        name: [i for i, path in enumerate(paths) if path == name]
+        or [i for i, path in enumerate(paths) if path.startswith(f"{name}.")]
+        for name in names
+    }
 
 
 def _extent_of(metadata: Any, group: int, chunks: Sequence[int]) -> tuple[int, int]:

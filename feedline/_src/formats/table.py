@@ -5,18 +5,20 @@ There is one for each way to read: a list of trees of `FileArray`s (mapped), `Gr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import resource
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.errors import FeedError
 from feedline._src.rows.shards import EvenLengths, Indices, Lengths, rows_in
 
 if TYPE_CHECKING:
@@ -327,6 +329,31 @@ class Records:
 
 
 # --- for several formats ---
+
+
+@contextlib.contextmanager
+def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
+    """Turn errors of a library inside a `with` block, of many types, into errors that name the file.
+
+    Args:
+      form: what the file should be.
+      remedy: a change that works.
+
+    Raises:
+      ValueError: it cannot be read as that.
+      OSError: the disk cannot be read.
+    """
+    try:
+        yield
+    except (FileNotFoundError, FeedError, ImportError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+            raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
+        raise ValueError(
+            f"{path} cannot be read as {form}: {str(error) or type(error).__name__}. It may be truncated or "
+            f"another format; {remedy}"
+        ) from error
 
 
 def memory_bytes() -> int:

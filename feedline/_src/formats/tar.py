@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 from feedline._src.files.file import File
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Records, Scan
+from feedline._src.formats.table import Records, Scan, naming_file
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key
 _META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # what WebDataset leaves out too
@@ -22,15 +22,12 @@ _READ_BYTES = 1 << 20
 
 def scan(file: File) -> Scan:
     """Where the fields of each record lie."""
-    with file.open(sequential=True) as opened:
-        try:
-            return _scanned(opened, file.size)
-        except Exception as error:  # of many types, of `tarfile`
-            raise ValueError(
-                f"{file.name} cannot be read as a tar archive of records: {str(error) or type(error).__name__}. "
-                "It may be truncated or another format; write it again: tar --sort=name --dereference "
-                "--hard-dereference -cf shard.tar folder, or with webdataset.TarWriter"
-            ) from error
+    remedy = (
+        "write it again: tar --sort=name --dereference --hard-dereference -cf shard.tar folder, or with "
+        "webdataset.TarWriter"
+    )
+    with file.open(sequential=True) as opened, naming_file(file.name, "a tar archive of records", remedy):
+        return _scanned(opened, file.size)
 
 
 FORMAT = Format(
