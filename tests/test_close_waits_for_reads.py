@@ -86,13 +86,13 @@ def test_a_pipeline_given_up_during_a_read_is_let_go_of_once_the_read_has_ended(
     feed.seek(0, 8)
     taking = spawn(lambda: next(feed))
     arrived(gated.inside)
-    (held,) = feed._runs._alive
+    (held,) = feed._runs.alive
     feed._stop(0, reads=False)  # as an interrupt does
     with pytest.raises(Exception, match="closed"):
         taking.result(PATIENCE_S)
     feed.seek(0, 16)
     next(feed)
-    assert held in feed._runs._alive
+    assert held in feed._runs.alive
     gated.gate.set()
     assert held.join(PATIENCE_S) is None
     with monkeypatch.context() as interrupted:
@@ -100,7 +100,7 @@ def test_a_pipeline_given_up_during_a_read_is_let_go_of_once_the_read_has_ended(
         with pytest.raises(KeyboardInterrupt):
             next(feed)
     assert np.asarray(next(feed)).tolist() == list(range(24, 32))  # it was not lost
-    assert held not in feed._runs._alive
+    assert held not in feed._runs.alive
     feed.close()
 
 

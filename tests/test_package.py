@@ -219,7 +219,7 @@ OF_FEEDLINE = {
     "runtime": [],
     "order": ["order", "native", "options"],  # native: the same order in C
     "order.schedule": [],
-    "placement": ["placement", "runtime.threads"],  # on the thread that places
+    "placement": ["placement", "order.schedule", "record", "runtime.threads"],  # on the thread that places
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "record": ["options"],  # values that stages return, and who is told of them
@@ -242,15 +242,14 @@ OF_FEEDLINE = {
     "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
               "agreement", "state", "version", "feed_options", "options"],
     # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
-    "listen": ["listen", "record", "run", "bounds", "loader.form", "prefetch", "order.schedule",
+    "listen": ["listen", "record", "run", "bounds", "loader.form", "placement.place", "prefetch", "order.schedule",
                "rows.bad_rows", "cluster.cores", "runtime.exit", "version", "errors",
                "options"],
     "listen.tokens": ["order.epoch"],
-    "life": ["run", "build", "listen", "record", "feed_options", "order.schedule", "agreement.in_step",
-             "agreement.monitor", "prefetch.pipelines", "runtime", "state", "options"],
-    "shown": ["life", "listen", "feed_options", "order.schedule", "state", "options"],
-    "feed": ["shown", "life", "run", "prefetch", "build", "plan.asked", "placement.plan", "order.schedule",
-             "agreement.monitor", "record", "runtime", "errors", "grain_face", "feed_options", "options"],
+    "feed_base": ["run", "build", "listen", "record", "feed_options", "order.schedule", "agreement.in_step",
+                  "agreement.monitor", "placement.place", "prefetch.pipelines", "runtime", "state", "options"],
+    "feed": ["feed_base", "prefetch", "build", "plan.asked", "placement", "order.schedule", "loader.lane_files",
+             "agreement.monitor", "record", "runtime", "errors", "feed_options", "options"],
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
         "prefetch", "listen", "record", "runtime", "options",
@@ -258,7 +257,6 @@ OF_FEEDLINE = {
     "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
                "rows.source", "options"],
     "image_limits": [],
-    "grain_face": ["loader.lane_files"],
     # beside them
     "checkpoint": ["loader.lane_files"],
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
@@ -273,7 +271,7 @@ OF_FEEDLINE = {
 }  # fmt: skip
 FROM_OUTSIDE = {
     "checkpoint": ["orbax"],
-    "grain_face": ["grain"],
+    "feed": ["grain"],
     "native": ["numpy"],
     "runtime": ["jax"],
     "order": ["numpy"],
@@ -290,9 +288,8 @@ FROM_OUTSIDE = {
     "agreement": ["numpy", "jax"],
     "cluster": ["jax"],
     "feed_options": ["numpy"],
-    "run": ["numpy", "jax"],
     "build": ["numpy", "jax"],
-    "shown": ["numpy", "jax"],
+    "feed_base": ["numpy", "jax"],
     "drop_in": ["numpy", "jax"],
     "images": ["numpy", "jax"],  # simplejpeg and cv2 by `require`
     "trainer": ["jax", "flax", "optax", "rich"],
@@ -464,7 +461,7 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=ROOT.parent
     )
     needed = told.stdout.split()
-    assert len(needed) <= 88
+    assert len(needed) <= 85
     rooms = {name.removeprefix("feedline._src.").partition(".")[0] for name in needed}
     assert not rooms & {"tools", "trainer"}
     unneeded = {"feedline._src.files.fetcher", "feedline._src.loader.streams", "feedline._src.loader.workers"}
@@ -476,7 +473,7 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
 WITHOUT_EXAMPLES = ("feedline._src.tools.cli", "feedline._src.tools.train", "feedline.__main__")
 WITH_EXAMPLES = {
     "drop_in", "feed", "options", "order.epoch", "order.permutation", "order.schedule",
-    "placement.plan", "sources.lanes", "sources.open_source", "state", "loader.lane_files", "shown",
+    "placement.plan", "sources.lanes", "sources.open_source", "state", "loader.lane_files", "feed_base",
 }  # fmt: skip
 
 

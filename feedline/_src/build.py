@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,7 +29,6 @@ from feedline._src.plan.asked import PLACE, SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
 from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
-from feedline._src.rows.spec import RowSpec
 from feedline._src.run import Sizes, Stages
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
@@ -67,7 +66,7 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
                 "first row, and calls the transform with that"
             ),
         ):
-            sizes = _build(options, collective.key, None if running is None else running[0])
+            sizes = _open(options, collective.key, None if running is None else running[0])
         try:
             place = None if running is None else list(running[1])
             collective.agree(described(options, sizes.first, place))
@@ -78,7 +77,7 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
     service, key = coordination(), collective.key
     if service is None or key is None:
         return sizes
-    return _connected(service, key, options, sizes, len(processes))
+    return _connected(sizes, options, service, key, len(processes))
 
 
 def refuse_everywhere(sharding: Any, error: Exception, call: str | None = None) -> None:
@@ -133,72 +132,46 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
     with collective_build(
         _processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s, "feed.set_weights"
     ) as collective:
-        sizes = sizes.reweighted(lambda access: access.with_weights(weights, place.position))
+        sizes = sizes.map(
+            lambda stages: stages.reweighted(lambda access: access.with_weights(weights, place.position))
+        )
         collective.agree(described(options, sizes.first, list(place)))
     return sizes
 
 
-def _connected(service: Coordination, key: str, options: FeedOptions, sizes: Sizes, processes: int) -> Sizes:
-    from feedline._src.agreement.in_step import InStep, LatestValues
-
-    latest_values, in_step = LatestValues(service, key), InStep(service, key, processes)
-    by_step = []
-    for step, stages in sizes.by_step:
-        check = None
-        if options.reading.check_replicas_every:
-            from feedline._src.agreement.replicas import ReplicaCheck
-
-            check = ReplicaCheck(
-                service,
-                f"{key}/{step}" if step else key,
-                every=options.reading.check_replicas_every,
-                batch_size=stages.access.batch_size * options.steps_per_call,
-                epoch_rows=stages.fingerprint["rows"],
-                spec=stages.placement.spec,
-                plans=stages.placement.plans,
-            )
-        by_step.append(
-            (step, dataclasses.replace(stages, check=check, latest_values=latest_values, in_step=in_step))
-        )
-    return dataclasses.replace(sizes, by_step=tuple(by_step))
-
-
-def _build(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes:
-    """This process's own part of it. The source is opened once."""
+def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes:
+    """This process's own part of a build. The source is opened once, and stays that of a running feed."""
     if options.reading.quarantine is not None:
         open(options.reading.quarantine, "ab").close()  # so that a missing folder is seen now, not after hours
     if is_stream(options.source):
-        return Sizes(((0, _stream(options, Lanes.of(options.source), key)),))
+        return Sizes(((0, _of_stream(options, Lanes.of(options.source), key)),))
     if options.reading.workers:
         from feedline._src.loader.workers import check_main_guard
 
         check_main_guard()
-    old = None if running is None else running.first.access
-    if isinstance(old, RandomAccess):
-        source, restarts, owned = old.source, old.restarts, None if running is None else running.source
+    if running is not None and isinstance(access := running.first.access, RandomAccess):
+        source, restarts, owned = access.source, access.restarts, running.source
     else:
         source, restarts = as_source(options.source), Restarts(options.reading.restart)
         owned = None if source is options.source else source
     metadata = SourceMetadata.of(source)
-    by_step = []
-    built: dict[int, Stages] = {}
-    for step, size in options.sizes:
-        if size not in built:
-            built[size] = _of_size(
-                dataclasses.replace(options, batch_size=size), options, source, metadata, restarts
-            )
-        by_step.append((step, built[size]))
-    return Sizes(tuple(by_step), owned)
+    _check(refused(options, metadata))
+    of_size = {
+        size: _of_rows(dataclasses.replace(options, batch_size=size), source, metadata, restarts)
+        for size in dict.fromkeys(size for _, size in options.sizes)
+    }
+    if not isinstance(options.batch_size, int):
+        sizes = [list(pair) for pair in options.batch_size]
+        for stages in of_size.values():
+            stages.fingerprint["order"]["batch_sizes"] = sizes
+    return Sizes(tuple((step, of_size[size]) for step, size in options.sizes), owned)
 
 
-def _of_size(
-    options: FeedOptions, asked: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts
-) -> Stages:
-    order = source.order_for(asked.order)
+def _of_rows(options: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts) -> Stages:
+    """The stages of one batch size, for rows with random access."""
+    order = source.order_for(options.order)
     rows = ENDLESS if metadata.rows is None else metadata.rows
-    plan, out = _plan(options, asked, metadata, lambda row: source.read(np.zeros(1, np.int64), row))
-    form = LocalForm.of(plan, options, metadata, out, order.seed)
-    settings, bounds = _settings_of(options, plan)
+    planned = _Planned.of(options, metadata, lambda row: source.read(np.zeros(1, np.int64), row), order.seed)
     if options.reading.bad_rows == "raise":
         source.check_rows()
     try:
@@ -208,38 +181,36 @@ def _of_size(
             f"the identity of a RowSource must be made of JSON values, that of {source.kind} is not: "
             f"{error}; convert NumPy's numbers with int() or float()"
         ) from error
-    order_as_json = order.as_json()
-    if not isinstance(asked.batch_size, int):
-        order_as_json = {**order_as_json, "batch_sizes": [list(pair) for pair in asked.batch_size]}
     fingerprint = {
         "rows": rows,
         "spec": metadata.spec.as_json(),
         "data": digest,
-        "order": order_as_json,
+        "order": {**order.as_json()},
         "format": source.format,
     }
     access = RandomAccess(
         source,
         order,
-        Schedule(rows, plan.batch_size, options.remainder, options.epochs),
-        form,
-        BatchBuffers(form, settings.host_batches_on_cpu_devices, options.steps_per_call),
+        Schedule(rows, planned.plan.batch_size, options.remainder, options.epochs),
+        planned.form,
+        BatchBuffers(planned.form, planned.settings.host_batches_on_cpu_devices, options.steps_per_call),
         restarts,
         options.steps_per_call,
     )
     access.check_cursor(Cursor(0, 0))
-    return _stages(access, plan, metadata, options, fingerprint, settings, bounds)
+    return planned.stages(access, fingerprint)
 
 
-def _stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
+def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
+    """The stages of a stream, or of several lanes."""
     from feedline._src.agreement.all_gather import AllGather
     from feedline._src.loader.streams import Stream
 
     first = FirstItem(lanes)
     metadata = SourceMetadata(first.spec, None, lanes.count)
-    plan, out = _plan(options, options, metadata, first.read)
-    form = LocalForm.of(plan, options, metadata, out, 0)
-    settings, bounds = _settings_of(options, plan)
+    _check(refused(options, metadata))
+    planned = _Planned.of(options, metadata, first.read, 0)
+    plan, form = planned.plan, planned.form
     fingerprint = {
         "rows": None,
         "spec": first.spec.as_json(),
@@ -262,59 +233,79 @@ def _stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
     if plan.agrees_on_ends:
         readers = len({process for processes in owners for process in processes})
         gather = AllGather.connect(key, readers, _AGREEMENTS_PER_EPOCH * (window + _IN_FLIGHT))
-    buffers = BatchBuffers(form, settings._replace(buffer=window).host_batches_on_cpu_devices)
+    buffers = BatchBuffers(form, planned.settings._replace(buffer=window).host_batches_on_cpu_devices)
     stream = Stream(
         lanes, first, form, buffers, plan.batch_size, options.remainder, options.epochs, gather, window, owners
     )
-    return _stages(stream, plan, metadata, options, fingerprint, settings, bounds)
+    return planned.stages(stream, fingerprint)
 
 
-def _plan(
-    options: FeedOptions, asked: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None]
-) -> tuple[Plan, RowSpec]:
-    """The plan of this process, and the spec of a row after the transform."""
-    for reason in refused(asked, metadata):
-        raise ValueError(reason)
-    spec = out = metadata.spec
-    if options.transform is not None:
-        row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
-        read_first(spec.tree(row))
-        out = transformed_spec(options.transform, spec, row)
-    devices = devices_by_process(options.sharding, None)
-    own = {
-        device.process_index for leaf in jax.tree.leaves(options.sharding) for device in leaf.addressable_devices
-    }
-    if not own:
-        raise ValueError(
-            "this process owns no device of the sharding's mesh, so it can supply no rows. Build the mesh from "
-            "devices of every process that runs the feed, or do not build the feed here"
-        )
-    plan = plan_of(metadata, out, options, devices, own.pop())
-    for problem in plan.problems:
+def _check(problems: Iterable[str]) -> None:
+    """Raise the first problem."""
+    for problem in problems:
         raise ValueError(problem)
-    return plan, out
 
 
-def _stages(
-    access: RandomAccess | Stream,
-    plan: Plan,
-    metadata: SourceMetadata,
-    options: FeedOptions,
-    fingerprint: dict[str, Any],
-    settings: Settings,
-    bounds: Bounds | None,
-) -> Stages:
-    (reads,) = plan.reads
-    names = list(plan.leaves)
-    of_rows = [name for name in names if name not in plan.own]
-    plans = tuple(with_steps_in_front(leaf, options.steps_per_call) for leaf in reads.leaves.values())
-    placement = Placement(plan.spec, plans, ragged=tuple(names.index(of_rows[i]) for i in metadata.ragged))
-    place_at = names.index(f"batch['{PLACE}']") if options.with_place else None
-    return Stages(access, placement, fingerprint, options.reading, settings, bounds=bounds, place_at=place_at)
+class _Planned(NamedTuple):
+    """What follows from options and metadata, for this process: its plan, and the form of its part of a batch.
+
+    `bounds` are those within which settings may be tuned. None: all are given.
+    """
+
+    options: FeedOptions
+    metadata: SourceMetadata
+    plan: Plan
+    form: LocalForm
+    settings: Settings
+    bounds: Bounds | None
+
+    @classmethod
+    def of(
+        cls, options: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None], seed: int
+    ) -> _Planned:
+        """Plan a feed. The transform is called with the first row, which `read_first` reads."""
+        out = metadata.spec
+        if options.transform is not None:
+            row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
+            read_first(out.tree(row))
+            out = transformed_spec(options.transform, out, row)
+        shardings = jax.tree.leaves(options.sharding)
+        here = {device.process_index for leaf in shardings for device in leaf.addressable_devices}
+        process = here.pop() if here else jax.process_index()
+        plan = plan_of(metadata, out, options, devices_by_process(options.sharding, None), process)
+        _check(plan.problems)
+        return cls(
+            options,
+            metadata,
+            plan,
+            LocalForm.of(plan, options, metadata, out, seed),
+            *_settings_and_bounds(options, plan),
+        )
+
+    def stages(self, access: RandomAccess | Stream, fingerprint: dict[str, Any]) -> Stages:
+        """The stages that carry it out."""
+        plan, steps = self.plan, self.options.steps_per_call
+        names = list(plan.leaves)
+        of_rows = [name for name in names if name not in plan.own]
+        placement = Placement(
+            plan.spec,
+            tuple(with_steps_in_front(leaf, steps) for leaf in plan.reads[0].leaves.values()),
+            ragged=tuple(names.index(of_rows[i]) for i in self.metadata.ragged),
+        )
+        place_at = names.index(f"batch['{PLACE}']") if self.options.with_place else None
+        return Stages(
+            access,
+            placement,
+            fingerprint,
+            self.options.reading,
+            self.settings,
+            bounds=self.bounds,
+            place_at=place_at,
+        )
 
 
-def _settings_of(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:
-    """The settings to begin with, and within which bounds they may be tuned; None: they stay."""
+def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:
+    """The settings to begin with, and the bounds within which they may be tuned."""
     settings, tunable = options.first_settings(default_threads()), options.tunable
     if plan.lanes:  # the placement thread reads it
         settings, tunable = settings._replace(threads=0), tunable & {"prefetch"}
@@ -332,6 +323,31 @@ def _settings_of(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | N
         devices=[d for leaf in jax.tree.leaves(plan.spec) for d in leaf.sharding.addressable_devices],
     )
     return settings, bounds
+
+
+def _connected(sizes: Sizes, options: FeedOptions, service: Coordination, key: str, processes: int) -> Sizes:
+    """The stages with what processes tell each other while they train."""
+    from feedline._src.agreement.in_step import InStep, LatestValues
+
+    latest_values, in_step = LatestValues(service, key), InStep(service, key, processes)
+    by_step = []
+    for step, stages in sizes.by_step:
+        check = None
+        if options.reading.check_replicas_every:
+            from feedline._src.agreement.replicas import ReplicaCheck
+
+            check = ReplicaCheck(
+                service,
+                f"{key}/{step}" if step else key,
+                every=options.reading.check_replicas_every,
+                batch_size=stages.access.batch_size * options.steps_per_call,
+                epoch_rows=stages.fingerprint["rows"],
+                spec=stages.placement.spec,
+                plans=stages.placement.plans,
+            )
+        connected = dataclasses.replace(stages, check=check, latest_values=latest_values, in_step=in_step)
+        by_step.append((step, connected))
+    return dataclasses.replace(sizes, by_step=tuple(by_step))
 
 
 def _processes_of(sharding: Any) -> set[int]:

@@ -22,7 +22,7 @@ from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, judge
 from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
-from feedline._src.placement.place import Placement, check_shardings, sharded_like
+from feedline._src.placement.place import Placement, Placer, check_shardings, sharded_like
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
@@ -226,7 +226,7 @@ class _Batches:
         self._settings = JaxSettings.of_this_thread()
         self._sharding, self._copy, self._idle, self._listener = sharding, copy, idle, listener
         self._form: tuple[RowSpec, list[bool]] | None = None  # of the last batch, and which leaves were copied
-        self._placement: tuple[RowSpec, Placement] | None = None  # for batches of this spec
+        self._placer: tuple[RowSpec, Placement, Placer] | None = None  # for batches of this spec
         self.staging = Staging([], idle)
         self._closed = False
 
@@ -245,19 +245,15 @@ class _Batches:
 
     def place(self, given: _HostBatch) -> _Placed:
         """Place a batch, and note how long that takes."""
-        if self._placement is None or given.spec != self._placement[0]:
+        if self._placer is None or given.spec != self._placer[0]:
             with self._settings.applied():
-                shardings = sharded_like(given.spec.tree(list(given.leaves)), self._sharding)
-                self._placement = given.spec, Placement.of(shardings)
-        watch, placement = Stopwatch(), self._placement[1]
-        batch = placement.place(given.leaves)
-        place_s, cpu_s = watch.lap()
-        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
-        arrays = jax.tree.leaves(batch)
+                placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
+            self._placer = given.spec, placement, Placer(placement, self._listener)
+        _, placement, placer = self._placer
+        batch, times = placer.place(given.leaves)
         if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
-            pairs = zip(arrays, given.leaves, strict=True)
+            pairs = zip(jax.tree.leaves(batch), given.leaves, strict=True)
             jax.block_until_ready([array for array, leaf in pairs if isinstance(leaf, jax.Array)])
-        self._listener.placed(times, arrays)
         return _Placed(batch, given, times, placement.local_bytes)
 
     def close(self) -> None:

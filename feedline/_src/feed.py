@@ -1,4 +1,4 @@
-"""`Feed`: an iterator of global batches with a state. What a batch passes is composed in `run.py`."""
+"""`Feed`: the iterator of global batches. What a batch passes is composed in `run.py`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Awaitable
 from types import FrameType
 from typing import Any
+
+import grain
 
 from feedline._src.agreement.monitor import failure, out_of_step
 from feedline._src.build import refuse_everywhere
 from feedline._src.errors import ProcessError, StallError, warn
+from feedline._src.feed_base import CLOSED, MOMENT_S, Delivered, FeedBase
 from feedline._src.feed_options import FeedOptions
-from feedline._src.grain_face import GrainFace
-from feedline._src.life import CLOSED, MOMENT_S, Delivered
 from feedline._src.options import Auto, Order, Reading
 from feedline._src.order.schedule import BatchSizes, Remainder
+from feedline._src.placement.place import Placed
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import Transform
 from feedline._src.prefetch.pipelines import INSIDE, Closed, Run
 from feedline._src.record import BatchRecord, Counters
-from feedline._src.run import Placed
 from feedline._src.runtime.exit import exits
 from feedline._src.runtime.threads import annotation
-from feedline._src.shown import Shown
 
 _log = logging.getLogger("feedline")
 _AT_EXIT = (
@@ -34,7 +35,7 @@ _AT_EXIT = (
 )
 
 
-class Feed(Shown, GrainFace):
+class Feed(FeedBase):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
@@ -176,11 +177,11 @@ class Feed(Shown, GrainFace):
             if self._exhausted:
                 raise StopIteration
             try:
-                if self._runs.several:
+                if len(self._runs.alive) > 1:
                     self._runs.remove_ended(self._run)
                 before, steps = self._delivered, self._options.steps_per_call
-                if self._sizes.changes and self._diagnosed is None:
-                    self._use(self._next_stages)
+                if self._sizes.changes and self._diagnosed is None and self._stages is not self._running:
+                    self._stop(0, reads=False)
                 if (proposal := self._listener.proposal) is not None:
                     self._tune(proposal)
                 with annotation("wait", step=before.step + steps):
@@ -194,15 +195,15 @@ class Feed(Shown, GrainFace):
                     counted.rows + rows,
                     counted.dropped_rows + dropped_rows,
                     counted.bad_rows + len(bad),
-                    counted.placed_bytes + self._stages.placement.local_bytes,
+                    counted.placed_bytes + self._running.placement.local_bytes,
                 )
                 record = BatchRecord(
                     asked, time.perf_counter(), parts, placed.times,
                     delivered.step, before.cursor, rows, bad, counted.batches,
                 )  # fmt: skip
                 self._listener.delivered(record)
-                if self._stages.in_step is not None and self._diagnosed is None:
-                    self._stages.in_step.batches = counted.batches // steps
+                if self._running.in_step is not None and self._diagnosed is None:
+                    self._running.in_step.batches = counted.batches // steps
                 # last, and at once: an interrupt comes before all or counts as one after `next`
                 self._counted, self._delivered, self._run = counted, delivered, run
                 if self._closed:  # meanwhile, by another thread or a signal handler
@@ -210,8 +211,8 @@ class Feed(Shown, GrainFace):
                 return placed.batch
             except BaseException as error:
                 self._loop_began = None
-                if self._stages.in_step is not None and not isinstance(error, StopIteration):
-                    self._stages.in_step.failed_at = self._stages.in_step.batches
+                if self._running.in_step is not None and not isinstance(error, StopIteration):
+                    self._running.in_step.failed_at = self._running.in_step.batches
                 self._listener.interrupted()
                 stuck = (
                     self._closed
@@ -238,7 +239,7 @@ class Feed(Shown, GrainFace):
         except Closed:
             raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else CLOSED) from None
         except Exception as error:
-            tuner, chosen = self._listener.tuner, self._stages.settings.workers > 0
+            tuner, chosen = self._listener.tuner, self._running.settings.workers > 0
             job_failed = isinstance(error, ProcessError)
             if job_failed or not chosen or tuner is None or not tuner.does_without_workers(error):
                 raise
@@ -314,3 +315,42 @@ class Feed(Shown, GrainFace):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    # --- other names: those of a `grain.DatasetIterator`, and Orbax's protocol of version 1 ---
+
+    @property
+    def element_spec(self) -> Any:
+        """The `spec`, by the name that it has in Grain."""
+        return self.spec
+
+    def start_prefetch(self) -> None:
+        """Begin to read ahead: Grain's name of `start`."""
+        self.start()
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Save the state for `orbax.checkpoint.experimental.v1`, of which a feed is a checkpointable.
+
+        Args:
+          directory: Orbax's path, which is being created.
+        """
+        state = self.get_state()  # before the feed goes on
+
+        async def write() -> None:
+            from feedline._src.loader.lane_files import write_state
+
+            write_state(await directory.await_creation(), state)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Go on from a state that `save` wrote; errors as of `set_state`, and of `feedline.load_lanes`."""
+
+        async def read() -> None:
+            from feedline._src.loader.lane_files import read_state
+
+            self.set_state(read_state(directory))
+
+        return read()
+
+
+grain.DatasetIterator.register(Feed)  # handlers written for Grain's iterators ask for their class

@@ -1,27 +1,24 @@
-"""`Run`: one pass of a feed from a cursor on. Loader, placement and prefetch are composed here, and only here."""
+"""Composes loader, placement and prefetch: the stages of a feed, and the runs that read ahead of a cursor."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import jax
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedline._src.agreement.monitor import close_on_abort
 from feedline._src.loader.form import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import Cursor
-from feedline._src.placement.place import Placement
+from feedline._src.placement.place import Placed, Placement, Placer
 from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
-from feedline._src.record import Listener, PlaceTimes
+from feedline._src.record import Listener
 from feedline._src.runtime.exit import close_at_exit
-from feedline._src.runtime.threads import Stopwatch, annotation, this_thread
 
 if TYPE_CHECKING:
     from feedline._src.agreement.in_step import InStep, LatestValues
@@ -30,17 +27,21 @@ if TYPE_CHECKING:
     from feedline._src.loader.streams import Stream
     from feedline._src.rows.source import Source
 
-_EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31: places of neighbouring epochs are far apart
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """What a feed of one batch size is made of, and the settings, which may be tuned.
+    """What a feed of one batch size is made of.
 
-    What is None is not there: `check` compares batches with other processes, `latest_values` and `in_step` are
-    what processes tell each other, `bounds` are of settings that are "auto", `place_at` is the number of the leaf
-    `place`.
+    Attributes:
+      access: reads the process-local part of each batch.
+      placement: makes global arrays of that.
+      fingerprint: of the state.
+      settings: in use; they may be tuned within `bounds`, which are None if none is "auto".
+      check: compares batches with other processes, if that was asked for.
+      latest_values, in_step: what processes tell each other during training; None with one process.
+      place_at: the index of the leaf `place`, if there is one.
     """
 
     access: RandomAccess | Stream
@@ -60,6 +61,18 @@ class Stages:
         self.access.buffers.staging.keep(ahead.host_batches_on_cpu_devices)  # as many as `build` keeps
         return dataclasses.replace(self, settings=settings)
 
+    def reweighted(self, change: Callable[[RandomAccess | Stream], RandomAccess | Stream]) -> Stages:
+        """These stages with other weights of the mixture; what is read and placed by whom stays."""
+        access = change(self.access)
+        if access.order is None:
+            return self
+        order = {**self.fingerprint["order"], **access.order.as_json()}
+        return dataclasses.replace(self, access=access, fingerprint={**self.fingerprint, "order": order})
+
+    def placer(self, listener: Listener) -> Placer:
+        """Places host batches, and tells the listener."""
+        return Placer(self.placement, listener, self.check, self.place_at)
+
     @property
     def ahead(self) -> int:
         """Deliveries that may have been made before the first one is taken."""
@@ -76,8 +89,9 @@ class Sizes:
     by_step: tuple[tuple[int, Stages], ...]
     source: Source | None = None
 
-    @property
+    @functools.cached_property
     def changes(self) -> bool:
+        """Whether there is more than one batch size."""
         return len(self.by_step) > 1
 
     @property
@@ -88,18 +102,9 @@ class Sizes:
         """The stages for the batch after `step` batches."""
         return next(stages for first, stages in reversed(self.by_step) if step >= first)
 
-    def reweighted(self, change: Callable[[RandomAccess | Stream], RandomAccess | Stream]) -> Sizes:
-        """Change the weights of the mixture; what is read where, and placed where, stays."""
-        by_step = []
-        for step, stages in self.by_step:
-            access = change(stages.access)
-            if access.order is not None:
-                order = {**stages.fingerprint["order"], **access.order.as_json()}
-                stages = dataclasses.replace(
-                    stages, access=access, fingerprint={**stages.fingerprint, "order": order}
-                )
-            by_step.append((step, stages))
-        return dataclasses.replace(self, by_step=tuple(by_step))
+    def map(self, change: Callable[[Stages], Stages]) -> Sizes:
+        """Change the stages of each size."""
+        return dataclasses.replace(self, by_step=tuple((step, change(stages)) for step, stages in self.by_step))
 
     def close(self) -> None:
         """Close the source, if it is ours, and let go of idle memory. All runs have ended."""
@@ -107,14 +112,6 @@ class Sizes:
             stages.access.buffers.staging.close()
         if self.source is not None:
             self.source.close()
-
-
-class Placed(NamedTuple):
-    """A global batch on the mesh, the host batch without its leaves, and how it was placed."""
-
-    batch: Any
-    metadata: HostBatch
-    times: PlaceTimes
 
 
 def run_of(
@@ -147,72 +144,33 @@ def run_over(
     return Prefetcher.of_iterator(batches, place, settings.prefetch, watch)
 
 
-def number_of_place(after: Cursor) -> int:
-    """A number below 2^31 made of a place in the data. Different places share one with a chance of 2^-31.
-
-    Example:
-      >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
-      (64, 506952177)
-    """
-    return (after.epoch * _EPOCH_FACTOR + after.position) % (1 << 31)
-
-
-class Placer:
-    """Checks and places a host batch, and notes how long that took. Any thread may call it."""
-
-    def __init__(self, stages: Stages, listener: Listener) -> None:
-        self._placement, self._check, self._place_at = stages.placement, stages.check, stages.place_at
-        self._listener = listener
-
-    def __call__(self, host: HostBatch) -> Placed:
-        leaves = host.leaves
-        if self._place_at is not None:
-            shape = self._placement.plans[self._place_at].local_shape
-            place = np.full(shape, number_of_place(host.after), np.int32)
-            leaves = [*leaves[: self._place_at], place, *leaves[self._place_at :]]
-        if self._check is not None:
-            self._check(leaves, host.after)
-        watch = Stopwatch()
-        with annotation("place"):
-            batch = self._placement.place(leaves)
-        place_s, cpu_s = watch.lap()
-        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
-        self._listener.placed(times, jax.tree.leaves(batch))
-        return Placed(batch, host._replace(leaves=[]), times)
-
-
 class Runs:
     """The runs of a feed: the one in use, and abandoned ones with a thread that may still be alive."""
 
     def __init__(self) -> None:
-        self._alive: list[Run[Placed]] = []
+        self.alive: list[Run[Placed]] = []
 
     @property
     def waiting(self) -> int:
         """Placed batches that are ready to be taken."""
-        return sum(run.waiting for run in self._alive)
-
-    @property
-    def several(self) -> bool:
-        """Whether an abandoned run may be alive beside the one in use."""
-        return len(self._alive) > 1
+        return sum(run.waiting for run in self.alive)
 
     def add(self, run: Run[Placed], *, workers: bool) -> None:
         """Register a run before it starts: from now on `stop`, an abort and the interpreter's exit close it."""
         close_at_exit(run, workers=workers)
         close_on_abort(run)
-        self._alive.append(run)
+        self.alive.append(run)
 
     def close(self) -> None:
         """Close all runs without waiting for their threads: the finalizer of a feed that nobody closed."""
-        for run in tuple(self._alive):
+        for run in tuple(self.alive):
             run.close()
 
     def stop(self, timeout_s: float, *, reads: bool) -> str | None:
         """Close all runs, and wait for their threads. Returns the name of one that is stuck."""
         deadline = time.monotonic() + timeout_s
         stuck = None
-        for run in tuple(self._alive):
+        for run in tuple(self.alive):
             run.close()
             stuck_here = run.join(max(0.0, deadline - time.monotonic()), reads=reads)
             stuck = stuck or stuck_here
@@ -222,7 +180,7 @@ class Runs:
 
     def remove_ended(self, current: Run[Placed] | None) -> None:
         """Release abandoned runs whose reads have ended by now, and the memory that they hold."""
-        for run in tuple(self._alive):
+        for run in tuple(self.alive):
             if run is not current:
                 run.close()  # for the second time, unless an interrupt came before the first
                 if run.join(0) is None:
@@ -230,4 +188,4 @@ class Runs:
 
     def _remove(self, run: Run[Placed]) -> None:
         with contextlib.suppress(ValueError):  # another thread may have removed it
-            self._alive.remove(run)
+            self.alive.remove(run)

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.loader.form import HostBatch
 from feedline._src.order.schedule import Cursor
+from feedline._src.placement.place import Placed
 from feedline._src.prefetch.pipelines import Closed, Run
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import Listener
-from feedline._src.run import Placed, Placer, Stages, run_of, run_over
+from feedline._src.run import Stages, run_of, run_over
 
 PHASES = ("as it is", "read again", "placed again", "resident")
 """What the loop is given, one after the other: new rows; the same rows, read and transformed again; the same host
@@ -120,7 +121,7 @@ class DiagnosingPipeline:
             )
         self._stages = stages
         self._begin = after, lanes
-        self._place = Placer(stages, listener)
+        self._place = stages.placer(listener)
         self._diagnosis = diagnosis
         self._over = over
         self._steps = steps // len(PHASES)

@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from feedline._src.order.schedule import Cursor
 from feedline._src.placement.plan import (
     LeafPlan,
     check_divides,
@@ -20,7 +21,11 @@ from feedline._src.placement.plan import (
     plan_leaf,
     shards_of,
 )
-from feedline._src.runtime.threads import JaxSettings
+from feedline._src.record import Listener, PlaceTimes
+from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
+
+_EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31: places of neighbouring epochs are far apart
+HostLeaf = np.ndarray[Any, Any] | jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,53 +63,111 @@ class Placement:
         ]
         return cls(spec, tuple(plans))
 
-    def place(self, leaves: Sequence[np.ndarray[Any, Any] | jax.Array]) -> Any:
+    def place(self, leaves: Sequence[HostLeaf]) -> Any:
         """The global arrays of process-local `leaves`. Returns before the transfers are done.
 
         Leaves that are jax.Arrays are copied from device to device. It allows its own transfers: they are
         intended, and must not fail under a transfer guard of the user. With several processes JAX counts them as
         implicit transfers.
         """
-        if self.ragged:
-            return self._of_length(leaves[self.ragged[0]].shape[1]).place(leaves)
         with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
 
     @functools.cached_property
     def local_bytes(self) -> int:
+        """Bytes of this process's part of a batch."""
         leaves = jax.tree.leaves(self.spec)
         return sum(
             math.prod(plan.local_shape) * leaf.dtype.itemsize
             for plan, leaf in zip(self.plans, leaves, strict=True)
         )
 
-    def _of_length(self, length: int) -> Placement:
-        """The placement of the batches whose ragged leaves have this length."""
-        if length not in self._by_length:
-            leaves, plans = jax.tree.leaves(self.spec), list(self.plans)
-            for i in self.ragged:
-                shape = (leaves[i].shape[0], length, *leaves[i].shape[2:])
-                leaves[i] = jax.ShapeDtypeStruct(shape, leaves[i].dtype, sharding=leaves[i].sharding)
-                plans[i] = dataclasses.replace(plans[i], global_shape=shape)
-            self._by_length[length] = Placement(self._treedef.unflatten(leaves), tuple(plans), self.settings)
-        return self._by_length[length]
-
     # computed once: for a small batch on several devices, placing costs mostly Python time
-    @functools.cached_property
-    def _by_length(self) -> dict[int, Placement]:
-        return {}
-
     @functools.cached_property
     def _treedef(self) -> Any:
         return jax.tree.structure(self.spec)
 
     @functools.cached_property
-    def _places(self) -> list[Callable[[np.ndarray[Any, Any] | jax.Array], jax.Array]]:
-        return [
-            functools.partial(_place_all if leaf.sharding.is_fully_addressable else _place_local, leaf)
-            for leaf in jax.tree.leaves(self.spec)
-        ]
+    def _places(self) -> list[Callable[[HostLeaf], jax.Array]]:
+        places: list[Callable[[HostLeaf], jax.Array]] = []
+        for i, leaf in enumerate(jax.tree.leaves(self.spec)):
+            place = _place_all if leaf.sharding.is_fully_addressable else _place_local
+            if i in self.ragged:
+                places.append(functools.partial(_place_ragged, place, leaf))
+            else:
+                places.append(functools.partial(place, leaf.sharding, leaf.shape))
+        return places
+
+
+class LocalBatch(Protocol):
+    """What placing needs of this process's part of a batch: its leaves, and the cursor after it."""
+
+    @property
+    def leaves(self) -> list[Any]: ...
+    @property
+    def after(self) -> Cursor: ...
+    def _replace(self, *, leaves: list[Any]) -> Any: ...
+
+
+class Placed(NamedTuple):
+    """A global batch on the mesh, the host batch without its leaves, and how it was placed."""
+
+    batch: Any
+    metadata: Any
+    times: PlaceTimes
+
+
+class Placer:
+    """Places host batches for a feed, and notes how long that takes. Any thread may call it.
+
+    Args:
+      check: compares the leaves with those of other processes, before they are placed; None: nothing does.
+      place_at: the index of the leaf `place`, which is added; None: there is none.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        listener: Listener,
+        check: Callable[[list[Any], Cursor], None] | None = None,
+        place_at: int | None = None,
+    ) -> None:
+        self._placement = placement
+        self._listener = listener
+        self._check = check
+        self._place_at = place_at
+
+    def __call__(self, host: LocalBatch) -> Placed:
+        leaves = host.leaves
+        if self._place_at is not None:
+            shape = self._placement.plans[self._place_at].local_shape
+            place = np.full(shape, number_of_place(host.after), np.int32)
+            leaves = [*leaves[: self._place_at], place, *leaves[self._place_at :]]
+        if self._check is not None:
+            self._check(leaves, host.after)
+        batch, times = self.place(leaves)
+        return Placed(batch, host._replace(leaves=[]), times)
+
+    def place(self, leaves: Sequence[HostLeaf]) -> tuple[Any, PlaceTimes]:
+        """The global arrays of process-local leaves, and how long placing took; the listener is told both."""
+        watch = Stopwatch()
+        with annotation("place"):
+            batch = self._placement.place(leaves)
+        place_s, cpu_s = watch.lap()
+        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
+        self._listener.placed(times, jax.tree.leaves(batch))
+        return batch, times
+
+
+def number_of_place(after: Cursor) -> int:
+    """A number below 2^31 made of a place in the data. Different places share one with a chance of 2^-31.
+
+    Example:
+      >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
+      (64, 506952177)
+    """
+    return (after.epoch * _EPOCH_FACTOR + after.position) % (1 << 31)
 
 
 @functools.cache
@@ -129,41 +192,43 @@ def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
         )
 
 
-def _place_local(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any] | jax.Array) -> jax.Array:
-    if isinstance(values, jax.Array):
-        return _from_devices(leaf, values)
-    array: jax.Array = jax.make_array_from_process_local_data(leaf.sharding, values, leaf.shape)
-    return array
+def _place_all(sharding: Sharding, shape: tuple[int, ...], values: HostLeaf) -> jax.Array:
+    """Place a leaf that this process supplies whole, in half the time of `_place_local` for a small batch."""
+    if isinstance(values, jax.Array):  # a copy, since the step may donate its batch
+        array: jax.Array = jax.device_put(values, sharding, may_alias=False)
+        return array
+    if values.shape != shape:
+        raise ValueError(f"a leaf must have the shape that was planned, {list(shape)}, got {list(values.shape)}")
+    return jax.make_array_from_callback(shape, sharding, values.__getitem__)
 
 
-def _from_devices(leaf: jax.ShapeDtypeStruct, values: jax.Array) -> jax.Array:
-    """Make a global array of process-local values that lie on devices, from device to device."""
-    indices: Any = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+def _place_local(sharding: Sharding, shape: tuple[int, ...], values: HostLeaf) -> jax.Array:
+    """Place a leaf of which this process supplies a part."""
+    if not isinstance(values, jax.Array):
+        array: jax.Array = jax.make_array_from_process_local_data(sharding, values, shape)
+        return array
+    # from device to device
+    indices: Any = sharding.addressable_devices_indices_map(shape)
     # where this process's part begins along each axis, of all starts that its devices have
-    starts = [
-        sorted({cut[axis].indices(size)[0] for cut in indices.values()}) for axis, size in enumerate(leaf.shape)
-    ]
+    starts = [sorted({cut[axis].indices(size)[0] for cut in indices.values()}) for axis, size in enumerate(shape)]
     shards = []
     for device, cut in indices.items():
         local = []
-        for axis, size in enumerate(leaf.shape):
+        for axis, size in enumerate(shape):
             start, stop, _ = cut[axis].indices(size)
             first = starts[axis].index(start) * (stop - start)
             local.append(slice(first, first + stop - start))
         shards.append(jax.device_put(values[tuple(local)], device, may_alias=False))
-    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
-def _place_all(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any] | jax.Array) -> jax.Array:
-    """Place a leaf that this process supplies whole, in half the time of `_place_local` for a small batch."""
-    if isinstance(values, jax.Array):  # a copy, since the step may donate its batch
-        array: jax.Array = jax.device_put(values, leaf.sharding, may_alias=False)
-        return array
-    if values.shape != leaf.shape:
-        raise ValueError(
-            f"a leaf must have the shape that was planned, {list(leaf.shape)}, got {list(values.shape)}"
-        )
-    return jax.make_array_from_callback(leaf.shape, leaf.sharding, values.__getitem__)
+def _place_ragged(
+    place: Callable[[Sharding, tuple[int, ...], HostLeaf], jax.Array],
+    leaf: jax.ShapeDtypeStruct,
+    values: HostLeaf,
+) -> jax.Array:
+    """Place a leaf that is as long along axis 1 as its values are in this batch."""
+    return place(leaf.sharding, (leaf.shape[0], values.shape[1], *leaf.shape[2:]), values)
 
 
 def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:

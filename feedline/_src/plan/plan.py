@@ -273,8 +273,9 @@ def plan_of(
     ]
     if process is not None and process not in owners:
         raise ValueError(
-            f"a plan is for a process that owns a device of the sharding, and process {process} owns none; build "
-            f"the mesh from devices of each process that runs the feed (process={owners[0]} owns some)"
+            f"process {process} owns no device of the sharding's mesh, so it can supply no rows. Build the mesh "
+            "from devices of every process that runs the feed, or do not build the feed there (process "
+            f"{owners[0]} owns some)"
         )
     reads = [
         _reads_of(owner, processes[owner], plans_of(owner), source, out, asked, leaves, list(of_rows))

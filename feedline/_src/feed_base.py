@@ -1,0 +1,528 @@
+"""The part of `Feed` beside iteration: its state, its moves, what it shows, and the runs that read ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src import state as states
+from feedline._src.agreement.in_step import Place
+from feedline._src.agreement.monitor import out_of_step
+from feedline._src.build import build, moved, reweighted
+from feedline._src.feed_options import FeedOptions, asked_hooks, changed
+from feedline._src.listen.listening import FeedListener
+from feedline._src.listen.statistics import Statistics
+from feedline._src.listen.tokens import TokenCounts
+from feedline._src.options import Reading, Settings, checked_integer
+from feedline._src.order.schedule import Cursor, Remainder
+from feedline._src.placement.place import Placed
+from feedline._src.prefetch.pipelines import Run
+from feedline._src.record import Counters
+from feedline._src.run import Runs, Sizes, Stages, run_of
+from feedline._src.runtime.threads import ProcessBound, SingleThread
+
+if TYPE_CHECKING:
+    from feedline._src.listen.diagnosis import DiagnosingPipeline, Diagnosis
+    from feedline._src.listen.report import Report
+
+MOMENT_S = 1.0
+"""Grace period for threads that have nothing left to do."""
+CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
+_MAX_LEAVES_SHOWN = 12
+
+
+class Delivered(NamedTuple):
+    """Batches delivered over all resumes, the place after the last of them, and a stream's state there."""
+
+    step: int
+    cursor: Cursor
+    lanes: dict[str, Any] | None
+
+
+class FeedBase(ProcessBound):
+    """What a feed is made of, where it is, and the run that reads ahead of that place.
+
+    `_sizes` and `_delivered` say how and where it goes on: whatever changes one of them gives up the run, and the
+    next one starts after the last batch delivered. What only reads works from any thread and on a closed feed.
+    """
+
+    def _build(self, options: FeedOptions) -> None:
+        super().__init__()
+        self._options = changed(options)
+        self._asked = asked_hooks()
+        self._sizes = build(self._options)  # what the feed is made of, for each batch size
+        self._running = self._sizes.first  # of the run in use, or of the latest one
+        self._delivered = Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
+        self._exhausted = False  # the pass is over; `iter` begins the next
+        self._closed = False
+        self._released = False  # the source was closed
+        self._loop_began: int | None = None  # the step at which `iter` began to loop over this pass
+        self._single_thread = SingleThread()  # next, seek and set_state
+        # reads ahead of the last batch delivered; None while there is none, or one is being taken from
+        self._run: Run[Placed] | None = None
+        self._counted = Counters()
+        self._listener = FeedListener(self._running)
+        self._token_counts = TokenCounts()
+        self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
+        self._moved_from: Place | None = None  # where it was before `seek` or `set_state`, until the next batch
+        self._runs = Runs()
+        weakref.finalize(self, self._runs.close).atexit = False
+
+    @property
+    def _stages(self) -> Stages:
+        """The stages of the next batch."""
+        return self._sizes.at(self._delivered.step)
+
+    @property
+    def options(self) -> FeedOptions:
+        """What the feed was asked for."""
+        return self._options
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in the next global batch."""
+        return self._stages.access.batch_size
+
+    @property
+    def order(self) -> Any:
+        """Of the rows. `Order(shuffle=False)`: the source's own, as Grain datasets keep it. None: a stream's."""
+        order = self._stages.access.order
+        return None if order is None else order.shown
+
+    @property
+    def epochs(self) -> int | None:
+        """Of one pass; None: endless."""
+        return self._options.epochs
+
+    @property
+    def remainder(self) -> Remainder:
+        """What becomes of rows that do not fill a batch: "drop", "pad" or "wrap"."""
+        return self._options.remainder
+
+    @property
+    def reading(self) -> Reading:
+        """The reading options, with the numbers of threads, workers and buffers that are in use now."""
+        threads, workers, buffer, _ = self._stages.settings
+        return dataclasses.replace(self._stages.reading, threads=threads, workers=workers, buffer=buffer)
+
+    @property
+    def prefetch(self) -> int:
+        """Placed batches that wait, at the most; 0: synchronous. The number that is in use now."""
+        return self._stages.settings.prefetch
+
+    @property
+    def steps_per_call(self) -> int:
+        """Batches that `next` gives at once."""
+        return self._options.steps_per_call
+
+    def __len__(self) -> int:
+        """How often a pass delivers: batches ÷ `steps_per_call`.
+
+        TypeError if it is endless, or a stream, or if the batch size changes.
+        """
+        if self._sizes.changes:
+            raise TypeError(
+                "passes differ in length where the batch size changes; bound the loop by zip(range(n), feed)"
+            )
+        return self._stages.access.deliveries()
+
+    @property
+    def spec(self) -> Any:
+        """The next batch as `jax.ShapeDtypeStruct`s with shardings, before the first one: to lower and compile."""
+        return self._stages.placement.spec
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch; the last one's while the pass is exhausted."""
+        return self._stages.access.next_cursor(self._delivered.cursor).epoch
+
+    @property
+    def position(self) -> int:
+        """Position in its epoch of the next batch's first row."""
+        return self._stages.access.next_cursor(self._delivered.cursor).position
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams.
+
+        If the batch size changes: as many as if each had the size of the next one.
+        """
+        return self._stages.access.steps_per_epoch()
+
+    def get_state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
+
+        Equal on every process, except for a stream with several lanes: there it holds those that this process
+        reads, and `feedline.save_lanes` saves them all. With random access it is a few integers and the spec of a
+        row: under 1 KB for up to some twenty leaves.
+        """
+        delivered = self._delivered
+        lanes = self._stages.access.lanes_for_state(delivered.lanes)
+        return states.make(delivered.step, delivered.cursor, self._stages.fingerprint, **lanes)
+
+    def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
+        """Which rows the batch holds that comes next after `state`. Reads no data.
+
+        After the last batch of a pass that is the first one of the next pass.
+
+        Returns:
+          int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
+          is padded. With several steps per call, int64[steps_per_call, batch_size].
+        """
+        step, cursor = states.check(state, self._stages.fingerprint, ())
+        return self._sizes.at(step).access.rows_of(cursor)
+
+    def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
+        """Go on from a state: the next batch begins with the first row that was not delivered.
+
+        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine. With random
+        access the state's position is at most the number of rows, where its epoch ends.
+
+        Args:
+          state: what `get_state` returned, perhaps after a round trip through JSON.
+          allow: fields of its fingerprint that may differ: "rows", "spec", "data", "order", "format".
+
+        Raises:
+          ValueError: the state was saved over other data (the message names the field), lies beyond the data,
+            or contradicts itself.
+        """
+        order, position = states.order_and_position(state)
+        sizes = self._sizes.map(
+            lambda stages: stages.reweighted(lambda access: access.with_weights_of(order, position))
+        )
+        step, cursor = states.check(state, sizes.at(self._delivered.step).fingerprint, allow)
+        access, lanes = self._stages.access, None
+        if access.owners:
+            lanes = states.check_lanes(state, len(access.owners), [str(lane) for lane in access.local_lanes])
+        self._go_to(Delivered(step, cursor, lanes), sizes)
+
+    def seek(self, epoch: int, position: int = 0) -> None:
+        """Go to a place in the data: the next batch begins there, or with the next epoch if none is left.
+
+        `step` is kept.
+
+        Args:
+          epoch: at least 0.
+          position: in the epoch's order, at most the number of rows: there the epoch ends. Streams have no random
+            access: only 0.
+
+        Raises:
+          ValueError: there is no such place; the message names the largest position.
+        """
+        epoch = checked_integer("epoch", epoch, at_least=0)
+        position = checked_integer("position", position, at_least=0)
+        if max(epoch, position) >= 1 << 63:
+            raise ValueError(
+                f"seek takes an epoch and a position below 2^63, got epoch {epoch}, position {position}"
+            )
+        if position and self._stages.access.owners:
+            raise ValueError(
+                f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
+            )
+        states.check_position(position, self._stages.fingerprint["rows"])
+        self._go_to(Delivered(self._delivered.step, Cursor(epoch, position), None), self._sizes)
+
+    def start(self) -> None:
+        """Begin to read ahead, if the feed does not yet: the first `next` then waits less.
+
+        Call it after `set_state` and before the model is restored or compiled. Without it the first `next` begins.
+        At the end of a pass it does nothing.
+
+        Raises:
+          ValueError: the feed is closed.
+          ProcessError: with several processes, another one went to another place by `seek` or `set_state`.
+        """
+        with self._single_thread:
+            self._check_open()
+            if self._run is None and not self._exhausted:
+                self._run = self._start()
+
+    def move(self, sharding: Any) -> None:
+        """Go on on another mesh of the same processes, as from eight devices to six: the rows stay the same.
+
+        The next batch begins with the first row that was not delivered. With several processes, all of them call
+        it after the same batch. The batch size must suit the new mesh. Batches that were placed ahead are dropped,
+        and their rows read again.
+
+        Args:
+          sharding: as of the feed.
+
+        Raises:
+          ValueError, TypeError: the sharding does not suit the batch, or other processes own its devices. The feed
+            goes on where it was.
+          ProcessError: processes move to other meshes, or after other batches.
+
+        Example:
+          >>> import jax, numpy as np
+          >>> from feedline import Feed, Order
+          >>> feed = Feed(np.arange(48), 12, jax.devices()[0], order=Order(shuffle=False))
+          >>> first = next(feed)
+          >>> feed.move(jax.devices()[-1])
+          >>> second = next(feed)
+          >>> second.tolist()[0], second.devices() == {jax.devices()[-1]}
+          (12, True)
+          >>> feed.close()
+        """
+        with self._single_thread:
+            self._check_may_move("stays on its mesh")
+            options, sizes = moved(self._sizes, self._options, sharding, self._place())
+            if sizes.first.bounds is not None:
+                settings = self._stages.settings
+                sizes = sizes.map(lambda stages: stages.tuned(settings))
+            self._stop(MOMENT_S, reads=False)
+            self._sizes, self._options = sizes, options
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the weights of a `feedline.Mixture` from the next batch on.
+
+        They are part of the state, so a feed that is restored to it goes on with them. Phases of weights that
+        begin later stay. With several processes, all of them call it after the same batch. Batches that were
+        placed ahead are dropped, and other rows read.
+
+        Args:
+          weights: by name, with any sum.
+
+        Raises:
+          TypeError, ValueError: the source is no endless mixture, or the weights do not suit it. The feed goes on
+            as it was.
+          ProcessError: processes give other weights, or after other batches.
+
+        Example:
+          >>> import jax, numpy as np
+          >>> from feedline import Feed, Mixture
+          >>> mixture = Mixture({"a": {"x": np.zeros(9)}, "b": {"x": np.ones(9)}}, weights={"a": 1, "b": 1})
+          >>> feed = Feed(mixture, 8, jax.devices()[0])
+          >>> int(next(feed)["source"].sum())
+          4
+          >>> feed.set_weights({"a": 1, "b": 3})
+          >>> int(next(feed)["source"].sum())
+          6
+          >>> feed.close()
+        """
+        with self._single_thread:
+            self._check_may_move("keeps its weights")
+            sizes = reweighted(self._sizes, self._options, weights, self._place())
+            self._stop(MOMENT_S, reads=False)
+            self._sizes = sizes
+
+    def statistics(self) -> Statistics:
+        """An immutable snapshot of what was done so far."""
+        ready = self._runs.waiting
+        statistics = self._listener.statistics(self._counted, ready)
+        access = self._stages.access
+        taken = access.taken_before(self._delivered.cursor)
+        return dataclasses.replace(
+            statistics,
+            source_epochs={each.name: each.rows / each.order.rows for each in taken if each.name} or None,
+            tokens=self._token_counts(taken, access.tokens_of),
+        )
+
+    def report(self) -> Report:
+        """What limits training, what that costs, and which setting to change. It may be printed.
+
+        Judged by the latest batches, at most 256, after those that were read ahead before the loop began.
+
+        Raises:
+          ValueError: fewer than two batches were delivered one after the other.
+        """
+        report = self._listener.report()
+        if report is None:
+            raise ValueError(
+                "a report needs two batches that were taken one after the other, and this feed delivered "
+                f"{self._counted.batches}; call it after some steps"
+            )
+        return report
+
+    @contextlib.contextmanager
+    def diagnose(self, steps: int = 200, *, over: Callable[[], None] | None = None) -> Iterator[Diagnosis]:
+        """Measure what each stage costs a training loop, by leaving stages out. Prints the result.
+
+        The loop in this context gets batches as they are, then the same rows read again (from the page cache),
+        then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps`
+        each. Then the loop ends; further loops in the context get no batch. After it the feed is where it was, so
+        nothing is lost. But the loop has trained on repeated batches: give it a copy of its state. With several
+        processes, all of them call it.
+
+        Args:
+          steps: batches of all phases; at least 40 with the default buffers. Six of each phase do not count.
+          over: called by `next`, on the loop's thread, when the last phase is over and the loop is about to end.
+
+        Returns:
+          The context's value is a `Diagnosis`, complete when the context is left.
+
+        Raises:
+          ValueError: too few steps; or the feed is being diagnosed already.
+
+        Example:
+          >>> import jax, numpy as np
+          >>> from feedline import Feed
+          >>> feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0])
+          >>> with feed.diagnose(steps=40) as diagnosis:  # doctest: +ELLIPSIS
+          ...     for batch in feed:
+          ...         total = float(batch["x"].sum())
+          a step takes ...
+          >>> 0 < diagnosis.au <= 1
+          True
+          >>> feed.close()
+        """
+        from feedline._src.listen.diagnosis import DiagnosingPipeline, Diagnosis
+
+        if self._diagnosed is not None:
+            raise ValueError("this feed is being diagnosed already; leave that context first")
+        with self._single_thread:
+            self._check_open()
+            self._switch(self._stages)
+            diagnosis, listener, delivered = Diagnosis(), FeedListener(self._running, tunes=False), self._delivered
+            pipeline = DiagnosingPipeline(
+                self._running, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
+            )
+            self._stop(MOMENT_S, reads=False)
+        before = (delivered, self._exhausted, self._counted, self._listener, self._loop_began)
+        try:
+            self._diagnosed, self._listener, self._loop_began, self._exhausted = pipeline, listener, None, False
+            self._runs.add(pipeline, workers=self._running.settings.workers > 0)
+            self._run = pipeline
+            yield diagnosis
+            pipeline.finish()
+        finally:
+            # first of all, in case an interrupt comes while threads are stopped
+            self._delivered, self._exhausted, self._counted, self._listener, self._loop_began = before
+            self._diagnosed = None
+            self._listener.interrupted()
+            self._stop(MOMENT_S, reads=False)
+            pipeline.forget()
+        print(diagnosis)
+
+    def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
+        """Draw what each thread does for each batch: a file for https://ui.perfetto.dev.
+
+        It holds the batches that are delivered in this context; of very many the latest (see docs/waiting.md). The
+        file is written when the context is left, also by an exception. If that fails, as on a full disk, a warning
+        says why, and training goes on.
+
+        Args:
+          path: of the file, compressed if it ends in ".gz". With several processes each writes its own:
+            "trace.json" becomes "trace-process0.json", and so on.
+
+        Returns:
+          The context's value is the path that this process writes.
+
+        Raises:
+          ValueError: the feed is being traced already, or diagnosed.
+          OSError: `path` is a folder, or its folder is missing or not writable.
+
+        Example:
+          >>> import jax, json, numpy as np, tempfile
+          >>> from feedline import Feed
+          >>> feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0], epochs=1)
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     with feed.trace(f"{folder}/trace.json") as path:
+          ...         for batch in feed:
+          ...             total = float(batch["x"].sum())
+          ...     trace = json.loads(path.read_text())
+          >>> sum(event["name"] == "step" for event in trace["traceEvents"])
+          8
+          >>> feed.close()
+        """
+        self._check_open()
+        if self._diagnosed is not None:
+            raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
+        from feedline._src.listen.trace import traced
+
+        return traced(path, self._stages, self._listener.accounts)
+
+    def __repr__(self) -> str:
+        if "_runs" not in vars(self):
+            return "<feedline.Feed: not built>"
+        rows, form = self._stages.fingerprint["rows"], self._stages.fingerprint["format"]
+        leaves, name_of = jax.tree_util.tree_leaves_with_path(self.spec), jax.tree_util.keystr
+        shown = [
+            f"{name_of(path, simple=True, separator='.') or 'batch'}: {leaf.dtype.name}{list(leaf.shape)}"
+            for path, leaf in leaves[:_MAX_LEAVES_SHOWN]
+        ]
+        if len(leaves) > _MAX_LEAVES_SHOWN:
+            shown.append(f"and {len(leaves) - _MAX_LEAVES_SHOWN} more")
+        facts = {
+            "rows": f"of {form}" if rows is None else f"{rows:,}",
+            "batch_size": f"{self.batch_size:,}",
+            "remainder": self.remainder,
+            "epochs": "endless" if self.epochs is None else f"{self.epochs:,}",
+            "order": "its own" if self.order is None else repr(self.order),
+            "epoch": f"{self.epoch:,}",
+            "position": f"{self.position:,}" + (", closed" if self._closed else ""),
+            "spec": ", ".join(shown),
+        }
+        return f"<feedline.Feed: {', '.join(f'{name} {fact}' for name, fact in facts.items())}>"
+
+    def _tune(self, settings: Settings) -> None:
+        """Go on with other settings. The listener proposes them again until the next run starts."""
+        self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
+        # a stream's next iterator may share state with the one that reads
+        self._stop(MOMENT_S if self._running.access.owners else 0, reads=False)
+
+    def _switch(self, stages: Stages) -> None:
+        """Use these stages for the next run. The one before was given up."""
+        if stages is self._running:
+            return
+        self._listener.changed(stages)
+        if stages.access.buffers is not self._running.access.buffers:
+            self._running.access.buffers.staging.close()
+        self._running = stages  # last: after an interrupt before it, all of this is done again
+
+    def _start(self) -> Run[Placed]:
+        stages, place = self._stages, self._place()
+        self._switch(stages)
+        # compare where `seek` or `set_state` went with where other processes went; a move on the spot is none
+        in_step = stages.in_step
+        if in_step is not None and self._moved_from not in (None, place) and (found := in_step.moved(place)):
+            raise out_of_step(found)
+        self._moved_from = None
+        _, cursor, lanes = self._delivered
+        run = run_of(stages, cursor, lanes, stages.placer(self._listener))
+        self._runs.add(run, workers=stages.settings.workers > 0)
+        self._check_open()  # another thread may have closed the feed in the meantime
+        run.start()  # only now that close() can find it
+        return run
+
+    def _place(self) -> Place:
+        stages = self._stages
+        cursor = stages.access.next_cursor(self._delivered.cursor)
+        order = stages.fingerprint["order"] if stages.in_step is not None else None
+        mixed = isinstance(order, Mapping) and "phases" in order
+        return Place(self._delivered.step, *cursor, states.digest(order) if mixed else "")
+
+    def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
+        """Give up the run. Wait for its threads and those of older ones: the name of one that is stuck."""
+        self._run = None
+        return self._runs.stop(timeout_s, reads=reads)
+
+    def _go_to(self, delivered: Delivered, sizes: Sizes) -> None:
+        with self._single_thread:
+            self._check_may_move("stays where it is")
+            sizes.at(delivered.step).access.check_cursor(delivered.cursor)
+            moved_from = self._moved_from or self._place()
+            self._stop(MOMENT_S, reads=False)
+            self._loop_began = None
+            self._listener.interrupted()
+            self._moved_from = moved_from
+            # last, and at once: an interrupt comes before all or after all
+            self._sizes, self._delivered, self._exhausted = sizes, delivered, False
+
+    def _check_may_move(self, kept: str) -> None:
+        self._check_open()
+        if self._diagnosed is not None:
+            raise ValueError(f"a feed {kept} while it is diagnosed; leave the context of diagnose first")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(CLOSED)
+        self._check_not_forked()
