@@ -7,7 +7,7 @@ from feedline._src.tools.doctor import job
 
 def function(name="step", **values):
     whole = {"name": name, "line": "train.py:7", "calls": 100, "argument_bytes": 1 << 20, "numpy_bytes": 0}
-    return {**whole, "dry_share": 1.0, **values}
+    return {**whole, "idle_share": 1.0, **values}
 
 
 def process(share=0.0, kind="fetch", profiled=0, functions=None, **samples):
@@ -21,7 +21,7 @@ def lines(observed, kind="fetch"):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sampled", "share", "profiled", "dry_share", "severity"),
+    ("kind", "sampled", "share", "profiled", "idle_share", "severity"),
     [
         ("fetch", "fetch", 0.7, 3, 1.0, "warning"),
         ("fetch", "fetch", 0.7, 0, 0.02, "ok"),  # prints every fiftieth loss, while steps are enqueued
@@ -35,17 +35,17 @@ def lines(observed, kind="fetch"):
         ("input", "input", 0.01, 0, 1.0, "ok"),
     ],
 )
-def test_lines_of_the_loop(kind, sampled, share, profiled, dry_share, severity):
-    found = lines(process(share, sampled, profiled, [function(dry_share=dry_share)]), kind)
+def test_lines_of_the_loop(kind, sampled, share, profiled, idle_share, severity):
+    found = lines(process(share, sampled, profiled, [function(idle_share=idle_share)]), kind)
     assert found.severity == severity
     if severity in ("note", "warning"):
         assert "train.py:9 float(loss) (" in found.finding
 
 
 def test_the_devices_wait_for_the_largest_of_several_functions():
-    functions = [function("gradients", dry_share=0.9), function("update", dry_share=0.0)]
+    functions = [function("gradients", idle_share=0.9), function("update", idle_share=0.0)]
     assert lines(process(0.7, functions=functions)).severity == "warning"
-    rare = [function("evaluate", calls=10), function("step", dry_share=0.0)]
+    rare = [function("evaluate", calls=10), function("step", idle_share=0.0)]
     assert lines(process(0.7, functions=rare)).severity == "ok"
 
 

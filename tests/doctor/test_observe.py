@@ -11,8 +11,9 @@ import numpy as np
 
 import feedline
 from feedline._src.tools.doctor.job import Ran, job_findings
-from feedline._src.tools.doctor.observe import Record, unrolled
+from feedline._src.tools.doctor.observe import Record
 from feedline._src.tools.doctor.sampling import FETCH, INPUT, PLACE, StepProfile, activity, room_of, user_line
+from feedline._src.tools.doctor.unrolled import unrolled
 
 X, LARGE = np.ones((4, 4), np.float32), np.ones(99)
 

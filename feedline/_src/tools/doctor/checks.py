@@ -39,20 +39,19 @@ _BATCHES = 3
 
 def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[Finding]:
     """Check the host, and whether JAX uses its accelerators. `data`: a file or folder to read."""
-    allowed = os.sched_getaffinity(0)
-    platform = jax.default_backend()
-    below = [] if data is None else [data, *sorted(data.rglob("*"))]
-    files, accelerators = [file for file in below if file.is_file()], jax.local_device_count()
-    yield from made(
-        {
-            "threads and processors": lambda: threads_and_processors(len(allowed), limits().processors),
-            "affinity of processors and memory": lambda: affinity(allowed, topology()),
-            "free memory": lambda: free_memory(*memory()),
-            "shared memory": shared_memory,
-            "disk read rate": lambda: disk_read_rate(*read_rate(files), 1 if platform == "cpu" else accelerators),
-            "devices that JAX uses": lambda: devices(platform, Path("/"), environ),
-        }
-    )
+    allowed, platform = os.sched_getaffinity(0), jax.default_backend()
+    checks = {
+        "threads and processors": lambda: threads_and_processors(len(allowed), limits().processors),
+        "affinity of processors and memory": lambda: affinity(allowed, topology()),
+        "free memory": lambda: free_memory(*memory()),
+        "shared memory": shared_memory,
+        "devices that JAX uses": lambda: devices(platform, Path("/"), environ),
+    }
+    if data is not None:
+        files = [file for file in (data, *sorted(data.rglob("*"))) if file.is_file()]
+        accelerators = 1 if platform == "cpu" else jax.local_device_count()
+        checks["disk read rate"] = lambda: disk_read_rate(*read_rate(files), accelerators)
+    yield from made(checks)
 
 
 def threads_and_processors(allowed: int, quota: float | None) -> Finding:
@@ -65,7 +64,6 @@ def threads_and_processors(allowed: int, quota: float | None) -> Finding:
         else f"this process may use {count} processors",
         f"give the job more processors: srun --cpus-per-task, docker run --cpus; or set OMP_NUM_THREADS={count}",
         "threads that share too few processors do not overlap; once a quota is used, all stop for up to 0.1 s",
-        {"allowed": allowed, "quota": quota},
     )
 
 
@@ -83,7 +81,6 @@ def affinity(allowed: Set[int], found: Topology) -> Finding:
         f"processors on node {as_list(own)}, memory on {as_list(found.memory)}, GPUs on {as_list(gpu_nodes)}",
         "bind each process to the node of its GPU: srun --gpu-bind=closest, numactl --cpunodebind --membind",
         "a copy between two nodes passes the link between the processor sockets, which is slower and is shared",
-        {"processor_nodes": sorted(own), "memory_nodes": sorted(found.memory), "gpu_nodes": sorted(gpu_nodes)},
     )
 
 
@@ -94,7 +91,6 @@ def free_memory(total: int, free: int) -> Finding:
         f"{in_bytes(free)} of the {in_bytes(total)} that this process may use are free",
         "end other programs, raise the job's memory limit, or lower batch_size, Reading(buffer=...) and prefetch",
         "the kernel drops cached pages of the data, which are read from the disk again, and then kills a process",
-        {"total_bytes": total, "free_bytes": free},
     )
 
 
@@ -107,12 +103,11 @@ def shared_memory(folder: str = "/dev/shm") -> Finding:
         f"{folder} has {in_bytes(total)}, {in_bytes(free)} of them free",
         "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium: Memory; mount -o remount",
         "NCCL passes data through it, and SIGBUS kills a process when it is full",
-        {"total_bytes": total, "free_bytes": free},
     )
 
 
 def read_rate(files: Sequence[Path], most: int = _READ_BYTES, seconds: float = _READ_S) -> tuple[int, float]:
-    """(bytes, seconds) of reading at most so much in sequence, past the page cache where the file system can."""
+    """Read at most `most` bytes in sequence, past the page cache if the file system can: (bytes, seconds)."""
     done, began, buffer = 0, time.perf_counter(), bytearray(_BLOCK)
     for file in files:
         with file.open("rb", buffering=0) as stream:
@@ -133,10 +128,9 @@ def disk_read_rate(count: int, seconds: float, accelerators: int) -> Finding:
         f"{rate / 1e6:,.0f} MB/s by one thread, in {in_bytes(count)}; ResNet-50 on {accelerators} H100 reads "
         f"{needed / 1e6:,.0f} MB/s (MLPerf Storage)"
         if count >= 1 << 20
-        else "no data, or less than 1 MiB; name some by --data",
+        else "less than 1 MiB was found below --data",
         "copy the data to a local NVMe disk, read with more threads, or store fewer bytes for each row",
         "rows that are not in the page cache arrive at the rate of the disk, and the accelerators wait for them",
-        {"bytes": count, "bytes_per_s": rate, "compared_with_bytes_per_s": needed},
     )
 
 
@@ -151,7 +145,6 @@ def devices(platform: str, root: Path, environ: Mapping[str, str]) -> Finding:
         if platforms
         else 'read the warnings of python -c "import jax; jax.devices()"; pip install -U "jax[cuda13]"',
         "JAX warns once and then trains on the CPU, many times more slowly",
-        {"platform": platform, "gpus": gpus, "JAX_PLATFORMS": platforms},
     )
 
 
@@ -238,7 +231,6 @@ def sharding(leaves: Sequence[Leaf]) -> Finding:
         else "the batch lies on one device",
         'shard the rows: NamedSharding(mesh, PartitionSpec("data")), and pmap with in_axes=0',
         "each device receives and keeps all rows, and all devices compute the same",
-        {"replicated": [leaf.name for leaf in whole], "surplus_bytes": surplus},
     )
 
 
@@ -247,13 +239,11 @@ def dtypes(leaves: Sequence[Leaf]) -> Finding:
     size, wide = sum(leaf.nbytes for leaf in leaves), [leaf for leaf in leaves if leaf.saved_bytes]
     total = sum(leaf.saved_bytes for leaf in wide)
     shown = listed([f"{leaf.name} is {leaf.dtype} and fits {leaf.narrower}" for leaf in wide])
-    fits = {leaf.name: {"dtype": leaf.dtype, "fits": leaf.narrower} for leaf in wide}
     return Finding(
         "ok" if not wide else "warning" if total >= _SAVED_SHARE * size else "note",
         f"in {_BATCHES} batches {shown}: {in_bytes(total)} of {in_bytes(size)} a batch could be saved",
         "ship the narrower dtype and convert in the compiled step: x.astype(jnp.float32), which XLA fuses",
         "host memory, the copy on the host and the transfer are as large as the dtype",
-        {"leaves": fits, "saved_bytes": total, "batch_bytes": size},
     )
 
 
@@ -265,5 +255,4 @@ def number_of_leaves(leaves: Sequence[Leaf]) -> Finding:
         f"{len(small)} of {len(leaves)} leaves are below {in_bytes(_SMALL_BYTES)}: {in_bytes(sum(small))} in all",
         "concatenate leaves of one dtype into one array on the host, and split it in the compiled step",
         "placing an array takes a fixed time: 64 arrays took 34 to 78 times as long as one of as many bytes",
-        {"leaves": len(leaves), "small": len(small), "small_bytes": sum(small)},
     )

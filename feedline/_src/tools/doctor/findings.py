@@ -16,14 +16,13 @@ _MAX_LISTED = 3
 class Finding(NamedTuple):
     """What one check found, with what to change and why it matters: `made` drops both where nothing is wrong.
 
-    `measured` has JSON values by name, with units in the names. "unknown": could not be checked.
+    Severity "unknown": could not be checked.
     """
 
     severity: Severity
     finding: str
     fix: str = ""
     why: str = ""
-    measured: Mapping[str, Any] = {}
     name: str = ""
 
 

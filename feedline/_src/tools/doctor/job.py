@@ -44,7 +44,7 @@ else:
 '''
 _MIN_SAMPLES = 40
 _LARGE_SHARE = 0.05  # of the loop's time: a warning
-_DRY_SHARE = 0.5  # of the steps: before fewer, the devices idle too rarely to matter
+_IDLE_SHARE = 0.5  # of the steps: before fewer, the devices idle too rarely to matter
 _GROWTH_STEPS, _HOST_BYTES = 60, 64 << 20
 _FED_BACK_BYTES = 64 << 10
 _LATE_SHARE, _BUSY_SHARE = 0.08, 0.2
@@ -150,7 +150,6 @@ def ended(ran: Ran) -> Finding:
         "it was stopped before its end" if ran.stopped else f"it ended with exit code {ran.code}",
         "see its own messages above; the checks below are about the time before",
         "what failed may be the reason for other findings",
-        {"exit_code": ran.code, "stopped": ran.stopped, "observed_processes": len(ran.processes)},
     )
 
 
@@ -186,7 +185,7 @@ def lines(process: Object, step: Object | None, kind: str) -> Finding:
     if step and kind == "place" and step["numpy_bytes"]:
         size = in_bytes(step["numpy_bytes"])
         text = f"{step['name']} ({step['line']}) gets NumPy arrays, {size} in each call"
-        return Finding("warning", text, fix, why, {"numpy_bytes": step["numpy_bytes"]})
+        return Finding("warning", text, fix, why)
     samples = process["samples"]
     if step is None or samples["samples"] < _MIN_SAMPLES:
         return Finding("unknown", _TOO_SHORT)
@@ -194,19 +193,18 @@ def lines(process: Object, step: Object | None, kind: str) -> Finding:
     always = [line for line in found if line["profiled_steps"] == samples["profiled_steps"] > 1]
     share = sum(line["share"] for line in found)
     # nothing is lost while the devices still have steps to do, as in a loop that prints every fiftieth loss
-    dry = max(f["dry_share"] for f in process["functions"] if f["calls"] >= step["calls"] / 2)
+    idle = max(f["idle_share"] for f in process["functions"] if f["calls"] >= step["calls"] / 2)
     severity: Severity = "warning" if share >= _LARGE_SHARE else severity_in_each if always else "ok"
     shown = [
         f"{line['line']} {line['text']} ({line['share']:.1%}{', in each step' if line in always else ''})"
         for line in found
     ]
     return Finding(
-        severity if dry >= _DRY_SHARE else "ok",
+        severity if idle >= _IDLE_SHARE else "ok",
         f"{share:.1%} of the loop's time, in {samples['samples']:,} samples: {listed(shown, '; ')}. Before "
-        f"{dry:.0%} of the steps the devices had nothing left to do",
+        f"{idle:.0%} of the steps the devices had nothing left to do",
         fix,
         why,
-        {"share": share, "idle_devices_share": dry, "lines": found},
     )
 
 
@@ -228,7 +226,6 @@ def recompilation(compiled: Sequence[Object]) -> Finding:
         "keep shapes (the last batch: remainder='pad' or 'drop') and dtypes, call jax.jit once, outside the loop, "
         "and pass values that change as arrays, not as static arguments",
         "the devices idle while a step is compiled",
-        {"functions": found},
     )
 
 
@@ -245,7 +242,6 @@ def donation(functions: Sequence[Object]) -> Finding:
         f"came back as arguments, and were not donated: {listed(shown)}",
         "jax.jit(..., donate_argnums=...) with the number of the state, if nothing uses the old state afterwards",
         "the old and the new state are both in memory during the step; with donation the new one takes its place",
-        {"functions": found},
     )
 
 
@@ -261,7 +257,6 @@ def unrolled_loops(functions: Sequence[Object]) -> Finding:
         listed(shown, "; "),
         "jax.lax.scan over stacked parameters, or lax.fori_loop; for gradients with jax.checkpoint on the body",
         "each iteration is a copy in the program, and for gradients all intermediate results are kept",
-        {"functions": found},
     )
 
 
@@ -275,7 +270,6 @@ def growing_memory(steps: int, growths: Sequence[Object]) -> Finding:
         listed([each["text"] for each in grown], "; "),
         "drop what refers to it: a list, a closure, a metric that is never fetched (feedline.trainer.MemoryWatch)",
         "the job fails for lack of memory once it has run for long enough",
-        {"steps": steps, "growths": grown},
     )
 
 
@@ -290,5 +284,4 @@ def gil(samples: Object | None) -> Finding:
         f"{samples['late_share']:.0%} of {samples['samples']:,} waits for the GIL took over 3 ms; {listed(shown)}",
         "do that work in processes (Reading(workers=...)), or with libraries that release the GIL, such as NumPy",
         "only one thread at a time runs Python: the training thread waits for it, and enqueues steps late",
-        {"late_share": samples["late_share"], "threads": busy},
     )

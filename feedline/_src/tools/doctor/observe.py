@@ -2,7 +2,7 @@
 
 Nothing of jax is replaced but `jax.jit` and `jax.pmap`, which are wrapped. What they return behaves like the usual
 functions, and a hook that fails never changes what the job computes. The main thread is taken for the training
-thread. `job` judges what is written here.
+thread. `judge` derives findings from what is written here.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import os
 import sys
 import threading
 import types
 import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,16 +23,14 @@ import numpy as np
 
 from feedline._src.tools.doctor.checks import Leaf
 from feedline._src.tools.doctor.findings import listed
-from feedline._src.tools.doctor.sampling import Sampler, StepProfile, host_bytes, room_of, shown, user_line
+from feedline._src.tools.doctor.sampling import Sampler, StepProfile, host_bytes, user_line
+from feedline._src.tools.doctor.unrolled import unrolled
 from feedline._src.trainer.memory import MemoryWatch
 
 LOOP = 3
 """Calls of a function from which it counts as a step of a loop."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LOOKED_AT = range(4)  # the calls of which arguments, their values and results are looked at
-_MIN_REPEATS, _MIN_EQUATIONS, _MAX_EQUATIONS = 8, 48, 20_000
-_MAX_CANDIDATES = 16
-_CHAINED = 0.9
 
 
 class Record:
@@ -44,7 +40,7 @@ class Record:
         self.functions: dict[tuple[str, str], Function] = {}  # by name, and the line where they were made
         self.compiled: dict[tuple[str, str], dict[str, Any]] = {}  # by line and name
         self.last_compiled: dict[str, Any] | None = None
-        self.last: list[weakref.ref[Any]] = []  # two arrays that the last call of a compiled function returned
+        self.last_outputs: list[weakref.ref[Any]] = []  # two arrays of the last call of a compiled function
         self.inside_call = False  # the main thread is calling a compiled function
         self.step: Function | None = None  # its calls are the steps of the loop; None before that begins
         self.failures: dict[str, str] = {}  # of hooks: where → why
@@ -66,6 +62,12 @@ class Record:
                 found["times"] = found["times"] + 1 if self.step or self.inside_call else 1
                 found["seconds"] += duration_secs if found["times"] > 1 else 0
                 self.last_compiled = found
+
+    def devices_idle(self) -> bool | None:
+        """Whether the first device has computed what the last call returned. None: those arrays are gone."""
+        last = [array for reference in self.last_outputs if (array := reference()) is not None]
+        ready = [array.addressable_data(0).is_ready() for array in last if not array.is_deleted()]
+        return all(ready) if ready else None
 
     @contextlib.contextmanager
     def guarded(self, where: str) -> Iterator[None]:
@@ -95,7 +97,7 @@ class Record:
 
 
 def install(record: Record) -> None:
-    """Wrap jax's functions, and listen for compilations, until this process ends."""
+    """Wrap `jax.jit` and `jax.pmap`, and listen for compilations, until this process ends."""
     jax.monitoring.register_event_duration_secs_listener(record.count_compilation)
     jax.jit, jax.pmap = _watching(record, jax.jit), _watching(record, jax.pmap)
     atexit.register(record.write)
@@ -113,14 +115,14 @@ def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
         """A proxy. Functions of one name that are made at one line are observed together."""
         with record.guarded("functions"):
             key = str(getattr(function, "__name__", "a function")), user_line(sys._getframe())
-            function = WatchedCallable(function, record.functions.get(key) or Function(record, *key))
+            function = Watched(function, record.functions.get(key) or Function(record, *key))
         return function  # noqa: RET504  it is the function itself if the hook failed
 
     return made
 
 
 class Watched:
-    """A proxy of what jax returns: a jitted function, or a stage of compiling it ahead.
+    """A proxy of a jitted function, or of a stage of compiling it ahead: Traced, Lowered, Compiled.
 
     Attributes, pickling, copies and `isinstance` are those of the original. What `trace`, `lower` and `compile`
     return is watched, too.
@@ -133,6 +135,9 @@ class Watched:
         self._watched_original = original
         self._watched_function = function
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._watched_function.call(self._watched_original, args, kwargs)
+
     @property  # type: ignore[misc]  # object's can be set
     def __class__(self) -> Any:
         return type(self._watched_original)
@@ -143,13 +148,11 @@ class Watched:
         found = getattr(self._watched_original, name)
         if name not in ("trace", "lower", "compile"):
             return found
+        return functools.wraps(found)(lambda *args, **kw: Watched(found(*args, **kw), self._watched_function))
 
-        @functools.wraps(found)
-        def stage(*args: Any, **kwargs: Any) -> Any:
-            result = found(*args, **kwargs)
-            return (WatchedCallable if callable(result) else Watched)(result, self._watched_function)
-
-        return stage
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        binds = instance is not None and hasattr(type(self._watched_original), "__get__")
+        return types.MethodType(self, instance) if binds else self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if isinstance(self._watched_original, types.FunctionType):  # pickled by its name, and copied as itself
@@ -158,17 +161,6 @@ class Watched:
 
     def __repr__(self) -> str:
         return repr(self._watched_original)
-
-
-class WatchedCallable(Watched):
-    """A proxy that can be called: a jitted function, or a program that was compiled ahead."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._watched_function.call(self._watched_original, args, kwargs)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        binds = instance is not None and hasattr(type(self._watched_original), "__get__")
-        return types.MethodType(self, instance) if binds else self
 
 
 class Function:
@@ -181,7 +173,7 @@ class Function:
         self.fed_back: list[int] = []  # bytes in each call that was looked at
         self.unrolled: dict[str, Any] | None = None
         self._record = record
-        self._dry = self._queued = 0  # calls before which the devices had, or had not, done all work
+        self._idle_devices = {True: 0, False: 0, None: 0}  # calls by `Record.devices_idle` before them
         self._arguments: dict[str, weakref.ref[Any]] = {}
         self._outputs: dict[int, weakref.ref[Any]] = {}
         self._batch: dict[str, Leaf] | None = None  # arguments that were new in each sampled call
@@ -213,7 +205,7 @@ class Function:
             record.functions[self.name, self.line] = self
         if record.step is self:
             record.profile.end()
-        self._count_idle_devices()
+        self._idle_devices[record.devices_idle()] += 1
         disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # then nothing was traced before
         if self.calls == 1 and hasattr(function, "trace") and not disabled:
             with record.guarded("program"):
@@ -229,13 +221,6 @@ class Function:
         self.argument_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in named.values())
         self._arguments = {name: weakref.ref(leaf) for name, leaf in named.items() if _is_array(leaf)}
         return True
-
-    def _count_idle_devices(self) -> None:
-        """Note whether the first device has already computed what the last call returned, so that it idles."""
-        last = [array for reference in self._record.last if (array := reference()) is not None]
-        known = [array.addressable_data(0).is_ready() for array in last if not array.is_deleted()]
-        self._dry += bool(known) and all(known)
-        self._queued += bool(known) and not all(known)
 
     def _is_new(self, name: str, leaf: Any) -> bool:
         """Whether this argument is another array than in the last call, and not one that was returned then."""
@@ -256,7 +241,7 @@ class Function:
                 record.last_compiled["change"] = changed(self._compiled_for, arguments) or unchanged
             self._compiled_for = arguments
         outputs = [leaf for leaf in jax.tree.leaves(result) if _is_array(leaf)]
-        record.last = [weakref.ref(leaf) for leaf in (*outputs[:1], *outputs[-1:])]
+        record.last_outputs = [weakref.ref(leaf) for leaf in (*outputs[:1], *outputs[-1:])]
         if self.calls in _LOOKED_AT:
             kept = [leaf for leaf in jax.tree.leaves((args, kwargs)) if self._was_returned(leaf)]
             self.fed_back.append(sum(leaf.nbytes for leaf in kept if not leaf.is_deleted()))
@@ -270,9 +255,10 @@ class Function:
 
     def as_object(self) -> dict[str, Any]:
         """JSON values."""
+        known = self._idle_devices[True] + self._idle_devices[False]
         return {
             **{name: value for name, value in vars(self).items() if not name.startswith("_")},
-            "dry_share": self._dry / (self._dry + self._queued) if self._dry + self._queued else 1.0,
+            "idle_share": self._idle_devices[True] / known if known else 1.0,
             "batch": [leaf._asdict() for leaf in (self._batch or {}).values()],
         }
 
@@ -312,54 +298,3 @@ def _described(leaf: Any) -> str:
     where = f"on {leaf.sharding.num_devices} devices" + (f" as {spec}" if spec is not None else "")
     weak = ", weakly typed" if leaf.weak_type else ""
     return f"{leaf.dtype}{list(leaf.shape)} {where}{weak}{'' if leaf.committed else ', not committed'}"
-
-
-def unrolled(jaxpr: Any) -> dict[str, Any] | None:
-    """The longest Python loop: equal iterations, eight or more, that use what the one before has computed.
-
-    So the update of many leaves of one shape is no loop. Returns {"repeats": iterations, "body": equations of one,
-    "loop": the user's line}; None without one.
-    """
-    longest: dict[str, Any] = {"repeats": 0, "body": 0}
-    for equations in _programs(jaxpr):
-        kinds: dict[Hashable, list[int]] = defaultdict(list)  # an iteration has one equation of each kind
-        for i, equation in enumerate(equations):
-            kinds[_kind(equation)].append(i)
-        body = Counter(map(len, kinds.values()))
-        for members in sorted(kinds.values(), key=lambda each: -len(each) * body[len(each)])[:_MAX_CANDIDATES]:
-            n, least = len(members), max(_MIN_EQUATIONS, longest["repeats"] * longest["body"] + 1)
-            if n >= _MIN_REPEATS and n * body[n] >= least and _chain(equations, members) >= _CHAINED * n:
-                longest = {"repeats": n, "body": body[n], "loop": _line_of(equations[members[0]])}
-    return longest if longest["repeats"] else None
-
-
-def _programs(jaxpr: Any) -> Iterator[Sequence[Any]]:
-    """The equations of a program, and of each program inside of it, but for very long ones."""
-    if len(jaxpr.eqns) <= _MAX_EQUATIONS:
-        yield jaxpr.eqns
-    for equation in jaxpr.eqns:
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
-            if hasattr(inner, "eqns"):
-                yield from _programs(inner)
-
-
-def _kind(equation: Any) -> Hashable:
-    """The operation, its shapes and its line; the gradient of an operation has the line of the operation."""
-    shapes = tuple(str(var.aval) for var in itertools.chain(equation.invars, equation.outvars))
-    is_transposed = "transpose" in str(equation.source_info.name_stack)
-    return equation.primitive.name, equation.params.get("name", ""), shapes, _line_of(equation), is_transposed
-
-
-def _chain(equations: Sequence[Any], members: Sequence[int]) -> int:
-    """The most of these equations on one path through the program."""
-    counted, depths = set(members), dict[int, int]()
-    for i, equation in enumerate(equations):
-        depth = max((depths.get(id(var), 0) for var in equation.invars), default=0) + (i in counted)
-        depths |= {id(var): depth for var in equation.outvars}
-    return max(depths.values(), default=0)
-
-
-def _line_of(equation: Any) -> str:
-    traceback = equation.source_info.traceback
-    users = (frame for frame in (traceback.frames if traceback else ()) if room_of(frame.file_name) == "user")
-    return next((shown(frame.file_name, frame.line_num) for frame in users), "")
