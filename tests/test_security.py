@@ -24,7 +24,11 @@ from launched import launched
 from PIL import Image
 
 import feedline
-from feedline._src.files.cache import Cache, name_of
+from feedline._src.files.cache import Cache
+from feedline._src.files.cached_range import CachedRange
+from feedline._src.files.client import Version
+from feedline._src.files.fetcher import RemoteObject
+from feedline._src.files.store import Url
 from feedline._src.formats import table
 from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder
@@ -174,6 +178,11 @@ def tar_of(path, members):
             archive.addfile(member, io.BytesIO(data))
 
 
+def cached(folder, key, size):
+    stored = RemoteObject(Url("s3://bucket", key), Version(size, "tag/../.."), 1.0)
+    return CachedRange(Cache(str(folder), 1 << 20), stored, 0, size)
+
+
 def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, payload, tmp_path):
     tar_of(tmp_path / "x.tar", {"0.x": b"a", "1.x": b"b"})
     index = tmp_path / ".x.tar.feedline-index"
@@ -181,10 +190,10 @@ def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, paylo
     assert open_and_read(tmp_path / "x.tar") == [{"x": b"a"}, {"x": b"b"}]
     assert index.read_bytes() != payload
 
-    cache = Cache(str(tmp_path / "cache"), 1 << 20)
-    cache.write(cache.open("block", 100), 0, memoryview(bytes(100)))
-    Path(cache.path("block")).write_bytes(payload)
-    assert cache.get("block", 100) is None
+    block = cached(tmp_path / "cache", "block", 100)
+    block.write([0], bytes(100))
+    Path(block.path).write_bytes(payload)
+    assert block.read_all() is None
 
     lanes = tmp_path / "lanes"
     lanes.mkdir()
@@ -328,8 +337,7 @@ def test_an_index_with_right_checksums_cannot_name_bytes_outside_of_its_file(tmp
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "/etc/passwd", "a\0b", "x" * 5000])
 def test_a_block_of_any_object_lies_in_the_cache(tmp_path, key):
-    cache = Cache(str(tmp_path / "cache"), 1 << 20)
-    place = Path(cache.path(name_of(f"s3://bucket/{key}", "tag/../..", 0, 10)))
+    place = Path(cached(tmp_path / "cache", key, 10).path)
     assert place.parent.parent == tmp_path / "cache" / "blocks"
     assert place.name.isalnum()
 

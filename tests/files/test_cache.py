@@ -15,13 +15,21 @@ from background import PATIENCE_S, arrived, spawn
 from stored import RECORDS, array_record
 
 import feedline
-from feedline._src.files.cache import Cache, name_of
+from feedline._src.files.cache import Cache
+from feedline._src.files.cached_range import CachedRange
+from feedline._src.files.client import Version
+from feedline._src.files.fetcher import RemoteObject
+from feedline._src.files.store import Url
 
-NAME = name_of("s3://bucket/x", "tag", 0, 1000)
+
+def cached(cache, key, size):
+    return CachedRange(cache, RemoteObject(Url("s3://bucket", str(key)), Version(size, "tag"), 1.0), 0, size)
 
 
-def put(cache, name, data):
-    cache.write(cache.open(name, len(data)), 0, memoryview(data))
+def put(cache, key, data):
+    stored = cached(cache, key, len(data))
+    stored.write([0], data)
+    return stored
 
 
 @pytest.mark.parametrize(
@@ -38,41 +46,38 @@ def put(cache, name, data):
 )
 def test_a_damaged_block_is_fetched_again(tmp_path, damage):
     cache, data = Cache(str(tmp_path), 1 << 20), os.urandom(1000)
-    assert cache.get(NAME, 1000) is None
-    put(cache, NAME, data)
-    assert cache.get(NAME, 1000) == data
-    path = Path(cache.path(NAME))
-    path.write_bytes(damage(path.read_bytes()))
-    assert cache.get(NAME, 1000) is None
-    put(cache, NAME, data)
-    assert cache.get(NAME, 1000) == data
+    block = cached(cache, "x", 1000)
+    assert block.read_all() is None
+    for _ in range(2):
+        block.write([0], data)
+        assert block.read_all() == data
+        path = Path(block.path)
+        path.write_bytes(damage(path.read_bytes()))
+        assert block.read_all() is None
 
 
 def test_the_least_recently_used_files_are_evicted(tmp_path):
     cache = Cache(str(tmp_path), 800_000)  # each file takes 8 KB on the disk
-    for i in range(90):
-        put(cache, f"{i:040}", bytes(4097))
-        os.utime(cache.path(f"{i:040}"), (i, i))
-    assert cache.has(f"{3:040}")
-    for i in range(90, 120):
-        put(cache, f"{i:040}", bytes(4097))
-    there = {i for i in range(120) if os.path.exists(cache.path(f"{i:040}"))}
+    blocks = [put(cache, i, bytes(4097)) for i in range(90)]
+    for i, block in enumerate(blocks):
+        os.utime(block.path, (i, i))
+    assert blocks[3].read_all()
+    blocks += [put(cache, i, bytes(4097)) for i in range(90, 120)]
+    there = {i for i, block in enumerate(blocks) if os.path.exists(block.path)}
     assert 80 <= len(there) <= 104
     assert there >= {3, *range(90, 120)}
 
 
 def test_a_whole_file_is_evicted_once_it_is_not_in_use(tmp_path):
     cache = Cache(str(tmp_path), 400_000)  # each of the others takes 8 KB
-    whole = cache.whole(NAME, 50_000, lambda file: file.write(memoryview(bytes(50_000)), 0))
+    whole = cache.whole("x", 50_000, lambda file: file.write(memoryview(bytes(50_000)), 0))
 
     def fill(first):
         os.utime(whole_path, ns=(1, os.stat(whole_path).st_mtime_ns))  # used long ago
-        for i in range(first, first + 60):
-            put(cache, f"{i:040}", bytes(4097))
+        return [put(cache, i, bytes(4097)).path for i in range(first, first + 60)]
 
     whole_path = whole.path
-    fill(0)
-    assert not os.path.exists(cache.path(f"{0:040}"))
+    assert not os.path.exists(fill(0)[0])
     assert whole.is_at_its_path
     del whole
     fill(60)
@@ -93,13 +98,13 @@ def test_a_failed_download_holds_up_nobody_while_its_error_is_kept(tmp_path, mon
         flock(*arguments)
 
     def whole():
-        found = cache.whole(NAME, 5, lambda file: file.write(memoryview(b"bytes"), 0))
+        found = cache.whole("x", 5, lambda file: file.write(memoryview(b"bytes"), 0))
         return os.pread(found.descriptor, 5, 0)
 
     monkeypatch.setattr(fcntl, "flock", noted)
     waiting = []
     with pytest.raises(feedline.FeedError) as kept:
-        cache.whole(NAME, 5, download)
+        cache.whole("x", 5, download)
     waiting.append(spawn(whole))
     assert [each.result(PATIENCE_S) for each in waiting] == [b"bytes", b"bytes"]
     assert kept.tb is not None  # as a notebook keeps the last one
@@ -107,8 +112,7 @@ def test_a_failed_download_holds_up_nobody_while_its_error_is_kept(tmp_path, mon
 
 def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path, monkeypatch):
     cache, write, full = Cache(str(tmp_path), 1 << 30), os.pwrite, [1]
-    for i in range(4):
-        put(cache, f"{i:040}", bytes(100_000))
+    blocks = [put(cache, i, bytes(100_000)) for i in range(4)]
 
     def filling(descriptor, data, at):
         if len(data) > 10_000 and full and (full.pop() or True):
@@ -116,13 +120,12 @@ def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path,
         return write(descriptor, data, at)
 
     monkeypatch.setattr(os, "pwrite", filling)
-    put(cache, NAME, bytes(100_000))
-    assert cache.get(NAME, 100_000) == bytes(100_000)
-    assert 1 <= sum(os.path.exists(cache.path(f"{i:040}")) for i in range(4)) <= 3
+    assert put(cache, "x", bytes(100_000)).read_all() == bytes(100_000)
+    assert 1 <= sum(os.path.exists(block.path) for block in blocks) <= 3
     full += [1] * 10
     with pytest.raises(feedline.FeedError, match=r"cannot be written \(No space left.*set FEEDLINE_CACHE"):
-        put(cache, f"{9:040}", bytes(100_000))
-    assert cache.get(f"{9:040}", 100_000) is None
+        put(cache, 9, bytes(100_000))
+    assert cached(cache, 9, 100_000).read_all() is None
 
 
 # --- deleted and damaged while in use ---
@@ -201,13 +204,10 @@ def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
 
     def use(_):
         for i in range(200):
-            name, data = f"{i % 40:040}", memoryview(bytes([i % 40]) * 5000)
-            file = cache.open(name, 5000)
-            cache.write(file, 0, data)
-            assert os.pread(file.descriptor, 5000, 0) == data
-            assert cache.get(name, 5000) in (None, data)
-            cache.has(name)
-            whole = cache.whole(name, 5000, lambda file, data=data: file.write(data, 0))
+            data = bytes([i % 40]) * 5000
+            block = put(cache, i % 40, data)
+            assert block.read_all() in (None, data)
+            whole = cache.whole(f"{i % 40:040}", 5000, lambda file, data=data: file.write(memoryview(data), 0))
             assert os.pread(whole.descriptor, 5000, 0) == data
             Cache(folder, None)
 

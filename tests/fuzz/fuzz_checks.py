@@ -242,13 +242,11 @@ def _server() -> Any:
 
 def _cached(path: Path) -> Outcome:
     """A damaged block of the cache of stores: it is fetched again."""
-    from feedline._src.files.cache import Cache
-
-    cache = Cache(str(path.parent / "cache"), 1 << 30)
-    place = Path(cache.path("block"))
+    block = fuzz_inputs.cached_block(path.parent / "cache")
+    place = Path(block.path)
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, place)
-    found = cache.get("block", len(fuzz_inputs.BLOCK))
+    found = block.read_all()
     if found is None:
         return Outcome("refused")
     right = found == fuzz_inputs.BLOCK

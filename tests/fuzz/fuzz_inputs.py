@@ -84,11 +84,21 @@ def write_folder(path: Path) -> None:
 
 def write_block(path: Path) -> None:
     """A block of the cache of stores, whose bytes are `BLOCK`."""
-    from feedline._src.files.cache import Cache
+    block = cached_block(path.parent / "made")
+    block.write([0], BLOCK)
+    path.write_bytes(Path(block.path).read_bytes())
 
-    place = Cache(str(path.parent / "made"), 1 << 30)
-    place.write(place.open("block", len(BLOCK)), 0, memoryview(BLOCK))
-    path.write_bytes(Path(place.path("block")).read_bytes())
+
+def cached_block(folder: Path) -> Any:
+    """The range of the cache in a folder that holds the bytes `BLOCK`."""
+    from feedline._src.files.cache import Cache
+    from feedline._src.files.cached_range import CachedRange
+    from feedline._src.files.client import Version
+    from feedline._src.files.fetcher import RemoteObject
+    from feedline._src.files.store import Url
+
+    stored = RemoteObject(Url("s3://bucket", "block"), Version(len(BLOCK), "tag"), 1.0)
+    return CachedRange(Cache(str(folder), 1 << 30), stored, 0, len(BLOCK))
 
 
 def write_lanes(path: Path) -> None:

@@ -16,10 +16,11 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of
+from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.client import Listed, Version, client_of
-from feedline._src.files.fetcher import REQUEST_BYTES, fetcher, result_of, version_of
+from feedline._src.files.fetcher import REQUEST_BYTES, RemoteObject, fetcher, result_of, version_of
 from feedline._src.files.file import File, Indices, OpenFile, absolute, changed, pread, unreadable
-from feedline._src.files.remote import CachedRange, RemoteFile
+from feedline._src.files.remote import RemoteFile
 from feedline._src.files.store import Store, Url, is_url
 from feedline._src.rows import digests
 
@@ -212,7 +213,7 @@ class RemoteFolder(Folder):
         if self._cache.is_too_early(needed, ahead):
             return False
         for file, each in zip(files, ranges, strict=True):
-            if each is None or not each.is_there():
+            if each is None or not os.path.exists(each.path):
                 self._begin(file)
         return True
 
@@ -255,12 +256,12 @@ class RemoteFolder(Folder):
         version = self._listed_version(file) if isinstance(file, int) else self.versions.get(file)
         if version is None:
             return None
-        url = self._url.below(self._name(file))
-        return CachedRange(self._cache, url, version, 0, version.size_bytes, self._store.patience_s)
+        stored = RemoteObject(self._url.below(self._name(file)), version, self._store.patience_s)
+        return CachedRange(self._cache, stored, 0, version.size_bytes)
 
     def _stored(self, file: Name) -> bytes | None:
         each = self._range(file)
-        data = None if each is None else each.stored()
+        data = None if each is None else each.read_all()
         fetcher().counts.cached += data is not None
         return data
 

@@ -1,27 +1,22 @@
-"""Files in a store: their blocks come through the cache on local disk, and once all are there they are mapped."""
+"""`RemoteFile`: an object in a store, whose blocks are read from the cache on local disk."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import ctypes
 import functools
 import io
 import itertools
 import logging
-import mmap
 import os
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import FeedError
-from feedline._src.files.cache import AHEAD, BLOCK_BYTES, Cache, CacheFile, Verified, cache_of, name_of, touch
+from feedline._src.files.cache import AHEAD, BLOCK_BYTES, cache_of
+from feedline._src.files.cached_range import CachedRange, name_of
 from feedline._src.files.client import Version
 from feedline._src.files.fetcher import (
     AT_ONCE,
@@ -33,7 +28,8 @@ from feedline._src.files.fetcher import (
     result_of,
     version_of,
 )
-from feedline._src.files.file import Bytes, Descriptor, File, FileVersion, Indices, OpenFile, T, place_in
+from feedline._src.files.file import Bytes, Descriptor, File, Indices, OpenFile, T, place_in
+from feedline._src.files.mapped import MappedObject
 from feedline._src.files.store import Store, Url
 from feedline._src.native.library import library
 
@@ -42,104 +38,7 @@ _TRIES, _WHOLE_TRIES = 100, 10
 _HEADER_BYTES = 1 << 14  # what a file object reads at once of headers
 _EXACT_BYTES = 1 << 17  # up to this size, as of footers, only these bytes are fetched, and not their blocks
 _SMALL_BYTES = 1 << 18  # a smaller object is fetched whole for its samples
-_BLOCKS_A_REQUEST = REQUEST_BYTES // BLOCK_BYTES
-_CHECKED_SEGMENTS = 16  # of a mapped object at each read, which takes a system call for each
 _DOWNLOADS = 8  # whole objects that are downloaded at once, each by many requests
-
-
-class CachedRange:
-    """Bytes `start` to `stop` of a version of an object, which are kept in one file of the cache."""
-
-    def __init__(self, cache: Cache, url: Url, version: Version, start: int, stop: int, patience_s: float) -> None:
-        self._cache, self._url, self._version = cache, url, version
-        self._start, self.size, self._patience_s = start, stop - start, patience_s
-        self._name = name_of(str(url), version.tag, start, stop)
-        self._verified = Verified.none(self.size)
-
-    @property
-    def path(self) -> str:
-        return self._cache.path(self._name)
-
-    @property
-    def verified(self) -> npt.NDArray[np.bool_]:
-        """bool[blocks]: which are in the cache as far as this process knows, without a look into the file."""
-        if self._verified.id and not os.path.exists(self.path):
-            self._verified = Verified.none(self.size)
-        return self._verified.blocks
-
-    def open(self) -> CacheFile:
-        """The file of the cache, which is made if there is none."""
-        file = self._cache.open(self._name, self.size, self._verified)
-        self._verified = file.verified
-        return file
-
-    def is_there(self) -> bool:
-        """Whether the cache has its file, which may lack some blocks."""
-        return self._cache.has(self._name)
-
-    def stored(self) -> bytes | None:
-        """All bytes, if they are in the cache."""
-        return self._cache.get(self._name, self.size) if self.size else b""
-
-    async def all(self) -> bytes:
-        """All bytes, from the cache, or else fetched and put there."""
-        found = await asyncio.to_thread(self.stored)
-        fetcher().counts.cached += found is not None
-        if found is None:
-            blocks = range(-(-self.size // BLOCK_BYTES))
-            found = b"".join(await gathered(map(self._fetch, _requests(blocks))))
-        return found
-
-    async def fetch_missing(self, blocks: Sequence[int]) -> None:
-        """Put adjacent blocks into the cache, unless they are there."""
-
-        def find() -> list[int]:
-            file = self.open()
-            return [block for block in blocks if not file.has(block)]
-
-        missing = await asyncio.to_thread(find)
-        fetcher().counts.cached += len(blocks) - len(missing)
-        for some in _requests(missing):
-            await self._fetch(some)
-
-    async def _fetch(self, blocks: Sequence[int]) -> bytes:
-        """Fetch adjacent blocks, and put them into the cache."""
-        at, end = blocks[0] * BLOCK_BYTES, min((blocks[-1] + 1) * BLOCK_BYTES, self.size)
-        stored = RemoteObject(self._url, self._version, self._patience_s)
-        data = await stored.fetch(self._start + at, self._start + end)
-
-        def keep() -> None:
-            file = self.open()
-            for i, block in enumerate(blocks):
-                self._cache.write(file, block, memoryview(data)[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES])
-
-        await asyncio.to_thread(keep)
-        return data
-
-
-def _requests(blocks: Iterable[int]) -> Iterator[list[int]]:
-    """Ascending blocks, in runs of adjacent ones that one request fetches."""
-    runs = itertools.groupby(enumerate(blocks), lambda each: (each[1] // _BLOCKS_A_REQUEST, each[1] - each[0]))
-    return ([block for _, block in run] for _, run in runs)
-
-
-class _Piece(NamedTuple):
-    """A part that is read, or as much of it as lies in one segment."""
-
-    part: int  # its number
-    within: int  # where in the part the piece begins
-    offset: int  # where in the segment
-    length: int
-
-
-_Read = Callable[[CacheFile, Sequence[_Piece], Indices, Indices], int]
-
-
-class _Mapped(NamedTuple):
-    """All bytes of an object, mapped, and path and version of each of its segments."""
-
-    memory: Bytes
-    segments: list[tuple[str, FileVersion]]
 
 
 class RemoteFile(File):
@@ -150,39 +49,27 @@ class RemoteFile(File):
 
     def __init__(self, url: Url, version: Version, options: Store) -> None:
         self.name, self.version, self.size = str(url), version, version.size_bytes
-        self._url, self._options = url, options
+        self._object, self._options = RemoteObject(url, version, options.patience_s), options
         self.cache = cache_of(options)
         self._step = self.cache.segment_bytes
-        self._blocks_a_segment = self._step // BLOCK_BYTES
-        self._segments = [
-            self._range(start, min(start + self._step, self.size)) for start in range(0, self.size, self._step)
-        ]
-        self._lock = threading.RLock()  # a request may be done before its callback is added
-        self._pending: dict[int, concurrent.futures.Future[None]] = {}
-        """The request for each block that is being fetched. Guarded by _lock."""
-        self._mapped: _Mapped | None = None
-        self._incomplete = 0
-        """The number of a segment that lacked blocks when it was last looked at."""
-        self._checks = itertools.count()
+        starts = range(0, self.size, self._step)
+        self._segments = [self._range(start, min(start + self._step, self.size)) for start in starts]
+        self._complete = 0
+        """The number of segments, from the first one, that the cache was found to have completely."""
+        self._mapped: MappedObject | None = None
         self._whole: OpenFile | None = None
         self._download: concurrent.futures.Future[Any] | None = None
 
     def _range(self, start: int, stop: int) -> CachedRange:
-        return CachedRange(self.cache, self._url, self.version, start, stop, self._options.patience_s)
+        return CachedRange(self.cache, self._object, start, stop)
 
     # --- read ---
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
-        parts: list[dict[int, bytes]] = [{} for _ in offsets]  # pieces by where in the part they begin
-
-        def read(file: CacheFile, pieces: Sequence[_Piece], starts: Indices, lengths: Indices) -> int:
-            found = file.read(starts, lengths)
-            for piece, data in zip(pieces, found, strict=True):
-                parts[piece.part][piece.within] = data
-            return sum(map(len, found))
-
-        self._each(offsets, np.minimum(offsets + lengths, self.size), read)
-        return [b"".join(pieces[at] for at in sorted(pieces)) for pieces in parts]
+        lengths = np.clip(self.size - offsets, 0, lengths)
+        parts = [bytearray(length) for length in lengths.tolist()]
+        self._read_into(offsets, parts)
+        return [bytes(part) for part in parts]
 
     def read_rows(self, offsets: Indices, out: Bytes) -> None:
         length = out.shape[1]
@@ -191,43 +78,35 @@ class RemoteFile(File):
         firsts = np.append(0, np.flatnonzero(np.diff(offsets) != length) + 1)[: len(offsets)]  # of adjacent rows
         ends = np.append(firsts[1:], len(offsets))[: len(firsts)]
         rows = [out[first:end].reshape(-1) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
+        self._read_into(offsets[firsts], rows)
 
-        def read(file: CacheFile, pieces: Sequence[_Piece], *_: Indices) -> int:
-            return sum(
-                os.preadv(file.descriptor, [rows[part][within : within + length].data], offset)
-                for part, within, offset, length in pieces
-            )
-
-        self._each(offsets[firsts], offsets[firsts] + length * (ends - firsts), read)
-
-    def _each(self, offsets: Indices, stops: Indices, read: _Read) -> None:
-        """Call `read` with each file of the cache that has some of these parts, once their blocks are there.
-
-        `read` gets pieces, their offsets in the file and their lengths, and returns how many bytes it has read. It
-        is called again if the file was truncated meanwhile.
-        """
-        self._wait_for(self.blocks_of(offsets, stops))
-        pieces: dict[int, list[_Piece]] = {}
-        for part, (start, stop) in enumerate(zip(offsets.tolist(), stops.tolist(), strict=True)):
-            at = start
-            while at < stop:
-                number, offset = divmod(at, self._step)
-                length = min(stop - at, self._step - offset)
-                pieces.setdefault(number, []).append(_Piece(part, at - start, offset, length))
-                at += length
+    def _read_into(self, offsets: Indices, buffers: Sequence[Any]) -> None:
+        """Fill each buffer with the bytes at its offset, none of which lie beyond the end."""
+        views = [memoryview(buffer) for buffer in buffers]
+        self._wait_for(self.blocks_of(offsets, offsets + np.array([len(view) for view in views], np.int64)))
+        pieces: dict[int, list[tuple[int, memoryview]]] = {}
+        for start, view in zip(offsets.tolist(), views, strict=True):
+            while view:
+                number, offset = divmod(start, self._step)
+                piece, view = view[: self._step - offset], view[self._step - offset :]
+                pieces.setdefault(number, []).append((offset, piece))
+                start += len(piece)
         for number, some in pieces.items():
-            starts = np.array([piece.offset for piece in some])
-            lengths = np.array([piece.length for piece in some])
-            first = number * self._blocks_a_segment
-            blocks = self.blocks_of(number * self._step + starts, number * self._step + starts + lengths)
-            for _ in range(_TRIES):
-                file = self._segments[number].open()
-                if not all(file.has(block - first) for block in blocks.tolist()):
-                    self._wait_for(blocks)  # they were evicted
-                elif read(file, some, starts, lengths) == lengths.sum() and file.is_intact:
-                    break
-            else:
-                raise self._unstable(_TRIES)
+            self._read_segment(number, some)
+
+    def _read_segment(self, number: int, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill buffers with the bytes at these offsets in a segment."""
+        segment, size = self._segments[number], sum(len(piece) for _, piece in pieces)
+        starts = np.array([offset for offset, _ in pieces])
+        blocks = _blocks_of(starts, starts + [len(piece) for _, piece in pieces]).tolist()
+        for _ in range(_TRIES):
+            file = segment.open()
+            if not all(map(file.has, blocks)):  # they were evicted
+                for request in segment.fetch(blocks):
+                    result_of(request, self.name)
+            elif sum(os.preadv(file.descriptor, [piece], at) for at, piece in pieces) == size and file.is_intact:
+                return
+        raise self._unstable(_TRIES)
 
     def _unstable(self, times: int) -> FeedError:
         return FeedError(
@@ -241,45 +120,17 @@ class RemoteFile(File):
 
     def blocks_of(self, offsets: Indices, stops: Indices) -> Indices:
         """The numbers of the blocks that hold some bytes, ascending."""
-        stops = np.minimum(stops, self.size)
-        offsets, stops = offsets[stops > offsets], stops[stops > offsets]
-        first, last = offsets // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES
-        longest = int((last - first).max(initial=0))
-        return np.unique(np.minimum(np.arange(longest + 1) + first[:, None], last[:, None]))
-
-    def _by_segment(self, blocks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        """For each segment that has some of these ascending blocks its number, and their numbers in it."""
-        each = self._blocks_a_segment
-        for number, some in itertools.groupby(blocks, lambda block: block // each):
-            yield number, [block - number * each for block in some]
-
-    def _missing(self, blocks: Indices) -> list[int]:
-        """Those of some ascending blocks that are not there, as far as this process knows."""
-        missing: list[int] = []
-        for number, some in self._by_segment(blocks.tolist()):
-            verified = self._segments[number].verified
-            missing += [number * self._blocks_a_segment + block for block in some if not verified[block]]
-        return missing
+        return _blocks_of(offsets, np.minimum(stops, self.size))
 
     def fetch(self, blocks: Indices) -> list[concurrent.futures.Future[None]]:
         """Start to fetch those of some ascending blocks that are not there. Returns the requests."""
-        missing = self._missing(blocks)
-        with self._lock:
-            requests = {self._pending[block] for block in missing if block in self._pending}
-            for number, some in self._by_segment(block for block in missing if block not in self._pending):
-                for run in _requests(some):
-                    request = fetcher().run(self._segments[number].fetch_missing(run))
-                    of_object = [number * self._blocks_a_segment + block for block in run]
-                    self._pending.update(dict.fromkeys(of_object, request))
-                    request.add_done_callback(functools.partial(self._done, of_object))
-                    requests.add(request)
-        return list(requests)
+        return [request for segment, some in self._by_segment(blocks) for request in segment.fetch(some)]
 
-    def _done(self, blocks: list[int], request: concurrent.futures.Future[None]) -> None:
-        with self._lock:
-            for block in blocks:
-                if self._pending.get(block) is request:
-                    del self._pending[block]
+    def _by_segment(self, blocks: Indices) -> Iterator[tuple[CachedRange, list[int]]]:
+        """Each segment that has some of these ascending blocks, and their numbers in it."""
+        each = self._step // BLOCK_BYTES
+        for number, some in itertools.groupby(blocks.tolist(), lambda block: block // each):
+            yield self._segments[number], [block - number * each for block in some]
 
     def _wait_for(self, blocks: Indices) -> None:
         for request in self.fetch(blocks):
@@ -289,86 +140,52 @@ class RemoteFile(File):
         """Start to fetch the blocks that a reader of the whole object needs next."""
         first = offset // BLOCK_BYTES
         most = min(MOST, int(self.cache.limit_bytes * AHEAD) // BLOCK_BYTES)
-        if len(self._pending) < AT_ONCE:
+        if fetcher().in_flight < AT_ONCE:
             self.fetch(np.arange(first, min(-(-self.size // BLOCK_BYTES), first + most)))
 
     def is_near(self, start: int, stop: int) -> bool:
         """Whether all blocks that hold some bytes are there, or are being fetched."""
-        missing = self._missing(self.blocks_of(np.array([start]), np.array([stop])))
-        return all(block in self._pending for block in missing)
+        blocks = self.blocks_of(np.array([start]), np.array([stop]))
+        return all(segment.is_near(block) for segment, some in self._by_segment(blocks) for block in some)
 
     def close(self) -> None:
         """Give up what is being fetched, and let the cache evict the file of `path`."""
         self._whole = None
-        with self._lock:
-            requests: set[concurrent.futures.Future[Any]] = set(self._pending.values())
+        for segment in self._segments:
+            segment.cancel()
         if self._download is not None:
-            requests.add(self._download)
-        for request in requests:
-            request.cancel()
+            self._download.cancel()
 
     # --- mapped ---
 
     def memory(self) -> Bytes | None:
         """See `File.memory`. None without the C library, whose gather survives what happens to mapped files."""
-        if self._mapped is None and library() is not None and self._is_complete():
-            self._mapped = self._map()
-        return None if self._mapped is None else self._mapped.memory
+        mapped = self._mapped
+        if mapped is None and library() is not None and self._is_complete():
+            mapped = self._mapped = MappedObject.of(self._segments)
+            if mapped is None:
+                self._complete = 0
+        return None if mapped is None else mapped.memory
 
     def _is_complete(self) -> bool:
         """Whether all blocks are in the cache, as far as this process knows."""
-        count = len(self._segments)
-        if count and not self._segments[self._incomplete].verified.all():
-            return False
-        incomplete = (number for number in range(count) if not self._segments[number].verified.all())
-        found = next(incomplete, None)
-        self._incomplete = found or 0
-        return found is None
-
-    def _map(self) -> _Mapped | None:
-        """All segments, mapped one behind the other; None if one is gone, or no addresses or mappings are left."""
-        if self.size == 0:
-            return _Mapped(np.zeros(0, np.uint8), [])
-        libc, segments = _libc(), []
-        address = libc.mmap(None, self.size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-        if address == _FAILED:
-            return None
-        raw = (ctypes.c_char * self.size).from_address(address)
-        weakref.finalize(raw, libc.munmap, address, self.size).atexit = False
-        for number, segment in enumerate(self._segments):
-            file, flags = segment.open(), mmap.MAP_SHARED | _MAP_FIXED
-            version = FileVersion.of(file.descriptor)
-            place = address + number * self._step, file.size
-            if (
-                not file.verified.blocks.all()
-                or libc.mmap(*place, mmap.PROT_READ, flags, file.descriptor, 0) == _FAILED
-                or not file.is_intact
-            ):
-                return None
-            segments.append((file.path, version))
-        return _Mapped(np.frombuffer(memoryview(raw).toreadonly(), np.uint8), segments)
+        while self._complete < len(self._segments):
+            if not self._segments[self._complete].verified.all():
+                return False
+            self._complete += 1
+        return True
 
     def check(self) -> None:
         """Unmap the object if one of its segments was deleted or written to. Fetching compares the version."""
-        if self._mapped is not None:
-            self._check_segments(self._mapped.segments)
+        mapped = self._mapped
+        if mapped is not None and not mapped.is_current():
+            self._mapped = None
 
     def check_open(self) -> None:
         """Check up to 16 mapped segments, in turn. If one was deleted or written to, `memory` is None afterwards,
         and what was read from it may be wrong. `with_path` checks the file of a whole object."""
         mapped = self._mapped
-        if mapped is not None:
-            first = next(self._checks) * _CHECKED_SEGMENTS
-            count = len(mapped.segments)
-            self._check_segments(
-                mapped.segments[(first + i) % count] for i in range(min(count, _CHECKED_SEGMENTS))
-            )
-
-    def _check_segments(self, segments: Iterable[tuple[str, FileVersion]]) -> None:
-        for path, version in segments:
-            with contextlib.suppress(FileNotFoundError):
-                if touch(path) == version:
-                    continue
+        if mapped is not None and not mapped.is_current_in_part():
             self._mapped = None
 
     # --- as a file object, and in samples ---
@@ -376,7 +193,9 @@ class RemoteFile(File):
     def open(self, sequential: bool = False) -> BinaryIO:
         return cast(BinaryIO, io.BufferedReader(_OpenObject(self, sequential), _HEADER_BYTES))
 
-    def start_samples(self, ranges: Sequence[tuple[int, int]]) -> Callable[[], list[bytes]]:
+    def start_samples(self, ranges: list[tuple[int, int]]) -> Callable[[], list[bytes]]:
+        if self._whole is not None:
+            return lambda: self.with_path(lambda path: File(path).samples(ranges))
         request = fetcher().run(self._samples(ranges))
         return lambda: result_of(request, self.name)
 
@@ -416,7 +235,7 @@ class RemoteFile(File):
         """The whole file of the object, which is downloaded unless the cache has it."""
         whole = self._whole
         if whole is None or not whole.is_at_its_path:
-            name = name_of(self.name, self.version.tag, 0, self.size)
+            name = name_of(self._object, 0, self.size)
             whole = self._whole = self.cache.whole(name, self.size, self._download_to)
         return whole
 
@@ -425,13 +244,20 @@ class RemoteFile(File):
 
         async def part(start: int) -> None:
             async with at_once:
-                stop = min(start + REQUEST_BYTES, self.size)
-                data = await RemoteObject(self._url, self.version, self._options.patience_s).fetch(start, stop)
+                data = await self._object.fetch(start, min(start + REQUEST_BYTES, self.size))
                 write = functools.partial(file.write, memoryview(data), start)
                 await asyncio.to_thread(self.cache.store, len(data), write)
 
         self._download = fetcher().run(gathered(map(part, range(0, self.size, REQUEST_BYTES))))
         result_of(self._download, self.name)
+
+
+def _blocks_of(starts: Indices, stops: Indices) -> Indices:
+    """The numbers of the blocks that hold some bytes, ascending."""
+    starts, stops = starts[stops > starts], stops[stops > starts]
+    first, last = starts // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES
+    longest = int((last - first).max(initial=0))
+    return np.unique(np.minimum(np.arange(longest + 1) + first[:, None], last[:, None]))
 
 
 def fetch_whole(files: Sequence[RemoteFile]) -> None:
@@ -460,7 +286,6 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
 def open_objects(urls: Sequence[str], options: Store) -> list[RemoteFile]:
     """Objects of their present versions, which are all asked for at once: each alone would cost the latency."""
     cache_of(options)  # before requests
-
     parsed = [Url.parse(url) for url in urls]
     versions = fetcher().run(gathered(version_of(url, options.patience_s) for url in parsed)).result()
     return [RemoteFile(*each, options) for each in zip(parsed, versions, strict=True)]
@@ -493,17 +318,3 @@ class _OpenObject(io.RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
-
-
-_MAP_FIXED, _PROT_NONE = 0x10, 0  # of Linux and macOS; Python's mmap does not have them
-_FAILED = ctypes.c_void_p(-1).value
-
-
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    number, size = ctypes.c_int, ctypes.c_size_t
-    libc.mmap.argtypes = (ctypes.c_void_p, size, number, number, number, ctypes.c_int64)
-    libc.munmap.argtypes = (ctypes.c_void_p, size)
-    return libc

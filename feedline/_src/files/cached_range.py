@@ -1,0 +1,242 @@
+"""`CachedRange`: bytes of an object, kept in one file of the cache, and fetched in blocks of 2 MiB.
+
+The file is sparse, and filled in any order and by any process. First comes the data, then one entry per block (a
+mark and its CRC-32, written after the block), then an id. So truncating a file destroys its id, and a killed
+process leaves no mark for half a block. A file without an id, or with a wrong checksum, is deleted. Files are
+opened for each read, so that a deleted one gives its space back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import itertools
+import os
+import secrets
+import struct
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, touch
+from feedline._src.files.fetcher import REQUEST_BYTES, RemoteObject, fetcher, gathered
+from feedline._src.files.file import Descriptor, pread
+
+_ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
+_MAGIC, _ID_BYTES = b"feedlin2", 16
+_BLOCKS_A_REQUEST = REQUEST_BYTES // BLOCK_BYTES
+
+
+def name_of(stored: RemoteObject, start: int, stop: int) -> str:
+    """The name of the file for a range of bytes of a version of an object."""
+    text = f"2\n{stored.url}\n{stored.version.tag}\n{start}-{stop}"
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+class CacheFile(Descriptor):
+    """An open cache file with `size` bytes of data.
+
+    Attributes:
+      id: random bytes, of the file when it was opened; b"" if it is new or was truncated.
+      verified: bool[blocks]: those of the file with this id that this process has written or compared with their
+        checksums.
+    """
+
+    def __init__(self, path: str, descriptor: int, size: int) -> None:
+        super().__init__(descriptor)
+        self.path, self.size = path, size
+        self.verified = np.zeros(-(-size // BLOCK_BYTES), bool)
+        self._id_at = size + _ENTRY.size * len(self.verified)
+        self.id = self._read_id()
+
+    def _read_id(self) -> bytes:
+        found = os.pread(self.descriptor, _ID_BYTES, self._id_at)
+        return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
+
+    def begin(self) -> None:
+        """Give a new file its length and its id."""
+        os.ftruncate(self.descriptor, self.size)
+        self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
+        os.pwrite(self.descriptor, self.id, self._id_at)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nobody has truncated it. If so, what was read before is right."""
+        return self.id != b"" and self._read_id() == self.id
+
+    def block(self, block: int) -> bytes | None:
+        """A block that is there with the right checksum. If that is wrong, the file is deleted."""
+        entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
+        if entry[: len(_MARK)] != _MARK:
+            return None
+        start = block * BLOCK_BYTES
+        data = pread(self.descriptor, min(BLOCK_BYTES, self.size - start), start)
+        if entry != _ENTRY.pack(_MARK, zlib.crc32(data)):
+            self.unlink()
+            return None
+        self.verified[block] = True
+        return data
+
+    def has(self, block: int) -> bool:
+        return bool(self.verified[block]) or self.block(block) is not None
+
+    def write_block(self, block: int, data: memoryview) -> None:
+        """Write a block, then its entry."""
+        self.write(data, block * BLOCK_BYTES)
+        os.pwrite(self.descriptor, _ENTRY.pack(_MARK, zlib.crc32(data)), self.size + _ENTRY.size * block)
+        self.verified[block] = True
+
+    def unlink(self) -> None:
+        """Delete the file, unless another one lies at its path."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
+                os.unlink(self.path)
+
+
+class CachedRange:
+    """Bytes `start` to `stop` of a version of an object. Thread-safe; errors: see `Cache`."""
+
+    def __init__(self, cache: Cache, stored: RemoteObject, start: int, stop: int) -> None:
+        self._cache, self._object, self._start, self.size = cache, stored, start, stop - start
+        self.path = cache.path(name_of(stored, start, stop))
+        self._blocks = range(-(-self.size // BLOCK_BYTES))
+        self._verified = b"", np.zeros(len(self._blocks), bool)
+        """The id of the file, and its verified blocks: two threads may have opened two files, one after the other
+        was deleted."""
+        self._lock = threading.RLock()  # a request may be done before its callback is added
+        self._pending: dict[int, concurrent.futures.Future[None]] = {}
+        """The request for each block that is being fetched. Guarded by _lock."""
+
+    @property
+    def verified(self) -> npt.NDArray[np.bool_]:
+        """bool[blocks]: which are in the cache as far as this process knows, without a look into the file."""
+        if self._verified[0] and not os.path.exists(self.path):
+            self._verified = b"", np.zeros(len(self._blocks), bool)
+        return self._verified[1]
+
+    # --- the file ---
+
+    def find(self) -> CacheFile | None:
+        """The file of the cache; None: there is none."""
+        with self._cache.checked():
+            try:
+                found = CacheFile(self.path, os.open(self.path, os.O_RDWR | os.O_CLOEXEC), self.size)
+            except FileNotFoundError:
+                return None
+            touch(found.descriptor)
+        if found.id:
+            return self._recognized(found)
+        found.unlink()
+        return None
+
+    def open(self) -> CacheFile:
+        """The file of the cache, which is made if there is none."""
+        found = self.find()
+        if found is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            with self._cache.checked():
+                descriptor = in_folder(os.path.dirname(self.path), lambda: os.open(self.path, flags, 0o600))
+                found = CacheFile(self.path, descriptor, self.size)
+                if not found.id:  # else another process has just made it
+                    self._cache.with_space(found.begin)
+        return self._recognized(found)
+
+    def _recognized(self, file: CacheFile) -> CacheFile:
+        """The file with the blocks that are known to be right, if it is the one that was opened before."""
+        id, verified = self._verified
+        if id == file.id:
+            file.verified = verified
+        else:
+            self._verified = file.id, file.verified
+        return file
+
+    def read_all(self) -> bytes | None:
+        """All bytes; None if some of them are not in the cache."""
+        if self.size == 0:
+            return b""
+        file = self.find()
+        if file is None:
+            return None
+        parts = list(map(file.block, self._blocks))
+        return b"".join(part for part in parts if part is not None) if None not in parts else None
+
+    def write(self, blocks: Sequence[int], data: bytes) -> None:
+        """Write adjacent blocks, and evict other files if need be."""
+        file, view = self.open(), memoryview(data)
+        for i, block in enumerate(blocks):
+            part = view[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
+            self._cache.store(len(part), functools.partial(file.write_block, block, part))
+
+    # --- fetch ---
+
+    def fetch(self, blocks: Iterable[int]) -> list[concurrent.futures.Future[None]]:
+        """Start to fetch those of some ascending blocks that are not in the cache, as far as this process knows.
+
+        Returns the requests, including those for blocks that were being fetched.
+        """
+        verified = self.verified
+        missing = [block for block in blocks if not verified[block]]
+        with self._lock:
+            requests = {self._pending[block] for block in missing if block in self._pending}
+            for run in _requests(block for block in missing if block not in self._pending):
+                request = fetcher().run(self._fetch_missing(run))
+                requests.add(request)
+                self._pending.update(dict.fromkeys(run, request))
+                request.add_done_callback(functools.partial(self._done, run))
+        return list(requests)
+
+    def _done(self, blocks: list[int], request: concurrent.futures.Future[None]) -> None:
+        with self._lock:
+            for block in blocks:
+                if self._pending.get(block) is request:
+                    del self._pending[block]
+
+    def is_near(self, block: int) -> bool:
+        """Whether a block is in the cache, or is being fetched."""
+        return bool(self.verified[block]) or block in self._pending
+
+    def cancel(self) -> None:
+        """Give up what is being fetched."""
+        with self._lock:
+            requests = set(self._pending.values())
+        for request in requests:
+            request.cancel()
+
+    async def _fetch_missing(self, blocks: Sequence[int]) -> None:
+        """Put adjacent blocks into the cache, unless another process has done so."""
+
+        def find() -> list[int]:
+            file = self.open()
+            return [block for block in blocks if not file.has(block)]
+
+        missing = await asyncio.to_thread(find)
+        fetcher().counts.cached += len(blocks) - len(missing)
+        for some in _requests(missing):
+            await self._fetch(some)
+
+    async def all(self) -> bytes:
+        """All bytes, from the cache, or else fetched and put there."""
+        found = await asyncio.to_thread(self.read_all)
+        fetcher().counts.cached += found is not None
+        if found is None:
+            found = b"".join(await gathered(map(self._fetch, _requests(self._blocks))))
+        return found
+
+    async def _fetch(self, blocks: Sequence[int]) -> bytes:
+        """Fetch adjacent blocks, and put them into the cache."""
+        at, end = blocks[0] * BLOCK_BYTES, min((blocks[-1] + 1) * BLOCK_BYTES, self.size)
+        data = await self._object.fetch(self._start + at, self._start + end)
+        await asyncio.to_thread(self.write, blocks, data)
+        return data
+
+
+def _requests(blocks: Iterable[int]) -> Iterator[list[int]]:
+    """Ascending blocks, in runs of adjacent ones that one request fetches."""
+    runs = itertools.groupby(enumerate(blocks), lambda each: (each[1] // _BLOCKS_A_REQUEST, each[1] - each[0]))
+    return ([block for _, block in run] for _, run in runs)

@@ -1,0 +1,84 @@
+"""`MappedObject`: all bytes of an object in the cache, mapped one file of the cache behind the other."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import mmap
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from feedline._src.files.cache import touch
+from feedline._src.files.cached_range import CachedRange
+from feedline._src.files.file import Bytes, FileVersion
+
+_CHECKED_FILES = 16  # at each read, which takes a system call for each
+_MAP_FIXED, _PROT_NONE = 0x10, 0  # of Linux and macOS; Python's mmap does not have them
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class MappedObject:
+    """All bytes of an object, read-only. They stay mapped for as long as an array refers to them.
+
+    Args:
+      files: path and version of each file of the cache that is mapped.
+    """
+
+    def __init__(self, memory: Bytes, files: Sequence[tuple[str, FileVersion]]) -> None:
+        self.memory, self._files = memory, files
+        self._turn = itertools.count()
+
+    @classmethod
+    def of(cls, segments: Sequence[CachedRange]) -> MappedObject | None:
+        """Map adjacent ranges; None: the cache lacks some of their bytes, or no addresses or mappings are left."""
+        size = sum(segment.size for segment in segments)
+        if size == 0:
+            return cls(np.zeros(0, np.uint8), [])
+        libc, files = _libc(), []
+        address = libc.mmap(None, size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        if address == _FAILED:
+            return None
+        raw = (ctypes.c_char * size).from_address(address)
+        weakref.finalize(raw, libc.munmap, address, size).atexit = False
+        for segment in segments:
+            file, flags = segment.find(), mmap.MAP_SHARED | _MAP_FIXED
+            if file is None or not file.verified.all():
+                return None
+            files.append((file.path, FileVersion.of(file.descriptor)))
+            if libc.mmap(address, file.size, mmap.PROT_READ, flags, file.descriptor, 0) == _FAILED:
+                return None
+            if not file.is_intact:
+                return None
+            address += file.size
+        return cls(np.frombuffer(memoryview(raw).toreadonly(), np.uint8), files)
+
+    def is_current(self) -> bool:
+        """Whether no file was deleted or written to."""
+        return all(map(_is_current, self._files))
+
+    def is_current_in_part(self) -> bool:
+        """Whether that holds for the next 16 files, in turn."""
+        first, count = next(self._turn) * _CHECKED_FILES, len(self._files)
+        return all(_is_current(self._files[(first + i) % count]) for i in range(min(count, _CHECKED_FILES)))
+
+
+def _is_current(file: tuple[str, FileVersion]) -> bool:
+    path, version = file
+    with contextlib.suppress(FileNotFoundError):
+        return touch(path) == version
+    return False
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    number, size = ctypes.c_int, ctypes.c_size_t
+    libc.mmap.argtypes = (ctypes.c_void_p, size, number, number, number, ctypes.c_int64)
+    libc.munmap.argtypes = (ctypes.c_void_p, size)
+    return libc
