@@ -17,7 +17,6 @@ import itertools
 import os
 import secrets
 import struct
-import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, touch
-from feedline._src.files.fetcher import REQUEST_BYTES, RemoteObject, fetcher, gathered
+from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, RemoteObject, fetcher, gathered
 from feedline._src.files.file import Descriptor, pread
 
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
@@ -109,9 +108,7 @@ class CachedRange:
         self._verified = b"", np.zeros(len(self._blocks), bool)
         """The id of the file, and its verified blocks: two threads may have opened two files, one after the other
         was deleted."""
-        self._lock = threading.RLock()  # a request may be done before its callback is added
-        self._pending: dict[int, concurrent.futures.Future[None]] = {}
-        """The request for each block that is being fetched. Guarded by _lock."""
+        self._requests: InFlight[int, None] = InFlight()  # by their blocks
 
     @property
     def verified(self) -> npt.NDArray[np.bool_]:
@@ -182,31 +179,18 @@ class CachedRange:
         """
         verified = self.verified
         missing = [block for block in blocks if not verified[block]]
-        with self._lock:
-            requests = {self._pending[block] for block in missing if block in self._pending}
-            for run in _requests(block for block in missing if block not in self._pending):
-                request = fetcher().run(self._fetch_missing(run))
-                requests.add(request)
-                self._pending.update(dict.fromkeys(run, request))
-                request.add_done_callback(functools.partial(self._done, run))
-        return list(requests)
-
-    def _done(self, blocks: list[int], request: concurrent.futures.Future[None]) -> None:
-        with self._lock:
-            for block in blocks:
-                if self._pending.get(block) is request:
-                    del self._pending[block]
+        requests = self._requests.start(
+            missing, lambda new: [(run, self._fetch_missing(run)) for run in _requests(new)]
+        )
+        return list(dict.fromkeys(requests.values()))
 
     def is_near(self, block: int) -> bool:
         """Whether a block is in the cache, or is being fetched."""
-        return bool(self.verified[block]) or block in self._pending
+        return bool(self.verified[block]) or block in self._requests
 
     def cancel(self) -> None:
         """Give up what is being fetched."""
-        with self._lock:
-            requests = set(self._pending.values())
-        for request in requests:
-            request.cancel()
+        self._requests.cancel()
 
     async def _fetch_missing(self, blocks: Sequence[int]) -> None:
         """Put adjacent blocks into the cache, unless another process has done so."""

@@ -12,8 +12,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.files.client import TransientError, UnreachableError, Version, client_of
@@ -22,6 +22,7 @@ from feedline._src.files.store import Url
 from feedline._src.runtime.exit import check_may_read, close_at_exit
 
 _log = logging.getLogger("feedline")
+K = TypeVar("K")
 T = TypeVar("T")
 AT_ONCE = 64
 """Requests in flight. Half as many of twice the size would hold as much memory, and give half the bytes/s."""
@@ -209,6 +210,45 @@ def result_of(request: concurrent.futures.Future[T], name: object) -> T:
     raise FeedError(
         f"an object must stay readable while a feed reads it, and {found}", stage="read", file=str(name)
     )
+
+
+class InFlight(Generic[K, T]):
+    """Requests in flight by what they fetch, so that what several threads need is fetched once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a request may be done before its callback is added
+        self._requests: dict[K, concurrent.futures.Future[T]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._requests
+
+    def start(
+        self, keys: Sequence[K], begin: Callable[[list[K]], Iterable[tuple[list[K], Coroutine[Any, Any, T]]]]
+    ) -> dict[K, concurrent.futures.Future[T]]:
+        """The requests for these keys. Those that are not in flight are the coroutines that `begin` returns for
+        their keys, each with the keys that it fetches."""
+        with self._lock:
+            found = {key: self._requests[key] for key in keys if key in self._requests}
+            for some, coroutine in begin([key for key in dict.fromkeys(keys) if key not in found]):
+                request = fetcher().run(coroutine)
+                started = dict.fromkeys(some, request)
+                self._requests |= started
+                found |= started
+                request.add_done_callback(functools.partial(self._done, some))
+        return found
+
+    def _done(self, keys: list[K], request: concurrent.futures.Future[T]) -> None:
+        with self._lock:
+            for key in keys:
+                if self._requests.get(key) is request:
+                    del self._requests[key]
+
+    def cancel(self) -> None:
+        """Give up all requests."""
+        with self._lock:
+            requests = set(self._requests.values())
+        for request in requests:
+            request.cancel()
 
 
 async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

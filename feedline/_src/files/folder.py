@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import fnmatch
-import functools
 import hashlib
 import os
 import re
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +15,15 @@ from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of
 from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.client import Listed, Version, client_of
-from feedline._src.files.fetcher import REQUEST_BYTES, RemoteObject, fetcher, result_of, version_of
+from feedline._src.files.fetcher import (
+    REQUEST_BYTES,
+    InFlight,
+    RemoteObject,
+    fetcher,
+    gathered,
+    result_of,
+    version_of,
+)
 from feedline._src.files.file import File, Indices, OpenFile, absolute, changed, pread, unreadable
 from feedline._src.files.remote import RemoteFile
 from feedline._src.files.store import Store, Url, is_url
@@ -111,8 +116,8 @@ class Folder:
             opened = OpenFile(path)
             data = pread(opened.descriptor, opened.version.size_bytes, 0)
         except (OSError, MemoryError) as error:
-            if isinstance(file, str) and isinstance(error, FileNotFoundError | NotADirectoryError):
-                self._check_missing(file)
+            is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            if is_missing and isinstance(file, str) and file not in self.versions:
                 return None
             raise unreadable(error, file if isinstance(file, int) else 0, path) from error
         opened.check()
@@ -127,10 +132,6 @@ class Folder:
             self._seen[file] = version
         return data
 
-    def _check_missing(self, file: str) -> None:
-        if file in self.versions:
-            self.check([file])
-
     def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
         """Begin to fetch files that are read `ahead` batches later. See `Files.will_read`.
 
@@ -140,8 +141,7 @@ class Folder:
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
         """The size of each file in bytes, all asked at once; None: there is no such file. Errors: see `read`."""
-        for file in files:
-            self._check_missing(file)
+        self.check([file for file in files if file in self.versions])
         paths = map(self._place_of, files)
         return [os.path.getsize(path) if os.path.exists(path) else None for path in paths]
 
@@ -187,9 +187,7 @@ class RemoteFolder(Folder):
         self.name = self.place = str(url).removesuffix("/")
         self.can_list, self.names, self.versions = url.can_list, names, {}
         self._cache = cache_of(store)
-        self._pending: dict[Name, concurrent.futures.Future[bytes | None]] = {}
-        """The requests for files. Guarded by _lock."""
-        self._lock = threading.RLock()  # a request may be done before its callback is added
+        self._requests: InFlight[Name, bytes | None] = InFlight()
 
     def __reduce__(self) -> Any:
         return RemoteFolder, (self._url, self._store, self.names, self._listed, {})
@@ -197,37 +195,43 @@ class RemoteFolder(Folder):
     def read(self, files: Sequence[Name]) -> list[bytes | None]:
         found: dict[Name, bytes | None] = {}
         for file in files:
-            if file not in self._pending and (stored := self._stored(file)) is not None:
-                found[file] = stored
-        requests = {file: self._begin(file) for file in files if file not in found}
+            data = self._cached(file)
+            if data is not None:
+                found[file] = data
+        requests = self._begin([file for file in files if file not in found])
         try:
             found |= {file: result_of(request, self.path_of(file)) for file, request in requests.items()}
         except BaseException:
-            self.close()  # what nobody waits for is not asked for again
+            self.close()  # nobody waits for the others
             raise
         return [found[file] for file in files]
 
+    def _cached(self, file: Name) -> bytes | None:
+        stored = self._range(file)
+        data = None if stored is None else stored.read_all()
+        fetcher().counts.cached += data is not None
+        return data
+
     def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
         ranges = list(map(self._range, files))
-        needed = sum(file_bytes if each is None else each.size for each in ranges)
+        needed = sum(file_bytes if stored is None else stored.size for stored in ranges)
         if self._cache.is_too_early(needed, ahead):
             return False
-        for file, each in zip(files, ranges, strict=True):
-            if each is None or not os.path.exists(each.path):
-                self._begin(file)
+        wanted = zip(files, ranges, strict=True)
+        self._begin([file for file, stored in wanted if stored is None or not os.path.exists(stored.path)])
         return True
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
-        requests = [fetcher().run(self._version(file)) for file in files]
-        versions = [result_of(each, self.path_of(file)) for each, file in zip(requests, files, strict=True)]
+        versions = self._results(map(self._version, files))
         return [None if version is None else version.size_bytes for version in versions]
 
     def check(self, files: Sequence[str]) -> None:
-        patience_s = self._store.patience_s
-        requests = {file: fetcher().run(version_of(self._url.below(file), patience_s)) for file in files}
         try:
-            for file, request in requests.items():
-                self.versions[file].check(result_of(request, self.path_of(file)), self.path_of(file))
+            versions = self._results(map(self._present_version, files))
+            for file, version in zip(files, versions, strict=True):
+                if version is None:
+                    raise changed(self.path_of(file), "it cannot be found any more")
+                self.versions[file].check(version, self.path_of(file))
         except FeedError:
             # what is missing may be there once the store has recovered
             self.versions = {name: version for name, version in self.versions.items() if version is not None}
@@ -239,10 +243,7 @@ class RemoteFolder(Folder):
         return _asked(url, self._store, lambda: client.folders(url.key, patience_s))
 
     def close(self) -> None:
-        with self._lock:
-            requests = list(self._pending.values())
-        for request in requests:
-            request.cancel()
+        self._requests.cancel()
 
     def _file(self, file: int) -> File:
         return RemoteFile(self._url.below(self._name(file)), self._listed_version(file), self._store)
@@ -252,53 +253,45 @@ class RemoteFolder(Folder):
         return Version(int(size), tag)
 
     def _range(self, file: Name) -> CachedRange | None:
-        """The file of the cache for a file; None while its version is not known, or if it does not exist."""
+        """The range of the cache for a file; None while its version is not known, or if it does not exist."""
         version = self._listed_version(file) if isinstance(file, int) else self.versions.get(file)
         if version is None:
             return None
         stored = RemoteObject(self._url.below(self._name(file)), version, self._store.patience_s)
         return CachedRange(self._cache, stored, 0, version.size_bytes)
 
-    def _stored(self, file: Name) -> bytes | None:
-        each = self._range(file)
-        data = None if each is None else each.read_all()
-        fetcher().counts.cached += data is not None
-        return data
+    # --- requests ---
 
-    def _begin(self, file: Name) -> concurrent.futures.Future[bytes | None]:
-        with self._lock:
-            request = self._pending.get(file)
-            if request is None:
-                request = self._pending[file] = fetcher().run(self._fetch(file))
-                request.add_done_callback(functools.partial(self._done, file))
-        return request
+    def _results(self, requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        return result_of(fetcher().run(gathered(requests)), self.name)
 
-    def _done(self, file: Name, request: concurrent.futures.Future[bytes | None]) -> None:
-        with self._lock:
-            if self._pending.get(file) is request:
-                del self._pending[file]
+    def _begin(self, files: Sequence[Name]) -> dict[Name, Any]:
+        return self._requests.start(files, lambda new: [([file], self._fetch(file)) for file in new])
 
     async def _fetch(self, file: Name) -> bytes | None:
         if isinstance(file, str):
             await self._version(file)
-        each = self._range(file)
-        return None if each is None else await each.all()
+        stored = self._range(file)
+        return None if stored is None else await stored.all()
 
     async def _version(self, file: str) -> Version | None:
         """The version of a file, asked once; None: there is none."""
         if file not in self.versions:
             expected: Version | None = self._expected.get(file)
-            version: Version | None = None
-            try:
-                version = await version_of(self._url.below(file), self._store.patience_s)
-            except FileNotFoundError:
-                if expected is not None:
-                    raise changed(self.path_of(file), "it cannot be found any more") from None
-            if expected is not None and version is not None:
+            version = await self._present_version(file)
+            if expected is not None:
+                if version is None:
+                    raise changed(self.path_of(file), "it cannot be found any more")
                 expected.check(version, self.path_of(file))
             self.versions[file] = version
         found: Version | None = self.versions[file]
         return found
+
+    async def _present_version(self, file: str) -> Version | None:
+        try:
+            return await version_of(self._url.below(file), self._store.patience_s)
+        except FileNotFoundError:
+            return None
 
 
 # --- listings ---
@@ -312,10 +305,9 @@ def folder_at(address: str, store: Store | None = None, versions: Mapping[str, A
     """
     if not is_url(address):
         return Folder(address, Names(), versions or {})
-    url = Url.parse(address)
-    return RemoteFolder(
-        Url(url.base, url.key.removesuffix("/")), store or Store(), Names(), Names(), versions or {}
-    )
+    base, key = Url.parse(address)
+    url = Url(base, key.removesuffix("/"))
+    return RemoteFolder(url, store or Store(), Names(), Names(), versions or {})
 
 
 def listed_folder(address: str, store: Store | None = None) -> Folder:
@@ -335,16 +327,11 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
     key = url.key.removesuffix("/")
     prefix = f"{key}/" if key else ""
     found = {each.url.key[len(prefix) :]: each for each in listing(Url(url.base, prefix), store or Store())}
-    found = {name: each for name, each in found.items() if not any(p.startswith(".") for p in name.split("/"))}
-    if any("/" in name for name in found):  # then an empty object may stand for a folder, also for an empty one
-        folders = {name[: name.index("/")] for name in found if "/" in name}
-        folders |= {name.rpartition("/")[0] for name in found}
-        found = {
-            name: each
-            for name, each in found.items()
-            if each.version.size_bytes or ("/" in name and name not in folders)
-        }
-    files = [found[name] for name in sorted(found, key=lambda name: name.split("/"))]
+    names = [name for name in found if not any(part.startswith(".") for part in name.split("/"))]
+    parents = {name.rpartition("/")[0] for name in names}
+    if any(parents):  # then an empty object may stand for a folder, also for an empty one
+        names = [name for name in names if found[name].version.size_bytes or ("/" in name and name not in parents)]
+    files = [found[name] for name in sorted(names, key=lambda name: name.split("/"))]
     return _of_listed(files, Url(url.base, key), store)
 
 
