@@ -129,12 +129,11 @@ def test_columns_selects_datasets_and_groups(tmp_path):
     assert set(feedline.open_source(path, columns=["train"]).spec["train"]) == {"x", "y"}
     assert feedline.open_source(path, columns=["train/y"]).spec.keys() == {"train"}
     assert len(feedline.open_source(path, columns=["test"])) == 9
-    lengths = r"same number of rows, .*test/x: 9 rows; train/x: 60 rows; .*columns=\['train/x', 'train/y'\]"
-    with pytest.raises(ValueError, match=lengths):
+    with pytest.raises(ValueError, match=r"has 9 rows: test/x; 60 rows: train/x, train/y; choose .*columns="):
         feedline.open_source(path)
     with pytest.raises(ValueError, match=r"columns must be some of test, train in .*, got valid"):
         feedline.open_source(path, columns=["valid"])
-    with pytest.raises(ValueError, match=r"has train/x: 60 rows; train/z: nothing is there that has rows; choose"):
+    with pytest.raises(ValueError, match=r"columns must be some of train/x, test, train in .*, got train/z"):
         feedline.open_source(path, columns=["train/x", "train/z"])
 
 
@@ -248,7 +247,7 @@ def _linked(file, name, link):
 REFUSED = {
     "dangling link": (
         lambda file: _linked(file, "y", h5py.SoftLink("/nowhere")),
-        "y: a link to /nowhere; choose that itself",
+        "links are not followed, and y leads to /nowhere .*; choose that itself",
     ),
     "reference": (
         lambda file: _linked(file, "r", np.array([file.ref] * ROWS, h5py.ref_dtype)),
@@ -264,14 +263,14 @@ REFUSED = {
     ),
     "a filter that h5py lacks": (
         lambda file: file.create_dataset("t", (9,), "i4", compression=32001, allow_unknown_filter=True),
-        r"t: .* has the filters \[32001\]; .*install hdf5plugin .*or write it again: new.create_dataset",
+        r"t: .* has the filters \[32001\]; .*install hdf5plugin .*write it again: new.create_dataset",
     ),
     "numbers of variable length": (
         lambda file: file.create_dataset("t", (3,), h5py.vlen_dtype("i4")),
         "t: its elements must be numbers .* and are object",
     ),
-    "nothing": (lambda file: file.attrs.update(a=1), "must have at least one dataset with rows"),
-    "a scalar alone": (lambda file: file.update(x=3), "must have at least one dataset with rows"),
+    "nothing": (lambda file: file.attrs.update(a=1), "must have at least one array with rows"),
+    "a scalar alone": (lambda file: file.update(x=3), "must have at least one array with rows"),
 }
 
 
@@ -314,9 +313,10 @@ def test_damaged_values_are_bad_rows(tmp_path):
     data[at - 16] ^= 0xFF  # the index of the value in its collection
     path.write_bytes(data)
     source = feedline.open_source(path)
-    with pytest.raises(feedline.RowError, match="the file is damaged, write it again") as caught:
-        source.records(np.arange(ROWS))
-    assert (caught.value.row, caught.value.file) == (5, str(path))
+    for rows, named in (([5], 5), ([4, 5], None)):
+        with pytest.raises(feedline.RowError, match="the file is damaged, write it again") as caught:
+            source.records(np.array(rows))
+        assert (caught.value.row, caught.value.file) == (named, str(path))
     assert source[6] == JPEGS[6]
 
 

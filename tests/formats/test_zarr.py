@@ -146,11 +146,11 @@ def test_groups_in_a_store(bucket, options, tmp_path):
 def test_a_group_with_coordinates_names_the_arrays_that_belong_together(tmp_path, is_source_of, version):
     arrays = {"lat": np.ones(5), "lon": np.ones(6), "time": np.arange(1.0, 41), "wind": np.ones((40, 5, 6))}
     path = group(tmp_path / "weather.zarr", version, **arrays, crs=np.array(1))
-    with pytest.raises(
-        ValueError,
-        match=r"crs: .*scalar; lat: 5 rows; lon: 6 rows; time: 40 rows; wind: 40 rows; .*\['time', 'wind'\]",
-    ):
+    with pytest.raises(TypeError, match=r"zarr/crs: an array needs a first axis .*; leave it out with columns="):
         feedline.open_source(path)
+    match = r"5 rows: \S*/lat; 6 rows: \S*/lon; 40 rows: \S*/time, \S*/wind; choose those that belong together"
+    with pytest.raises(ValueError, match=match):
+        feedline.open_source(path, columns=list(arrays))
     chosen = {name: arrays[name] for name in ("time", "wind")}
     is_source_of(feedline.open_source(path, columns=["time", "wind"]), chosen)
 
@@ -188,8 +188,6 @@ def test_rows_of_a_missing_or_damaged_chunk_are_bad_rows(tmp_path, version, shar
             seen = np.concatenate(list(feed))
             assert feed.statistics().bad_rows == 10
         assert {*seen[:, 0].tolist()} <= {*np.delete(ROWS, np.s_[20:30], 0)[:, 0].tolist()}
-        with pytest.raises(feedline.FeedError):
-            feedline.Feed(source, 8, sharding)
 
 
 def test_without_a_fill_value_nothing_is_filled(tmp_path):
@@ -282,7 +280,7 @@ def test_other_processes_see_that_chunks_changed_where_the_identity_samples_them
     shutil.copyfile(path / "c/1/0", path / "c/0/0")
     put(store, path)
     for source in sent:
-        with pytest.raises(FeedError, match=r"chunks of a Zarr array must not change .* differ now\. .*x\.zarr"):
+        with pytest.raises(FeedError, match=r"chunks of an array must not change .* differ now\. .*x\.zarr"):
             pickle.loads(source)
     store.objects["/x.zarr/zarr.json"] += b" "
     with pytest.raises(FeedError, match="must not change while a feed reads it"):
@@ -312,8 +310,8 @@ def test_invalid_metadata_are_refused(tmp_path, version):
     for number, (changes, match) in enumerate(
         [
             ({"shape": [40, 2**40]}, r"a row of its chunks must fit into memory, and takes \d+ bytes"),
-            ({"chunks": [10, 2**40]}, r"one of its chunks must fit into memory, and takes \d+ bytes"),
-            ({"chunks": [2**40, 4]}, r"one of its chunks must fit into memory, and takes \d+ bytes"),
+            ({"chunks": [10, 2**40]}, r"a row of its chunks must fit into memory, and takes \d+ bytes"),
+            ({"chunks": [2**40, 4]}, r"a row of its chunks must fit into memory, and takes \d+ bytes"),
             *(({"chunks": chunks}, r"x\.zarr") for chunks in ([10, 2**58], [0, 4], [10])),
             *(({"shape": shape}, r"x\.zarr") for shape in ([40, 2**60], [-3, 4], [40, 4.5], "x")),
         ]
@@ -338,4 +336,4 @@ def test_a_chunk_must_fit_into_what_is_left_of_a_limit(tmp_path):
     """Else TensorStore would abort the process when it reads it."""
     path = edit(write(tmp_path / "x.zarr", version=2), 2, chunks=[(3 << 26) + 1, 4])
     done = programs.run([sys.executable, "-c", UNDER_A_LIMIT, path], capture_output=True, text=True)
-    assert "one of its chunks must fit into memory, and takes 3221225488 bytes of" in done.stderr
+    assert "a row of its chunks must fit into memory, and takes 3221225488 bytes of" in done.stderr

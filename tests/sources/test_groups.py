@@ -6,14 +6,13 @@ import jax
 import numpy as np
 import programs
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import feedline
 from feedline._src.files.files import Files
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column, Grouped
-from feedline._src.sources.groups import GroupSource, open_groups
+from feedline._src.sources.groups import open_groups
 
 
 def _source(path, column, leaf, lengths=(4, 4)):
@@ -69,22 +68,20 @@ except feedline.FeedError as error:
     assert "a file must not change while a feed reads it, and it has 8192 bytes and had 8" in run.stdout
 
 
-@pytest.fixture
-def decoded(monkeypatch):
-    """The numbers of the groups that were decoded."""
-    read, numbers = GroupSource._read_group, []
+def _counting(path, decoded, **options):
+    """A source of the numbers 0 to 639 in groups of 64, which appends the number of each that it decodes."""
+    path.touch()
 
-    def counting(self, leaf, group, file):
-        numbers.append(group)
-        return read(self, leaf, group, file)
+    def read(leaf, group):
+        decoded.append(group)
+        return Column(np.arange(64 * group, 64 * (group + 1)))
 
-    monkeypatch.setattr(GroupSource, "_read_group", counting)
-    return numbers
+    table = Grouped({"x": jax.ShapeDtypeStruct((), np.dtype(np.int64))}, [[64] * 10], read)
+    return open_groups(lambda file, given: table, Files([str(path)]), OpenOptions(**options))
 
 
-def test_a_row_group_is_decoded_once_while_it_is_cached(tmp_path, decoded):
-    pq.write_table(pa.table({"x": np.arange(640)}), tmp_path / "x.parquet", row_group_size=64)
-    source = feedline.open_source(tmp_path / "x.parquet")
+def test_a_group_is_decoded_once_while_it_is_cached(tmp_path):
+    source = _counting(tmp_path / "made.up", decoded := [])
     for start in range(0, 640, 32):
         source.read(np.arange(start, start + 32), {"x": np.empty(32, np.int64)})
     assert decoded == list(range(10))
@@ -93,14 +90,18 @@ def test_a_row_group_is_decoded_once_while_it_is_cached(tmp_path, decoded):
     assert decoded == [*range(10), 0]
 
 
-def test_a_blocked_order_reads_each_row_group_once(tmp_path, sharding, delivered, decoded):
-    pq.write_table(pa.table({"x": np.arange(1024)}), tmp_path / "x.parquet", row_group_size=64)
+@pytest.mark.parametrize("cache_bytes", [0, 3 * 64 * 8, 1 << 30])
+def test_rows_of_more_groups_than_the_cache_holds_are_read(tmp_path, cache_bytes):
+    source, rows = _counting(tmp_path / "made.up", [], cache_bytes=cache_bytes), np.arange(639, -1, -7)
+    source.read(rows, out := {"x": np.empty(len(rows), np.int64)})
+    np.testing.assert_array_equal(out["x"], rows)
+
+
+def test_a_blocked_order_decodes_each_group_once(tmp_path, sharding, delivered):
     window = 2 * 64 * 8  # bytes
-    source = feedline.open_source(tmp_path / "x.parquet", cache_bytes=window)
+    source = _counting(tmp_path / "made.up", decoded := [], cache_bytes=window)
     order = feedline.Order(shuffle=feedline.Blocks(rows=64, window=2))
-    reading = feedline.Reading(threads=1)
-    feed = feedline.Feed(source, 32, sharding, order=order, epochs=1, reading=reading)
-    decoded.clear()
+    feed = feedline.Feed(source, 32, sharding, order=order, epochs=1, reading=feedline.Reading(threads=1))
     got = np.concatenate([batch["x"] for batch in delivered(feed)])
-    np.testing.assert_array_equal(np.sort(got), np.arange(1024))
-    assert sorted(decoded) == list(range(16))
+    np.testing.assert_array_equal(np.sort(got), np.arange(640))
+    assert sorted(decoded) == list(range(10))

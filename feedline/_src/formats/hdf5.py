@@ -26,16 +26,17 @@ from feedline._src.errors import FeedError
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, fetched_files, require
-from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, check_lengths, check_memory
+from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, check_memory, check_same_rows
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.exit import check_may_read, stop_reads
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
-_GROUP_BYTES = 1 << 16  # of a group of rows of a dataset without chunks
+_GROUP_BYTES = 1 << 16  # of rows of a dataset without chunks that are read at once
 _EXIT_WAITS_S = 1.0  # for the read in progress; closing feeds takes up to as long
 _DAMAGED = "the file is damaged, write it again with h5py"
+_LEAVE_OUT = "or leave it out with columns=[...]"
 
 _lock = threading.RLock()
 
@@ -79,28 +80,23 @@ class _Leaf:
     """A leaf of a row: a dataset, or a field of its compound elements.
 
     Attributes:
+      dataset: its path in the file, which begins with "/".
       fields: the names that lead to the field, outermost first.
       row: what a row of it is.
-      shape, elements: of the dataset.
-      height: the number of rows that are read at once.
-      offset: of the first byte, if the dataset lies in the file as NumPy can use it; else None.
+      rows, height: the number of rows, and of those that are read at once.
+      mapped: the elements of the dataset, if they lie in the file as NumPy can use them.
     """
 
     dataset: str
     fields: tuple[str, ...]
     row: Leaf
-    shape: tuple[int, ...]
-    elements: np.dtype[Any]
+    rows: int
     height: int
-    offset: int | None
+    mapped: FileArray | None
 
     @property
-    def rows(self) -> int:
-        return self.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.elements.itemsize
+    def path(self) -> str:
+        return "/".join([self.dataset.strip("/"), *self.fields])
 
     def field_of(self, elements: Any) -> Any:
         """The leaf of some elements of its dataset, in memory or in the file."""
@@ -109,41 +105,37 @@ class _Leaf:
 
 def open_hdf5(file: File, options: OpenOptions) -> Grouped:
     """The datasets of a file: mapped, in groups of rows such as those of a chunk, or with bytes row by row."""
-    tree = _tree_of(file, options)
+    tree: dict[str, Any] = {}
+    for leaf in _leaves_of_file(file, options):
+        *outer, last = leaf.path.split("/")
+        functools.reduce(lambda inner, part: inner.setdefault(part, {}), outer, tree)[last] = leaf
     leaves: list[_Leaf] = jax.tree.leaves(tree)
 
     def read(number: int, group: int) -> Column:
         leaf = leaves[number]
         rows = slice(group * leaf.height, min((group + 1) * leaf.height, leaf.rows))
-        return Column(file.with_path(lambda path: _opened(path, lambda opened: _read_from(opened, leaf, rows))))
+        return Column(_used(file, lambda opened: _read_from(opened, leaf, rows)))
 
     def read_rows(numbers: Sequence[int], rows: Indices) -> list[list[Any]]:
         unique, places = np.unique(rows, return_inverse=True)
         wanted: Any = unique
         if len(unique) and unique[-1] - unique[0] == len(unique) - 1:
             wanted = slice(int(unique[0]), int(unique[-1]) + 1)  # faster than a list of rows
-
-        def read_leaves(opened: Any) -> list[Array]:
-            return [_read_from(opened, leaves[number], wanted) for number in numbers]
-
-        found = file.with_path(lambda path: _opened(path, read_leaves))
+        chosen = [leaves[number] for number in numbers]
+        found = _used(file, lambda opened: [_read_from(opened, leaf, wanted) for leaf in chosen])
         return [
-            [_bytes_of(value) if isinstance(leaves[number].row, str) else value for value in values[places]]
-            for number, values in zip(numbers, found, strict=True)  # [places] copies: a decoder may change its row
+            list(map(bytes, values[places])) if isinstance(leaf.row, str) else list(values[places])
+            for leaf, values in zip(chosen, found, strict=True)  # [places] copies: a decoder may change its row
         ]
 
-    def array_of(leaf: _Leaf) -> Any:
-        assert leaf.offset is not None
-        return leaf.field_of(FileArray.of(file, leaf.elements, leaf.shape, leaf.offset))
-
     has_bytes = any(isinstance(leaf.row, str) for leaf in leaves)
-    is_mapped = not has_bytes and not file.in_store and all(leaf.offset is not None for leaf in leaves)
+    is_mapped = not has_bytes and not file.in_store and all(leaf.mapped is not None for leaf in leaves)
     return Grouped(
         jax.tree.map(lambda leaf: leaf.row, tree),
         [EvenLengths(leaf.rows, leaf.height) for leaf in leaves],
         read,
         read_rows if has_bytes else None,
-        arrays=(lambda: [jax.tree.map(array_of, tree)]) if is_mapped else None,
+        arrays=(lambda: [jax.tree.map(lambda leaf: leaf.field_of(leaf.mapped), tree)]) if is_mapped else None,
     )
 
 
@@ -157,17 +149,21 @@ FORMAT = Format(
 )
 
 
-def _opened(path: str, use: Callable[[Any], T]) -> T:
+def _used(file: File, use: Callable[[Any], T]) -> T:
     """What `use` returns of the `h5py.File`, while no other thread uses HDF5."""
     h5py = _h5py()
-    with _lock:
-        check_may_read()
-        for other in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
-            if other.get_intent() != h5py.h5f.ACC_RDONLY and os.fsdecode(other.name) == path:
-                # HDF5 would share its state with us, of which not all may lie on disk yet
-                raise ValueError("it is already open for writing in this process")
-        with h5py.File(path, "r", locking="best-effort") as opened:
-            return use(opened)
+
+    def used(path: str) -> T:
+        with _lock:
+            check_may_read()
+            for other in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+                if other.get_intent() != h5py.h5f.ACC_RDONLY and os.fsdecode(other.name) == path:
+                    # HDF5 would share its state with us, of which not all may lie on disk yet
+                    raise ValueError("it is already open for writing in this process")
+            with h5py.File(path, "r", locking="best-effort") as opened:
+                return use(opened)
+
+    return file.with_path(used)
 
 
 def _read_from(opened: Any, leaf: _Leaf, rows: Any) -> Array:
@@ -177,119 +173,104 @@ def _read_from(opened: Any, leaf: _Leaf, rows: Any) -> Array:
         raise ValueError(f"{leaf.dataset}: {error}; {_DAMAGED}") from error
 
 
-def _bytes_of(value: Any) -> bytes:
-    return bytes(value.tobytes() if isinstance(value, np.ndarray | np.void) else value)
-
-
 # --- what a file has ---
 
 
 class _RefusedError(ValueError):
-    """A dataset is valid, but cannot be read as rows. The message says what to change."""
+    """A file is valid, but cannot be read as rows. The message names it, and says what to change."""
 
 
-def _tree_of(file: File, options: OpenOptions) -> dict[str, Any]:
-    """The chosen leaves of a file: nested dicts of `_Leaf`, as groups and compound types nest."""
-    name = file.name
+def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
+    """The chosen leaves of a file, which have the same number of rows."""
     try:
-        leaves, refused = file.with_path(
-            lambda path: _opened(path, lambda opened: _chosen(opened, name, file.size, options))
-        )
-    except FeedError:
+        leaves, names = _used(file, lambda opened: _chosen(opened, file, options))
+    except (FeedError, _RefusedError):
         raise
     except Exception as error:  # of many types, for damaged files
-        if isinstance(error, ValueError) and name in str(error):
-            raise
-        message = f"{name} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. "
+        message = f"{file.name} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. "
         if "unable to lock" in message or "already open for" in message:
             raise ValueError(
                 f"{message}A file must not be open for writing: close it in the program that writes it, or, if "
                 "that was killed, run h5clear -s (Debian: hdf5-tools) and check the data"
             ) from error
         raise ValueError(f"{message}It may be truncated or another format; write it again with h5py") from error
-    check_lengths(leaves, refused, "an HDF5 file", "dataset", name)
-    tree: dict[str, Any] = {}
-    for leaf in leaves.values():
-        *outer, last = [*leaf.dataset.strip("/").split("/"), *leaf.fields]
-        functools.reduce(lambda inner, part: inner.setdefault(part, {}), outer, tree)[last] = leaf
-    return tree
+    found = [each for each in options.columns or () if any(_lies_in(leaf.path, [each]) for leaf in leaves)]
+    options.chosen([*found, *(name for name in names if name not in (options.columns or ()))], file.name)
+    check_same_rows({leaf.path: leaf.rows for leaf in leaves}, file.name)
+    return leaves
 
 
-def _chosen(
-    opened: Any, name: str, file_bytes: int, options: OpenOptions
-) -> tuple[dict[str, _Leaf], dict[str, str]]:
-    """The chosen leaves by their paths; and by its path, why a link or a dataset has no rows.
+def _lies_in(path: str, columns: Sequence[str]) -> bool:
+    """Whether a path is one of these columns, or lies in a group that is."""
+    return any(f"{path}/".startswith(f"{column.strip('/')}/") for column in columns)
+
+
+def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[list[_Leaf], list[str]]:
+    """The chosen leaves, and all names at the top of the file.
 
     HDF5 visits each group once, and follows neither soft links nor links to other files.
     """
     h5py = _h5py()
     links: list[tuple[str, Any]] = []
     opened.visititems_links(lambda path, link: links.append((path, link)))
-    inner = [column for column in options.columns or () if "/" in column]
-    chosen = options.chosen([*opened, *inner], name) if len(opened) else []
-    leaves: dict[str, _Leaf] = {}
-    refused: dict[str, str] = {}
-    for column in chosen:
-        found = {path: link for path, link in links if f"{path}/".startswith(f"{column.strip('/')}/")}
-        count = len(leaves) + len(refused)
-        for path, link in found.items():
-            if isinstance(link, h5py.ExternalLink):
-                refused[path] = f"a link to the file {link.filename}; open that file itself"
-            elif isinstance(link, h5py.SoftLink):
-                refused[path] = f"a link to {link.path}; choose that itself with columns=[...]"
-            elif isinstance(dataset := opened[path], h5py.Dataset) and dataset.shape:
-                try:
-                    leaves |= _leaves_of(dataset, name, file_bytes)
-                except _RefusedError as error:
-                    refused[path] = str(error)
-        if options.columns is not None and len(leaves) + len(refused) == count:
-            refused[column] = "nothing is there that has rows"
-    return leaves, refused
+    leaves: list[_Leaf] = []
+    for path, link in links:
+        if options.columns is not None and not _lies_in(path, options.columns):
+            continue
+        if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+            raise _RefusedError(
+                f"{file.name}: links are not followed, and {path} leads to {link.path} of "
+                f"{getattr(link, 'filename', 'this file')}; choose that itself with columns=[...], or open that "
+                "file"
+            )
+        if isinstance(dataset := opened[path], h5py.Dataset) and dataset.shape:
+            try:
+                leaves += _leaves_of(dataset, file)
+            except _RefusedError as error:
+                raise _RefusedError(f"{file.name}: {path}: {error}, {_LEAVE_OUT}") from error
+    return leaves, list(opened)
 
 
-def _leaves_of(dataset: Any, file: str, file_bytes: int) -> dict[str, _Leaf]:
-    """The leaf of an `h5py.Dataset`, or those of its fields, by their paths. ValueError: it is damaged."""
+def _leaves_of(dataset: Any, file: File) -> list[_Leaf]:
+    """The leaf of an `h5py.Dataset`, or those of its fields. ValueError: it is damaged."""
     h5py = _h5py()
     created = dataset.id.get_create_plist()
-    layout, filters = created.get_layout(), [created.get_filter(i) for i in range(created.get_nfilters())]
+    filters = [created.get_filter(number) for number in range(created.get_nfilters())]
     lacking = [name or number for number, *_, name in filters if not h5py.h5z.filter_avail(number)]
-    if layout == h5py.h5d.VIRTUAL or created.get_external_count() or lacking:
+    if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count() or lacking:
         raise _RefusedError(
             "its data must lie in the file itself, with filters that this h5py has, and it is virtual, in "
             f"external files, or has the filters {lacking}; open those files themselves, install hdf5plugin and "
-            "import it before, or write it again: new.create_dataset(name, data=old[name][:])"
+            "import it before, write it again: new.create_dataset(name, data=old[name][:])"
         )
     try:
         elements = dataset.dtype
     except TypeError as error:
-        raise _RefusedError(f"its elements must be numbers that NumPy has, bytes or text: {error}") from error
+        raise _RefusedError(
+            f"its elements must be numbers that NumPy has, bytes or text: {error}; convert it"
+        ) from error
     rows, chunk = dataset.shape[0], dataset.chunks
     row_bytes = math.prod(dataset.shape[1:]) * elements.itemsize
     height = chunk[0] if chunk else max(1, _GROUP_BYTES // max(1, row_bytes))
     needed = max(min(height, rows) * row_bytes, math.prod(chunk or ()) * elements.itemsize)
-    check_memory(file, f"rows of {dataset.name} that are read at once", needed)
+    check_memory(file.name, f"rows of {dataset.name} that are read at once", needed)
     if chunk:
-        _check_chunks(dataset, {number for number, *_ in filters}, file, file_bytes)
-    offset = None
-    is_written = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_ALLOCATED and dataset.id.get_storage_size()
-    if layout == h5py.h5d.CONTIGUOUS and is_written:
-        offset = dataset.id.get_offset()
-        if offset + rows * row_bytes > file_bytes:
-            raise ValueError(f"{file}: {dataset.name} leads out of the file; {_DAMAGED}")
-        if elements.hasobject or h5py.h5t.py_create(elements, logical=True) != dataset.id.get_type():
-            offset = None  # h5py must convert them
+        _check_chunks(dataset, {number for number, *_ in filters}, file.size)
+    mapped, offset = None, dataset.id.get_offset()  # None: it is not contiguous, or was never written
+    is_native = not elements.hasobject and h5py.h5t.py_create(elements, logical=True) == dataset.id.get_type()
+    if offset is not None and is_native:
+        mapped = FileArray.of(file, elements, dataset.shape, offset)  # ValueError: it leads out of the file
 
-    def leaves(dtype: np.dtype[Any], *fields: str) -> dict[str, _Leaf]:
+    def leaves(dtype: np.dtype[Any], *fields: str) -> list[_Leaf]:
         if dtype.names is not None:
-            return functools.reduce(dict.__or__, (leaves(dtype[name], *fields, name) for name in dtype.names))
+            return [leaf for name in dtype.names for leaf in leaves(dtype[name], *fields, name)]
         row = _row_of(dtype, dataset.shape[1:])
-        leaf = _Leaf(dataset.name, fields, row, dataset.shape, elements, height, offset)
-        return {"/".join([dataset.name.strip("/"), *fields]): leaf}
+        return [_Leaf(dataset.name, fields, row, rows, height, mapped)]
 
     return leaves(elements)
 
 
-def _check_chunks(dataset: Any, filters: set[int], file: str, file_bytes: int) -> None:
+def _check_chunks(dataset: Any, filters: set[int], file_bytes: int) -> None:
     """Refuse, with a ValueError, chunks outside of the file, or so short that HDF5 would read beyond them."""
     h5z, least = _h5py().h5z, 1
     if filters <= {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}:  # which leave the size as it is
@@ -300,8 +281,8 @@ def _check_chunks(dataset: Any, filters: set[int], file: str, file_bytes: int) -
 
     if dataset.id.chunk_iter(invalid):
         raise ValueError(
-            f"{file}: chunks of {dataset.name} must have {least} bytes or more of the {file_bytes} of the file, "
-            f"and one has not; {_DAMAGED}"
+            f"chunks of {dataset.name} must have {least} bytes or more of the {file_bytes} of the file, and one "
+            f"has not; {_DAMAGED}"
         )
 
 
@@ -311,7 +292,9 @@ def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
     is_bytes = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
     if is_bytes or (dtype.kind == "V" and dtype.subdtype is None):  # the latter: opaque
         if shape:
-            raise _RefusedError(f"a row must have one value of bytes or text, and has {list(shape)} of them")
+            raise _RefusedError(
+                f"a row must have one value of bytes or text, and has {list(shape)} of them; split it"
+            )
         return "bytes"
     number = dtype.base
     if number.kind not in "mMOSV" and is_numeric(number):
@@ -319,5 +302,5 @@ def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
     found = "references" if h5py.check_ref_dtype(number) is not None else str(number)
     raise _RefusedError(
         f"its elements must be numbers or booleans that JAX has, bytes or text, and are {found}; encode them as "
-        "numbers, dates by array.view(numpy.int64), or leave the dataset out with columns=[...]"
+        "numbers, dates by array.view(numpy.int64)"
     )

@@ -14,14 +14,11 @@ import numpy.typing as npt
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, suffix_of
-from feedline._src.formats.table import FileArray, fields, memory_bytes
+from feedline._src.formats.table import FileArray, check_memory, fields
 
 Array = npt.NDArray[Any]
 HEADER_BYTES = 10_000
 """NumPy's limit: Python's parser is not safe for long untrusted texts."""
-_MAGIC_3 = np.lib.format.magic(3, 0)
-_DEFLATE_RATIO = 1032
-"""More bytes than this cannot come out of a byte: 258 of them need at least two bits."""
 
 
 def read(file: File, options: OpenOptions) -> list[Any]:
@@ -70,8 +67,8 @@ def _header_of(begin: bytes, size: int) -> _Header:
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError("it does not begin as a .npy of version 1.0, 2.0 or 3.0 does")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        header = _as_version_2(stream) if version == (3, 0) else stream
-        shape, fortran, dtype = read(header, max_header_size=HEADER_BYTES)
+        text = _as_version_2(stream) if version == (3, 0) else stream
+        shape, fortran, dtype = read(text, max_header_size=HEADER_BYTES)
     except Exception as error:  # of many types, for arbitrary text
         raise ValueError(f"NumPy cannot read its header ({type(error).__name__}: {error})") from error
     if not all(type(axis) is int and axis >= 0 for axis in shape):
@@ -88,9 +85,10 @@ def _header_of(begin: bytes, size: int) -> _Header:
 def _as_version_2(stream: io.BytesIO) -> io.BytesIO:
     """The rest of a header of version 3.0, which is UTF-8: NumPy reads those only together with the elements."""
     length = int.from_bytes(stream.read(4), "little")
-    text = stream.read(length).decode().encode("ascii", "backslashreplace")
-    if stream.tell() - len(_MAGIC_3) - 4 != length:
+    text = stream.read(length)
+    if len(text) != length:
         raise ValueError("its header ends too early")
+    text = text.decode().encode("ascii", "backslashreplace")
     return io.BytesIO(struct.pack("<I", len(text)) + text)
 
 
@@ -113,32 +111,19 @@ def _members(file: File) -> dict[str, Any]:
             if name in arrays:
                 raise ValueError(f"its members must have different names, and two are called {name!r}")
             try:
-                _check_sizes(file, member)
                 with archive.open(member) as stream:
                     start = opened.tell()  # zipfile has read what is before the member's data
                     begin = stream.read(HEADER_BYTES)
                 if member.compress_type == zipfile.ZIP_STORED:
                     arrays[name] = _array_at(begin, file, start, member.file_size)
                 else:
+                    check_memory(file.name, "a compressed array", member.file_size)
                     arrays[name] = _decompressed(archive, member, _header_of(begin, member.file_size))
             except Exception as error:  # of many types, from zipfile and the decompressors
                 raise ValueError(f"its member {name!r}: {str(error)[:300] or type(error).__name__}") from error
     if not arrays:
         raise ValueError("it holds no arrays")
     return arrays
-
-
-def _check_sizes(file: File, member: zipfile.ZipInfo) -> None:
-    """Refuse a member that promises more bytes than can come out of it, before memory is taken for them."""
-    is_stored = member.compress_type == zipfile.ZIP_STORED
-    most = file.size if is_stored else memory_bytes()
-    if member.compress_type == zipfile.ZIP_DEFLATED:
-        most = min(most, _DEFLATE_RATIO * (member.compress_size + 1))
-    if member.file_size > most or member.compress_size > file.size:
-        raise ValueError(
-            f"the archive promises {member.file_size} bytes, and at most {most} can come out of the "
-            f"{member.compress_size} that are stored, of {file.size}, or fit into memory"
-        )
 
 
 def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: _Header) -> Array:
@@ -154,12 +139,9 @@ def _check_dtype(name: str, array: Any) -> None:
     """Refuse, with a TypeError, elements of raw bytes: so `numpy.save` writes dtypes that are not NumPy's own."""
     dtype = array.dtype
     inner = [dtype] if dtype.names is None else [dtype[field] for field in dtype.names]
-    if not any(each.base.kind == "V" and each.base.names is None for each in inner):
-        return
-    guess = "ml_dtypes.float8_e4m3fn" if dtype.itemsize == 1 else "ml_dtypes.bfloat16"
-    row = guess if array.ndim == 1 else f"np.dtype(({guess}, {array.shape[1:]}))"
-    raise TypeError(
-        f"{name}: elements of dtype {dtype} have lost their dtype: numpy.save knows NumPy's own dtypes alone, and "
-        "not bfloat16 or float8. Write array.tofile('x.bin'), and open it with "
-        f"feedline.open_source('x.bin', dtype={row})"
-    )
+    if any(each.base.kind == "V" and each.base.names is None for each in inner):
+        raise TypeError(
+            f"{name}: elements of dtype {dtype} have lost their dtype: numpy.save knows NumPy's own dtypes alone, "
+            "and not bfloat16 or float8. Write array.tofile('x.bin'), and open it with feedline.open_source("
+            f"'x.bin', dtype=np.dtype((ml_dtypes.bfloat16, {array.shape[1:]})))"
+        )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError
-from feedline._src.rows.shards import EvenLengths, Indices, Lengths, rows_in
+from feedline._src.rows.shards import Indices, Lengths
 
 if TYPE_CHECKING:
     from feedline._src.files.file import File
@@ -28,9 +28,7 @@ Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Leaf = jax.ShapeDtypeStruct | str
 """Shape and dtype of a leaf of one row; or for leaves of any length what they are: "bytes", "bytes of int32"."""
-_MOST_ROWS = 1 << 48
-"""Of a file: sums over files stay below the largest int64."""
-_MOST_SHOWN = 20
+_MAX_NAMES_SHOWN = 20
 
 
 # --- mapped ---
@@ -70,7 +68,8 @@ class FileArray:
         return self.shape[0]
 
     def __getitem__(self, name: str) -> FileArray:
-        field, at = self.dtype.fields[name][:2] if self.dtype.fields is not None else (self.dtype, 0)
+        assert self.dtype.fields is not None
+        field, at = self.dtype.fields[name][:2]
         more = _strides(field.shape, field.base.itemsize)
         shape, strides = (*self.shape, *field.shape), (*self.strides, *more)
         return FileArray(self.file, field.base, shape, self.offset + at, strides)
@@ -169,14 +168,12 @@ class Grouped:
       lengths: for each leaf the rows of each of its groups.
       read: (leaf, group) → the rows of a group, in memory of their own, since they are cached.
       read_rows: (leaves, rows) → for each leaf its values, in place of `read`: of bytes that are read one by one.
-      in_place: `read` gives views of mapped memory, which are not cached.
+      in_place: `read` gives views of memory that stays, mapped or not, so they are not cached.
+      held_bytes: of that memory, what is not mapped; that of all files must fit into cache_bytes.
       extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead.
+      will_read: (leaf, groups, ahead) → whether fetching has begun, in place of `extents`; see `Folder.will_read`.
       nulls: how many nulls a leaf has, where this is known without reading rows.
       arrays: makes trees of `FileArray`s and arrays of the same rows, used if all files of a source have them.
-      held_bytes: memory that the description holds; that of all files must fit into cache_bytes.
-      identity: (allow_bad_rows) → JSON values that identify the data, without a path; None: the digest of the
-        file. A sampled row that cannot be read is a RowError, or with `allow_bad_rows` part of the identity.
-      will_read, close: see `Folder`; for folders, whose files the format fetches: (leaf, groups, ahead) → bool.
     """
 
     spec: Any
@@ -184,70 +181,30 @@ class Grouped:
     read: Callable[[int, int], Column]
     read_rows: Callable[[Sequence[int], Indices], Sequence[Sequence[Any]]] | None = None
     in_place: bool = False
-    extents: Callable[[int, int], Sequence[tuple[int, int]]] = lambda leaf, group: ()
-    nulls: dict[int, int] = dataclasses.field(default_factory=dict)
-    arrays: Callable[[], list[Any]] | None = None
     held_bytes: int = 0
-    identity: Callable[[bool], Any] | None = None
+    extents: Callable[[int, int], Sequence[tuple[int, int]]] = lambda leaf, group: ()
     will_read: Callable[[int, Sequence[int], int], bool] | None = None
-    close: Callable[[], None] = lambda: None
+    nulls: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    arrays: Callable[[], list[Any]] | None = None
 
 
-def check_column(column: Column, rows: int, leaf: Leaf) -> None:
-    """Refuse, with a ValueError, a group whose rows are not those that the metadata of its file promise."""
-    values = column.values
-    found = f"{values.dtype}{list(values.shape)}" if column.ends is None else f"{column.rows} rows of bytes"
-    promised = f"{rows} rows of bytes" if isinstance(leaf, str) else f"{leaf.dtype}{[rows, *leaf.shape]}"
-    if found != promised or not values.flags.c_contiguous:
-        raise ValueError(
-            f"a group must hold the rows that the file's metadata promises, {promised}, and it holds {found}; "
-            "the file is damaged, write it again"
-        )
-
-
-def check_fits(file: Grouped, path: str, first: Grouped, first_path: str) -> None:
-    """Refuse, with a ValueError, a file of other leaves than the first one, or with impossible lengths."""
-    found, wanted = (
-        {jax.tree_util.keystr(at): described(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(each.spec)}
-        for each in (file, first)
-    )
-    if found != wanted:
-        raise ValueError(
-            f"files must agree in columns, dtypes and row shapes; {path} has {found}, {first_path} {wanted}; "
-            "choose columns=[...] that they share, or write them again"
-        )
-    totals = sorted({rows_in(groups) for groups in file.lengths})
-    least = min((min(each, default=0) for each in file.lengths if not isinstance(each, EvenLengths)), default=0)
-    if least < 0 or len(totals) > 1 or totals[-1:] > [_MOST_ROWS]:
-        raise ValueError(
-            "a file must have at most 2^48 rows, the same number for all leaves, in groups of 0 rows or more, and "
-            f"the metadata of {path} promises {totals}, a group with {least}; it is damaged, write it again"
-        )
-
-
-def check_lengths(tree: dict[str, Any], refused: dict[str, str], kind: str, leaf: str, path: str) -> None:
-    """Refuse, with a ValueError, leaves that are no rows of one table; the error says which would be.
+def check_same_rows(rows: Mapping[str, int], path: str) -> None:
+    """Refuse, with a ValueError, a file whose arrays have different numbers of rows, or that has none.
 
     Args:
-      tree: by name, trees of leaves with `rows` and `nbytes`; `refused`: why others have no rows.
-      kind, leaf: what the file and a leaf are called.
+      rows: by the name of each array its number of rows.
     """
-    by_name = {name: {each.rows for each in jax.tree.leaves(node)} for name, node in tree.items()}
-    lengths = set[int]().union(*by_name.values())
-    if len(lengths) == 1 and not refused:
-        return
-    found = refused | {
-        name: f"{' or '.join(map(str, sorted(rows)))} rows" for name, rows in by_name.items() if rows
-    }
-    listed = "; ".join(f"{name}: {found[name]}" for name in sorted(found)) or "none"
-    if not lengths:
-        raise ValueError(f"{kind} must have at least one {leaf} with rows, {path} has {listed}")
-    largest = max(jax.tree.leaves(tree), key=lambda each: each.nbytes).rows
-    fitting = [name for name in sorted(by_name) if by_name[name] == {largest}]
-    raise ValueError(
-        f"all {leaf}s of {kind} must have the same number of rows, {path} has {listed}; choose those that belong "
-        f"together, also inside of groups: columns={fitting or ['group/name', '...']}"
-    )
+    names: dict[int, list[str]] = {}
+    for name in sorted(rows):
+        names.setdefault(rows[name], []).append(name)
+    if not names:
+        raise ValueError(f"a file of rows must have at least one array with rows, and {path} has none")
+    if len(names) > 1:
+        found = "; ".join(f"{count} rows: {few(names[count], ', ')}" for count in sorted(names))
+        raise ValueError(
+            f"all arrays of a file must have the same number of rows, and {path} has {found}; choose those that "
+            "belong together with columns=[...]"
+        )
 
 
 def described(leaf: Leaf) -> str:
@@ -257,8 +214,8 @@ def described(leaf: Leaf) -> str:
 
 def few(words: Sequence[str], separator: str) -> str:
     """The first words, and how many more there are."""
-    more = f"{separator}… {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
-    return separator.join(words[:_MOST_SHOWN]) + more
+    more = f"{separator}… {len(words) - _MAX_NAMES_SHOWN} more" if len(words) > _MAX_NAMES_SHOWN else ""
+    return separator.join(words[:_MAX_NAMES_SHOWN]) + more
 
 
 # --- records ---

@@ -11,27 +11,25 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.errors import FeedError, RowError
 from feedline._src.files.file import changed
 from feedline._src.files.folder import folder_at
 from feedline._src.files.store import Store
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import Column, Grouped, check_lengths, check_memory
-from feedline._src.rows import digests
+from feedline._src.formats.table import Column, Grouped, check_memory, check_same_rows
 from feedline._src.rows.shards import EvenLengths
 from feedline._src.rows.spec import is_numeric
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
-_MARKS = ("zarr.json", ".zarray", ".zgroup")
+_MARKS = ("zarr.json", ".zarray", ".zgroup")  # the files of metadata
 _INDEX_ENTRY_BYTES = 16  # in the index of a shard: offset and length of a chunk
 tensorstore: Any = Library("tensorstore", "zarr")
 
@@ -42,19 +40,13 @@ def is_zarr(address: str, store: Store | None = None) -> bool:
 
 
 class ZarrFolder:
-    """An array or a group in a folder: what a `File` is for formats whose rows lie in files.
+    """An array or a group in a folder: what a `File` is for formats whose rows lie in many files.
 
-    It pickles with the versions of its metadata and, once known, its identity, which the other process compares.
+    It pickles with the versions of its metadata, which the other process compares.
     """
 
-    def __init__(
-        self,
-        name: str,
-        store: Store | None = None,
-        versions: Mapping[str, Any] | None = None,
-        identity: list[Any] | None = None,
-    ) -> None:
-        self.name, self._store, self.identity = name, store, identity
+    def __init__(self, name: str, store: Store | None = None, versions: Mapping[str, Any] | None = None) -> None:
+        self.name, self._store = name, store
         self.folder = folder_at(name, store, versions)
         self._metadata: set[str] = set()
 
@@ -95,11 +87,11 @@ class ZarrFolder:
 
     def __reduce__(self) -> Any:
         versions = {file: self.folder.versions[file] for file in self._metadata}
-        return ZarrFolder, (self.folder.place, self._store, versions, self.identity)
+        return ZarrFolder, (self.folder.place, self._store, versions)
 
 
 class ZarrFolders(Sequence[ZarrFolder]):
-    """The folders of a source by their numbers: what `Files` are for formats whose rows lie in files."""
+    """The folders of a source by their numbers: what `Files` are for formats whose rows lie in many files."""
 
     in_store = False  # what is in a store is fetched by the format
 
@@ -121,7 +113,9 @@ class ZarrFolders(Sequence[ZarrFolder]):
             self._folders[number].check()  # a change explains an error better
 
     def close(self) -> None:
-        """No-op: the descriptions are closed."""
+        """Give up what is being fetched."""
+        for each in self._folders:
+            each.folder.close()
 
 
 def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
@@ -130,35 +124,21 @@ def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
         raise FileNotFoundError(
             f"{place.name} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"
         )
-    tree = _chosen(place, options)
+    fill = options.missing_chunks == "fill"
+    found = _node(place, "", fill)
+    if isinstance(found, _Array):
+        tree = options.named(found, place.name)
+    else:
+        tree = {name: _tree(place, found[name], fill) for name in options.chosen(list(found), place.name)}
     arrays: list[_Array] = jax.tree.leaves(tree)
-
-    def identity(allow_bad_rows: bool) -> list[Any]:
-        for array in arrays:
-            array.will_read([slice(row, row + 1) for row in digests.sampled_numbers(array.rows)], 0)
-        failures: list[RowError] = []
-        place.identity = found = [_sampled_rows(array, failures) for array in arrays]
-        if failures and not allow_bad_rows:
-            raise failures[0]
-        return found
-
-    def will_read(leaf: int, groups: Sequence[int], ahead: int) -> bool:
-        return arrays[leaf].will_read([arrays[leaf].rows_of(group) for group in groups], ahead)
-
-    if (known := place.identity) is not None and identity(allow_bad_rows=True) != known:
-        raise FeedError(
-            "the chunks of a Zarr array must not change while a feed reads it, and rows sampled when the feed was "
-            "built differ now. Write new data to a new path, and build a new feed",
-            stage="read",
-            file=place.name,
-        )
+    check_same_rows({array.path: array.rows for array in arrays}, place.name)
     return Grouped(
         jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree),
         [EvenLengths(array.rows, array.height) for array in arrays],
-        lambda leaf, group: Column(arrays[leaf].read(arrays[leaf].rows_of(group))),
-        identity=identity,
-        will_read=will_read if place.folder.in_store else None,
-        close=place.folder.close,
+        lambda leaf, group: Column(arrays[leaf].read(group)),
+        will_read=(lambda leaf, groups, ahead: arrays[leaf].will_read(groups, ahead))
+        if place.folder.in_store
+        else None,
     )
 
 
@@ -170,38 +150,6 @@ FORMAT = Format(
     open=open_zarr,
     files=ZarrFolders,
 )
-
-
-def _sampled_rows(array: _Array, failures: list[RowError]) -> list[Any]:
-    """A digest of some rows. The errors of rows that cannot be read are appended to `failures`."""
-
-    def row_at(row: int) -> Any:
-        try:
-            return array.read(slice(row, row + 1))[0]
-        except ValueError as error:
-            array.place.check()
-            failures.append(RowError(str(error), stage="read", row=row, file=array.path))
-            failures[-1].__cause__ = error
-            return np.empty(0, np.uint8)
-
-    return digests.of_rows(array.dtype, array.shape, row_at)
-
-
-def _chosen(place: ZarrFolder, options: OpenOptions) -> Any:
-    """An array, in a dict if `columns` names it; or a dict of the chosen arrays of a group."""
-    fill = options.missing_chunks == "fill"
-    found = _node(place, "", fill)
-    if isinstance(found, _Array):
-        return options.named(found, place.name)
-    tree: dict[str, Any] = {}
-    refused: dict[str, str] = {}
-    for name in options.chosen(list(found), place.name) if found else []:
-        try:
-            tree[name] = _tree(place, found[name], fill)
-        except (ValueError, TypeError) as error:
-            refused[name] = str(error)
-    check_lengths(tree, refused, "a Zarr group", "array", place.name)
-    return tree
 
 
 def _tree(place: ZarrFolder, at: str, fill: bool) -> Any:
@@ -231,7 +179,7 @@ class _Array:
     """
 
     def __init__(self, place: ZarrFolder, at: str, mark: str, fill: bool) -> None:
-        self.place, self._at, self._mark = place, at, mark
+        self._folder, self._at, self._mark = place.folder, at, mark
         self.path = place.folder.path_of(at) if at else place.name
         self._metadata = place.metadata(_join(at, mark))
         self._fills = fill and self._metadata.get("fill_value") is not None
@@ -239,31 +187,25 @@ class _Array:
             self._tensor = self._open({})
         except ValueError as error:
             raise ValueError(f"{self.path} cannot be read as a Zarr array: {error}; write it again") from error
-        if self._tensor.rank == 0:
-            raise ValueError(f"{self.path}: an array needs a first axis that counts rows, got a scalar")
-        if not is_numeric(self._tensor.dtype.numpy_dtype):
-            raise TypeError(
-                f"{self.path}: an accelerator holds numbers and booleans, got dtype {self._tensor.dtype.name}; "
-                "encode it as numbers first"
-            )
         self.shape, self.dtype = tuple(self._tensor.shape), np.dtype(self._tensor.dtype.numpy_dtype)
+        if not self.shape or not is_numeric(self.dtype):
+            raise TypeError(
+                f"{self.path}: an array needs a first axis that counts rows, and numbers or booleans, got "
+                f"{self.dtype.name}{list(self.shape)}; leave it out with columns=[...], or write it again"
+            )
         layout = self._tensor.chunk_layout
         inner, outer = math.prod(layout.read_chunk.shape), math.prod(layout.write_chunk.shape)
         self._chunk = tuple((layout.write_chunk if place.folder.in_store else layout.read_chunk).shape)
         self.rows, self.height = self.shape[0], max(1, self._chunk[0])
-        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self._chunk_bytes = math.prod(self._chunk) * self.dtype.itemsize
-        check_memory(self.path, "a row of its chunks", min(self.height, self.rows) * row_bytes)
-        check_memory(self.path, "one of its chunks", self._chunk_bytes)
-        check_memory(self.path, "the index of one of its shards", outer // max(1, inner) * _INDEX_ENTRY_BYTES)
+        group_bytes = min(self.height, self.rows) * math.prod(self.shape[1:]) * self.dtype.itemsize
+        index_bytes = outer // max(1, inner) * _INDEX_ENTRY_BYTES
+        check_memory(self.path, "a row of its chunks", max(self._chunk_bytes, group_bytes, index_bytes))
 
-    def rows_of(self, group: int) -> slice:
-        return slice(group * self.height, min((group + 1) * self.height, self.rows))
-
-    def read(self, rows: slice) -> Array:
+    def read(self, group: int) -> Array:
         """Some rows, contiguous in memory. ValueError: a chunk is missing or damaged."""
-        tensor = self._open(self._fetched(rows)) if self.place.folder.in_store else self._tensor
+        rows = slice(group * self.height, min((group + 1) * self.height, self.rows))
+        tensor = self._open(self._fetched(group)) if self._folder.in_store else self._tensor
         try:
             return np.ascontiguousarray(_result(tensor[rows].read()))
         except ValueError as error:
@@ -275,42 +217,41 @@ class _Array:
                 "metadata must have a fill value)"
             ) from error
 
-    def will_read(self, rows: Iterable[slice], ahead: int) -> bool:
-        """Begin to fetch the files of some rows. See `Folder.will_read`."""
-        if not self.place.folder.in_store:
-            return True
-        keys = dict.fromkeys(key for some in rows for key in self._keys(some))
-        return self.place.folder.will_read([_join(self._at, key) for key in keys], ahead, self._chunk_bytes)
+    def will_read(self, groups: Sequence[int], ahead: int) -> bool:
+        """Begin to fetch the files of some groups. See `Folder.will_read`."""
+        files = [_join(self._at, key) for group in groups for key in self._keys(group)]
+        return self._folder.will_read(files, ahead, self._chunk_bytes)
 
-    def _fetched(self, rows: slice) -> dict[str, bytes]:
-        """The files of some rows in a store, by their keys; without those that are not there."""
-        keys = self._keys(rows)
-        found = dict(zip(keys, self.place.folder.read([_join(self._at, key) for key in keys]), strict=True))
+    def _fetched(self, group: int) -> dict[str, bytes]:
+        """The files of a group in a store, by their keys; without those that are not there."""
+        keys = self._keys(group)
+        found = dict(zip(keys, self._folder.read([_join(self._at, key) for key in keys]), strict=True))
         if None in found.values():
-            self.place.folder.check([_join(self._at, self._mark)])  # a bucket that is gone has no chunks either
+            self._folder.check([_join(self._at, self._mark)])  # a bucket that is gone has no chunks either
         return {key: data for key, data in found.items() if data is not None}
 
-    def _keys(self, rows: slice) -> list[str]:
-        """The keys of the files of some rows in a store."""
+    def _keys(self, group: int) -> list[str]:
+        """The keys of the files of a group in a store."""
         prefix, separator = "", self._metadata.get("dimension_separator", ".")
         if self._mark == "zarr.json":
             encoding = self._metadata.get("chunk_key_encoding", {"name": "default"})
             is_default = encoding["name"] == "default"
             separator = encoding.get("configuration", {}).get("separator", "/" if is_default else ".")
             prefix = f"c{separator}" if is_default else ""
-        axes = [range(rows.start // self._chunk[0], -(-rows.stop // self._chunk[0]))]
-        axes += [range(-(-length // chunk)) for length, chunk in zip(self.shape[1:], self._chunk[1:], strict=True)]
-        return [prefix + separator.join(map(str, corner)) for corner in itertools.product(*axes)]
+        chunks = [
+            range(-(-length // chunk)) for length, chunk in zip(self.shape[1:], self._chunk[1:], strict=True)
+        ]
+        return [prefix + separator.join(map(str, at)) for at in itertools.product([group], *chunks)]
 
     def _open(self, files: dict[str, bytes]) -> Any:
         """The tensor; of an array in a store, with these files in memory."""
         context, kvstore = tensorstore.Context(), {"driver": "memory"}  # whose memory no other read sees
-        if self.place.folder.in_store:
+        if self._folder.in_store:
             memory = _result(tensorstore.KvStore.open(kvstore, context=context))
             for key, data in {self._mark: json.dumps(self._metadata).encode(), **files}.items():
                 _result(memory.write(key, data))
         else:
-            path = os.path.abspath(os.path.join(self.place.folder.place, self._at))
+            path = os.path.abspath(os.path.join(self._folder.place, self._at))
             kvstore = {"driver": "file", "path": f"{path}/"}
         driver = "zarr3" if self._mark == "zarr.json" else "zarr"
         spec = {"driver": driver, "kvstore": kvstore, "fill_missing_data_reads": self._fills}

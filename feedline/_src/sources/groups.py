@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -19,8 +21,9 @@ from feedline._src.errors import FeedError, RowError
 from feedline._src.files.file import File, LruCache, check_may_open
 from feedline._src.files.files import Files, Place
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.table import Column, Grouped, check_column, check_fits, described
-from feedline._src.rows.shards import Indices, Shards, count_of, joined, rows_in
+from feedline._src.formats.table import Column, Grouped, Leaf, described
+from feedline._src.rows import digests
+from feedline._src.rows.shards import EvenLengths, Indices, Shards, count_of, joined, rows_in
 from feedline._src.rows.source import Cut, EncodedSource, Indexed, Record, Rows, Source, WillRead, indices_of
 from feedline._src.runtime.exit import check_may_read
 from feedline._src.sources.arrays import ArraySource
@@ -28,29 +31,38 @@ from feedline._src.sources.row_gather import reader_of
 
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]
-_FIX_NULLS = (
-    "fill nulls (docs/formats.md) and write the file again, leave the column out with columns=[...], or take "
-    "another row in its place with feedline.Reading(bad_rows='substitute')"
-)
+_MAX_ROWS = 1 << 48  # of a file: sums over files stay below the largest int64
 
 
-def open_groups(open_file: OpenFile, files: Files, options: OpenOptions) -> Source | EncodedSource:
+def open_groups(
+    open_file: OpenFile, files: Any, options: OpenOptions, sampled: list[Any] | None = None
+) -> Source | EncodedSource:
     """The source of files that store rows in groups, or as arrays.
 
     Args:
       open_file: (file, options) → its description.
-      files: in the order of their rows.
+      files: `Files` in the order of their rows, or `ZarrFolders`.
       options: columns and cache_bytes.
+      sampled: the digests of sampled rows of a source that another process has open; None: there are none.
 
     Raises:
       ValueError: no rows, or files that do not fit together.
-      FeedError: a file does not have the expected version.
+      FeedError: a file does not have the expected version, or sampled rows have other values.
     """
     tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files))]
     if all(table.arrays is not None for table in tables):
         return ArraySource(files.paths, options, functools.partial(_arrays_in, open_file), files)
-    has_bytes = any(isinstance(leaf, str) for leaf in jax.tree.leaves(tables[0].spec))
-    return (TableSource if has_bytes else GroupSource)(open_file, files, options, tables)
+    if any(isinstance(leaf, str) for leaf in jax.tree.leaves(tables[0].spec)):
+        return TableSource(open_file, files, options, tables)
+    source = GroupSource(open_file, files, options, tables)
+    if sampled is not None and source.sampled_rows() != sampled:
+        raise FeedError(
+            "the chunks of an array must not change while a feed reads it, and rows sampled when the feed was "
+            "built differ now. Write new data to a new path, and build a new feed",
+            stage="read",
+            file=files.paths[0],
+        )
+    return source
 
 
 def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[Any]:
@@ -58,6 +70,21 @@ def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[An
     arrays = open_file(file, options).arrays
     assert arrays is not None, file  # it had arrays when this version was opened
     return arrays()
+
+
+class _Part(NamedTuple):
+    """Some groups, and the rows in them that are read.
+
+    Attributes:
+      columns: the groups.
+      column, local: for each of the rows its group, as an offset in `columns`, and its row in that group.
+      places: their offsets in all rows that are read; slice(None): these are all.
+    """
+
+    columns: list[Column]
+    column: Indices
+    local: Indices
+    places: Any
 
 
 class _GroupedRows(Indexed):
@@ -70,17 +97,19 @@ class _GroupedRows(Indexed):
     processes with the source. Arguments and errors are those of `open_groups`.
     """
 
-    def __init__(self, open_file: OpenFile, files: Files, options: OpenOptions, tables: Sequence[Grouped]) -> None:
+    _sampled: list[Any] | None = None  # what other processes compare, once the identity has it
+
+    def __init__(self, open_file: OpenFile, files: Any, options: OpenOptions, tables: Sequence[Grouped]) -> None:
         self._open_file, self._files, self._options, self._tables = open_file, files, options, tables
-        self._paths, first = files.paths, tables[0]
+        self._paths = files.paths
         for path, table in zip(self._paths, tables, strict=True):
-            check_fits(table, path, first, self._paths[0])
-        found = jax.tree_util.tree_leaves_with_path(first.spec)
-        self._leaves = [leaf for _, leaf in found]
+            _check_fits(table, path, tables[0], self._paths[0])
+        found = jax.tree_util.tree_leaves_with_path(tables[0].spec)
+        self._leaves: list[Leaf] = [leaf for _, leaf in found]
         self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
-        numbers = range(len(self._leaves))
-        self._file_of_group = [Shards([count_of(table.lengths[leaf]) for table in tables]) for leaf in numbers]
-        self._group_of_row = [joined([table.lengths[leaf] for table in tables]) for leaf in numbers]
+        leaves = range(len(found))
+        self._file_of_group = [Shards([count_of(table.lengths[leaf]) for table in tables]) for leaf in leaves]
+        self._group_of_row = [joined([table.lengths[leaf] for table in tables]) for leaf in leaves]
         self._file_of_row = Shards([rows_in(table.lengths[0]) for table in tables])
         if len(self) == 0:
             raise ValueError(
@@ -105,88 +134,86 @@ class _GroupedRows(Indexed):
         """Drop the cached groups, and give up what is being fetched."""
         self._cache.clear()
         self._files.close()
-        for table in self._tables:
-            table.close()
 
     def check_rows(self) -> None:
-        """Refuse sampled rows that cannot be read, and nulls that the footer of a Parquet file counts."""
-        for table in self._tables:
-            if table.identity is not None:
-                table.identity(False)
+        """Refuse nulls that the metadata of the files count, such as the footer of a Parquet file."""
         for leaf, name in enumerate(self._names):
-            counts = [table.nulls.get(leaf, 0) for table in self._tables]
-            if sum(counts):
-                files = f" in {sum(map(bool, counts))} of the {len(counts)} files" if len(counts) > 1 else ""
-                raise RowError(
-                    f"every column of a row must have a value, and {name!r} has {sum(counts):,} "
-                    f"null{'s' if sum(counts) > 1 else ''}{files}; {_FIX_NULLS}",
-                    stage="read",
-                    file=self._paths[int(np.argmax(np.array(counts) > 0))],
-                )
+            counts = np.array([table.nulls.get(leaf, 0) for table in self._tables])
+            if counts.any():
+                files = f" in {np.count_nonzero(counts)} of the {len(counts)} files" if len(counts) > 1 else ""
+                plural = "s" if counts.sum() > 1 else ""
+                found = f"{name!r} has {counts.sum():,} null{plural}{files}"
+                raise _null_error(found, None, self._paths[int(np.argmax(counts > 0))])
 
-    def _digests(self) -> list[Any]:
-        """What identifies the contents of each file: no path, so a moved data set stays the same."""
-        for file in self._files:
-            file.check()
-        found = [table.identity(True) for table in self._tables if table.identity is not None]
-        found = found or self._files.digests
+    def _file_digests(self) -> list[Any]:
+        """Sizes and sampled bytes of the files: no path, so a moved data set stays the same."""
+        found: list[Any] = self._files.digests
         for file in self._files:
             file.check()
         return found
 
-    def _pieces(self, leaf: int, rows: Indices) -> Iterator[tuple[list[Column], Indices, Indices, Any]]:
-        """The groups of some rows of a leaf: as many at a time as fit into the cache, at least one.
-
-        Yields:
-          (groups, part, local, here): `here` are the places in `rows` of those that these groups hold; for each of
-          them, `part` is the index of its group, and `local` its row in that group.
-        """
+    def _parts(self, leaf: int, rows: Indices, at_once_bytes: int) -> Iterator[_Part]:
+        """The groups of some rows of a leaf: as many at a time as have `at_once_bytes`, at least one."""
+        if not len(rows):
+            return
         shards, spec = self._group_of_row[leaf], self._leaves[leaf]
         group_of_row = shards.of(rows)
-        needed = np.unique(group_of_row)
-        files, at_once = self._file_of_group[leaf].of(needed), 1
+        local = rows - shards.firsts_of(group_of_row)
+        needed, group = np.unique(group_of_row, return_inverse=True)
+        at_once = 1
         if not isinstance(spec, str):
-            largest = int(shards.lengths_of(needed).max(initial=1)) * math.prod(spec.shape) * spec.dtype.itemsize
-            at_once = max(1, self._options.cache_bytes // max(1, largest))
-        with self._unchanged_in_place(np.unique(files)):
-            for start in range(0, len(needed), at_once):
-                some = slice(start, start + at_once)
-                columns = self._read_groups(leaf, needed[some].tolist(), files[some].tolist())
-                here: Any = slice(None)
-                if len(columns) < len(needed):
-                    here = np.flatnonzero(np.isin(group_of_row, needed[some]))
-                part = np.searchsorted(needed[some], group_of_row[here])
-                local = rows[here] - shards.firsts_of(group_of_row[here])
-                self._check_nulls(leaf, columns, part, local, rows[here])
-                yield columns, part, local, here
+            largest = int(shards.lengths_of(needed).max()) * math.prod(spec.shape) * spec.dtype.itemsize
+            at_once = max(1, at_once_bytes // max(1, largest))
+        # the threads that read a batch need the same groups: each begins with another one, to decode in parallel
+        first = threading.get_native_id() % len(needed)
+        needed, group = np.roll(needed, -first), (group - first) % len(needed)
+        files = self._file_of_group[leaf].of(needed)
+        for start in range(0, len(needed), at_once):
+            some = slice(start, start + at_once)
+            columns = list(map(self._column, itertools.repeat(leaf), needed[some].tolist(), files[some].tolist()))
+            places: Any = slice(None)
+            if len(columns) < len(needed):
+                places = np.flatnonzero((start <= group) & (group < start + at_once))
+            part = _Part(columns, group[places] - start, local[places], places)
+            self._check_nulls(leaf, part, rows)
+            yield part
 
-    def _read_groups(self, leaf: int, groups: list[int], files: list[int]) -> list[Column]:
-        """Groups, from mapped memory, the cache or their files."""
-        # threads of one batch need the same groups: each starts at another one, to read them in parallel
-        first = threading.get_native_id() % len(groups)
-        found: dict[int, Column] = {}
-        for group, file in zip(groups[first:] + groups[:first], files[first:] + files[:first], strict=True):
-            if self._tables[file].in_place:
-                found[group] = self._tables[file].read(leaf, group - int(self._file_of_group[leaf].firsts[file]))
-            else:
-                read = functools.partial(self._read_group, leaf, group, file)
-                found[group] = self._cache.get((leaf, group), read)
-        return [found[group] for group in groups]
-
-    def _read_group(self, leaf: int, group: int, file: int) -> Column:
+    def _column(self, leaf: int, group: int, file: int) -> Column:
+        """The rows of a group, from memory, the cache or its file."""
+        table, number = self._tables[file], group - int(self._file_of_group[leaf].firsts[file])
+        if table.in_place:
+            return table.read(leaf, number)
         shards, one = self._group_of_row[leaf], np.array([group])
 
         def read() -> Column:
-            column = self._tables[file].read(leaf, group - int(self._file_of_group[leaf].firsts[file]))
-            check_column(column, int(shards.lengths_of(one)[0]), self._leaves[leaf])
+            column = table.read(leaf, number)
+            _check_column(column, int(shards.lengths_of(one)[0]), self._leaves[leaf])
             return column
 
-        return self._checked(read, file, int(shards.firsts_of(one)[0]), "rows that are stored together")
+        row, what = int(shards.firsts_of(one)[0]), "rows that are stored together"
+        return self._cache.get((leaf, group), lambda: self._checked(read, file, row, what))
+
+    def _checked(self, read: Callable[[], T], file: int, row: int | None, what: str) -> T:
+        """Call `read`. A change of the file is a FeedError, any other error a RowError."""
+        check_may_read()
+        try:
+            found = read()
+        except FeedError:
+            raise
+        except Exception as error:
+            self._files[file].check()  # a change of the file explains any other error, and is not a bad row
+            check_may_open(error, self._paths[file])
+            raise _unreadable(what, error, row, self._paths[file]) from error
+        self._files[file].check()
+        return found
 
     @contextlib.contextmanager
-    def _unchanged_in_place(self, files: Iterable[int]) -> Iterator[None]:
-        """Refuse files whose rows are used in place, if they were written to before or during a `with` block. That
-        explains any error inside it."""
+    def _unchanged(self, rows: Indices) -> Iterator[None]:
+        """Refuse files with some rows in place that were written to, before a `with` block or during it.
+
+        Reading a mapped file that was truncated would end the process. A change explains any error in the block.
+        """
+        files = np.unique(self._file_of_row.of(rows)) if any(table.in_place for table in self._tables) else ()
         in_place = [self._files[file] for file in files if self._tables[file].in_place]
         for file in in_place:
             file.check_open()
@@ -196,40 +223,15 @@ class _GroupedRows(Indexed):
             for file in in_place:
                 file.check_open()
 
-    def _checked(self, read: Callable[[], T], file: int, row: int, what: str) -> T:
-        """Call `read`. A change of the file is a FeedError, any other error a RowError."""
-        check_may_read()
-        try:
-            self._files[file].check()
-            found = read()
-        except FeedError:
-            raise
-        except Exception as error:
-            self._files[file].check()  # a change of the file explains any other error, and is not a bad row
-            check_may_open(error, self._paths[file])
-            raise RowError(
-                f"{what} could not be read: {error}", stage="read", row=row, file=self._paths[file]
-            ) from error
-        self._files[file].check()
-        return found
-
-    def _check_nulls(self, leaf: int, columns: list[Column], part: Indices, local: Indices, rows: Indices) -> None:
-        """Refuse rows with a null. The error names the first one."""
-        bad = [
-            at[column.null[local[at]]]
-            for i, column in enumerate(columns)
-            if column.null is not None
-            for at in [np.flatnonzero(part == i)]
-        ]
-        if sum(map(len, bad)):
-            row = int(rows[np.concatenate(bad).min()])
-            raise RowError(
-                f"every column of a row must have a value, and {self._names[leaf]!r} is null in this row; "
-                f"{_FIX_NULLS}",
-                stage="read",
-                row=row,
-                file=self.file_of(row),
-            )
+    def _check_nulls(self, leaf: int, part: _Part, rows: Indices) -> None:
+        """Refuse rows with a null. The error names one of them."""
+        for number, column in enumerate(part.columns):
+            if column.null is not None:
+                here = np.flatnonzero(part.column == number)
+                null = here[column.null[part.local[here]]]
+                if len(null):
+                    row = int(rows[part.places][null[0]])
+                    raise _null_error(f"{self._names[leaf]!r} is null in this row", row, self.file_of(row))
 
     @property
     def will_read(self) -> WillRead | None:
@@ -238,23 +240,23 @@ class _GroupedRows(Indexed):
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
         if self._files.in_store:
-            return self._files.will_read(self._places(rows), ahead)
-        needed = ((self._tables[file].will_read, leaf, groups) for leaf, file, groups in self._groups_of(rows))
+            return bool(self._files.will_read(self._places(rows), ahead))
+        needed = ((self._tables[file].will_read, leaf, groups) for leaf, file, groups in self._needed(rows))
         return all(will_read is None or will_read(leaf, groups, ahead) for will_read, leaf, groups in needed)
 
     def _places(self, rows: Indices) -> Iterator[Place]:
-        for leaf, file, groups in self._groups_of(rows):
+        for leaf, file, groups in self._needed(rows):
             extents = [part for group in groups for part in self._tables[file].extents(leaf, group)]
             yield file, *np.array(extents, np.int64).reshape(-1, 2).T
 
-    def _groups_of(self, rows: Indices) -> Iterator[tuple[int, int, list[int]]]:
+    def _needed(self, rows: Indices) -> Iterator[tuple[int, int, list[int]]]:
         """Leaf, file, and numbers in it of the groups of some rows."""
         for leaf, shards in enumerate(self._group_of_row):
             for file, groups, _ in self._file_of_group[leaf].split(np.unique(shards.of(rows))):
                 yield leaf, file, groups.tolist()
 
     def __reduce__(self) -> Any:
-        return open_groups, (self._open_file, self._files, self._options)
+        return open_groups, (self._open_file, self._files, self._options, self._sampled)
 
 
 class GroupSource(_GroupedRows, Source):
@@ -268,18 +270,40 @@ class GroupSource(_GroupedRows, Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sizes and sampled bytes of every file."""
-        return {"kind": "groups", "files": self._digests()}
+        """Sizes and sampled bytes of every file; sampled rows, if these lie in many files."""
+        if isinstance(self._files, Files):
+            return {"kind": "groups", "files": self._file_digests()}
+        self._sampled = self.sampled_rows()
+        return {"kind": "groups", "rows": self._sampled}
+
+    def sampled_rows(self) -> list[Any]:
+        """The number of rows of each folder of files, and a digest of some of them."""
+        found = []
+        for first, end in zip(self._file_of_row.firsts.tolist(), self._file_of_row.ends.tolist(), strict=True):
+            rows, hashed = [first + row for row in digests.sampled_numbers(end - first)], hashlib.sha256()
+            self._fetch_ahead(np.array(rows, np.int64), 0)
+            for row in rows:
+                try:
+                    values = jax.tree.leaves(self._single(row))
+                except RowError:
+                    values = []  # on all machines; the feed decides about bad rows
+                for value in values:
+                    hashed.update(np.asarray(value).tobytes()[: digests.SAMPLED_BYTES])
+            found.append([end - first, hashed.hexdigest()[:32]])
+        return found
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`."""
-        for leaf, columns, out in cuts:
-            for groups, part, local, here in self._pieces(leaf, indices_of(rows)):
-                firsts = np.cumsum([0, *(group.rows for group in groups[:-1])])
-                target = out[here]  # a copy, unless `here` is a slice of all rows
-                reader_of([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
-                if not isinstance(here, slice):
-                    out[here] = target
+        index = indices_of(rows)
+        with self._unchanged(index):
+            for leaf, columns, out in cuts:
+                for part in self._parts(leaf, index, self._options.cache_bytes):
+                    firsts = np.cumsum([0, *(column.rows for column in part.columns[:-1])])
+                    target = out[part.places]  # a copy, unless `places` is a slice of all rows
+                    reader = reader_of([column.values for column in part.columns])
+                    reader.read(firsts.take(part.column) + part.local, columns, target)
+                    if not isinstance(part.places, slice):
+                        out[part.places] = target
 
 
 class TableSource(_GroupedRows, EncodedSource):
@@ -301,7 +325,7 @@ class TableSource(_GroupedRows, EncodedSource):
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file, and the columns."""
         columns = [self._names[leaf] for leaf in self._numbers]
-        return {"kind": "table", "columns": columns, "files": self._digests()}
+        return {"kind": "table", "columns": columns, "files": self._file_digests()}
 
     def records(self, rows: Indices) -> Sequence[Record]:
         """See `EncodedSource`: bytes, or of several columns dicts by name, numbers as NumPy scalars or arrays.
@@ -311,9 +335,11 @@ class TableSource(_GroupedRows, EncodedSource):
           RowError: also a null, or a group of rows that cannot be read.
         """
         columns: list[list[Any]] = [[None] * len(rows) for _ in self._numbers]
-        for column, places, values in self._by_rows(rows) if self._tables[0].read_rows else self._by_groups(rows):
-            for place, value in zip(places.tolist(), values, strict=True):
-                columns[column][place] = value
+        by_rows = self._tables[0].read_rows is not None
+        with self._unchanged(rows):
+            for column, places, values in self._by_rows(rows) if by_rows else self._by_groups(rows):
+                for place, value in zip(places.tolist(), values, strict=True):
+                    columns[column][place] = value
         if self.fields is None:
             return columns[0]
         return [dict(zip(self.fields, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -321,39 +347,76 @@ class TableSource(_GroupedRows, EncodedSource):
     def _by_rows(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
         """Column, places in `rows`, and values, of files whose rows are read one by one."""
         for file, local, offsets in self._file_of_row.split(rows):
-            places = np.arange(len(rows))[offsets]
-            for column, values in enumerate(self._rows_of(file, local)):
+            read_rows, places = self._tables[file].read_rows, np.arange(len(rows))[offsets]
+            assert read_rows is not None
+            read = functools.partial(read_rows, self._numbers, local)
+            row = int(rows[places[0]]) if len(local) == 1 else None  # the feed reads several again, in halves
+            for column, values in enumerate(self._checked(read, file, row, "a row")):
                 yield column, places, values
-
-    def _rows_of(self, file: int, rows: Indices) -> Sequence[Sequence[Any]]:
-        """The values of some rows of a file, for each column. The error names the first that cannot be read."""
-        read_rows, first = self._tables[file].read_rows, int(self._file_of_row.firsts[file])
-        assert read_rows is not None
-        try:
-            return self._checked(lambda: read_rows(self._numbers, rows), file, first + int(rows[0]), "a row")
-        except RowError:
-            for row in rows[:, None] if len(rows) > 1 else ():
-                self._rows_of(file, row)
-            raise
 
     def _by_groups(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
         """Column, places in `rows`, and values, of files whose groups are decoded whole."""
         for column, leaf in enumerate(self._numbers):
-            for groups, part, local, here in self._pieces(leaf, rows):
-                for i, group in enumerate(groups):
-                    at = np.flatnonzero(part == i)
-                    places = np.arange(len(rows))[here][at]
-                    try:
-                        yield column, places, group.take(local[at])
-                    except ValueError as error:
-                        row = int(rows[places[0]])
-                        raise RowError(
-                            f"rows that are stored together could not be read: {error}",
-                            stage="read",
-                            row=row,
-                            file=self.file_of(row),
-                        ) from error
+            for part in self._parts(leaf, rows, at_once_bytes=0):
+                places = np.arange(len(rows))[part.places]
+                try:
+                    yield column, places, part.columns[0].take(part.local)
+                except ValueError as error:
+                    row = int(rows[places[0]])
+                    raise _unreadable("rows that are stored together", error, row, self.file_of(row)) from error
 
     def _described(self) -> list[tuple[str, str]]:
         kinds = [(self._names[leaf], described(self._leaves[leaf])) for leaf in self._numbers]
         return [("row", kinds[0][1])] if self.fields is None else kinds
+
+
+def _unreadable(what: str, error: Exception, row: int | None, file: str) -> RowError:
+    return RowError(f"{what} could not be read: {error}", stage="read", row=row, file=file)
+
+
+def _null_error(found: str, row: int | None, file: str) -> RowError:
+    return RowError(
+        f"every column of a row must have a value, and {found}; fill nulls (docs/formats.md) and write the file "
+        "again, leave the column out with columns=[...], or take another row in its place with "
+        "feedline.Reading(bad_rows='substitute')",
+        stage="read",
+        row=row,
+        file=file,
+    )
+
+
+# --- what the metadata of files promises ---
+
+
+def _check_fits(table: Grouped, path: str, first: Grouped, first_path: str) -> None:
+    """Refuse, with a ValueError, a file of other leaves than the first one, or with impossible lengths."""
+    found, wanted = (
+        {jax.tree_util.keystr(at): described(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(each.spec)}
+        for each in (table, first)
+    )
+    if found != wanted:
+        raise ValueError(
+            f"files must agree in columns, dtypes and row shapes; {path} has {found}, {first_path} {wanted}; "
+            "choose columns=[...] that they share, or write them again"
+        )
+    totals = {rows_in(lengths) for lengths in table.lengths}
+    listed = [lengths for lengths in table.lengths if not isinstance(lengths, EvenLengths)]
+    shortest = min((min(lengths, default=0) for lengths in listed), default=0)
+    if shortest < 0 or len(totals) > 1 or max(totals, default=0) > _MAX_ROWS:
+        raise ValueError(
+            "a file must have at most 2^48 rows, the same number for all leaves, in groups of 0 rows or more, and "
+            f"the metadata of {path} promises {sorted(totals)}, a group with {shortest}; it is damaged, write it "
+            "again"
+        )
+
+
+def _check_column(column: Column, rows: int, leaf: Leaf) -> None:
+    """Refuse, with a ValueError, a group whose rows are not those that the metadata of its file promise."""
+    values = column.values
+    found = f"{values.dtype}{list(values.shape)}" if column.ends is None else f"{column.rows} rows of bytes"
+    promised = f"{rows} rows of bytes" if isinstance(leaf, str) else f"{leaf.dtype}{[rows, *leaf.shape]}"
+    if found != promised or not values.flags.c_contiguous:
+        raise ValueError(
+            f"a group must hold the rows that the file's metadata promises, {promised}, and it holds {found}; "
+            "the file is damaged, write it again"
+        )
