@@ -157,6 +157,7 @@ class Runs:
 
     def add(self, run: Run[Placed], *, workers: bool) -> None:
         """Register a run before it starts: from now on `stop`, an abort and the interpreter's exit close it."""
+        self.close()  # an interrupt may have come before the older ones were closed, and a stream waits for these
         close_at_exit(run, workers=workers)
         close_on_abort(run)
         self.alive.append(run)

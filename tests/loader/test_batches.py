@@ -1,5 +1,9 @@
 """Which rows a batch holds, and that its parts together write all of it, however the leaves are sharded."""
 
+import contextlib
+import gc
+import weakref
+
 import jax
 import numpy as np
 import pytest
@@ -61,3 +65,27 @@ def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
                 expected = expected.take(np.arange(expected.shape[axis])[column], axis)
             np.testing.assert_array_equal(found, expected)
             assert found.dtype == {"narrow": np.int32, "wide": np.float32}[name]
+
+
+def test_the_memory_of_a_batch_that_failed_is_freed_with_its_error():
+    """By reference counts: an error that waits for the garbage collector would hold a batch for long."""
+    memory = []
+
+    def fails(batch, rows):
+        memory.append(weakref.ref(batch["narrow"].base.base))
+        raise ZeroDivisionError
+
+    source = ArraySource([SOURCE])
+    spec = RowSpec.of(source.spec)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    plans = [plan_leaf(sharding, (BATCH, *x.shape[1:]), jax.devices()[:1], "x") for x in SOURCE.values()]
+    form = LocalForm(spec, fails, 0, spec, plans, plans[0].rows, False, None, 0)
+    batches = LocalBatches(access_of(source, Order(), form), Cursor(0, 0), 2)
+    gc.disable()
+    try:
+        assert batches.read(0, 1) is None
+        with contextlib.suppress(ZeroDivisionError):
+            batches.read(0, 0)
+        assert [lease() for lease in memory] == [None, None]
+    finally:
+        gc.enable()

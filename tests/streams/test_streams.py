@@ -1,6 +1,7 @@
 """Streams (`grain.IterDataset`): the ends, the state, and what a batch holds."""
 
 import json
+import threading
 
 import grain
 import jax
@@ -120,6 +121,34 @@ def test_the_error_of_an_item_of_another_shape_names_its_position(sharding):
         next(feed)
         with pytest.raises(FeedError, match=r"is float64\[3\], the first record's float64\[2\].*row 11"):
             next(feed)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_after_an_interrupt_a_stream_waits_for_the_read_in_progress(sharding, closed):
+    """Iterators of one lane may share state, so that no two threads may read them at once."""
+    inside, gate, reads = threading.Event(), threading.Event(), []
+
+    def item(i):
+        reads.append(i)
+        if i == 16 and not inside.is_set():
+            inside.set()
+            assert gate.wait(30)
+        return {"x": np.int32(i)}
+
+    stream = grain.MapDataset.range(40).to_iter_dataset(ONE).map(item)
+    with Feed(stream, 8, sharding, epochs=1) as feed:
+        batches = [next(feed), next(feed)]
+        assert inside.wait(30)
+        before, feed._run = len(reads), None
+        if closed:  # by the interrupt; if not, another one came before that
+            feed._stop(0, reads=False)
+        feed.start()
+        (thread,) = [each for each in threading.enumerate() if each.name == "feedline-place"][1:]
+        thread.join(0.2)  # longer than it takes to read on
+        assert len(reads) == before
+        gate.set()
+        batches += list(feed)
+    assert np.concatenate([np.asarray(batch["x"]) for batch in batches]).tolist() == list(range(40))
 
 
 ONE = grain.ReadOptions(0, 0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.errors import RowError
 from feedline._src.options import BadRows
 from feedline._src.order.epoch import keys_at
 from feedline._src.order.schedule import BatchPositions, Cursor
@@ -19,7 +18,7 @@ from feedline._src.placement.plan import Columns, Indices, LeafPlan
 from feedline._src.plan.asked import VALID, Asked, SourceMetadata, Transform
 from feedline._src.plan.plan import Plan
 from feedline._src.record import PartTimes
-from feedline._src.rows.bad_rows import BadRow, find_bad_rows, raise_located
+from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.source import Rows
 from feedline._src.rows.spec import Array, RowSpec, check_fits
 from feedline._src.rows.values import as_array
@@ -68,8 +67,8 @@ class LocalForm:
       plans: for each leaf of `out` the rows and columns that this process supplies; `rows`: the union of the rows.
       by_leaf: True: of each leaf only its own rows and columns are read. False: `rows` are read, with all columns.
       mask: the rows that this process supplies of the leaf `valid`, which is inserted at `mask_at`.
-      bad_rows: as in `Reading`. Unless it is "raise", all columns of a row are checked, also those that only other
-        processes place, so that all processes agree on which rows are bad.
+      bad_rows: as in `Reading`.
+      ragged: the numbers of the leaves whose axis 1 is as long as each batch needs.
     """
 
     spec: RowSpec
@@ -122,58 +121,28 @@ class LocalForm:
             groups.setdefault(plan.rows.tobytes(), (plan.rows, []))[1].append((i, plan.columns))
         return list(groups.values())
 
-    def write(self, read: list[Array], leaves: list[Array], part: slice, index: Indices) -> None:
-        """Write the part that this process supplies of some rows into `leaves`. RowError: a number does not fit.
+    def write(self, read: Sequence[Array | None], leaves: list[Array], part: slice, index: Indices) -> None:
+        """Cast and cut some rows into the leaves that are placed. Raises `RowError` if a number does not fit.
+
+        Numbers are checked before columns are cut, so that all processes agree on which rows are bad.
 
         Args:
-          read: each leaf of these rows, transformed if there is a transform.
-          leaves: the leaves to place, with all rows. A leaf that shares memory with `read` is complete already.
-          part: which of `rows` were read.
+          read: each leaf of these rows, whole and transformed; None: it lies in `leaves` already.
+          leaves: the leaves to place, with all rows.
+          part: these rows, as a slice of `rows`.
           index: the row indices of these rows.
         """
+        rows = self.rows[part]
         for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
-            if np.may_share_memory(values, target) and self.transform is None:
+            if values is None:
                 continue
-            if self.bad_rows != "raise":
-                check_fits(values, leaf, index)
-            first, last = self.rows[part][[0, -1]]
-            mine = slice(*np.searchsorted(plan.rows, [first, last + 1]))
+            check_fits(values, leaf, index)
+            own = slice(*np.searchsorted(plan.rows, [rows[0], rows[-1] + 1]))
             if len(plan.rows) < len(self.rows):
-                here = np.searchsorted(self.rows[part], plan.rows[mine])
-                values, rows = values[here], index[here]
-            else:
-                rows = index
+                values = values[np.searchsorted(rows, plan.rows[own])]
             for axis, column in enumerate(plan.columns, start=1):
                 values = values[(slice(None),) * axis + (column,)]
-            if self.bad_rows == "raise":
-                check_fits(values, leaf, rows)
-            np.copyto(target[mine], values, casting="unsafe")
-
-    def replaced(
-        self,
-        write: Callable[[slice], None],
-        write_substitute: Callable[[int, RowError], int],
-        positions: BatchPositions,
-        index: Indices,
-        offsets: Indices,
-        error: RowError,
-    ) -> list[BadRow]:
-        """Write rows again after `error`, each bad one with a substitute. RowError if bad rows are raised.
-
-        Args:
-          write: reads and writes a slice of the rows.
-          write_substitute: writes another row in place of one, after its error. Returns its row index.
-          index, offsets: of each row, the row index and the row of the global batch.
-        """
-        if self.bad_rows == "raise":
-            raise_located(write, positions, index, error)
-        bad = []
-        for i, failure in find_bad_rows(write, index, error):
-            failure.locate(int(index[i]), int(positions.epoch[i]), int(positions.position[i]))
-            substitute = write_substitute(i, failure)
-            if positions.valid[i]:  # padding repeats rows, and each counts once
-                bad.append(BadRow.of(failure, int(offsets[i]), substitute))
-        return bad
+            np.copyto(target[own], values, casting="unsafe")
 
     def mask_of(self, valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
         """The leaf `valid` at the rows `mask`, of which `valid` are no padding."""
@@ -192,25 +161,21 @@ class LocalForm:
             keys[here] = keys_at(self.seed, epoch, positions.position[here])
         return Rows(positions.epoch, positions.position, index, keys)
 
-    def transformed(
-        self, transform: Transform, read: list[Array], positions: BatchPositions, index: Indices
-    ) -> list[Array]:
+    def transformed(self, transform: Transform, read: list[Array], rows: Rows) -> list[Array]:
         """Each leaf of some rows after the transform, from the leaves in the source's dtypes."""
         try:
-            batch = _called(transform, self.spec.tree(read), self.rows_at(positions, index))
+            batch = _called(transform, self.spec.tree(read), rows)
         except Exception as error:
-            error.add_note(
-                f"feedline: in the transform, at epoch {positions.epoch[0]}, position {positions.position[0]}"
-            )
+            error.add_note(f"feedline: in the transform, at epoch {rows.epoch[0]}, position {rows.position[0]}")
             raise
         leaves, treedef = jax.tree_util.tree_flatten(batch)
         if treedef != self.out.treedef:
             raise ValueError(f"a transform must return one tree; it gave {treedef} after {self.out.treedef}")
         for leaf, array in zip(self.out.leaves, leaves, strict=True):
-            if array.shape != (len(index), *leaf.shape) or array.dtype != leaf.dtype:
+            if array.shape != (len(rows.index), *leaf.shape) or array.dtype != leaf.dtype:
                 raise ValueError(
                     f"a transform must map row i to row i, with one dtype and shape a leaf; {leaf.name} came back "
-                    f"as {array.dtype}{list(array.shape)}, expected {leaf.dtype}{[len(index), *leaf.shape]}"
+                    f"as {array.dtype}{list(array.shape)}, expected {leaf.dtype}{[len(rows.index), *leaf.shape]}"
                 )
         return [as_array(leaf.name, array) for leaf, array in zip(self.out.leaves, leaves, strict=True)]
 

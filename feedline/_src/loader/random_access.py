@@ -1,16 +1,17 @@
 """Rows with random access: any thread, or a worker process, reads any part of any batch after any cursor.
 
 A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0
-after an origin, and each is read in parts.
+after an origin, and each is read in parts. `PartWriter` writes a part, also of a stream.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,54 +21,147 @@ from feedline._src.loader.form import Cuts, HostBatch, LocalForm, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.epoch import RowOrder, Taken
-from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
+from feedline._src.order.schedule import ENDLESS, BatchPositions, Cursor, Schedule
 from feedline._src.placement.plan import Indices
 from feedline._src.record import PartTimes
-from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row
-from feedline._src.rows.source import Cut, Source
+from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
+from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.rows.spec import cast_into
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
 _log = logging.getLogger("feedline")
-_MAX_ANNOUNCED = (
-    1 << 8
-)  # the most deliveries announced to the source in advance: each costs as much as the order of its rows
+# the most deliveries announced to the source in advance: each costs as much as the order of its rows
+_MAX_ANNOUNCED = 1 << 8
 
 
-class _Part(NamedTuple):
-    """Some rows of the batch at `start`, and the leaves that are read of them.
+class PartClock:
+    """Sums the time that one thread spends on each stage of a part."""
+
+    def __init__(self) -> None:
+        self._watch = Stopwatch()
+        self._wall_s = {"read": 0.0, "transform": 0.0, "stage": 0.0}
+        self._cpu_s = dict(self._wall_s)
+
+    def lap(self, stage: Literal["read", "transform", "stage"]) -> None:
+        """Add the time since the last call, or since the start, to a stage."""
+        wall_s, cpu_s = self._watch.lap()
+        self._wall_s[stage] += wall_s
+        self._cpu_s[stage] += cpu_s
+
+    def times(self) -> PartTimes:
+        """The sums so far."""
+        cpu_s = self._cpu_s
+        return PartTimes(
+            this_thread(), self._watch.began, **{f"{stage}_s": wall_s for stage, wall_s in self._wall_s.items()},
+            read_cpu_s=cpu_s["read"], host_cpu_s=cpu_s["transform"] + cpu_s["stage"],
+        )  # fmt: skip
+
+
+class PartWriter:
+    """Writes some adjacent rows of a process-local batch into its memory, with a substitute for each bad row.
+
+    A subclass reads the rows. For one thread.
 
     Attributes:
-      offsets: ascending rows of the global batch.
-      here: the rows of `buffers` that are written.
-      indices: the row indices; None until the rows have been read.
+      index: int64[k]: the row index of each row, known once the rows have been read; in a stream its position.
+
+    Args:
+      offsets: int64[k], ascending: the rows of the global batch.
+      cuts: what to read of each leaf.
+      first: the row of `buffers` where they begin.
     """
 
-    start: Cursor
-    offsets: Indices
-    cuts: Cuts
-    buffers: Buffers
-    here: slice
-    indices: Any = None
+    def __init__(
+        self, form: LocalForm, offsets: Indices, cuts: Cuts, buffers: Buffers, first: int, clock: PartClock
+    ) -> None:
+        self._form, self._offsets, self._cuts = form, offsets, cuts
+        self._buffers, self._first, self._clock = buffers, first, clock
 
-    def some(self, some: slice) -> _Part:
-        """Adjacent rows of this part, whose indices are known."""
-        return self._replace(offsets=self.offsets[some], indices=self.indices[some], here=self._there(some))
+    @functools.cached_property
+    def index(self) -> Indices:
+        raise NotImplementedError
 
-    def targets(self, some: slice) -> list[Cut]:
-        """Where adjacent rows of this part are written as they are read."""
-        there = self._there(some)
-        return [(i, columns, self.buffers.read[i][there]) for i, columns in self.cuts]
+    @functools.cached_property
+    def _positions(self) -> BatchPositions:
+        raise NotImplementedError
 
-    def _there(self, some: slice) -> slice:
-        return slice(self.here.start + some.start, self.here.start + some.stop)
+    def _read(self, some: slice, index: Indices | None) -> Indices:
+        """Read some of the rows into `buffers.read`. Returns their row indices.
 
+        Args:
+          index: the row indices, if they are known.
 
-class _Result(NamedTuple):
-    """How a part was made, and its bad rows."""
+        Raises:
+          RowError: a row cannot be read.
+        """
+        raise NotImplementedError
 
-    times: PartTimes
-    bad: list[BadRow]
+    def _substitute(self, i: int, failure: RowError) -> int:
+        """Write another row in place of row i after its error. Returns its row index."""
+        raise NotImplementedError
+
+    def write(self) -> list[BadRow]:
+        """Write all rows. Returns those that were bad, which have a substitute.
+
+        Raises:
+          RowError: a row is bad, and has none.
+        """
+        whole = slice(0, len(self._offsets))
+        try:
+            with annotation("read"):
+                self.index = self._read(whole, None)
+            self._clock.lap("read")
+            self._finish(whole, self.index)
+        except RowError as error:
+            return self._replace_bad(error)
+        return []
+
+    def _write_some(self, some: slice, index: Indices | None = None) -> None:
+        index = self.index[some] if index is None else index
+        self._read(some, index)
+        self._clock.lap("read")
+        self._finish(some, index)
+
+    def _replace_bad(self, error: RowError) -> list[BadRow]:
+        """Write all rows again after `error`, each bad one with a substitute. RowError if bad rows are raised."""
+        positions, index = self._positions, self.index
+        if self._form.bad_rows == "raise":
+            raise_located(self._write_some, positions, index, error)
+        bad = []
+        for i, failure in find_bad_rows(self._write_some, index, error):
+            failure.locate(int(index[i]), int(positions.epoch[i]), int(positions.position[i]))
+            substitute = self._substitute(i, failure)
+            if positions.valid[i]:  # padding repeats rows, and each counts once
+                bad.append(BadRow.of(failure, int(self._offsets[i]), substitute))
+        self._clock.lap("read")
+        return bad
+
+    def _here(self, some: slice) -> slice:
+        """The rows of `buffers` that some of the rows of this part have."""
+        return slice(self._first + some.start, self._first + some.stop)
+
+    def _finish(self, some: slice, index: Indices) -> None:
+        """Transform, cast and cut rows that were read into the leaves that are placed."""
+        form, (read, leaves, direct) = self._form, self._buffers
+        if direct:
+            return
+        here = self._here(some)
+        if form.by_leaf:
+            with annotation("stage"):
+                for i, _ in self._cuts:
+                    if leaves[i] is not read[i]:
+                        cast_into(leaves[i][here], read[i][here], form.spec.leaves[i], index)
+        elif form.transform is None:
+            changed = [None if leaf is placed else leaf[here] for leaf, placed in zip(read, leaves, strict=True)]
+            with annotation("stage"):
+                form.write(changed, leaves, here, index)
+        else:
+            rows = form.rows_at(self._positions.part(some), index)
+            transformed = form.transformed(form.transform, [leaf[here] for leaf in read], rows)
+            self._clock.lap("transform")
+            with annotation("stage"):
+                form.write(transformed, leaves, here, index)
+        self._clock.lap("stage")
 
 
 class Restarts:
@@ -82,7 +176,7 @@ class Restarts:
         return self.count < self._limit
 
     def use(self, error: WorkerError) -> None:
-        """Count a worker that is to be replaced, and log why it ended."""
+        """Count a worker that is to be replaced, and log why it ended. Raises `error` if none is left."""
         if not self.left:
             if self._limit:
                 error.add_note(
@@ -117,6 +211,18 @@ class RandomAccess:
     def batch_size(self) -> int:
         return self.schedule.batch_size
 
+    @property
+    def local_rows(self) -> int:
+        return len(self.form.rows)
+
+    @property
+    def may_use_workers(self) -> bool:
+        return self.steps_per_call == 1 and self.source.picklable
+
+    @property
+    def restarted(self) -> int:
+        return self.restarts.count
+
     def with_weights(self, weights: Mapping[str, float], position: int) -> RandomAccess:
         """See `Source`."""
         return self._reading(self.source.with_weights(weights, position))
@@ -128,22 +234,6 @@ class RandomAccess:
 
     def _reading(self, source: Source) -> RandomAccess:
         return dataclasses.replace(self, source=source, order=source.order_for(None))
-
-    @property
-    def may_use_workers(self) -> bool:
-        return self.steps_per_call == 1 and self.source.picklable
-
-    @property
-    def restarted(self) -> int:
-        return self.restarts.count
-
-    @property
-    def tells_source(self) -> bool:
-        return self.source.will_read is not None
-
-    @property
-    def local_rows(self) -> int:
-        return len(self.form.rows)
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
@@ -163,7 +253,7 @@ class RandomAccess:
         return self.schedule.steps_per_epoch
 
     def deliveries(self) -> int:
-        """How often a pass delivers. TypeError if it is endless."""
+        """Deliveries of a pass. TypeError if it is endless."""
         count = self.schedule.batches_of_pass(0)
         if count == ENDLESS:
             raise TypeError("an endless feed has no length; give it epochs, or use feed.steps_per_epoch")
@@ -209,129 +299,94 @@ class RandomAccess:
             return None
         return self.source.padded_length(self.locate(start, np.arange(self.batch_size)))
 
-    def tell_source(self, start: Cursor, ahead: int) -> bool:
-        """Tell the source that the batch at `start` is read in `ahead` batches. False: that is too early."""
-        will_read = self.source.will_read
-        if will_read is None:
-            return True
-        return all(will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads)
-
-    def rows_of_part(self, start: Cursor, part: int, parts: int) -> tuple[int, int, str | None]:
-        """Of the part that `fill` reads, the number of rows, the first row index, and its file, if known."""
-        offsets, _ = self.form.reads[0]
-        rows = self.locate(start, offsets[_share(offsets, part, parts)])
-        return len(rows), int(rows[0]), self.source.file_of(int(rows[0]))
-
-    def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> _Result:
-        """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones."""
-        watch, bad = Stopwatch(), []
-        read_s = read_cpu_s = transform_s = finish_s = finish_cpu_s = 0.0
+    def fill(
+        self, start: Cursor, part: int, parts: int, buffers: Buffers, clock: PartClock | None = None
+    ) -> list[BadRow]:
+        """Write part `part` of `parts` equal ones of the batch at `start` into its `buffers`. Returns bad rows."""
+        clock, bad = clock or PartClock(), []
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
                 here = _share(offsets, part, parts)
-                of_read = _Part(start, offsets[here], cuts, buffers, here)
-                try:
-                    with annotation("read"):
-                        of_read = self._read(of_read)
-                    wall_s, cpu_s = watch.lap()
-                    read_s, read_cpu_s = read_s + wall_s, read_cpu_s + cpu_s
-                    transform_s += self._finish(of_read)
-                    wall_s, cpu_s = watch.lap()
-                    finish_s, finish_cpu_s = finish_s + wall_s, finish_cpu_s + cpu_s
-                except RowError as error:
-                    bad += self._replace_bad(of_read, error)
-                    wall_s, cpu_s = watch.lap()
-                    read_s, read_cpu_s = read_s + wall_s, read_cpu_s + cpu_s
-        times = PartTimes(
-            this_thread(), watch.began, read_s, transform_s, finish_s - transform_s, read_cpu_s, finish_cpu_s
-        )
-        return _Result(times, bad)
+                bad += _RandomPart(self, start, offsets[here], cuts, buffers, here.start, clock).write()
+        return bad
 
-    def _read(self, part: _Part) -> _Part:
-        """Read the rows of a part. Returns it with their indices.
 
-        Unknown indices are computed and read in one call for each epoch.
-        """
+class _RandomPart(PartWriter):
+    """Rows of the batch at `start`."""
+
+    def __init__(
+        self, access: RandomAccess, start: Cursor, offsets: Indices, cuts: Cuts, buffers: Buffers, first: int,
+        clock: PartClock,
+    ) -> None:  # fmt: skip
+        super().__init__(access.form, offsets, cuts, buffers, first, clock)
+        self._access, self._start = access, start
+
+    @functools.cached_property
+    def index(self) -> Indices:
+        return self._access.locate(self._start, self._offsets)
+
+    @functools.cached_property
+    def _positions(self) -> BatchPositions:
+        return self._access.schedule.positions(self._start, self._offsets)
+
+    def _read(self, some: slice, index: Indices | None) -> Indices:
+        """Unknown row indices are computed and read in one call for each epoch."""
+        access = self._access
         try:
-            if part.indices is not None:
-                at = self.form.rows_at(self.schedule.positions(part.start, part.offsets), part.indices)
-                self.source.read_cuts(at, part.targets(slice(0, len(part.offsets))))
-                return part
+            if index is not None:
+                rows = self._form.rows_at(self._positions.part(some), index)
+                access.source.read_cuts(rows, self._targets(some))
+                return index
             found = [
-                self.source.read_ordered(self.order, epoch, positions, part.targets(some))
-                for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets)
+                access.source.read_ordered(access.order, epoch, positions, self._targets(of_epoch))
+                for epoch, of_epoch, positions in access.schedule.positions_by_epoch(self._start, self._offsets)
             ]
         except FeedError:
             raise
         except Exception as error:  # of any type: a StopIteration would look like the end of the feed
-            rows = self._indices(part)
-            which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
+            index = self.index if index is None else index
+            which = "this row" if len(index) == 1 else f"{len(index)} rows, the first of them {index[0]},"
             raise RowError(
-                f"{self.source.kind} failed to read {which} with {type(error).__name__}: {error}", stage="read"
+                f"{access.source.kind} failed to read {which} with {type(error).__name__}: {error}", stage="read"
             ) from error
-        indices = found[0] if len(found) == 1 else np.concatenate(found)
-        indices.flags.writeable = False
-        return part._replace(indices=indices)
+        index = found[0] if len(found) == 1 else np.concatenate(found)
+        index.flags.writeable = False
+        return index
 
-    def _indices(self, part: _Part) -> Indices:
-        found: Indices = self.locate(part.start, part.offsets) if part.indices is None else part.indices
-        return found
+    def _targets(self, some: slice) -> list[Cut]:
+        here = self._here(some)
+        return [(i, columns, self._buffers.read[i][here]) for i, columns in self._cuts]
 
-    def _finish(self, part: _Part) -> float:
-        """Transform and cast the rows that were read. Returns the seconds in the transform."""
-        buffers, here, form = part.buffers, part.here, self.form
-        if buffers.direct:
-            return 0.0
-        if form.by_leaf:
-            for i, _ in part.cuts:
-                read, placed = buffers.read[i], buffers.leaves[i]
-                if placed is not read:
-                    with annotation("stage"):
-                        cast_into(placed[here], read[here], form.spec.leaves[i], part.indices)
-            return 0.0
-        whole, watch = [leaf[here] for leaf in buffers.read], Stopwatch()
-        if form.transform is not None:
-            positions = self.schedule.positions(part.start, part.offsets)
-            whole = form.transformed(form.transform, whole, positions, part.indices)
-        transform_s, _ = watch.lap()
-        with annotation("stage"):
-            form.write(whole, buffers.leaves, here, part.indices)
-        return transform_s
-
-    def _replace_bad(self, failed: _Part, error: RowError) -> list[BadRow]:
-        """Write a part again whose read failed with `error`, with a substitute for each bad row."""
-        part = failed._replace(indices=self._indices(failed))
-        positions = self.schedule.positions(part.start, part.offsets)
-
-        def write(here: _Part) -> None:
-            self._finish(self._read(here))
-
-        def write_substitute(i: int, failure: RowError) -> int:
-            epoch, position, row = int(positions.epoch[i]), int(positions.position[i]), int(part.indices[i])
-            candidates = self.order.substitutes(epoch, position, row).tolist()
-            for candidate in candidates:
-                try:
-                    write(part.some(slice(i, i + 1))._replace(indices=np.array([candidate])))
-                except RowError as again:
-                    check_concerns_a_row(again)
-                else:
-                    return int(candidate)
-            none = RowError(
-                f"another row must replace a bad one, and all {len(candidates)} that were drawn are bad, too; "
-                f"repair the source. The first bad row: {failure.message}",
-                stage="read",
-                file=failure.file,
-            )
-            none.locate(row, epoch, position)
-            raise none from failure
-
-        return self.form.replaced(
-            lambda some: write(part.some(some)), write_substitute, positions, part.indices, part.offsets, error
+    def _substitute(self, i: int, failure: RowError) -> int:
+        """Write the first good one of the rows that the order has in place of a bad one."""
+        place = int(self._positions.epoch[i]), int(self._positions.position[i])
+        candidates = self._access.order.substitutes(*place, int(self.index[i]))
+        for candidate in candidates:
+            try:
+                self._write_some(slice(i, i + 1), np.array([candidate]))
+            except RowError as error:
+                check_concerns_a_row(error)
+            else:
+                return int(candidate)
+        none = RowError(
+            f"another row must replace a bad one, and all {len(candidates)} that were drawn are bad, too; "
+            f"repair the source. The first bad row: {failure.message}",
+            stage="read",
+            file=failure.file,
         )
+        none.locate(int(self.index[i]), *place)
+        raise none from failure
 
 
 def _share(offsets: Indices, part: int, parts: int) -> slice:
     return slice(len(offsets) * part // parts, len(offsets) * (part + 1) // parts)
+
+
+class _Part(NamedTuple):
+    """How a part of a delivery was made."""
+
+    times: PartTimes
+    bad: list[BadRow]
 
 
 class LocalBatches:
@@ -345,21 +400,21 @@ class LocalBatches:
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, parts: int = 1, every: int = 1) -> None:
-        self._of_batch = min(parts, *(len(plan.rows) for plan in access.form.plans))
-        self.parts = access.steps_per_call * self._of_batch
+        self._parts_per_batch = min(parts, *(len(plan.rows) for plan in access.form.plans))
+        self.parts = access.steps_per_call * self._parts_per_batch
         self.count = access.schedule.batches_from(origin) // access.steps_per_call
         self._access = access
         self._origin = origin
         self._every = every
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
-        self._announced = 0  # the first delivery that the source does not know of; held by _announcing
-        # each delivery with missing parts: its memory, and the parts read so far; held by _lock
-        self._partial: dict[int, tuple[Buffers, dict[int, _Result | Exception]]] = {}
+        self._announced = 0  # the first delivery not announced to the source; held by _announcing
+        # each delivery that misses parts: its memory, and how the others were made; held by _lock
+        self._partial: dict[int, tuple[Buffers, dict[int, _Part | Exception]]] = {}
         self._next = 0  # of the iterator
 
     def __next__(self) -> HostBatch:
-        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out."""
+        """The next delivery. StopIteration carries the number of rows that the end of the pass leaves out."""
         if self._next == self.count:
             raise self.end()
         read = [self.read(self._next, part) for part in range(self.parts)]
@@ -373,68 +428,70 @@ class LocalBatches:
     def read(self, number: int, part: int) -> HostBatch | None:
         """Read a part of delivery `number`. The call that completes it returns it, or raises its error."""
         access = self._access
-        if access.tells_source:
-            self._announce(number)
-        step, of_batch = divmod(part, self._of_batch)
-        start, watch = self._start(number, step), Stopwatch()
+        if (will_read := access.source.will_read) is not None:
+            self._announce(number, will_read)
+        step, part_of_batch = divmod(part, self._parts_per_batch)
+        start, clock = self._start(number, step), PartClock()
         with annotation("stage"), self._lock:
             if number not in self._partial:
                 self._partial[number] = access.buffers.lease(access.padded_length(start)), {}
-            buffers, results = self._partial[number]
-        lease_s, lease_cpu_s = watch.lap()
-        result: _Result | Exception
+            buffers, made = self._partial[number]
+        clock.lap("stage")
+        of_step = buffers if access.steps_per_call == 1 else buffers.of_step(step)
         try:
-            of_step = buffers if access.steps_per_call == 1 else buffers.of_step(step)
-            times, bad = access.fill(start, of_batch, self._of_batch, of_step)
-            stage_s, host_cpu_s = times.stage_s + lease_s, times.host_cpu_s + lease_cpu_s
-            result = _Result(times._replace(began=watch.began, stage_s=stage_s, host_cpu_s=host_cpu_s), bad)
+            bad = access.fill(start, part_of_batch, self._parts_per_batch, of_step, clock)
+            found: _Part | Exception = _Part(clock.times(), bad)
         except Exception as error:  # noqa: BLE001  raised below, once all parts are done
-            result = error
-        with self._lock:
-            results[part] = result
-            if len(results) < self.parts:
-                return None
-            del self._partial[number]
-        in_order = [results[i] for i in range(self.parts)]
-        filled = []
-        for result in in_order:
-            if isinstance(result, Exception):
-                raise result  # of the lowest-numbered part that failed, not the earliest
-            filled.append(result)
-        return self._completed(number, buffers, filled)
+            found = error
+        try:
+            with self._lock:
+                made[part] = found
+                if len(made) < self.parts:
+                    return None
+                del self._partial[number]
+            parts = []
+            for _, found in sorted(made.items(), key=lambda item: item[0]):
+                if isinstance(found, Exception):
+                    raise found  # of the lowest-numbered part that failed, not of the earliest
+                parts.append(found)
+        finally:
+            del found, made  # an error's traceback refers to this frame: no cycle, which would keep the memory
+        return self._completed(number, buffers, parts)
 
-    def _completed(self, number: int, buffers: Buffers, filled: list[_Result]) -> HostBatch:
+    def _completed(self, number: int, buffers: Buffers, parts: list[_Part]) -> HostBatch:
         schedule, form, steps = self._access.schedule, self._access.form, self._access.steps_per_call
-        after = schedule.after(self._start(number, -1)) if number else self._origin
+        after = self._cursor_before(number)
         rows = dropped_rows = 0
         bad: list[BadRow] = []
         masks = []
         for step in range(steps):
             start = self._start(number, step)
-            of_step = filled[step * self._of_batch : (step + 1) * self._of_batch]
-            found = sorted(row for each in of_step for row in each.bad)
-            bad += found
+            of_step = parts[step * self._parts_per_batch : (step + 1) * self._parts_per_batch]
+            bad_here = sorted(row for each in of_step for row in each.bad)
+            bad += bad_here
             rows += schedule.real_rows(start)
             dropped_rows += schedule.dropped_rows(after, start)
             if form.mask is not None:
-                masks.append(form.mask_of(schedule.positions(start, form.mask).valid, found))
+                masks.append(form.mask_of(schedule.positions(start, form.mask).valid, bad_here))
             after = schedule.after(start)
         leaves = buffers.leaves
         if masks:
             leaves = form.with_mask(leaves, masks[0] if steps == 1 else np.stack(masks))
-        return HostBatch(leaves, after, None, rows, dropped_rows, [each.times for each in filled], bad)
+        return HostBatch(leaves, after, None, rows, dropped_rows, [each.times for each in parts], bad)
 
     def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:
         """Of a part: the number of its rows, the row index of the first, and the file of that row, if known."""
-        step, of_batch = divmod(part, self._of_batch)
-        return self._access.rows_of_part(self._start(number, step), of_batch, self._of_batch)
+        step, part_of_batch = divmod(part, self._parts_per_batch)
+        offsets, _ = self._access.form.reads[0]
+        here = _share(offsets, part_of_batch, self._parts_per_batch)
+        rows = self._access.locate(self._start(number, step), offsets[here])
+        return len(rows), int(rows[0]), self._access.source.file_of(int(rows[0]))
 
     def end(self) -> StopIteration:
         """The end of the pass. Its value is the number of rows left out after the last batch."""
-        last = self._access.schedule.after(self._start(self.count, -1)) if self.count else self._origin
-        return StopIteration(self._access.schedule.dropped_rows(last, None))
+        return StopIteration(self._access.schedule.dropped_rows(self._cursor_before(self.count), None))
 
-    def _announce(self, number: int) -> None:
+    def _announce(self, number: int, will_read: WillRead) -> None:
         """Announce the rows of deliveries from `number` on to a source that fetches rows, until it has enough."""
         access = self._access
         if not self._announcing.acquire(blocking=False):
@@ -442,12 +499,19 @@ class LocalBatches:
         try:
             self._announced = max(self._announced, number)
             while self._announced < min(self.count, number + _MAX_ANNOUNCED):
-                starts = [self._start(self._announced, step) for step in range(access.steps_per_call)]
-                if not all(access.tell_source(start, self._announced - number) for start in starts):
-                    return
+                for step in range(access.steps_per_call):
+                    start = self._start(self._announced, step)
+                    for offsets, _ in access.form.reads:
+                        if not will_read(access.locate(start, offsets), self._announced - number):
+                            return
                 self._announced += self._every
         finally:
             self._announcing.release()
 
     def _start(self, number: int, step: int) -> Cursor:
+        """The cursor where a batch of a delivery starts."""
         return self._access.schedule.batch_at(self._origin, number * self._access.steps_per_call + step)
+
+    def _cursor_before(self, number: int) -> Cursor:
+        """The cursor after the batch before a delivery, which is not normalised."""
+        return self._access.schedule.after(self._start(number, -1)) if number else self._origin

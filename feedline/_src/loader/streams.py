@@ -7,12 +7,13 @@ which of their lanes have ended: only then are `valid` and the number of real ro
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import copy
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -21,13 +22,13 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, ProcessError, RowError, as_arguments
 from feedline._src.loader.form import HostBatch, LocalForm, Progress
+from feedline._src.loader.random_access import PartClock, PartWriter
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
-from feedline._src.record import PartTimes
-from feedline._src.rows.bad_rows import BadRow
+from feedline._src.placement.plan import Indices
 from feedline._src.rows.values import write_record
-from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
+from feedline._src.runtime.threads import JaxSettings, annotation
 from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
 
 _UNKNOWN_LENGTH = "a stream does not know its length before its end"
@@ -53,6 +54,7 @@ class Stream:
       gather: exchanges lane ends with the other processes; None: this process reads every lane.
       window: the number of batches for which lane ends are exchanged together.
       owners: of each lane, the processes that read it, ascending. The first one saves it.
+      opened: the iterators that were opened and not yet closed, in this order.
     """
 
     lanes: Lanes
@@ -66,6 +68,7 @@ class Stream:
     window: int
     owners: tuple[tuple[int, ...], ...]
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    opened: list[StreamBatches] = dataclasses.field(default_factory=list)
     order: ClassVar[None] = None
     may_use_workers: ClassVar[bool] = False
     restarted: ClassVar[int] = 0
@@ -85,6 +88,7 @@ class Stream:
 
     @property
     def items(self) -> int:
+        """Items of each lane in a batch."""
         return self.batch_size // self.lanes.count
 
     @functools.cached_property
@@ -111,7 +115,7 @@ class Stream:
     def open(
         self, after: Cursor, lanes: Mapping[str, Any] | None, settings: Settings, watch: Progress
     ) -> StreamBatches:
-        return StreamBatches(self, after, lanes, watch)
+        return StreamBatches(self, after, lanes or {}, watch)
 
     def next_cursor(self, after: Cursor) -> Cursor:
         return after
@@ -147,12 +151,6 @@ class Stream:
         return {"lanes": lanes or mine, "writers": [processes[0] for processes in self.owners]}
 
 
-class _Item(NamedTuple):
-    record: Any
-    epoch: int
-    position: int
-
-
 class Report(NamedTuple):
     """What one process, or all processes together, read of a window.
 
@@ -185,55 +183,85 @@ class Report(NamedTuple):
 
 
 class StreamBatches:
-    """An iterator of the process-local batches of a stream. Called and closed by one thread at a time."""
+    """An iterator of the process-local batches of a stream. Called and closed by one thread at a time.
 
-    def __init__(self, stream: Stream, after: Cursor, states: Mapping[str, Any] | None, watch: Progress) -> None:
+    After an error or an interrupt in `next` it can only be closed.
+    """
+
+    def __init__(self, stream: Stream, after: Cursor, states: Mapping[str, Any], watch: Progress) -> None:
         self._stream = stream
         self._watch = watch
-        self._last_epoch = stream.end_of_pass(after)
+        self._epoch, self._last_epoch = after.epoch, stream.end_of_pass(after)
         # items of each lane before the next batch to be read, since the epoch in which the lanes were opened
         self._offset = after.position // stream.lanes.count
-        self._epoch = after.epoch
-        with stream.settings.applied():
-            self._lanes = self._opened(states or {})
-        self._ready: collections.deque[HostBatch] = collections.deque()
-        self._over: dict[int, int] | None = None  # the lane ends of the epoch, once it has no further batch
-        self._failure: Exception | None = None  # raised after the batches that are ready
         self._dropped = 0  # items left out since the previous batch
+        self._lanes: list[Lane] = []
+        self._batches = self._read(states)
+        self._reader: threading.Thread | None = None
+        stream.opened.append(self)
 
     def __next__(self) -> HostBatch:
         """The next batch. StopIteration carries the number of items that the end of the pass left out."""
+        if self._reader is None:
+            self._wait_for_abandoned()
         with self._stream.settings.applied():
-            while not self._ready:
-                failure, self._failure = self._failure, None
+            return next(self._batches)
+
+    def close(self) -> None:
+        """End Grain's iterators."""
+        try:
+            self._batches.close()
+            self._close_lanes()
+        finally:
+            with contextlib.suppress(ValueError):  # closed before
+                self._stream.opened.remove(self)
+
+    def _close_lanes(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+    def _wait_for_abandoned(self) -> None:
+        """Wait for the threads of iterators that were opened before, and closed during a read, as by an interrupt.
+
+        The iterators of a lane may share state, so one thread at a time reads them.
+        """
+        me = self._reader = threading.current_thread()  # before the look at `stopped`: see below
+        if self._watch.stopped():
+            raise FeedError("the feed was closed", stage="read")
+        for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.opened)):
+            # if it has no reader yet, it will notice that it was stopped
+            if other._reader not in (None, me):
+                other._reader.join()
+
+    def _read(self, states: Mapping[str, Any]) -> Generator[HostBatch, None, int]:
+        """Yields the batches. Returns the number of items that the end of the pass left out."""
+        while self._epoch != self._last_epoch:
+            after = Cursor(self._epoch, self._offset)
+            last_epoch = self._last_epoch if self._stream.remainder == "wrap" else self._epoch + 1
+            self._lanes = [
+                Lane(self._stream.lanes, lane, after, states.get(str(lane)), last_epoch)
+                for lane in self._stream.local_lanes
+            ]
+            ends = None
+            while ends is None:
+                batches, ends, failure = self._read_window()
+                yield from batches
                 if failure is not None:
                     try:
                         raise failure
                     finally:
                         del failure  # else its traceback and this frame would keep each other, and the batches
-                if self._over is not None:
-                    self._end_epoch(self._over)
-                if self._epoch == self._last_epoch:
-                    raise StopIteration(self._dropped)
-                self._read_window()
-            return self._ready.popleft()
+            following = self._end_epoch(ends)
+            self._close_lanes()
+            self._epoch, self._offset, states = following, 0, {}
+        return self._dropped
 
-    def close(self) -> None:
-        """End Grain's iterators."""
-        self._ready.clear()
-        for lane in self._lanes:
-            lane.close()
+    def _read_window(self) -> tuple[list[HostBatch], dict[int, int] | None, Exception | None]:
+        """Read this process's part of a window, and agree with the others on which of its batches exist.
 
-    def _opened(self, states: Mapping[str, Any]) -> list[Lane]:
-        after = Cursor(self._epoch, self._offset)
-        last_epoch = self._last_epoch if self._stream.remainder == "wrap" else self._epoch + 1
-        return [
-            Lane(self._stream.lanes, lane, after, states.get(str(lane)), last_epoch)
-            for lane in self._stream.local_lanes
-        ]
-
-    def _read_window(self) -> None:
-        """Read this process's part of a window, and agree with the others on which of its batches exist."""
+        Returns:
+          These batches; if they are the last ones of the epoch, the items of each lane; and the error after them.
+        """
         size, of_window = self._stream.items, self._stream.window
         # windows begin at the same batches on all processes
         left = of_window - self._offset // size % of_window
@@ -241,18 +269,17 @@ class StreamBatches:
         place = f"{self._epoch}/{window.start % size}/{window.start // size // of_window}"
         partial_batches, failure = self._read_partial_batches(window)
         report = self._agreed(place, failure, window.start + len(partial_batches) * size)
+        batches: list[HostBatch] = []
         for offset, partial in itertools.zip_longest(window, partial_batches):
             exists = self._stream.exists(offset, report.ends)
             if not exists and report.failed_at is None:
-                self._over = report.ends
-                break
+                return batches, report.ends, None
             # a failure after the last batch counts as well: the lane that failed has not reported its end
             if not exists or offset == report.failed_at or partial is None:
-                self._failure = failure or report.error
-                break
-            self._ready.append(self._completed(partial, offset, report.ends))
+                return batches, None, failure or report.error
+            batches.append(self._completed(partial, offset, report.ends))
             self._offset, self._dropped = offset + size, 0
-        del failure  # as above
+        return batches, None, None
 
     def _read_partial_batches(self, window: range) -> tuple[list[HostBatch], Exception | None]:
         """This process's part of the window's batches, up to the end of a lane or a failure; and that failure."""
@@ -265,15 +292,13 @@ class StreamBatches:
                     break
                 found.append(partial)
                 self._watch.advanced("read")
-        except Exception as error:
-            if self._stream.gather is None:
-                raise
-            return found, error  # reported to the other processes
+        except Exception as error:  # noqa: BLE001  reported to the other processes, and raised after these batches
+            return found, error
         return found, None
 
     def _read_partial(self, after: Cursor) -> HostBatch | None:
         """The next items of this process's lanes as a batch; None if a lane has too few and is not padded."""
-        watch, stream, form = Stopwatch(), self._stream, self._stream.form
+        clock, stream, form = PartClock(), self._stream, self._stream.form
         with annotation("read"):
             taken = {lane.index: lane.take(stream.items) for lane in self._lanes}
         if stream.remainder != "pad" and any(len(items) < stream.items for items in taken.values()):
@@ -283,32 +308,15 @@ class StreamBatches:
         for row in form.rows.tolist():
             of_lane = taken[row // stream.items] or filler
             items.append(of_lane[row % stream.items % len(of_lane)])  # a lane's last items are repeated
-        in_lane = np.array([item.position for item in items], np.int64)
-        positions = BatchPositions(
-            np.array([item.epoch for item in items], np.int64),
-            in_lane * stream.lanes.count + form.rows // stream.items,
-            np.ones(len(items), bool),
-        )
-        buffers = stream.buffers.lease()
-        write = _Write(form, stream.first, [item.record for item in items], positions, buffers)
-        bad = write.all()
-        total_s, cpu_s = watch.total()
-        times = PartTimes(
-            this_thread(),
-            watch.began,
-            total_s - write.transform_s - write.stage_s,
-            write.transform_s,
-            write.stage_s,
-            cpu_s - write.cpu_s,
-            write.cpu_s,
-        )
+        part = _StreamPart(stream, items, stream.buffers.lease(), clock)
+        bad = part.write()
         return HostBatch(
-            leaves=buffers.leaves,
+            leaves=part.leaves,
             after=Cursor(self._lanes[0].epoch, self._lanes[0].position) if stream.remainder == "wrap" else after,
             lanes={str(lane.index): lane.state() for lane in self._lanes},
             rows=0,
             dropped_rows=0,
-            parts=[times],
+            parts=[clock.times()],
             bad=bad,
         )
 
@@ -324,28 +332,26 @@ class StreamBatches:
 
     def _agreed(self, place: str, failure: Exception | None, read: int) -> Report:
         """The merged report of all processes on `place`. This process has read `read` items of each lane."""
-        ends, gather = {lane.index: lane.taken for lane in self._lanes if lane.ended}, self._stream.gather
-        if gather is None:
-            return Report(ends)
-        mine = Report(ends)
+        mine, gather = Report({lane.index: lane.taken for lane in self._lanes if lane.ended}), self._stream.gather
         if failure is not None:
-            mine = Report(ends, read, {"stage": "read", "process": jax.process_index(), **as_arguments(failure)})
+            why = {"stage": "read", "process": jax.process_index(), **as_arguments(failure)}
+            mine = mine._replace(failed_at=read, why=why)
+        if gather is None:
+            return mine
         self._watch.advanced("agree")
         return Report.merged(gather(place, mine.to_json(), failure is not None, self._watch.stopped))
 
-    def _end_epoch(self, ends: dict[int, int]) -> None:
-        """Count the items that the epoch leaves out, and begin the next one."""
+    def _end_epoch(self, ends: dict[int, int]) -> int:
+        """Count the items that the epoch leaves out. Returns the epoch that follows."""
         following = self._epoch + 1
         if self._stream.remainder == "wrap":
             self._dropped += ends[0] - self._offset
-            following = self._last_epoch or following
-        elif self._offset == 0:
+            return self._last_epoch or following
+        if self._offset == 0:
             raise FeedError(self._why_no_batch(ends), stage="read")
-        elif self._stream.remainder == "drop":
+        if self._stream.remainder == "drop":
             self._dropped += sum(self._read_out().values()) - self._offset * self._stream.lanes.count
-        self.close()
-        self._epoch, self._offset, self._over = following, 0, None
-        self._lanes = self._opened({})
+        return following
 
     def _why_no_batch(self, ends: dict[int, int]) -> str:
         if not any(ends.values()):
@@ -366,70 +372,57 @@ class StreamBatches:
             for lane in self._lanes:
                 while lane.take(1):
                     self._watch.advanced("read")
-        except Exception as error:
-            if self._stream.gather is None:
-                raise
+        except Exception as error:  # noqa: BLE001  raised below
             failure = error
         report = self._agreed(f"{self._epoch}/rest", failure, self._offset)
         if report.failed_at is not None:
-            raise failure or report.error
+            try:
+                raise failure or report.error
+            finally:
+                del failure  # no cycle with its traceback
         return report.ends
 
 
-class _Write:
-    """Writes records into the rows of a batch; the stream's first item replaces a bad one.
+class _Item(NamedTuple):
+    record: Any
+    epoch: int
+    position: int
 
-    A stream has no row indices; positions are used in their place.
-    """
 
-    def __init__(
-        self, form: LocalForm, first: FirstItem, records: list[Any], positions: BatchPositions, buffers: Buffers
-    ) -> None:
-        self._form, self._first, self._records = form, first, records
-        self._positions, self._buffers = positions, buffers
-        self.transform_s = self.stage_s = self.cpu_s = 0.0
+class _StreamPart(PartWriter):
+    """Items as the rows of a batch. A stream has no row indices; positions are used in their place."""
 
-    def all(self) -> list[BadRow]:
-        """Write all records. Returns the bad rows."""
-        try:
-            self._some(slice(0, len(self._records)))
-        except RowError as error:
-            positions = self._positions
-            return self._form.replaced(
-                self._some, self._write_first, positions, positions.position, self._form.rows, error
-            )
-        return []
+    def __init__(self, stream: Stream, items: list[_Item], buffers: Buffers, clock: PartClock) -> None:
+        super().__init__(stream.form, stream.form.rows, [], buffers, 0, clock)
+        self.leaves = buffers.leaves
+        self._stream, self._records = stream, [item.record for item in items]
+        in_lane = np.array([item.position for item in items], np.int64)
+        self._positions = BatchPositions(
+            np.array([item.epoch for item in items], np.int64),
+            in_lane * stream.lanes.count + stream.form.rows // stream.items,
+            np.ones(len(items), bool),
+        )
+        self.index = self._positions.position
 
-    def _write_first(self, i: int, failure: RowError) -> int:
-        """Write the stream's first item in place of a bad one."""
-        self._records[i] = self._first.item
-        try:
-            self._some(slice(i, i + 1))
-        except RowError as again:
-            epoch, position = int(self._positions.epoch[i]), int(self._positions.position[i])
-            again.locate(position, epoch, position)
-            raise
-        return 0
-
-    def _some(self, here: slice) -> None:
-        form, buffers = self._form, self._buffers
-        for i in range(here.start, here.stop):
+    def _read(self, some: slice, index: Indices | None) -> Indices:
+        for i in range(some.start, some.stop):
             try:
-                write_record(self._records[i], self._first.spec, buffers.read, i)
+                write_record(self._records[i], self._stream.first.spec, self._buffers.read, i)
             except (TypeError, ValueError, OverflowError) as error:
                 message = f"every item must have the form of the first: {error}"
-                raise RowError(message, stage="read", row=int(self._positions.position[i])) from error
-        watch = Stopwatch()
-        part, whole = self._positions.part(here), [leaf[here] for leaf in buffers.read]
-        if form.transform is not None:
-            whole = form.transformed(form.transform, whole, part, part.position)
-        transform_s, transform_cpu_s = watch.lap()
-        with annotation("stage"):
-            form.write(whole, buffers.leaves, here, part.position)
-        stage_s, stage_cpu_s = watch.lap()
-        self.transform_s += transform_s
-        self.stage_s += stage_s
-        self.cpu_s += transform_cpu_s + stage_cpu_s
+                raise RowError(message, stage="read", row=int(self.index[i])) from error
+        return self.index[some]
+
+    def _substitute(self, i: int, failure: RowError) -> int:
+        """Write the stream's first item in place of a bad one."""
+        self._records[i] = self._stream.first.item
+        try:
+            self._write_some(slice(i, i + 1))
+        except RowError as again:
+            position = int(self.index[i])
+            again.locate(position, int(self._positions.epoch[i]), position)
+            raise
+        return 0
 
 
 class Lane:
@@ -523,14 +516,11 @@ class Lane:
 def check_form(state: Any, fresh: Any, name: str = "it") -> None:
     """Refuse a state of other keys or types than that of a new iterator of Grain.
 
-    Types never change, but for None: an inner iterator has not begun, or has ended. Elements of lists are not
-    compared: interleaving keeps iterators of different forms in one place.
+    None stands for an inner iterator that has not begun, or has ended. Elements of lists are not compared:
+    interleaving keeps iterators of different forms in one place.
 
     Raises:
       TypeError: the state differs.
-
-    Example:
-      >>> check_form({"next_index": 7}, {"next_index": 0})
     """
     if fresh is None or (state is None and isinstance(fresh, dict | list | tuple)):
         return
