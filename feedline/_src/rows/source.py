@@ -186,6 +186,11 @@ class Indexed:
           RowError: there are some.
         """
 
+    def check_range(self, rows: Indices) -> None:
+        """Raise IndexError if one of these rows does not exist."""
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+
     def close(self) -> None:
         """Close files. Reads may still run in other threads: they may fail, but not with wrong values."""
 

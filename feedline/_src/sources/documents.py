@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.native.spans import Spans
+from feedline._src.rows.source import Source, WillRead
 from feedline._src.sources.arrays import ArraySource
 
 Indices = npt.NDArray[np.int64]
@@ -37,6 +39,42 @@ class Documents(NamedTuple):
         (spec,) = jax.tree.leaves(self.values.spec)
         found: jax.ShapeDtypeStruct = spec
         return found
+
+    @property
+    def digest(self) -> str:
+        """A digest of all offsets, for an identity."""
+        return hashlib.sha256(self.offsets.data).hexdigest()[:32]
+
+    def lengths(self, rows: Indices) -> Indices:
+        """int64[k]: how many values each of these documents has."""
+        found: Indices = self.offsets[rows + 1] - self.offsets[rows]
+        return found
+
+    def spans(self, rows: Indices) -> Spans:
+        """A span for each of these documents that is not empty."""
+        lengths = self.lengths(rows)
+        filled = np.flatnonzero(lengths)
+        return Spans(filled, self.offsets[rows[filled]], lengths[filled])
+
+
+class DocumentSource(Source):
+    """Base class of sources that read columns of documents, and perhaps plain arrays."""
+
+    _arrays: list[ArraySource]
+    """All arrays that are read."""
+
+    @property
+    def will_read(self) -> WillRead | None:
+        """Fetches arrays in a store ahead, until all are mapped; None if there are no others."""
+        return self._will_read if any(source.will_read is not None for source in self._arrays) else None
+
+    def _will_read(self, rows: Indices, ahead: int) -> bool:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
+        for source in self._arrays:
+            source.close()
 
 
 def is_documents(given: Any) -> bool:
@@ -99,11 +137,6 @@ def open_tokens(paths: Sequence[str], options: OpenOptions) -> Documents:
     values = ArraySource(tokens.paths, dataclasses.replace(options, dtype=indices[0].dtype), files=tokens)
     lengths = np.concatenate([np.diff(index.offsets) for index in indices])
     return Documents(values, _offsets_of(lengths))
-
-
-def digest_of(offsets: Indices) -> str:
-    """A digest of all offsets, for an identity."""
-    return hashlib.sha256(offsets.data).hexdigest()[:32]
 
 
 def _index_paths(given: Any) -> list[str]:

@@ -13,15 +13,14 @@ import numpy.typing as npt
 from feedline._src.errors import RowError
 from feedline._src.native.spans import Spans, mark
 from feedline._src.options import checked_integer
-from feedline._src.rows.source import Rows, Source, WillRead
-from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.documents import digest_of, open_documents
-from feedline._src.sources.packing import BestFit, Indices, Split
+from feedline._src.rows.source import Rows, WillRead
+from feedline._src.sources.documents import Documents, DocumentSource, Indices, open_documents
+from feedline._src.sources.packing import BestFit, Split
 
 _SEGMENTS, _POSITIONS = "segment_ids", "positions"
 
 
-class Packed(Source):
+class Packed(DocumentSource):
     """Documents packed into rows of one length, which are shuffled, resumed and mixed like rows of any source.
 
     A row is a dict of arrays of `length` tokens: the given columns, `segment_ids` (which document of the row a
@@ -88,13 +87,14 @@ class Packed(Source):
         _check_choice("longer", longer, ("cut", "drop"))
         if packing == "split" and (longer != "cut" or max_documents is not None):
             raise ValueError('longer and max_documents are for packing="best_fit", got "split"; leave them out')
-        self._values, self._offsets = _opened(columns)
-        self.picklable = all(values.picklable for values in self._values.values())
-        in_store = any(values.is_remote for values in self._values.values())
+        self._columns = _opened(columns)
+        self._arrays = [column.values for column in self._columns.values()]
+        self.picklable = all(values.picklable for values in self._arrays)
+        in_store = any(values.is_remote for values in self._arrays)
         self.repack = self.positioned = not in_store if repack is None else repack
         self._arguments = {"length": length, "packing": packing, "longer": longer, "most": max_documents}
         self._arguments |= {"repack": self.repack, "seed": seed}
-        offsets = _without_empty(self._offsets)
+        offsets = _without_empty(self._any_column.offsets)
         self.documents, self.cut, self.left_out = len(offsets) - 1, 0, 0
         if not self.documents:
             raise ValueError("at least one document must have tokens, and all are empty; check the offsets")
@@ -112,10 +112,14 @@ class Packed(Source):
         self.tokens = self._packing.tokens
         self.fill = self.tokens / (self._packing.rows * length)
         self.spec = {name: jax.ShapeDtypeStruct((length,), np.int32) for name in (_SEGMENTS, _POSITIONS)}
-        for name, values in self._values.items():
-            stored = _dtype_of(values)
+        for name, column in self._columns.items():
+            stored = column.spec.dtype
             placed = stored if dtype is None or stored.kind not in "iu" else np.dtype(dtype)
             self.spec[name] = jax.ShapeDtypeStruct((length,), placed)
+
+    @property
+    def _any_column(self) -> Documents:
+        return next(iter(self._columns.values()))
 
     def __len__(self) -> int:
         return self._packing.rows
@@ -126,14 +130,14 @@ class Packed(Source):
         return {
             "kind": "packed",
             **self._arguments,
-            "lengths": digest_of(self._offsets),
-            "columns": {name: values.identity for name, values in self._values.items()},
+            "lengths": self._any_column.digest,
+            "columns": {name: column.values.identity for name, column in self._columns.items()},
         }
 
     def documents_of(self, row: int, epoch: int = 0) -> Indices:
         """int64[k]: the documents of a row in their order, as numbered in the source."""
         spans = self._spans(np.array([row], np.int64), epoch)
-        return np.searchsorted(self._offsets, spans.first, "right") - 1
+        return np.searchsorted(self._any_column.offsets, spans.first, "right") - 1
 
     def tokens_of(self, rows: Indices) -> Indices:
         """See `Source`."""
@@ -159,32 +163,25 @@ class Packed(Source):
     @property
     def will_read(self) -> WillRead | None:
         """Fetches documents of a store ahead, if they stay where they are in all epochs; else None."""
-        fetched = any(values.will_read is not None for values in self._values.values())
-        return self._will_read if fetched and not self.repack else None
+        return None if self.repack else super().will_read
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
         spans = self._spans(rows, 0)
-        return all(values.will_read_spans(spans, ahead) for values in self._values.values())
-
-    def close(self) -> None:
-        """Give up what is being fetched."""
-        for values in self._values.values():
-            values.close()
+        return all(values.will_read_spans(spans, ahead) for values in self._arrays)
 
     def _spans(self, rows: Indices, epoch: int) -> Spans:
-        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+        self.check_range(rows)
         return self._packing.spans(rows, epoch if self.repack else None)
 
     def _read(self, rows: Indices, epoch: int, out: Any) -> None:
         spans = self._spans(rows, epoch)
-        for name, values in self._values.items():
-            stored, target = _dtype_of(values), out[name]
+        for name, column in self._columns.items():
+            stored, target = column.spec.dtype, out[name]
             if stored.kind not in "iu" or np.can_cast(stored, target.dtype):
-                values.read_spans(spans, target)
+                column.values.read_spans(spans, target)
                 continue
             tokens = np.empty(target.shape, stored)
-            values.read_spans(spans, tokens)
+            column.values.read_spans(spans, tokens)
             target[...] = tokens
             if (changed := (target != tokens).any(axis=1)).any():
                 raise RowError(
@@ -199,8 +196,8 @@ class Packed(Source):
         return [*super()._facts(), ("documents", more)]
 
 
-def _opened(columns: Any) -> tuple[dict[str, ArraySource], Indices]:
-    """The values of each column, and the offsets that they share."""
+def _opened(columns: Any) -> dict[str, Documents]:
+    """The columns, which all have the same offsets."""
     given = columns if isinstance(columns, Mapping) else {"tokens": columns}
     if not given or not all(isinstance(name, str) for name in given):
         raise TypeError(f"columns must be a dict with string keys, of one column or more, got {columns!r}")
@@ -208,18 +205,17 @@ def _opened(columns: Any) -> tuple[dict[str, ArraySource], Indices]:
         raise ValueError(
             f"feedline adds the columns {_SEGMENTS} and {_POSITIONS}, got {sorted(taken)}; rename them"
         )
-    documents = {name: open_documents(name, value) for name, value in given.items()}
-    (first, reference), *others = documents.items()
-    for name, column in documents.items():
+    opened = {name: open_documents(name, value) for name, value in given.items()}
+    first, reference = next(iter(opened.items()))
+    for name, column in opened.items():
         if shape := column.spec.shape:
             raise ValueError(f"values must have one axis, those of {name!r} have the shape {shape}; flatten them")
-    for name, column in others:
         if not np.array_equal(column.offsets, reference.offsets):
             raise ValueError(
                 f"all columns must have the same offsets, those of {first!r} and {name!r} differ; write both from "
                 "the same documents, without gaps, and pass a second source for what is not by token"
             )
-    return {name: column.values for name, column in documents.items()}, reference.offsets
+    return {name: column._replace(offsets=reference.offsets) for name, column in opened.items()}
 
 
 def _without_empty(offsets: Indices) -> Indices:
@@ -241,12 +237,6 @@ def _pieces(offsets: Indices, length: int, longer: str) -> tuple[Indices, Indice
     number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     rest = np.repeat(lengths, pieces) - number * length
     return np.repeat(first, pieces) + number * length, np.minimum(rest, length), count, 0
-
-
-def _dtype_of(values: ArraySource) -> np.dtype[Any]:
-    (spec,) = jax.tree.leaves(values.spec)
-    dtype: np.dtype[Any] = spec.dtype
-    return dtype
 
 
 def _check_choice(name: str, given: Any, choices: tuple[str, ...]) -> None:

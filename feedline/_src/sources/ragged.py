@@ -11,18 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import RowError
-from feedline._src.native.spans import Spans
 from feedline._src.options import checked_integer
 from feedline._src.rows.shards import Indices
-from feedline._src.rows.source import Source, WillRead
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.documents import Documents, digest_of, is_documents, open_documents
+from feedline._src.sources.documents import Documents, DocumentSource, is_documents, open_documents
 
 Array = npt.NDArray[Any]
 _TOKENS = "tokens"
 
 
-class Ragged(Source):
+class Ragged(DocumentSource):
     """Columns of which some have rows of different lengths, such as the tokens of documents.
 
     In a batch each of these leaves is padded to the *bucket* of the batch: the smallest of `pad_to` that holds the
@@ -100,7 +98,7 @@ class Ragged(Source):
             "pad_to": list(self.pad_to),
             "pad": self._pad,
             "ragged": {
-                name: [leaf.values.identity, digest_of(leaf.offsets)] for name, leaf in self._ragged.items()
+                name: [leaf.values.identity, leaf.digest] for name, leaf in self._ragged.items()
             },
             "plain": None if self._plain is None else self._plain.identity,
         }
@@ -111,11 +109,11 @@ class Ragged(Source):
     def tokens_of(self, rows: Indices) -> Indices:
         """The lengths of these rows in the column "tokens", or in the first ragged column."""
         leaf = self._ragged.get(_TOKENS) or next(iter(self._ragged.values()))
-        return _lengths(leaf, rows)
+        return leaf.lengths(rows)
 
     def padded_length(self, rows: Indices) -> int:
         """The bucket of a batch of these rows."""
-        longest = max(int(_lengths(leaf, rows).max(initial=0)) for leaf in self._ragged.values())
+        longest = max(int(leaf.lengths(rows).max(initial=0)) for leaf in self._ragged.values())
         return self.pad_to[int(np.searchsorted(self.pad_to, longest))]
 
     def read(self, rows: Indices, out: Any) -> None:
@@ -125,8 +123,7 @@ class Ragged(Source):
           RowError: a row is longer than `out`.
           FeedError: a file was written to or truncated, or its store cannot be read.
         """
-        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+        self.check_range(rows)
         if self._plain is not None:
             self._plain.read(rows, {name: out[name] for name in self._plain.spec})
         for name, leaf in self._ragged.items():
@@ -134,7 +131,7 @@ class Ragged(Source):
 
     def _read_ragged(self, name: str, leaf: Documents, rows: Indices, out: Array) -> Indices:
         """Write row rows[i] to out[i], padded. Returns the lengths."""
-        lengths, width = _lengths(leaf, rows), out.shape[1]
+        lengths, width = leaf.lengths(rows), out.shape[1]
         if len(long := np.flatnonzero(lengths > width)):
             row = int(rows[long[0]])
             raise RowError(
@@ -143,7 +140,7 @@ class Ragged(Source):
                 stage="read",
                 row=row,
             )
-        leaf.values.read_spans(_spans(leaf, rows), out)  # zeros after the end of a row
+        leaf.values.read_spans(leaf.spans(rows), out)  # zeros after the end of a row
         if self._pad:
             narrow = np.min_scalar_type(width)  # int64 would take as long as the rest of the read
             beyond = np.arange(width, dtype=narrow) >= lengths.astype(narrow)[:, None]
@@ -152,21 +149,11 @@ class Ragged(Source):
             out[lengths == 0] = 0
         return lengths
 
-    @property
-    def will_read(self) -> WillRead | None:
-        """For arrays in a store until all are mapped; None for others."""
-        return self._will_read if any(source.will_read is not None for source in self._arrays) else None
-
     def _will_read(self, rows: Indices, ahead: int) -> bool:
-        fetched = [leaf.values.will_read_spans(_spans(leaf, rows), ahead) for leaf in self._ragged.values()]
+        fetched = [leaf.values.will_read_spans(leaf.spans(rows), ahead) for leaf in self._ragged.values()]
         if self._plain is not None and (will_read := self._plain.will_read) is not None:
             fetched.append(will_read(rows, ahead))
         return all(fetched)
-
-    def close(self) -> None:
-        """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
-        for source in self._arrays:
-            source.close()
 
     def _facts(self) -> list[tuple[str, str]]:
         return [*super()._facts(), ("pad_to", ", ".join(map(str, self.pad_to)))]
@@ -178,18 +165,6 @@ class Ragged(Source):
                 f"the largest bucket must hold every row, and row {row} of {name!r} has length {lengths[row]}, "
                 f"with pad_to={self.pad_to}; add a larger bucket, or cut the rows"
             )
-
-
-def _lengths(leaf: Documents, rows: Indices) -> Indices:
-    found: Indices = leaf.offsets[rows + 1] - leaf.offsets[rows]
-    return found
-
-
-def _spans(leaf: Documents, rows: Indices) -> Spans:
-    """One span for each row that is not empty."""
-    lengths = _lengths(leaf, rows)
-    some = np.flatnonzero(lengths)
-    return Spans(some, leaf.offsets[rows[some]], lengths[some])
 
 
 def _checked_buckets(pad_to: Sequence[int]) -> tuple[int, ...]:
