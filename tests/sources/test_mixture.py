@@ -275,7 +275,7 @@ def both(a, b, weights=None, **changes):
         (lambda: both(SPEC, SPEC, {"a": 1, "b": 0}), ValueError, "'b' is 0, so it would never be read; leave the"),
         (lambda: both(SPEC, SPEC, {"a": 0, "b": 0}), ValueError, "one of them must be above 0, and all are 0"),
         (lambda: both(SPEC, SPEC, {"a": 1, "c": 1}), ValueError, "unknown are 'c'; missing are 'b'"),
-        (lambda: both(SPEC, SPEC, [(0, 1)]), TypeError, "or phases of them as in"),
+        (lambda: both(SPEC, SPEC, [5]), TypeError, "or phases of them as in"),
         (lambda: both(SPEC, SPEC, [(1, {"a": 1, "b": 1})]), ValueError, r"the first at 0, got \[1\]; sort them"),
         (lambda: both(SPEC, SPEC, orders={"c": Order()}), ValueError, "orders: .* unknown are 'c'"),
         (lambda: both(SPEC, SPEC, orders={"a": 5}), TypeError, "orders must be a dict as in"),

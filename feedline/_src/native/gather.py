@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.native.library import Bad, library
-from feedline._src.native.spans import Spans, copy_values
+from feedline._src.native.spans import Spans, copy_values, has_contiguous_rows
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -59,7 +59,53 @@ class Copy(ctypes.Structure):
     )
 
 
-class RowGather:
+class Reader:
+    """Reads the rows of one leaf. Thread-safe.
+
+    Args:
+      dtype: of the leaf.
+      shape: of one row.
+
+    Attributes:
+      survives_lost_files: whether a mapped file that was truncated, or whose disk fails, is an error, and not the
+        end of the process.
+    """
+
+    survives_lost_files = True
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._dtype, self._shape = dtype, shape
+
+    def read(self, rows: Indices, columns: Columns, out: Array) -> None:
+        """Write the `columns` of row rows[i] to out[i]. `out` may have any strides, and another dtype.
+
+        Raises:
+          IndexError: there is no such row; nothing has been written.
+          RowError: it is in a mapped file that was truncated, or whose disk failed.
+        """
+        raise NotImplementedError
+
+    def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
+        """The C struct for a copy of the `columns` of `count` rows to `out`, valid while both are alive.
+
+        None if C cannot make this copy.
+        """
+        return None
+
+    def read_spans(self, spans: Spans, out: Array) -> None:
+        """Write rows side by side in the rows of `out`, and zeros after the last of each; errors as of `read`.
+
+        Args:
+          spans: `first` counts the rows of all parts; none crosses the end of a part.
+          out: [rows, length, *shape of a row]. A row without a span is left as it is, or has zeros.
+        """
+        numbers = np.repeat(spans.first, spans.length) + spans.values()[2]
+        values = np.empty((len(numbers), *self._shape), self._dtype)
+        self.read(numbers, (slice(None),) * len(self._shape), values)
+        copy_values(spans, values, out)
+
+
+class RowGather(Reader):
     """The rows of arrays of one dtype and row shape, one array after the other, gathered by the C library.
 
     Reads are thread-safe, and never address memory outside of the arrays.
@@ -76,16 +122,13 @@ class RowGather:
       ...     assert out.tolist() == [[7], [5]]
     """
 
-    survives_lost_files = True
-    """A file that was truncated, or whose disk fails, is an error, and not the end of the process."""
-
     def __init__(self, parts: Sequence[Array]) -> None:
         compiled = library()
         assert compiled is not None
         self._library = compiled
         self._parts = [part for part in parts if len(part)]
         # not taken from a row: of a 1-D array that is a scalar, which has lost the byte order
-        self._shape, self._dtype = self._parts[0].shape[1:], self._parts[0].dtype
+        super().__init__(self._parts[0].dtype, self._parts[0].shape[1:])
         self._bases = np.array([part.ctypes.data for part in self._parts], np.uint64)
         self._strides = np.array([part.strides[0] for part in self._parts], np.int64)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
@@ -99,16 +142,12 @@ class RowGather:
         return library() is not None and bool(filled) and all(part[0, ...].flags.c_contiguous for part in filled)
 
     def read(self, rows: Indices, columns: Columns, out: Array, stream: bool | None = None) -> None:
-        """Write the `columns` of row rows[i] to out[i].
+        """See `Reader`; another dtype of `out` costs one more copy.
 
         Args:
-          rows: integers[k].
-          out: with any strides. Another dtype than that of the parts costs one more copy.
           stream: bypass the processor's cache, if the rows allow it. None: if that is faster.
 
         Raises:
-          IndexError: there is no such row; nothing has been written.
-          RowError: it is in a mapped file that was truncated, or whose disk failed.
           ValueError: `out` has another shape, or may not be written.
         """
         rows = np.ascontiguousarray(rows, np.int64)
@@ -125,10 +164,7 @@ class RowGather:
             raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad[0]}")
 
     def copy(self, count: int, columns: Columns, out: Array, stream: bool | None = None) -> Copy | None:
-        """The C struct for a copy of the `columns` of `count` rows to `out`, valid while both are alive.
-
-        None if C cannot make this copy, because `out` has another dtype, or gaps inside its rows.
-        """
+        """See `Reader`; None if `out` has another dtype, or gaps inside its rows."""
         leaf = self._leaf(columns)
         if out.shape != (count, *leaf.row_shape) or not out.flags.writeable:
             raise ValueError(f"out must be writeable and have the shape {[count, *leaf.row_shape]}")
@@ -139,19 +175,12 @@ class RowGather:
         return Copy(ctypes.addressof(leaf), out.ctypes.data, out.strides[0], stream)
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """Write rows side by side in the rows of `out`, and zeros after the last of each; errors as of `read`.
-
-        Args:
-          spans: `first` counts the rows of all parts; none crosses the end of a part.
-          out: [rows, length, *shape of a row], each row contiguous; of the dtype of the parts, or int32
-            where that is uint16. A row without a span is left as it is, or has zeros.
-        """
+        """See `Reader`. C widens uint16 to int32."""
         leaf = self._leaf((slice(None),) * len(self._shape))
-        if (self._strides != leaf.run_bytes).any():
-            places = np.repeat(spans.first, spans.length) + spans.values()[2]
-            values = np.empty((len(places), *self._shape), self._dtype)
-            self.read(places, (slice(None),) * len(self._shape), values)
-            copy_values(spans, values, out)
+        is_widened = self._dtype == np.uint16 and not self._shape and out.dtype == np.int32
+        has_gaps = not has_contiguous_rows(out) or (self._strides != leaf.run_bytes).any()
+        if has_gaps or (out.dtype != self._dtype and not is_widened):
+            super().read_spans(spans, out)
             return
         bad, value_bytes = Bad(), out.itemsize * math.prod(self._shape)
         arguments = (out.ctypes.data, out.strides[0], out.shape[1], value_bytes, ctypes.byref(bad))

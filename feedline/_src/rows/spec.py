@@ -71,6 +71,29 @@ class RowSpec:
         return {leaf.name: [leaf.dtype.name, list(leaf.shape)] for leaf in self.leaves}
 
 
+def first_difference(one: Any, other: Any, root: str) -> tuple[str, str | None, str | None] | None:
+    """The first leaf of two trees of rows, by name, whose dtypes or shapes differ; None if there is none.
+
+    Returns:
+      (leaf, what `one` has, what `other` has), None where there is no such leaf. `root` begins its name. A byte
+      order is shown if it is not that of this machine.
+    """
+    described = [
+        {
+            f"{root}{jax.tree_util.keystr(path)}": (
+                f"{leaf.dtype if leaf.dtype.isnative else leaf.dtype.str}{list(leaf.shape)}"
+            )
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (one, other)
+    ]
+    for leaf in sorted({*described[0], *described[1]}):
+        first, second = (leaves.get(leaf) for leaves in described)
+        if first != second:
+            return leaf, first, second
+    return None
+
+
 def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
     """Write `values` into `out`, which has the dtype `leaf.placed_dtype`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -16,16 +15,16 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray
-from feedline._src.native.gather import gather_at_positions
+from feedline._src.native.gather import Reader, gather_at_positions
 from feedline._src.native.library import file_at, library
-from feedline._src.native.spans import Spans, has_contiguous_rows
+from feedline._src.native.spans import Spans
 from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices
 from feedline._src.rows.source import Cut, Rows, Source, WillRead, indices_of
-from feedline._src.rows.spec import is_numeric
+from feedline._src.rows.spec import first_difference, is_numeric
 from feedline._src.rows.values import as_array, is_in_memory, is_list
-from feedline._src.sources.row_gather import FileRows, Reader, reader_of
+from feedline._src.sources.row_gather import FileRows, reader_of
 
 if TYPE_CHECKING:
     from feedline._src.files.file import File
@@ -90,30 +89,28 @@ class ArraySource(Source):
         if files is not None and files.in_store and read is None:  # headers into the cache, all at once
             heads = [_mapped_format(path).head_bytes for path in files.paths]
             files.samples([[(0, length)] if length else [] for length in heads])
-        trees = [(tree, shard) for shard in self._given for tree in self._trees_of(shard)]
-        names = [os.fspath(shard) if isinstance(shard, str | os.PathLike) else None for _, shard in trees]
-        shown = [name or f"shard {number}" for number, name in enumerate(names)]
-        parts = [
-            _checked_leaves(tree, name, trees[0][0], shown[0])
-            for (tree, _), name in zip(trees, shown, strict=True)
-        ]
-        self._hold(list(zip(*parts, strict=True)), jax.tree.structure(trees[0][0]), names)
+        trees = [each for number, shard in enumerate(self._given) for each in self._trees_of(number, shard)]
+        for name, tree in trees:
+            _check_shard(name, tree, *trees[0])
+        parts = [jax.tree.leaves(tree) for _, tree in trees]
+        self._hold(list(zip(*parts, strict=True)), jax.tree.structure(trees[0][1]))
         if len(self) == 0:
             window = f", whose windows have {self._options.window} elements" if self._options.window else ""
-            raise ValueError(f"a source must have at least one row, got none in {shown[0]}{window}; check it")
+            raise ValueError(f"a source must have at least one row, got none in {trees[0][0]}{window}; check it")
 
-    def _trees_of(self, shard: Any) -> list[Any]:
-        """A shard as trees of arrays, whose rows follow each other."""
+    def _trees_of(self, number: int, shard: Any) -> list[tuple[str, Any]]:
+        """A shard as trees of arrays, whose rows follow each other, and its name for errors."""
         if isinstance(shard, str | os.PathLike):
             name = os.fspath(shard)
             trees = self._arrays_in(name, self._options)
-            trees = [jax.tree_util.tree_map_with_path(functools.partial(_checked, name), tree) for tree in trees]
         else:
+            name = f"shard {number}"
             trees = [jax.tree_util.tree_map_with_path(self._leaf, shard, is_leaf=is_list)]
+        trees = [jax.tree_util.tree_map_with_path(_checked, tree) for tree in trees]
         if (length := self._options.window) is not None:
             stride = self._options.stride or length
             trees = jax.tree.map(lambda array: windows(array, length, stride), trees)
-        return trees
+        return [(name, tree) for tree in trees]
 
     def _arrays_in(self, path: str, options: OpenOptions) -> list[Any]:
         assert self._opened is not None
@@ -130,9 +127,9 @@ class ArraySource(Source):
                 raise ValueError(
                     f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
                 )
-            return _checked(os.fspath(leaf), path, array)
+            return array
         if is_in_memory(leaf):
-            return _checked(None, path, as_array(name, leaf))
+            return as_array(name, leaf)
         if is_list(leaf):
             raise TypeError(
                 f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For "
@@ -146,22 +143,20 @@ class ArraySource(Source):
             "object with __len__ and __getitem__"
         )
 
-    def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
-        """Read from these parts of each leaf of a tree of this form. `names`: the file of each part, if known."""
-        self._leaves, self._names = leaves, names
-        rows = [jax.ShapeDtypeStruct(parts[0].shape[1:], parts[0].dtype) for parts in leaves]
-        self.spec = jax.tree.unflatten(form, rows)
+    def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any) -> None:
+        """Read from these parts of each leaf of a tree of this form."""
+        self._leaves = leaves
+        self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
         self._files_to_check = itertools.cycle(list(self._files))  # of a list: threads share this iterator
         self._checks = min(_CHECKS_A_READ, len(self._files))
-        in_files = [part for parts in leaves for part in parts if isinstance(part, FileArray)]
-        self.is_remote = self._opened is not None and self._opened.in_store and bool(in_files)
-        self._from_store: list[Reader] = []
+        in_files = any(isinstance(part, FileArray) for parts in leaves for part in parts)
+        self.is_remote = self._opened is not None and self._opened.in_store and in_files
+        self._store_readers: list[Reader] = []
         self._complete_files = 0
         """In a store: how many files, counted from the first one, the cache was last found to have completely."""
-        self._readers: list[Reader]
         if self.is_remote:
-            self._from_store = self._readers = [self._store_reader(parts) for parts in leaves]
+            self._readers = self._store_readers = [self._store_reader(parts) for parts in leaves]
         else:
             self._readers = self._memory_readers(lambda file: file.memory())
         self._checks_before = not all(reader.survives_lost_files for reader in self._readers)
@@ -206,7 +201,7 @@ class ArraySource(Source):
         numbers = tuple(np.broadcast_to(np.int32(i), (len(each),)) for i, each in enumerate(sources))
         tree = {**jax.tree.unflatten(jax.tree.structure(sources[0].spec), parts), number: numbers}
         leaves, form = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, tuple))
-        source._hold(leaves, form, [name for each in sources for name in each._names])
+        source._hold(leaves, form)
         return source
 
     @property
@@ -268,14 +263,7 @@ class ArraySource(Source):
           spans: `first` counts rows over all shards; none crosses the end of a shard.
           out: [k, length, *shape of the leaf]. A row without a span is left as it is, or has zeros.
         """
-        (leaf,) = jax.tree.leaves(self.spec)
-        is_widened = leaf.dtype == np.uint16 and not leaf.shape and out.dtype == np.int32  # while it is copied
-        if (out.dtype == leaf.dtype or is_widened) and has_contiguous_rows(out):
-            self._checked_read(lambda readers: readers[0].read_spans(spans, out))
-            return
-        values = np.zeros(out.shape, leaf.dtype)
-        self._checked_read(lambda readers: readers[0].read_spans(spans, values))
-        out[...] = values
+        self._checked_read(lambda readers: readers[0].read_spans(spans, out))
 
     def _checked_read(self, read: Callable[..., T], *arguments: Any) -> T:
         """What `read` returns for the present readers and these arguments.
@@ -284,34 +272,34 @@ class ArraySource(Source):
         the cache has lost a file that is mapped, rows are read again from what it has. Only the next few of many
         files are checked each time, to stay cheap.
         """
-        few = list(itertools.islice(self._files_to_check, self._checks))
-        readers = self._current_readers() if self.is_remote else self._readers
-        maps_cache = self.is_remote and readers is not self._from_store
+        to_check = list(itertools.islice(self._files_to_check, self._checks))
+        readers = self._current_readers()
+        maps_cache = self.is_remote and readers is not self._store_readers
         if self._checks_before:
-            _check(few)
+            _check(to_check)
         try:
             found = read(readers, *arguments)
-            _check(few)
+            _check(to_check)
         except FeedError:
             if not maps_cache:
                 _check(self._files)  # a change explains it better
                 raise
         else:
-            if not maps_cache or all(file.memory() is not None for file in few):
+            if not maps_cache or all(file.memory() is not None for file in to_check):
                 return found
-        self._readers, self._complete_files = self._from_store, 0
+        self._readers, self._complete_files = self._store_readers, 0
         for file in self._files:
             if file.in_store:
                 file.check()  # so that it is not mapped again as it is
-        return read(self._from_store, *arguments)
+        return read(self._store_readers, *arguments)
 
     def _current_readers(self) -> list[Reader]:
         """Of a source in a store: readers of mapped memory once the cache has all files, until it evicts one."""
-        if self._readers is not self._from_store or library() is None:
+        if self._readers is not self._store_readers or library() is None:
             return self._readers
         for file in self._files[self._complete_files :]:
             if file.memory() is None:
-                return self._from_store
+                return self._store_readers
             self._complete_files += 1
         memories = {id(file): file.memory() for file in self._files}
         if all(memory is not None for memory in memories.values()):
@@ -326,29 +314,27 @@ class ArraySource(Source):
 
     def file_of(self, row: int) -> str | None:
         """The file that holds a row of the first leaf; None if that is memory."""
-        for part, name in zip(self._leaves[0], self._names, strict=True):
+        for part in self._leaves[0]:
             if row < len(part):
-                if isinstance(part, FileArray):
-                    return part.file.name
-                return name or file_at(part[row:].ctypes.data)
+                return part.file.name if isinstance(part, FileArray) else file_at(part[row:].ctypes.data)
             row -= len(part)
         return None
 
     @property
     def will_read(self) -> WillRead | None:
         """For arrays in a store until all are mapped; None for others."""
-        return self._will_read if self.is_remote and self._readers is self._from_store else None
+        return self._will_read if self.is_remote and self._readers is self._store_readers else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
         assert self._opened is not None
-        in_files = [reader for reader in self._from_store if isinstance(reader, FileRows)]
+        in_files = [reader for reader in self._store_readers if isinstance(reader, FileRows)]
         return self._opened.will_read((place for reader in in_files for place in reader.places(rows)), ahead)
 
     def will_read_spans(self, spans: Spans, ahead: int) -> bool:
         """Start to fetch the spans of the only leaf, if they lie in a store; as `will_read`."""
         if self._opened is None or self.will_read is None:
             return True
-        (reader,) = self._from_store
+        (reader,) = self._store_readers
         assert isinstance(reader, FileRows)
         return self._opened.will_read(reader.places(spans.first, spans.length), ahead)
 
@@ -400,9 +386,10 @@ def _mapped_format(path: str) -> Format:
     return form
 
 
-def _checked(file: str | None, path: Any, array: Array | FileArray) -> Array | FileArray:
-    """The array of a leaf, after a check that it holds rows of numbers; `file` is None if it lies in memory."""
-    name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
+def _checked(path: Any, array: Array | FileArray) -> Array | FileArray:
+    """The array of a leaf, after a check that it holds rows of numbers."""
+    in_file = f" of {array.file.name}" if isinstance(array, FileArray) else ""
+    name = f"source{jax.tree_util.keystr(path)}{in_file}"
     if array.ndim == 0:
         raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")
     if not is_numeric(array.dtype):
@@ -413,8 +400,8 @@ def _checked(file: str | None, path: Any, array: Array | FileArray) -> Array | F
     return array if isinstance(array, FileArray) else np.asarray(array)
 
 
-def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array | FileArray]:
-    """The leaves of a shard, after checks of their lengths and that they have the form of the first shard."""
+def _check_shard(name: str, tree: Any, first_name: str, first: Any) -> None:
+    """Check the lengths of the leaves of a shard, and that it has the form of the first one."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
         raise ValueError("a source must have at least one array, got an empty tree")
@@ -424,17 +411,16 @@ def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[A
         raise ValueError(
             f"all leaves must have the same number of rows, but {listed} in {name}; cut them to one length"
         )
-    found, wanted = (
-        {f"source{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in each}
-        for each in (leaves, jax.tree_util.tree_leaves_with_path(first))
-    )
-    for leaf in sorted({*found, *wanted}):
-        if found.get(leaf) != wanted.get(leaf):
-            raise ValueError(
-                f"{leaf}: shards must agree in leaves, dtypes and row shapes; {name} has "
-                f"{found.get(leaf, 'no such leaf')}, {first_name} {wanted.get(leaf, 'no such leaf')}"
-            )
-    return [leaf for _, leaf in leaves]
+    if (difference := first_difference(_row_specs(first), _row_specs(tree), "source")) is not None:
+        leaf, wanted, found = difference
+        raise ValueError(
+            f"{leaf}: shards must agree in leaves, dtypes and row shapes; {name} has {found or 'no such leaf'}, "
+            f"{first_name} {wanted or 'no such leaf'}"
+        )
+
+
+def _row_specs(tree: Any) -> Any:
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree)
 
 
 def windows(array: Array | FileArray, length: int, stride: int) -> Array | FileArray:

@@ -7,7 +7,7 @@ import itertools
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,8 @@ from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
 from feedline._src.order.past import phases_of_state
 from feedline._src.order.shares import LARGEST_BLOCK, Phase, counts_of
-from feedline._src.rows.source import Cut, OwnOrder, Rows, Source, WillRead, indices_of, whole_cuts
+from feedline._src.rows.source import Cut, OwnOrder, Rows, Source, WillRead, indices_of
+from feedline._src.rows.spec import first_difference
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
@@ -80,7 +81,6 @@ class Mixture(Source):
         seed: int = 0,
         end: End = "endless",
     ) -> None:
-        self._arguments: dict[str, Any] = {"weights": weights, "orders": orders, "seed": seed, "end": end}
         self._sources = _opened(sources)
         self._owned = [source for name, source in self._sources.items() if source is not sources[name]]
         _check_specs(self._sources)
@@ -93,20 +93,23 @@ class Mixture(Source):
             end=end,
             seed=seed,
         )
-        self._given = self.order.phases
+        self._given_phases = self.order.phases
         each = list(self._sources.values())
         own = each[0].spec
-        self._at = len(jax.tree.leaves([own[key] for key in sorted(own) if key < _SOURCE]))
-        """The number of the leaf "source"."""
+        self._source_leaf = len(jax.tree.leaves([own[key] for key in sorted(own) if key < _SOURCE]))
         self.spec = {**own, _SOURCE: jax.ShapeDtypeStruct((), np.int32)}
         self.own_order: OwnOrder = "endless mixture" if end == "endless" else "mixture"
         self.picklable = all(source.picklable for source in each)
         self.positioned = any(source.positioned for source in each)
         self.reads_columns = all(source.reads_columns for source in each)
         if all(source.ragged_leaves for source in each):  # else they have the largest length
-            self.ragged_leaves = tuple(leaf + (leaf >= self._at) for leaf in each[0].ragged_leaves)
-        arrays = [source.arrays for source in each]
-        self._arrays = None if None in arrays else ArraySource.joined(arrays, _SOURCE)
+            self.ragged_leaves = tuple(leaf + (leaf >= self._source_leaf) for leaf in each[0].ragged_leaves)
+        self._arrays = self._joined_arrays()
+
+    def _joined_arrays(self) -> ArraySource | None:
+        """One source for all rows, if all are arrays outside of stores."""
+        arrays = [source.arrays for source in self._sources.values()]
+        return None if None in arrays else ArraySource.joined(arrays, _SOURCE)
 
     @property
     def arrays(self) -> ArraySource | None:
@@ -140,16 +143,16 @@ class Mixture(Source):
 
     def with_weights_of(self, order: Any, position: int) -> Mixture:
         """See `Source`: the past of the state, and for later what the program gave to `Mixture`."""
-        starts = {phase.start for phase in self._given}
+        given_starts = {phase.start for phase in self._given_phases}
         past = [
             phase
             for phase in self._phases_of_state(order)
-            if phase.start < position or (phase.start == position and position not in starts)
+            if phase.start < position or (phase.start == position and position not in given_starts)
         ]
-        given_past = {phase for phase in self._given if phase.start < position}
+        given_past = {phase for phase in self._given_phases if phase.start < position}
         if self.order.end != "endless" or not given_past <= set(past):
             return self
-        return self._with_phases(past + [phase for phase in self._given if phase.start >= position])
+        return self._with_phases(past + [phase for phase in self._given_phases if phase.start >= position])
 
     def _phases_of_state(self, order: Any) -> list[Phase]:
         """Those of the order of a state, which leaves weights of 0 out; none if they are not of these sources."""
@@ -212,9 +215,6 @@ class Mixture(Source):
             return super().read_ordered(order, epoch, positions, cuts)
         return self._arrays.read_ordered(order, epoch, positions, cuts)
 
-    def read_positioned(self, rows: Rows, out: Any) -> None:
-        self.read_cuts(rows, whole_cuts(out))
-
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`. A source is given epochs and positions in its own order, and the keys of the mixture.
 
@@ -225,17 +225,14 @@ class Mixture(Source):
         if self._arrays is not None:
             self._arrays.read_cuts(index, cuts)
             return
-        for leaf, _, out in cuts:
-            if leaf == self._at:
-                out[...] = self._numbers(index)
-        own = [(leaf - (leaf > self._at), columns, out) for leaf, columns, out in cuts if leaf != self._at]
-        if not own:
-            return
-        for part in self._split(index):
-            here, at, targets = part.here, cast("Rows | Indices", part.rows), own
-            if isinstance(rows, Rows):
-                epochs, positions = self.order.own_positions(rows.epoch[here], rows.position[here])
-                at = Rows(epochs, positions, part.rows, rows.key[here])
+        own = []  # as a source numbers its leaves
+        for leaf, columns, out in cuts:
+            if leaf == self._source_leaf:
+                out[...] = self.order.sources_of(index)
+            else:
+                own.append((leaf - (leaf > self._source_leaf), columns, out))
+        for part in self._split(index) if own else ():
+            here, at, targets = part.here, self._own_rows(rows, part), own
             if len(here) < len(index):
                 targets = [(leaf, c, np.empty((len(here), *out.shape[1:]), out.dtype)) for leaf, c, out in own]
             try:
@@ -248,20 +245,22 @@ class Mixture(Source):
                 for (_, _, out), (_, _, values) in zip(own, targets, strict=True):
                     out[here] = values
 
+    def _own_rows(self, rows: Rows | Indices, part: _Part) -> Rows | Indices:
+        """The rows of a part as its source knows them."""
+        if not isinstance(rows, Rows):
+            return part.rows
+        own = self.order.own_positions(rows.epoch[part.here], rows.position[part.here])
+        return Rows(*own, part.rows, rows.key[part.here])
+
     def close(self) -> None:
         """Close the sources that were opened here. A feed does not close a mixture, which it was given."""
         for source in self._owned:
             source.close()
 
-    def _numbers(self, rows: Indices) -> Indices:
-        """The number of the source of each row."""
-        return np.array(self.order.firsts[1:]).searchsorted(rows, side="right")
-
     def _split(self, rows: Indices) -> Iterator[_Part]:
         """The rows of each source that has some of these."""
-        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
-        numbers = self._numbers(rows)
+        self.check_range(rows)
+        numbers = self.order.sources_of(rows)
         for i, (name, source) in enumerate(self._sources.items()):
             here, first = np.flatnonzero(numbers == i), self.order.firsts[i]
             if len(here):
@@ -274,16 +273,23 @@ class Mixture(Source):
             of_sources.append((name, f"{shares}, {length:,} rows"))
         return [*super()._facts(), *of_sources]
 
-    def __reduce__(self) -> Any:
-        return _unpickled, (self._sources, self._arguments, self.order.phases)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_arrays": None}  # each process joins its own
 
-
-def _unpickled(sources: Mapping[str, Source], arguments: Mapping[str, Any], phases: Sequence[Phase]) -> Mixture:
-    return Mixture(sources, **arguments)._with_phases(phases)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._arrays = self._joined_arrays()
 
 
 class _Part(NamedTuple):
-    """Some rows of a source: rows `rows` of its own, at index `here` of what is read; row 0 is `first` of all."""
+    """Some rows of a source.
+
+    Attributes:
+      name, source: of the mixture.
+      first: the row index in the mixture of its first row.
+      rows: as the source numbers them.
+      here: their offsets in what is read.
+    """
 
     name: str
     source: Source
@@ -320,34 +326,24 @@ def _opened(sources: Any) -> dict[str, Source]:
 
 def _check_specs(sources: Mapping[str, Source]) -> None:
     """All sources have the same leaves, as a dict that has room for the leaf "source"."""
-    (first, reference), *others = ((name, _leaves(source.spec)) for name, source in sources.items())
-    for name, leaves in others:
-        for leaf in sorted({*reference, *leaves}):
-            if reference.get(leaf) != leaves.get(leaf):
-                raise ValueError(
-                    f"all sources of a mixture must have the same leaves, and {leaf} is "
-                    f"{reference.get(leaf, 'missing')} in {first!r}, {leaves.get(leaf, 'missing')} in {name!r}; "
-                    "store one like the other, or read only what all have: open_source(path, columns=[...])"
-                )
+    (first, reference), *_ = sources.items()
+    for name, source in sources.items():
+        if (found := first_difference(reference.spec, source.spec, "batch")) is not None:
+            leaf, expected, other = found
+            raise ValueError(
+                f"all sources of a mixture must have the same leaves, and {leaf} is {expected or 'missing'} in "
+                f"{first!r}, {other or 'missing'} in {name!r}; store one like the other, or read only what all "
+                "have: open_source(path, columns=[...])"
+            )
     for name, source in sources.items():
         spec = source.spec
         if type(spec) is not dict or not all(isinstance(key, str) for key in spec) or _SOURCE in spec:
-            found = f"have the keys {list(spec)}" if type(spec) is dict else "are no dict"
+            found_keys = f"have the keys {list(spec)}" if type(spec) is dict else "are no dict"
             raise ValueError(
                 f"a mixture adds a leaf {_SOURCE!r}, so rows must be a plain dict of strings without that key, "
-                f'and those of {name!r} {found}; name the arrays, as in {{"x": array}}, and of another mixture '
-                "pass the sources"
+                f'and those of {name!r} {found_keys}; name the arrays, as in {{"x": array}}, and of another '
+                "mixture pass the sources"
             )
-
-
-def _leaves(spec: Any) -> dict[str, str]:
-    """The dtype and shape of each leaf; of a foreign byte order, that too."""
-    return {
-        f"batch{jax.tree_util.keystr(path)}": (
-            f"{leaf.dtype if leaf.dtype.isnative else leaf.dtype.str}{list(leaf.shape)}"
-        )
-        for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
-    }
 
 
 def _orders_of(sources: Mapping[str, Source], orders: Mapping[str, Order] | None, seed: int) -> tuple[Order, ...]:
@@ -365,7 +361,10 @@ def _orders_of(sources: Mapping[str, Source], orders: Mapping[str, Order] | None
 def _phases_of(weights: Weights, sources: Mapping[str, Source]) -> tuple[Phase, ...]:
     """The phases that `weights` describes."""
     phases: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
-    if not isinstance(phases, list | tuple) or not phases or not all(map(_is_phase, phases)):
+    are_pairs = isinstance(phases, list | tuple) and all(
+        isinstance(phase, list | tuple) and len(phase) == 2 for phase in phases
+    )
+    if not are_pairs or not phases:
         raise TypeError(
             'weights must be a dict as in {"web": 0.7, "code": 0.3}, or phases of them as in '
             f"[(0, {{...}}), (1_000_000, {{...}})], got {repr(weights)[:100]}"
@@ -400,10 +399,6 @@ def _phase(start: int, weights: Any, sources: Mapping[str, Source], where: str) 
     if not any(weights.values()):
         raise ValueError(f"{where}: one of them must be above 0, and all are 0; give a source a weight")
     return Phase(start, counts_of({name: weights[name] for name in sources}))
-
-
-def _is_phase(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
 def _check_names(what: str, given: Mapping[str, Any], names: Mapping[str, Any], *, all_of_them: bool) -> None:

@@ -97,9 +97,7 @@ class Ragged(DocumentSource):
             "kind": "ragged",
             "pad_to": list(self.pad_to),
             "pad": self._pad,
-            "ragged": {
-                name: [leaf.values.identity, leaf.digest] for name, leaf in self._ragged.items()
-            },
+            "ragged": {name: [leaf.values.identity, leaf.digest] for name, leaf in self._ragged.items()},
             "plain": None if self._plain is None else self._plain.identity,
         }
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.formats.table import FileArray
-from feedline._src.native.gather import Copy, RowGather
+from feedline._src.native.gather import Reader, RowGather
 from feedline._src.native.spans import Spans, copy_values
 from feedline._src.rows.shards import Indices, Shards, offsets_by_label
 from feedline._src.rows.source import Columns
@@ -21,22 +21,12 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-class Reader(Protocol):
-    """Reads the rows of one leaf; see `RowGather` for its methods. Thread-safe."""
-
-    @property
-    def survives_lost_files(self) -> bool: ...
-    def read(self, rows: Indices, columns: Columns, out: Array) -> None: ...
-    def read_spans(self, spans: Spans, out: Array) -> None: ...
-    def copy(self, count: int, columns: Columns, out: Array) -> Copy | None: ...
-
-
 def reader_of(parts: Sequence[Array]) -> Reader:
     """The fastest reader for arrays in memory, of one dtype and row shape."""
     return RowGather(parts) if RowGather.can_gather(parts) else NumpyRows(parts)
 
 
-class NumpyRows:
+class NumpyRows(Reader):
     """The rows of arrays in memory, one array after the other, read by NumPy.
 
     Example:
@@ -50,26 +40,13 @@ class NumpyRows:
     survives_lost_files = False
 
     def __init__(self, parts: Sequence[Array]) -> None:
+        super().__init__(parts[0].dtype, parts[0].shape[1:])
         self._parts, self._shards = parts, Shards([len(part) for part in parts])
 
     def read(self, rows: Indices, columns: Columns, out: Array) -> None:
-        """See `RowGather`."""
+        """See `Reader`."""
         for number, local, at in self._shards.split(rows):
-            array = self._parts[number]
-            if all(isinstance(column, slice) for column in columns):  # so that no other columns are copied
-                out[at] = array[(slice(None), *columns)][local]
-            else:
-                out[at] = _cut(array[local], columns)
-
-    def read_spans(self, spans: Spans, out: Array) -> None:
-        """See `RowGather`."""
-        places = np.repeat(spans.first, spans.length) + spans.values()[2]
-        values = np.empty((len(places), *self._parts[0].shape[1:]), self._parts[0].dtype)
-        self.read(places, (slice(None),) * (values.ndim - 1), values)
-        copy_values(spans, values, out)
-
-    def copy(self, count: int, columns: Columns, out: Array) -> None:
-        """None: C cannot copy these rows."""
+            out[at] = _cut(self._parts[number][local], columns)
 
 
 def _cut(values: Array, columns: Columns) -> Array:
@@ -78,7 +55,7 @@ def _cut(values: Array, columns: Columns) -> Array:
     return values
 
 
-class FileRows:
+class FileRows(Reader):
     """The rows of arrays in files that are not mapped: objects, until the cache has all of them.
 
     Args:
@@ -86,19 +63,17 @@ class FileRows:
       files: that hold them.
     """
 
-    survives_lost_files = True  # nothing is mapped
-
     def __init__(self, parts: Sequence[FileArray], files: Sequence[File]) -> None:
+        super().__init__(parts[0].dtype, parts[0].shape[1:])
         numbers = {id(file): number for number, file in enumerate(files)}
         self._files, self._shards = files, Shards([len(part) for part in parts])
         self._file_of = np.array([numbers[id(part.file)] for part in parts])  # of each part
         self._first = np.array([part.offset for part in parts], np.int64)
         self._stride = np.array([part.strides[0] for part in parts], np.int64)
-        self._shape, self._dtype = parts[0].shape[1:], parts[0].dtype
         self._row_bytes = parts[0].row_bytes
 
     def read(self, rows: Indices, columns: Columns, out: Array) -> None:
-        """See `RowGather`; FeedError: a file was changed, or its store cannot be read."""
+        """See `Reader`; FeedError: a file was changed, or its store cannot be read."""
         is_whole = all(isinstance(column, slice) and column == slice(None) for column in columns)
         direct = is_whole and out.dtype == self._dtype and out.flags.c_contiguous
         target = out if direct else np.empty((len(rows), *self._shape), self._dtype)
@@ -114,7 +89,7 @@ class FileRows:
             out[...] = _cut(target, columns)
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """See `RowGather`; errors as of `read`."""
+        """See `Reader`; errors as of `read`."""
         parts = [b""] * len(spans.first)
         for number, at, offsets in self._located(spans.first):
             found = self._files[number].read(offsets, spans.length[at] * self._row_bytes)
@@ -122,9 +97,6 @@ class FileRows:
                 parts[i] = data
         values = np.frombuffer(b"".join(parts), self._dtype).reshape(-1, *self._shape)
         copy_values(spans, values, out)
-
-    def copy(self, count: int, columns: Columns, out: Array) -> None:
-        """None: C cannot copy these rows."""
 
     def places(self, rows: Indices, counts: Indices | None = None) -> Iterator[Place]:
         """Where these rows lie in the files; or, with `counts`, where that many rows from each on lie."""
