@@ -79,15 +79,15 @@ def test_any_lines_however_they_end(tmp_path_factory, values, end, ascii):
     ("line", "message"),
     [
         ('{"x": 1}', "must have the fields of the first, and .* has no 'y'"),
-        ('{"x": null, "y": 1}', "the field 'x' must be int64, as in the first line, and is null"),
-        ('{"x": "1", "y": 1}', "the field 'x' must be int64, .* and is \"1\""),
-        ('{"x": 1.5, "y": 1}', "the field 'x' must be int64, .* and is 1.5"),
-        ('{"x": 9223372036854775808, "y": 1}', "the field 'x' must be int64, .* 9223372036854775808"),
+        ('{"x": null, "y": 1}', r"the field 'x' must be int64\[\], as in the first line, and is null"),
+        ('{"x": "1", "y": 1}', r"the field 'x' must be int64\[\], .* and is \"1\""),
+        ('{"x": 1.5, "y": 1}', r"the field 'x' must be int64\[\], .* and is 1.5"),
+        ('{"x": 9223372036854775808, "y": 1}', r"the field 'x' must be int64\[\], .* 9223372036854775808"),
         ('{"x": [1], "y": 1}', "the field 'x' must be int64"),
-        ('{"x": 100000000000000000000, "y": 1}', "the field 'x' must be int64, .* 100000000000000000000"),
+        ('{"x": 100000000000000000000, "y": 1}', r"the field 'x' must be int64\[\], .* 100000000000000000000"),
         ('{"x": 1, "y": "z"}', "the field 'y' must be float64"),
         ('{"x": 1, "y": 1' + "0" * 400 + "}", "the field 'y' must be float64"),
-        ("[1, 2]", "each line must be a JSON object, and this one is none: it is a JSON list; mend the line"),
+        ("[1, 2]", r"each line must be a JSON object, and .*\[1, 2\].* is none: it is a JSON list; mend the line"),
         ("\xff", "codec can't decode"),
         ('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion|must be int64"),
     ],
@@ -105,12 +105,6 @@ def test_a_line_that_does_not_fit_is_a_bad_row(tmp_path, line, message, text, mo
         read(source)
     assert (caught.value.row, caught.value.file) == (300, str(tmp_path / "x.jsonl"))
     assert source[299]["x"] == source[301]["x"] == 1
-
-
-def test_half_of_a_surrogate_pair_is_named(tmp_path):
-    path = written(tmp_path / "x.jsonl", [{"text": "t"}, '{"text": "\\ud800"}'])
-    with pytest.raises(feedline.RowError, match=r"text must be Unicode, and 'text' is .*ud800.*; mend"):
-        feedline.open_source(path)[1]
 
 
 def test_values_fit_whatever_the_others_are(tmp_path):
@@ -148,10 +142,10 @@ def test_columns_that_cannot_be_read_are_listed(tmp_path):
     ("data", "message"),
     [
         (b"\n \r\n\t\n", "at least one row, got .* with no lines"),
-        (b"a,b\n1,2\n", r"each line must be a JSON object.*, and the first of .*, b'a,b', is none"),
+        (b"a,b\n1,2\n", r"x\.jsonl cannot be read as JSON lines: each line .*, and b'a,b' is none"),
         (b'[\n{"x": 1}\n]\n', r"write it again, one object a line: pandas\.read_json\(path\)"),
         (b'"x"', "it is a JSON str"),
-        (b"{}", "and the first of .* is none: it has no fields"),
+        (b"{}", "is none: it has no fields"),
     ],
 )
 def test_what_is_no_file_of_json_lines(tmp_path, data, message):

@@ -6,6 +6,7 @@ is float64 if a line in the first 64 KiB has a fraction. Other lines may have mo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import zlib
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Leaf, Records, Scan, few
+from feedline._src.formats.table import Leaf, Records, Scan, described, few, naming_file
 
 Array = npt.NDArray[Any]
 _START_BYTES = 1 << 16
@@ -48,16 +49,15 @@ def open_lines(file: File, options: OpenOptions) -> Records:
     lines = _first_lines(file)
     spec = _spec_of(lines, options.chosen(list(lines[0]), file.name), file.name)
     if not any(isinstance(leaf, str) for leaf in spec.values()):
-        return Records(scan, unpack=functools.partial(_arrays, spec), spec=spec)
-    data_of = functools.partial(_record, spec)
-    return Records(scan, data_of=data_of, leaves=spec if len(spec) > 1 else None)
+        return Records(scan, unpack=functools.partial(_columns, spec), spec=spec)
+    return Records(scan, data_of=functools.partial(_record, spec), leaves=spec if len(spec) > 1 else None)
 
 
 FORMAT = Format("jsonl", (".jsonl", ".ndjson"), takes=frozenset({"columns"}), way="records", open=open_lines)
 
 
 def _first_lines(file: File) -> list[dict[str, Any]]:
-    """The objects of the lines at the start of a file. All but the first may be no objects, and are left out."""
+    """The objects of the first lines of a file, without later lines that are none, which are bad rows."""
     with file.open() as opened:
         lines = [line for line in opened.readlines(_START_BYTES) if line.strip(_BLANK)]
     if not lines:
@@ -65,19 +65,12 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
             f"a source must have at least one row, got {file.name} with no lines in its first {_START_BYTES} "
             "bytes; check what wrote it"
         )
-    found = []
-    for line in lines:
-        try:
+    remedy = "write it again, one object a line: pandas.read_json(path).to_json(new, orient='records', lines=True)"
+    with naming_file(file.name, "JSON lines", remedy):
+        found = [_object(lines[0])]
+    for line in lines[1:]:
+        with contextlib.suppress(ValueError):
             found.append(_object(line))
-            if not found[0]:
-                raise ValueError("it has no fields")
-        except ValueError as error:
-            if line is lines[0]:
-                raise ValueError(
-                    f'each line must be a JSON object, {{"name": value, ...}}, and the first of {file.name}, '
-                    f"{line.strip()[:60]!r}, is none: {error.__cause__ or error}; write it again, one object a "
-                    "line: pandas.read_json(path).to_json(new, orient='records', lines=True)"
-                ) from error
     return found
 
 
@@ -85,11 +78,11 @@ def _object(line: bytes) -> dict[str, Any]:
     """The JSON object of a line. ValueError: it is none."""
     try:
         found = json.loads(line.decode("utf-8-sig"))
-        if not isinstance(found, dict):
-            raise ValueError(f"it is a JSON {type(found).__name__}")
+        if not isinstance(found, dict) or not found:
+            raise ValueError(f"it is a JSON {type(found).__name__}" if found else "it has no fields")
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"each line must be a JSON object, and this one is none: {error}; mend the line"
+            f"each line must be a JSON object, and {line.strip()[:60]!r} is none: {error}; mend the line"
         ) from error
     return found
 
@@ -127,13 +120,12 @@ def _leaf_of(values: Sequence[Any]) -> Leaf | None:
 
 def _record(spec: Mapping[str, Leaf], line: bytes) -> Any:
     """The record of a line: a dict, or the bytes of a single column of text."""
-    found = [_object(line)]
-    record = {name: _column(found, name, leaf)[0] for name, leaf in spec.items()}
+    record = {name: column[0] for name, column in _columns(spec, [line]).items()}
     return record if len(spec) > 1 else next(iter(record.values()))
 
 
-def _arrays(spec: Mapping[str, Leaf], lines: list[bytes]) -> dict[str, Any]:
-    """The columns of some lines."""
+def _columns(spec: Mapping[str, Leaf], lines: Sequence[bytes]) -> dict[str, Any]:
+    """The columns of some lines: arrays, or lists of bytes."""
     found = [_object(line) for line in lines]
     return {name: _column(found, name, leaf) for name, leaf in spec.items()}
 
@@ -149,14 +141,9 @@ def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
     if not isinstance(leaf, str):
         found = _fitting(values, leaf)
     elif all(isinstance(value, str) for value in values):
-        try:
-            found = [value.encode() for value in values]
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"text must be Unicode, and {name!r} is {_shown(values[0])}; mend the line"
-            ) from error
+        found = [value.encode() for value in values]
     if found is None:
-        kind = "text" if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape) or ''}"
+        kind = "text" if isinstance(leaf, str) else described(leaf)
         raise ValueError(
             f"the field {name!r} must be {kind}, as in the first line, and is {_shown(values[0])}; mend the "
             "line, or pad lists to one length (docs/sources.md has rows of different lengths)"

@@ -97,14 +97,12 @@ def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
         header_bytes = info.offset_data - at  # of a long name several blocks
         checksum = zlib.crc32(opened.read(header_bytes))
         yield _Member(info.name, split[1], split[2].lower(), (at, header_bytes, info.size, checksum))
-    opened.seek(archive.offset)  # there `tarfile` stops without an error
-    rest = opened.read(_BLOCK_BYTES)
-    if len(rest) < _BLOCK_BYTES:
+    if size - archive.offset < _BLOCK_BYTES:
         raise ValueError(f"it must end with blocks of zeros, and has none within its {size} bytes")
-    while rest:
+    opened.seek(archive.offset)  # there `tarfile` stops without an error
+    while rest := opened.read(_READ_BYTES):
         if rest.strip(b"\0"):
             raise ValueError(f"it must end after its last member, and has other bytes after byte {archive.offset}")
-        rest = opened.read(_READ_BYTES)
 
 
 def _checked_name(info: tarfile.TarInfo) -> re.Match[str] | None:

@@ -14,8 +14,6 @@ from feedline._src.formats.table import ENTRY, Records, Scan
 _HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum
 _CHECKSUM_BYTES = 4
 _READ_BYTES = 1 << 14  # many small records; little beside large ones, which are skipped
-_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-"""How files begin that TensorFlow has compressed, by gzip or zlib."""
 google_crc32c: Any = Library("google_crc32c", "tfrecord")
 
 
@@ -35,15 +33,10 @@ def scan(file: File) -> Scan:
             whole = len(header) == _HEADER.size
             length, checksum = _HEADER.unpack(header) if whole else (0, 0)
             if whole and masked(crc32c(header[:8])) != checksum:
-                if at == 0 and header.startswith(_COMPRESSED):
-                    raise ValueError(
-                        "rows are read in any order, so a file of many must not be compressed as a whole, got "
-                        f"{file.name}; decompress it (gunzip), or write it without a compression_type"
-                    )
                 raise ValueError(
                     f"each record must begin with its length and the checksum of that, and {record}, begins with "
-                    f"{header!r}; the file is damaged, or another format: rename it, copy it again, or write it "
-                    "again with tf.io.TFRecordWriter"
+                    f"{header!r}; the file is damaged, compressed as a whole (gunzip it), or another format: copy "
+                    "it again, or write it again with tf.io.TFRecordWriter"
                 )
             stop = at + _HEADER.size + length + _CHECKSUM_BYTES
             if not whole or stop > file.size:
