@@ -136,7 +136,7 @@ def test_glances_in_a_rare_pause_of_the_loop_do_not_count():
 
 def test_a_signal_handler_may_ask_while_batches_are_added_up():
     accounts, asked = Accounts(ahead=-2), []
-    accounts.keep_with(lambda record: asked.append(accounts.sums()["wait_s"]))
+    accounts.record_with(lambda record: asked.append(accounts.sums()["wait_s"]))
     for step in range(5):
         delivered(accounts, step, step + 0.5)
     assert accounts.sums()["wait_s"] == 2.5

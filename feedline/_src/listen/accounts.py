@@ -151,7 +151,7 @@ class Accounts:
         idle = [idle for idle, loop_s in self._idle.copy() if loop_s <= longest_s]
         return Window.of(latest, _share(idle), _share(self._computing.copy()) or 0.0)
 
-    def keep_with(self, keep: Callable[[Entry], None] | None) -> None:
+    def record_with(self, keep: Callable[[Entry], None] | None) -> None:
         """From now on call `keep` with each entry, in order, on one thread at a time. None: no longer.
 
         ValueError: the records are kept already.

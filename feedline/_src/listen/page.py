@@ -1,99 +1,96 @@
-"""A report as an SVG picture, and as a web page that holds it; and how they are saved."""
+"""A report as an SVG picture, and as a web page that holds it; and how files are written whole."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import textwrap
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 
 Report = Any
 """A `Report`, whose module uses this one."""
-_LOOP = "the loop's own time"
 COLORS = {
-    _LOOP: "#2f6fb7",
+    "the loop's own time": "#2f6fb7",
     "in it, the devices are idle": "#a9c4e2",
     "in it, the batch is still being transferred": "#8a63b0",
     "waiting for input": "#d95f02",
     "the stage that limits training": "#d95f02",
     "another stage, alone": "#b9c0c8",
 }
-"""What the parts of bars mean."""
+"""The meaning of the parts of bars."""
 _WIDTH, _MARGIN, _ROW = 960, 24, 32
 _BARS, _VALUES = 170, 620
 """In pixels: where bars and values begin. `y` grows downwards."""
+Bar = tuple[str, list[tuple[str, float]], str]
+"""A name, the parts of a time one after the other, (meaning, seconds), and a note."""
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to, which then replaces it. After an error, `path` is what it was before."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def save(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write a page (.html) or a picture (.svg). A file that cannot be written whole does not appear.
-
-    Raises:
-      ValueError: the name ends in something else.
-      OSError: the file cannot be written.
-    """
+    """Write a page (.html) or a picture (.svg). What `Report.save` does."""
     target = Path(path)
     if target.suffix not in (".html", ".svg"):
         raise ValueError(f"a report is saved as .html or as .svg, got {str(target)!r}; rename it")
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
+    with written_whole(target) as partial:
         partial.write_text(page(report) if target.suffix == ".html" else svg(report), encoding="utf-8")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def page(report: Report) -> str:
     """A page with the picture. It loads nothing and needs no script."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(report.verdict.partition(':')[0])} – feedline</title>\n"
         '</head>\n<body style="margin: 0; text-align: center; background: #ffffff">\n'
         f"{svg(report)}</body>\n</html>\n"
     )
 
 
-class Bar(NamedTuple):
-    """The parts of a time, (what it is, seconds), one after the other."""
-
-    name: str
-    parts: list[tuple[str, float]]
-    note: str
-
-
 def svg(report: Report) -> str:
     """A picture of the whole report on white ground."""
     bars, loop_s = _bars(report), max(1e-9, report.loop_s - report.late_s)
-    longest_s = max(loop_s, *(sum(seconds for _, seconds in bar.parts) for bar in bars))
+    longest_s = max(loop_s, *(_total_s(bar) for bar in bars))
     scale = (_VALUES - _BARS - 14) / longest_s  # pixels a second
     shapes: list[str] = []
-    y = _texts(shapes, report.verdict[:1].upper() + report.verdict[1:], 22, _MARGIN, bold=True)
+    y = _texts(shapes, report.verdict[:1].upper() + report.verdict[1:], 22, _MARGIN, 'font-weight="600"')
     y = _texts(shapes, f"Advice: {report.advice}", 15, y + 12) + 16
-    for kind in dict.fromkeys(kind for bar in bars for kind, seconds in bar.parts if seconds):
+    for kind in dict.fromkeys(kind for _, parts, _ in bars for kind, seconds in parts if seconds):
         shapes.append(_rectangle(_MARGIN, y + 3, 12, 12, COLORS[kind]))
         y = _texts(shapes, kind, 13, y, x=_MARGIN + 20)
     y += 10
     top = y
     for bar in bars:
+        name, parts, note = bar
         x = float(_BARS)
-        shapes.append(_text(_MARGIN, y + 21, 15, bar.name))
-        for kind, seconds in bar.parts:
+        shapes.append(_text(_MARGIN, y + 21, 15, name))
+        for kind, seconds in parts:
             shape = _rectangle(x, y + 6, scale * seconds, _ROW - 12, COLORS[kind])
             shapes.append(f"<g><title>{escape(kind)}</title>{shape}</g>")
             x += scale * seconds
-        total_s = sum(seconds for _, seconds in bar.parts)
-        shapes.append(_text(_VALUES, y + 21, 15, f"{milliseconds(total_s)} ms"))
-        shapes.append(_text(_VALUES + 90, y + 21, 12, bar.note))
+        shapes.append(_text(_VALUES, y + 21, 15, f"{milliseconds(_total_s(bar))} ms"))
+        shapes.append(_text(_VALUES + 90, y + 21, 12, note))
         y += _ROW
     shapes.append(_rectangle(_BARS + scale * loop_s - 1, top, 2, y - top, "#1f2328"))
-    y = _texts(shapes, f"black line: {_LOOP}. Stages beyond it are slower than training.", 13, y + 4) + 12
+    y = _texts(shapes, "black line: the loop's own time. Stages beyond it are slower than training.", 13, y + 4)
     settings = ", ".join(f"{name} {value:,}" for name, value in report.settings.items())
+    y += 12
     for line in [*str(report).splitlines()[1:-1], f"  process {report.process}: {settings}"]:
-        y = _texts(shapes, line, 12, y, monospace=True)
+        y = _texts(shapes, line, 12, y, 'font-family="monospace" xml:space="preserve"')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{y + _MARGIN:.0f}" '
         f'viewBox="0 0 {_WIDTH} {y + _MARGIN:.0f}" style="max-width: 100%; height: auto" '
@@ -110,34 +107,28 @@ def _bars(report: Report) -> list[Bar]:
     compute_s = max(1e-9, report.loop_s - report.late_s)
     parts = [(loop, report.loop_s - late_s - idle_s), (idle, idle_s), (late, late_s), (wait, report.wait_s)]
     share = (report.wait_s + late_s) / max(1e-9, report.step_s)
-    bars = [Bar("one step", parts, f"wait {percent(share)}")]
+    bars: list[Bar] = [("one step", parts, f"wait {percent(share)}")]
     if (change := report.change) is not None:
         wait_s = report.loop_s * change.wait_share / max(1e-9, 1 - change.wait_share)
         note = f"wait {percent(change.wait_share)}, {change}"
-        bars.append(Bar("predicted", [(loop, report.loop_s), (wait, wait_s)], note))
-    slow, bound = report.straggler, report.bound
-    here = slow is not None and slow.process == report.process
+        bars.append(("predicted", [(loop, report.loop_s), (wait, wait_s)], note))
+    slow = report.straggler
+    limit = slow.stage if slow is not None and slow.process == report.process else report.bound
     for name in ("read", "host", "place"):
-        kind = limits if name == (slow.stage if slow is not None and here else bound) else other
         headroom = report.headroom[name]
-        bars.append(Bar(STAGES[name], [(kind, compute_s / headroom)], f"headroom {factor(headroom)} ×"))
+        part = limits if name == limit else other, compute_s / headroom
+        bars.append((STAGES[name], [part], f"headroom {factor(headroom)} ×"))
     return bars
 
 
-def _texts(
-    shapes: list[str],
-    text: str,
-    size: int,
-    y: float,
-    x: int = _MARGIN,
-    *,
-    bold: bool = False,
-    monospace: bool = False,
-) -> float:
+def _total_s(bar: Bar) -> float:
+    return sum(seconds for _, seconds in bar[1])
+
+
+def _texts(shapes: list[str], text: str, size: int, y: float, style: str = "", x: int = _MARGIN) -> float:
     """Add lines below `y`, broken early because the picture has no fonts of its own. Returns where they end."""
-    style = 'font-weight="600"' if bold else 'font-family="monospace" xml:space="preserve"' if monospace else ""
     indent = " " * (len(text) - len(text.lstrip()))
-    width = int((_WIDTH - _MARGIN - x) / (size * (0.66 if bold else 0.61)))
+    width = int((_WIDTH - _MARGIN - x) / (0.66 * size))
     for line in textwrap.wrap(text, width, subsequent_indent=indent):
         y += 1.4 * size
         shapes.append(_text(x, y - 0.25 * size, size, line, style))

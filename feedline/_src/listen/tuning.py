@@ -39,7 +39,7 @@ _MAX_THREADS, _MAX_ROOM = 64, 32
 _MAX_HISTORY = 32
 _LOOK_EVERY_S = 0.25
 _MAX_ERROR_LENGTH = 200
-_Search = Generator[Settings, tuple[Window, Circumstances], Settings]
+_Search = Generator[Settings, tuple[Window, Circumstances], None]
 
 
 class Measured(NamedTuple):
@@ -85,15 +85,14 @@ class Tuner:
         self._bounds = bounds
         self._asked = start  # the settings that were proposed last
         self._search: _Search | None = None
-        self._result: Measured | None = None  # of the latest search; None until it has ended
-        self._again_s, self._pause_s = -math.inf, _PAUSE_S  # no new search before then
+        self._searching = True
         self._looked_at = -math.inf
         self._failed: str | None = None  # why workers failed, until the next look
 
     @property
     def settled(self) -> bool:
         """Whether the search has ended, and its result is in use."""
-        return self._result is not None and self.proposal is None
+        return not self._searching and self.proposal is None
 
     def look(self, accounts: Accounts, circumstances: Callable[[], Circumstances]) -> None:
         """Propose a change if the batches since the last one suffice to judge by."""
@@ -126,7 +125,7 @@ class Tuner:
         """Workers failed, and are not tried again: begin a new search at the settings `now`."""
         self._note(f"goes back to threads {now.threads}: workers failed with {reason}")
         self._bounds = self._bounds.without_workers()
-        self._asked, self._search, self._result = now, None, None
+        self._asked, self._search, self._searching = now, None, True
 
     def propose(self, window: Window, how: Circumstances) -> Settings | None:
         """The settings to go on with; None: those in use. `window`: batches that were made with these."""
@@ -134,38 +133,47 @@ class Tuner:
             return self._asked
         if not _is_enough(window):
             return None
-        if self._result is not None:
-            crowded = self._is_crowded(window, how)
-            if not crowded and not self._waits_longer(window, how, self._result):
-                return None
-            self._note(f"searches again: {Measured.of(window, how)}, before {self._result}")
-            self._result = None
-            self._pause_s *= 1 if crowded else 2
-        try:
-            if self._search is None:
-                self._search = self._trials(window, how)
-                self._asked = next(self._search)
-            else:
-                self._asked = self._search.send((window, how))
-        except StopIteration as end:
-            self._asked, self._search = end.value, None
-            self._again_s = window.batches[-1].taken + self._pause_s
+        if self._search is None:
+            self._search = self._searches(window, how)
+            self._asked = next(self._search)
+        else:
+            self._asked = self._search.send((window, how))
         return None if self._asked == how.settings else self._asked
 
-    def _trials(self, window: Window, how: Circumstances) -> _Search:
-        """Yields settings to try, is sent the batches that were made with them, and returns the best settings."""
-        tried, changes = {how.settings}, 0
+    def _searches(self, window: Window, how: Circumstances) -> _Search:
+        """Yields settings to go on with, and is sent the batches that were made with them."""
+        pause_s = _PAUSE_S
+        while True:
+            best, before, ended = yield from self._trials(window, how)
+            self._searching = False
+            while True:
+                window, how = yield best
+                found, crowded = Measured.of(window, how), self._is_crowded(window, how)
+                # the time of a step does not tell: training itself may slow down, and a loop that became faster
+                # than its input has shorter steps
+                waits_longer = found.wait_s - before.wait_s > _LONGER_WAIT * found.step_s
+                if crowded or (waits_longer and window.batches[-1].taken >= ended + pause_s):
+                    break
+            self._note(f"searches again: {found}, before {before}")
+            self._searching = True
+            pause_s *= 1 if crowded else 2
+
+    def _trials(
+        self, window: Window, how: Circumstances
+    ) -> Generator[Settings, tuple[Window, Circumstances], tuple[Settings, Measured, float]]:
+        """One search: yields settings to try. Returns the best, what they gave, and when the search ended."""
+        tried, trials = {how.settings}, 0
         if self._is_crowded(window, how):
             self._note(f"goes back to threads {self._bounds.cores}: they kept more cores busy")
             window, how = yield how.settings._replace(threads=self._bounds.cores)
             tried.add(how.settings)
         best, measured = how.settings, Measured.of(window, how)
         left = candidates(window, how, self._bounds)
-        while measured.wait_share > LITTLE and changes < MAX_CHANGES and (trial := next(left, None)) is not None:
+        while measured.wait_share > LITTLE and trials < MAX_CHANGES and (trial := next(left, None)) is not None:
             if trial in tried or not self._bounds.allow(trial):
                 continue
             tried.add(trial)
-            changes += 1
+            trials += 1
             difference = _difference(best, trial)
             self._note(f"tries {difference}: {measured}")
             window, how = yield trial
@@ -176,30 +184,17 @@ class Tuner:
             self._note(f"keeps {difference}: {found}, before {measured}")
             best, measured = trial, found
             left = candidates(window, how, self._bounds)
-        why = "the loop hardly waits" if measured.wait_share <= LITTLE else f"tried {changes} settings"
-        named = self._bounds.tunable - (
-            {"threads"} if best.workers else set()
-        )  # where workers read, threads do not
-        settings = ", ".join(f"{name} {value}" for name, value in best._asdict().items() if name in named)
+        why = "the loop hardly waits" if measured.wait_share <= LITTLE else f"tried {trials} settings"
+        found_names = self._bounds.tunable - ({"threads"} if best.workers else set())  # then no thread reads
+        settings = ", ".join(f"{name} {value}" for name, value in best._asdict().items() if name in found_names)
         self._note(f"stays with {settings}: {measured}; {why}")
-        self._result = measured
-        return best
+        return best, measured, window.batches[-1].taken
 
     def _is_crowded(self, window: Window, how: Circumstances) -> bool:
         """Whether threads keep more cores busy than they may, for example since the file is in the page cache."""
         cores = self._bounds.cores
         too_many = "threads" in self._bounds.tunable and how.settings.threads > cores
         return too_many and window.mean("cpu_s") > 1.1 * cores * window.period_s
-
-    def _waits_longer(self, window: Window, how: Circumstances, before: Measured) -> bool:
-        """Whether the loop waits clearly longer for a batch than when the search ended.
-
-        The time of a step does not tell: it grows if training itself slows down, and a loop that became faster
-        than its input has shorter steps.
-        """
-        found = Measured.of(window, how)
-        longer = found.wait_s - before.wait_s > _LONGER_WAIT * found.step_s
-        return longer and window.batches[-1].taken >= self._again_s
 
     def _note(self, sentence: str) -> None:
         self.history.append(sentence)
