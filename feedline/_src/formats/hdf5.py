@@ -26,8 +26,16 @@ from feedline._src.errors import FeedError
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, fetched_files, require
-from feedline._src.formats.table import Column, FileArray, Grouped, Leaf, check_memory, check_same_rows
-from feedline._src.rows.shards import EvenLengths, Indices
+from feedline._src.formats.table import (
+    Column,
+    FileArray,
+    Grouped,
+    Leaf,
+    check_memory,
+    check_same_rows,
+    even_groups,
+)
+from feedline._src.rows.shards import Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.runtime.exit import check_may_read, stop_reads
 
@@ -132,7 +140,7 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
     is_mapped = not has_bytes and not file.in_store and all(leaf.mapped is not None for leaf in leaves)
     return Grouped(
         jax.tree.map(lambda leaf: leaf.row, tree),
-        [EvenLengths(leaf.rows, leaf.height) for leaf in leaves],
+        [even_groups(leaf.rows, leaf.height, file.name) for leaf in leaves],
         read,
         read_rows if has_bytes else None,
         arrays=(lambda: [jax.tree.map(lambda leaf: leaf.field_of(leaf.mapped), tree)]) if is_mapped else None,
@@ -187,13 +195,11 @@ def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
     except (FeedError, _RefusedError):
         raise
     except Exception as error:  # of many types, for damaged files
-        message = f"{file.name} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. "
-        if "unable to lock" in message or "already open for" in message:
-            raise ValueError(
-                f"{message}A file must not be open for writing: close it in the program that writes it, or, if "
-                "that was killed, run h5clear -s (Debian: hdf5-tools) and check the data"
-            ) from error
-        raise ValueError(f"{message}It may be truncated or another format; write it again with h5py") from error
+        raise ValueError(
+            f"{file.name} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. It must not be "
+            "open for writing: close it in the program that writes it, or, if that was killed, run h5clear -s "
+            "(Debian: hdf5-tools) and check the data. If it is truncated or another format, write it again"
+        ) from error
     found = [each for each in options.columns or () if any(_lies_in(leaf.path, [each]) for leaf in leaves)]
     options.chosen([*found, *(name for name in names if name not in (options.columns or ()))], file.name)
     check_same_rows({leaf.path: leaf.rows for leaf in leaves}, file.name)

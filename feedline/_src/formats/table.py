@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError
-from feedline._src.rows.shards import Indices, Lengths
+from feedline._src.rows.shards import Indices
 
 if TYPE_CHECKING:
     from feedline._src.files.file import File
@@ -29,6 +29,7 @@ Mask = npt.NDArray[np.bool_]
 Leaf = jax.ShapeDtypeStruct | str
 """Shape and dtype of a leaf of one row; or for leaves of any length what they are: "bytes", "bytes of int32"."""
 _MAX_NAMES_SHOWN = 20
+_MAX_GROUPS = 1 << 28  # of a leaf of a file, at 24 bytes each
 
 
 # --- mapped ---
@@ -177,7 +178,7 @@ class Grouped:
     """
 
     spec: Any
-    lengths: Sequence[Lengths]
+    lengths: Sequence[Sequence[int] | Indices]
     read: Callable[[int, int], Column]
     read_rows: Callable[[Sequence[int], Indices], Sequence[Sequence[Any]]] | None = None
     in_place: bool = False
@@ -186,6 +187,24 @@ class Grouped:
     will_read: Callable[[int, Sequence[int], int], bool] | None = None
     nulls: Mapping[int, int] = dataclasses.field(default_factory=dict)
     arrays: Callable[[], list[Any]] | None = None
+
+
+def even_groups(rows: int, each: int, path: str) -> Indices:
+    """int64[k]: the lengths of groups of `each` rows, the last of which has the rest. ValueError: too many.
+
+    Example:
+      >>> even_groups(7, 3, "x.h5").tolist()
+      [3, 3, 1]
+    """
+    count = -(-rows // each)
+    if count > _MAX_GROUPS:
+        raise ValueError(
+            f"a file must have at most {_MAX_GROUPS} groups of rows, and {path} has {count}; write it with larger "
+            "chunks"
+        )
+    lengths = np.full(count, each, np.int64)
+    lengths[count - 1 :] = rows - each * (count - 1)
+    return lengths
 
 
 def check_same_rows(rows: Mapping[str, int], path: str) -> None:

@@ -23,8 +23,7 @@ from feedline._src.files.folder import folder_at
 from feedline._src.files.store import Store
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import Column, Grouped, check_memory, check_same_rows
-from feedline._src.rows.shards import EvenLengths
+from feedline._src.formats.table import Column, Grouped, check_memory, check_same_rows, even_groups
 from feedline._src.rows.spec import is_numeric
 
 Array = npt.NDArray[Any]
@@ -134,7 +133,7 @@ def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
     check_same_rows({array.path: array.rows for array in arrays}, place.name)
     return Grouped(
         jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree),
-        [EvenLengths(array.rows, array.height) for array in arrays],
+        [even_groups(array.rows, array.height, array.path) for array in arrays],
         lambda leaf, group: Column(arrays[leaf].read(group)),
         will_read=(lambda leaf, groups, ahead: arrays[leaf].will_read(groups, ahead))
         if place.folder.in_store

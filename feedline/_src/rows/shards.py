@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
-class EvenLengths:
-    """The lengths of shards of `each` rows, the last of which has the rest: two integers for any number of shards.
-
-    Example:
-      >>> EvenLengths(rows=7, each=3).count  # of 3, 3 and 1
-      3
-    """
-
-    rows: int
-    each: int
-
-    @property
-    def count(self) -> int:
-        """The number of shards."""
-        return -(-self.rows // self.each)
-
-
-Lengths = Sequence[int] | EvenLengths
-"""Rows of each shard of a file."""
-
-
-def count_of(lengths: Lengths) -> int:
-    """The number of shards."""
-    return lengths.count if isinstance(lengths, EvenLengths) else len(lengths)
-
-
-def rows_in(lengths: Lengths) -> int:
-    """The total number of rows."""
-    return lengths.rows if isinstance(lengths, EvenLengths) else sum(lengths)
 
 
 class Shards:
@@ -57,7 +24,7 @@ class Shards:
       [(0, [0], slice(1, 2, None)), (2, [1, 0], array([0, 2]))]
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int] | Indices) -> None:
         self.ends = np.cumsum(lengths, dtype=np.int64)
         self.firsts = self.ends - np.asarray(lengths, np.int64)
 
@@ -97,49 +64,6 @@ class Shards:
         shard = self.of(rows)
         for one, offsets in offsets_by_label(shard, len(self.ends)):
             yield one, rows[offsets] - self.firsts[one], offsets
-
-
-class EvenShards:
-    """`Shards` for files that are cut into shards of even lengths, in memory independent of their number.
-
-    Example:
-      >>> shards = EvenShards([EvenLengths(7, 3), EvenLengths(2, 2)])
-      >>> found = shards.of(np.array([8, 6, 0]))
-      >>> len(shards), found.tolist(), shards.firsts_of(found).tolist(), shards.lengths_of(found).tolist()
-      (9, [3, 2, 0], [7, 6, 0], [2, 1, 3])
-    """
-
-    def __init__(self, files: Sequence[EvenLengths]) -> None:
-        self._rows = Shards([file.rows for file in files])
-        self._shards = Shards([file.count for file in files])
-        self._each = np.array([file.each for file in files], np.int64)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def of(self, rows: Indices) -> Indices:
-        """int64[k]: the shard of each row. IndexError if there is no such row."""
-        file = self._rows.of(rows)
-        return self._shards.firsts_of(file) + (rows - self._rows.firsts_of(file)) // self._each.take(file)
-
-    def firsts_of(self, shards: Indices) -> Indices:
-        """int64[k]: the first row of each of these shards."""
-        file = self._shards.of(shards)
-        return self._rows.firsts_of(file) + (shards - self._shards.firsts_of(file)) * self._each.take(file)
-
-    def lengths_of(self, shards: Indices) -> Indices:
-        """int64[k]: how many rows each of these shards has."""
-        file = self._shards.of(shards)
-        left: Indices = self._rows.ends.take(file) - self.firsts_of(shards)
-        return np.minimum(self._each.take(file), left)
-
-
-def joined(files: Sequence[Lengths]) -> Shards | EvenShards:
-    """The shards of all files, in order: `EvenShards` if the lengths in each file are even."""
-    even = [lengths for lengths in files if isinstance(lengths, EvenLengths)]
-    if len(even) == len(files):
-        return EvenShards(even)
-    return Shards([n for lengths in files if not isinstance(lengths, EvenLengths) for n in lengths] or [0])
 
 
 def offsets_by_label(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indices]]:

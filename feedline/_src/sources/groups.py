@@ -23,7 +23,7 @@ from feedline._src.files.files import Files, Place
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column, Grouped, Leaf, described
 from feedline._src.rows import digests
-from feedline._src.rows.shards import EvenLengths, Indices, Shards, count_of, joined, rows_in
+from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.source import Cut, EncodedSource, Indexed, Record, Rows, Source, WillRead, indices_of
 from feedline._src.runtime.exit import check_may_read
 from feedline._src.sources.arrays import ArraySource
@@ -102,15 +102,14 @@ class _GroupedRows(Indexed):
     def __init__(self, open_file: OpenFile, files: Any, options: OpenOptions, tables: Sequence[Grouped]) -> None:
         self._open_file, self._files, self._options, self._tables = open_file, files, options, tables
         self._paths = files.paths
-        for path, table in zip(self._paths, tables, strict=True):
-            _check_fits(table, path, tables[0], self._paths[0])
+        lengths = [_lengths_of(table, path) for path, table in zip(self._paths, tables, strict=True)]
+        _check_same_leaves(self._paths, tables)
         found = jax.tree_util.tree_leaves_with_path(tables[0].spec)
         self._leaves: list[Leaf] = [leaf for _, leaf in found]
         self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
-        leaves = range(len(found))
-        self._file_of_group = [Shards([count_of(table.lengths[leaf]) for table in tables]) for leaf in leaves]
-        self._group_of_row = [joined([table.lengths[leaf] for table in tables]) for leaf in leaves]
-        self._file_of_row = Shards([rows_in(table.lengths[0]) for table in tables])
+        self._file_of_group = [Shards(list(map(len, leaf))) for leaf in zip(*lengths, strict=True)]
+        self._group_of_row = [Shards(np.concatenate(leaf)) for leaf in zip(*lengths, strict=True)]
+        self._file_of_row = Shards([int(of_leaf[0].sum()) for of_leaf in lengths])
         if len(self) == 0:
             raise ValueError(
                 f"a source must have at least one row, got {self._paths[0]} with none; check what wrote it"
@@ -388,26 +387,32 @@ def _null_error(found: str, row: int | None, file: str) -> RowError:
 # --- what the metadata of files promises ---
 
 
-def _check_fits(table: Grouped, path: str, first: Grouped, first_path: str) -> None:
-    """Refuse, with a ValueError, a file of other leaves than the first one, or with impossible lengths."""
-    found, wanted = (
-        {jax.tree_util.keystr(at): described(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(each.spec)}
-        for each in (table, first)
-    )
-    if found != wanted:
-        raise ValueError(
-            f"files must agree in columns, dtypes and row shapes; {path} has {found}, {first_path} {wanted}; "
-            "choose columns=[...] that they share, or write them again"
-        )
-    totals = {rows_in(lengths) for lengths in table.lengths}
-    listed = [lengths for lengths in table.lengths if not isinstance(lengths, EvenLengths)]
-    shortest = min((min(lengths, default=0) for lengths in listed), default=0)
-    if shortest < 0 or len(totals) > 1 or max(totals, default=0) > _MAX_ROWS:
+def _check_same_leaves(paths: Sequence[str], tables: Sequence[Grouped]) -> None:
+    """Refuse, with a ValueError, a file of other leaves than the first one."""
+    first: dict[str, str] = {}
+    for path, table in zip(paths, tables, strict=True):
+        leaves = jax.tree_util.tree_leaves_with_path(table.spec)
+        found = {jax.tree_util.keystr(at): described(leaf) for at, leaf in leaves}
+        first = first or found
+        if found != first:
+            raise ValueError(
+                f"files must agree in columns, dtypes and row shapes; {path} has {found}, {paths[0]} {first}; "
+                "choose columns=[...] that they share, or write them again"
+            )
+
+
+def _lengths_of(table: Grouped, path: str) -> list[Indices]:
+    """For each leaf the rows of each of its groups. ValueError: these cannot be."""
+    lengths = [np.asarray(groups, np.int64) for groups in table.lengths]
+    totals = {groups.sum(dtype=np.float64) for groups in lengths}  # float64: no overflow
+    shortest = min(groups.min(initial=0) for groups in lengths)
+    if shortest < 0 or len(totals) > 1 or max(totals) > _MAX_ROWS:
         raise ValueError(
             "a file must have at most 2^48 rows, the same number for all leaves, in groups of 0 rows or more, and "
-            f"the metadata of {path} promises {sorted(totals)}, a group with {shortest}; it is damaged, write it "
-            "again"
+            f"the metadata of {path} promises {sorted(map(int, totals))}, a group with {shortest}; it is damaged, "
+            "write it again"
         )
+    return lengths
 
 
 def _check_column(column: Column, rows: int, leaf: Leaf) -> None:
