@@ -64,10 +64,8 @@ def main():
         trained(feed)
         report = feed.report()
         print(report)
-    if report.change is not None and report.change.setting == "Reading.threads":
-        options = {"threads": report.change.then}
-        if report.change.buffer is not None:
-            options["buffer"] = report.change.buffer[1]
+    if report.change is not None and "threads" in report.change.then:
+        options = report.change.then  # such as {"threads": 4, "buffer": 4}
         print(f"\nwith {options}:")
         with feed_of(**options) as feed:
             trained(feed)

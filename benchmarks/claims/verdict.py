@@ -77,10 +77,8 @@ def reports(steps):
         if abs(report.wait_share - waits) > 0.03:
             found["refuted"].append("wait share")
         change = report.change
-        if bound != "loop" and change and change.setting in ("Reading.threads", "Reading.buffer", "prefetch"):
-            advised = {change.setting.removeprefix("Reading."): change.then}
-            if change.buffer:
-                advised["buffer"] = change.buffer[1]
+        if bound != "loop" and change and "workers" not in change.then:
+            advised = dict(change.then)
             after, _ = trained(**{**options, **advised})
             found |= {"advised": advised, "predicted": change.wait_share, "after": after.wait_share}
             if abs(after.wait_share - change.wait_share) > 0.06:

@@ -190,10 +190,7 @@ def test_workers_that_fail_are_not_tried_again_and_the_search_is_a_whole_one():
 
 def followed(now, change):
     """The settings after a report's advice."""
-    sizes = {} if change.buffer is None else {"buffer": change.buffer[1]}
-    if change.setting == "Reading.workers":
-        sizes["threads"] = 0
-    return now._replace(**{change.setting.removeprefix("Reading."): change.then}, **sizes)
+    return now._replace(**change.then, **({"threads": 0} if "workers" in change.then else {}))
 
 
 @pytest.mark.parametrize("load", [CALLS, SLOW_DISK, dataclasses.replace(CALLS, make_s=0.020), UNEVEN])

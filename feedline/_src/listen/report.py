@@ -5,38 +5,47 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 from feedline._src.listen.words import STAGES, counted, factor, milliseconds, percent
+from feedline._src.options import Settings
 
 _log = logging.getLogger("feedline")
 Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
 
 
-class Change(NamedTuple):
-    """A setting to change, and what the measured times predict.
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Settings to change, and what the measured times predict. `str` gives "threads 2 → 4, buffer 2 → 4".
 
     Attributes:
-      setting: its name, as in "Reading.threads" or "prefetch".
-      now, then: its value.
+      now, then: the settings that change, by name: the present and the advised numbers.
       wait_share: the share of the time that the loop would wait.
-      buffer: `Reading.buffer` now and then, where it changes too; None: it stays.
     """
 
-    setting: str
-    now: int
-    then: int
+    now: Mapping[str, int]
+    then: Mapping[str, int]
     wait_share: float
-    buffer: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, before: Settings, after: Settings, wait_share: float, ignored: Collection[str] = ()) -> Change:
+        """The change from one to the other, except for ignored settings."""
+        changed = [name for name in Settings._fields if getattr(before, name) != getattr(after, name)]
+        if not (before.threads and after.threads):  # no threads read where workers or the caller do
+            changed = [name for name in changed if name != "threads"]
+        now, then = (
+            {name: getattr(settings, name) for name in changed if name not in ignored}
+            for settings in (before, after)
+        )
+        return cls(now, then, wait_share)
 
     def __str__(self) -> str:
-        """Example: threads 2 → 4, buffer 2 → 4."""
-        buffer = "" if self.buffer is None else ", buffer {} → {}".format(*self.buffer)
-        return f"{self.setting.removeprefix('Reading.')} {self.now} → {self.then}{buffer}"
+        return ", ".join(f"{name} {value} → {self.then[name]}" for name, value in self.now.items())
 
 
-class Straggler(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Straggler:
     """The process whose input is slower than that of the others.
 
     Attributes:
@@ -72,7 +81,7 @@ class Report:
       headroom: for each stage how many times as fast as the loop it would be alone; at "compute", of the loop
         itself. 1.0 or less: this stage alone makes the loop wait.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
-      change: that setting and the prediction as values; None: no gain is certain.
+      change: the settings and the prediction as values; None: no gain is certain.
       step_s: the mean time of a step: `loop_s` and `wait_s`. With `steps_per_call=K` all times are of K steps.
       loop_s: the loop's own time between two calls of `next`, and time in `next` while the devices computed.
       wait_s: the time in `next` while the devices were idle.
@@ -114,22 +123,17 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes as JSON values."""
-        values = dataclasses.asdict(self)
-        for name in ("change", "straggler"):
-            value = getattr(self, name)
-            values[name] = None if value is None else value._asdict()
-        return values
+        return dataclasses.asdict(self)
 
     @property
     def verdict(self) -> str:
         """One sentence: what limits training, and what that costs."""
         costs = f"the loop waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
-        if self.straggler is not None and self.bound == "straggler":
-            who = self.straggler
+        if (slow := self.straggler) is not None:
             return (
-                f"process {who.process} holds up the others: its {STAGES[who.stage]} takes "
-                f"{milliseconds(who.stage_s)} ms a batch, and {milliseconds(who.others_s)} ms elsewhere; its loop "
-                f"waits for input {percent(who.wait_share)} of the time"
+                f"process {slow.process} holds up the others: its {STAGES[slow.stage]} takes "
+                f"{milliseconds(slow.stage_s)} ms a batch, and {milliseconds(slow.others_s)} ms elsewhere; "
+                f"its loop waits for input {percent(slow.wait_share)} of the time"
             )
         if self.held_up:
             return f"the machine is busy: threads of the feed wait for the GIL or a processor, and {costs}"
@@ -147,12 +151,10 @@ class Report:
             f"  a step takes {milliseconds(self.step_s)} ms: {milliseconds(self.loop_s)} ms the loop's own, "
             f"{milliseconds(self.wait_s)} ms waiting"
         )
-        for seconds, what in (
-            (self.late_s, "the batch was still being transferred"),
-            (self.idle_s, "the devices were idle"),
-        ):
-            if seconds is not None and seconds >= 0.01 * self.step_s:
-                step += f"; in {milliseconds(seconds)} ms of its own, {what}"
+        if self.late_s >= 0.01 * self.step_s:
+            step += f"; in {milliseconds(self.late_s)} ms of its own, the batch was still being transferred"
+        if self.idle_s is not None and self.idle_s >= 0.01 * self.step_s:
+            step += f"; in {milliseconds(self.idle_s)} ms of its own, the devices were idle"
         host_s = self.stages_s["transform"] + self.stages_s["stage"]
         stage_s = {**self.stages_s, "host": host_s, "compute": self.loop_s}
         stages = [
@@ -167,7 +169,7 @@ class Report:
         return "\n".join([self.verdict, step, *stages, judged, *tuned, f"advice: {self.advice}"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as a page (.html) or as a picture (.svg). Either is one file that needs no other.
+        """Write the report as a page (.html) or a picture (.svg): one file that needs no other.
 
         Raises:
           ValueError: the name ends in something else.

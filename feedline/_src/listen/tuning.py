@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from feedline._src.bounds import Bounds
 from feedline._src.listen.accounts import Accounts, Window
+from feedline._src.listen.report import Change
 from feedline._src.listen.verdict import Circumstances, predicted_wait_s, shares_gil
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.options import Settings
@@ -174,7 +175,7 @@ class Tuner:
                 continue
             tried.add(trial)
             trials += 1
-            difference = _difference(best, trial)
+            difference = Change.of(best, trial, measured.wait_share)
             self._note(f"tries {difference}: {measured}")
             window, how = yield trial
             found = Measured.of(window, how)
@@ -245,10 +246,3 @@ def _is_enough(window: Window) -> bool:
     count, span_s = len(window.batches), window.batches[-1].taken - window.batches[0].taken
     long_enough = count >= _ENOUGH_BATCHES or (count >= _MIN_BATCHES and span_s >= _MIN_S)
     return window.drained and long_enough
-
-
-def _difference(before: Settings, after: Settings) -> str:
-    changed = [name for name in Settings._fields if getattr(before, name) != getattr(after, name)]
-    if "workers" in changed and "threads" in changed:  # where workers read, threads do not
-        changed.remove("threads")
-    return ", ".join(f"{name} {getattr(before, name)} → {getattr(after, name)}" for name in changed)

@@ -79,61 +79,55 @@ class Circumstances:
 
 
 class ProcessTimes(NamedTuple):
-    """Mean times of a batch in one process, which it publishes to the others."""
+    """Mean times of a batch in one process, which it publishes to the others.
+
+    Attributes:
+      input_s: the time between two batches that its input allows.
+      wait_share: the share of the time that its loop waits.
+    """
 
     process: int
     read_s: float
     host_s: float
     place_s: float
-    wait_s: float
-    loop_s: float
-    readers: int
+    input_s: float
+    wait_share: float
 
     @classmethod
     def of(cls, window: Window, how: Circumstances) -> ProcessTimes:
         """The times of this process."""
         read_s, host_s, place_s = (window.mean(f"{name}_s") for name in _PER_STAGE)
-        return cls(how.process, read_s, host_s, place_s, window.wait_s, window.loop_s, how.readers)
-
-    @property
-    def wait_share(self) -> float:
-        """The share of the time that its loop waits."""
-        return self.wait_s / max(1e-12, self.wait_s + self.loop_s)
-
-    @property
-    def input_s(self) -> float:
-        """The time between two batches that its input allows."""
-        return (self.read_s + self.host_s + self.place_s) / self.readers
+        input_s = (read_s + host_s + place_s) / how.readers
+        return cls(how.process, read_s, host_s, place_s, input_s, window.wait_s / max(1e-12, window.period_s))
 
 
 def judge(
     window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()
 ) -> Report:
     """The report on a feed. `others`: the times of all processes, if there are several."""
-    alone_s, wait_share = _alone_s(window, how), window.wait_share
+    alone_s, wait_share, slow = _alone_s(window, how), window.wait_share, straggler(others)
     waits_in_next = wait_share >= LITTLE and window.wait_s >= window.late_s
     held_up = waits_in_next and _is_held_up(window, how, alone_s)
     bound: Bound = "loop" if held_up else _bound(window, alone_s)
     change = _best_change(window, how) if waits_in_next and not held_up else None
-    wait_share = max([wait_share, *(each.wait_share for each in others)])
     compute_s = max(1e-9, window.loop_s - window.late_s)
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     headroom["compute"] = window.period_s / compute_s
-    slow = straggler(others)
-    if slow is not None:
-        bound = "straggler"
     if slow is not None and slow.process != how.process:
         change, advice = None, f"look at process {slow.process}: its own report says what to change there"
-    elif held_up and slow is None:
+    elif slow is not None:
+        advice = _advice(slow.stage, change, window, how, headroom)
+    elif held_up:
         advice = (
             f"no setting helps: a batch needs {milliseconds(window.mean('cpu_s'))} ms of processor time, but a "
             f"thread that gives up the GIL gets it back after {milliseconds(how.gil_wait_s)} ms; look for Python "
             f"threads of your own that compute, and for other programs on these {how.cores} cores"
         )
     else:
-        advice = _advice(bound if slow is None else slow.stage, change, window, how, headroom)
+        advice = _advice(bound, change, window, how, headroom)
+    wait_share = max([wait_share, *(each.wait_share for each in others)])
     return Report(
-        bound=bound,
+        bound=bound if slow is None else "straggler",
         au=min(window.au, 1 - wait_share),
         wait_share=wait_share,
         headroom=headroom,
@@ -234,25 +228,19 @@ def _is_held_up(window: Window, how: Circumstances, alone_s: Mapping[str, float]
 
 def _best_change(window: Window, how: Circumstances) -> Change | None:
     """The change after which the loop waits least; among equally good ones, the first. None: none helps."""
-    now_s, as_good_as_none_s = predicted_wait_s(window, how, how), 0.02 * window.loop_s
-    tried = [
-        (predicted_wait_s(window, how, then), name, then)
-        for name, then in _changes(window, how)
-        if name not in how.found
-    ]
-    if not tried:
-        return None
-    enough_s = max(1.02 * min(wait_s for wait_s, *_ in tried), as_good_as_none_s)
-    wait_s, name, then = next(each for each in tried if each[0] <= enough_s)
-    if wait_s >= _MAX_REMAINING_WAIT * now_s:
-        return None
-    wait_s *= window.wait_s / now_s
-    share = (wait_s + window.late_s) / (wait_s + window.loop_s)
-    before, after = getattr(how.settings, name), getattr(then.settings, name)
-    buffers = how.settings.buffer, then.settings.buffer
-    with_buffer = name == "threads" and buffers[0] != buffers[1] and "buffer" not in how.found
-    setting = name if name == "prefetch" else f"Reading.{name}"
-    return Change(setting, before, after, share, buffers if with_buffer else None)
+    changes = [then for name, then in _changes(window, how) if name not in how.found]
+    waits_s = [predicted_wait_s(window, how, then) for then in changes]
+    as_good_as_none_s = 0.02 * window.loop_s
+    enough_s = max(1.02 * min(waits_s, default=0.0), as_good_as_none_s)
+    now_s = predicted_wait_s(window, how, how)
+    for then, wait_s in zip(changes, waits_s, strict=True):
+        if wait_s <= enough_s:
+            if wait_s >= _MAX_REMAINING_WAIT * now_s:
+                return None
+            wait_s *= window.wait_s / now_s
+            share = (wait_s + window.late_s) / (wait_s + window.loop_s)
+            return Change.of(how.settings, then.settings, share, ignored=how.found)
+    return None
 
 
 def _changes(window: Window, how: Circumstances) -> Iterator[tuple[str, Circumstances]]:
