@@ -43,30 +43,39 @@ def is_a(kind: Any, *names: str) -> bool:
     return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
 
 
-def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of one row of a `pyarrow.DataType`. TypeError: its rows are no numbers of one size."""
-    permutation = getattr(kind, "permutation", None) or []  # of the axes of a tensor
-    if isinstance(kind, pyarrow.FixedShapeTensorType) and permutation == sorted(permutation):
-        return jax.ShapeDtypeStruct(tuple(kind.shape), row_of(kind.value_type, label).dtype)
+def leaf_of(kind: Any) -> Leaf | None:
+    """What a row of a `pyarrow.DataType` is; None: neither bytes nor numbers of one shape."""
+    if is_bytes(kind):
+        return "bytes"
     if is_a(kind, "fixed_size_binary"):
         return jax.ShapeDtypeStruct((kind.byte_width,), np.dtype(np.uint8))
-    if is_a(kind, "fixed_size_list"):
-        inner = row_of(kind.value_type, label)
-        return jax.ShapeDtypeStruct((kind.list_size, *inner.shape), inner.dtype)
     if is_a(kind, "boolean", "integer", "floating"):
         return jax.ShapeDtypeStruct((), np.dtype(kind.to_pandas_dtype()))
-    raise TypeError(f"{label} must have rows of one size that are numbers, got {kind}; {_remedy(kind)}")
+    permutation = getattr(kind, "permutation", None) or []  # of the axes of a tensor
+    if isinstance(kind, pyarrow.FixedShapeTensorType) and permutation == sorted(permutation):
+        shape = tuple(kind.shape)
+    elif is_a(kind, "fixed_size_list"):
+        shape = (kind.list_size,)
+    else:
+        return None
+    inner = leaf_of(kind.value_type)
+    return (
+        None
+        if inner is None or isinstance(inner, str)
+        else jax.ShapeDtypeStruct((*shape, *inner.shape), inner.dtype)
+    )
 
 
-def column_of(array: Any, label: str) -> Column:
-    """A `pyarrow.Array` of a type that `is_bytes` or `row_of` takes, which was validated, as views of its buffers.
+def column_of(array: Any) -> Column:
+    """A `pyarrow.Array` of a type that has a `leaf_of`, which was validated, as views of its buffers.
 
     Booleans and nulls are unpacked from bits.
     """
     kind, count = array.type, len(array)
+    leaf: Any = leaf_of(kind)
     if isinstance(kind, pyarrow.BaseExtensionType):
-        inner = column_of(array.storage, label)
-        return inner._replace(values=inner.values.reshape(count, *row_of(kind, label).shape))
+        inner = column_of(array.storage)
+        return inner._replace(values=inner.values.reshape(count, *leaf.shape))
     null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     if is_bytes(kind):
         _, ends, data = array.buffers()
@@ -74,17 +83,15 @@ def column_of(array: Any, label: str) -> Column:
         return Column(_from(data), _from(ends, dtype, array.offset, count + 1), null)
     if is_a(kind, "fixed_size_list"):
         start, stop = array.offset * kind.list_size, (array.offset + count) * kind.list_size
-        inner = column_of(array.values, label)
-        values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
+        inner = column_of(array.values)
         if inner.null is not None and (within := inner.null[start:stop].reshape(count, -1).any(1)).any():
             null = within if null is None else null | within
-        return Column(values, null=null)
+        return Column(inner.values[start:stop].reshape(count, *leaf.shape), null=null)
     if is_a(kind, "boolean"):
         return Column(array.fill_null(False).to_numpy(zero_copy_only=False), null=null)
-    row = row_of(kind, label)
-    width = math.prod(row.shape)
-    found = _from(array.buffers()[1], row.dtype, array.offset * width, count * width)
-    return Column(found.reshape(count, *row.shape), null=null)
+    width = math.prod(leaf.shape)
+    found = _from(array.buffers()[1], leaf.dtype, array.offset * width, count * width)
+    return Column(found.reshape(count, *leaf.shape), null=null)
 
 
 def _from(buffer: Any, dtype: Any = np.uint8, first: int = 0, count: int = -1) -> Array:
@@ -131,13 +138,13 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
     refused = []
     for name in (chosen := options.chosen(names, path)):
         kind = schema.field(name).type
-        try:
-            spec[name] = "bytes" if is_bytes(kind) else row_of(kind, name)
-        except TypeError:
+        leaf = leaf_of(kind)
+        if leaf is None:
             refused.append(f"{name!r} is {kind}: {_remedy(kind)}")
-            continue
-        if min(getattr(spec[name], "shape", ()), default=0) < 0:
+        elif min(getattr(leaf, "shape", ()), default=0) < 0:
             raise ValueError(f"column {name!r} of {path} has rows of type {kind}; the file is damaged")
+        else:
+            spec[name] = leaf
     if refused:
         leave = f", or leave them out: columns=[{few([repr(name) for name in spec], ', ')}]" if spec else ""
         raise TypeError(
@@ -184,7 +191,7 @@ def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | Non
         buffers = [buffer for name in names for buffer in batch.column(name).buffers() if buffer and buffer.size]
         if not all(0 <= buffer.address - memory.address <= memory.size - buffer.size for buffer in buffers):
             return None  # pyarrow has decompressed them into other memory
-        batches.append({name: column_of(batch.column(name), f"column {name!r}") for name in names})
+        batches.append({name: column_of(batch.column(name)) for name in names})
 
     def in_file(values: Array) -> FileArray | Array:
         """The array in the file; booleans, which were unpacked from bits, are in memory."""
@@ -247,9 +254,9 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
         return batch
 
     def read(leaf: int, group: int) -> Column:
-        column = batch_of(group, names[leaf]).column(names[leaf])
+        name = names[leaf]
         # copied: views would keep alive whatever pyarrow has read with them
-        return column_of(column, f"column {names[leaf]!r}").copied()
+        return column_of(batch_of(group, name).column(name)).copied()
 
     def row_bytes(name: str) -> float:
         leaf = spec[name]

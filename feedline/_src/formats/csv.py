@@ -40,7 +40,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         column = table.column(name)
         if is_bytes(column.type):  # 64-bit positions: it may have over 2 GiB
             column = column.cast(pyarrow.large_binary())
-        columns.append(column_of(column.combine_chunks(), f"column {name!r}").copied())
+        columns.append(column_of(column.combine_chunks()).copied())
         _check_integers(name, columns[-1], file.name)
     held = sum(column.nbytes for column in columns)
     _check_size("bytes in memory", held, options, file.name)

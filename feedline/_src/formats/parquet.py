@@ -44,8 +44,8 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         column = found.column(name)
         if isinstance(spec[name], str):  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
             column = column.cast(pyarrow.large_binary())
-        one = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies a single one
-        return column_of(one, f"column {name!r}")
+        # combine_chunks would copy a single chunk
+        return column_of(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
 
     return Grouped(
         spec,

@@ -19,7 +19,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.files import Files
-from feedline._src.formats.arrow import END_OF_STREAM, column_of, is_a, is_bytes, pyarrow, row_of
+from feedline._src.formats.arrow import END_OF_STREAM, column_of, is_a, is_bytes, leaf_of, pyarrow
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Library, require
 from feedline._src.formats.table import Column
@@ -187,16 +187,12 @@ def _plain(column: Any, name: str) -> Any:
     if _is_file(column.type):
         return _bytes_of_files(column, name)
     kind = _of_one_shape(column.type, next(chunk for chunk in column.chunks if len(chunk)))
-    if not is_bytes(kind):
-        try:
-            row_of(kind, name)
-        except TypeError as error:
-            raise TypeError(
-                f"column {name!r} must have rows that are numbers, bytes or text, or lists of numbers, got "
-                f"{column.type}; make numbers of it with dataset.cast_column, dataset.flatten or dataset.map, as "
-                "the table in docs/formats.md#hugging-face-datasets says, or leave the column out with "
-                "columns=[...]"
-            ) from error
+    if leaf_of(kind) is None:
+        raise TypeError(
+            f"column {name!r} must have rows that are numbers, bytes or text, or lists of numbers, got "
+            f"{column.type}; make numbers of it with dataset.cast_column, dataset.flatten or dataset.map, as the "
+            "table in docs/formats.md#hugging-face-datasets says, or leave the column out with columns=[...]"
+        )
     try:
         return column.cast(kind)  # no copy, unless lists are null
     except ValueError as error:
@@ -259,8 +255,7 @@ class _Dataset(Indexed):
         self._to_check = itertools.cycle(list(files))  # of a list: threads share this iterator
         self._names: list[str] = table.column_names
         self._pieces: list[dict[str, Column]] = [
-            {name: column_of(batch.column(name), f"column {name!r}") for name in self._names}
-            for batch in table.to_batches()
+            {name: column_of(batch.column(name)) for name in self._names} for batch in table.to_batches()
         ]
         selected: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
         self._selected: Indices | None = None
@@ -399,17 +394,15 @@ def _form_of(column: Column) -> str:
 
 def _taken(name: str, column: Column, local: Indices, rows: Indices) -> list[Any]:
     """The values of a column: the rows `local` of a piece, which are `rows` of the dataset."""
-    bad, why, cause = 0, f"every column of a row must have a value, and {name!r} is null in this row", None
-    if column.null is None or not (null := np.flatnonzero(column.null[local])).size:
-        try:
-            return column.take(local)
-        except (MemoryError, ValueError) as error:
-            why, cause = f"column {name!r} of this dataset could not be read: {error}", error
-    else:
-        bad = int(null[0])
-    raise RowError(
-        f"{why}; take another row in its place, feedline.Reading(bad_rows='substitute'), or "
-        f"{_LEAVE_OUT.format(name=name)}",
-        stage="read",
-        row=int(rows[bad]),
-    ) from cause
+    if column.null is not None and (null := column.null[local]).any():
+        rule = f"every column of a row must have a value, and {name!r} is null in this row"
+        raise _bad_row(rule, name, rows[np.argmax(null)])
+    try:
+        return column.take(local)
+    except (MemoryError, ValueError) as error:
+        raise _bad_row(f"column {name!r} of this dataset could not be read: {error}", name, rows[0]) from error
+
+
+def _bad_row(rule: str, name: str, row: int) -> RowError:
+    change = f"take another row in its place, feedline.Reading(bad_rows='substitute'), or {_LEAVE_OUT}"
+    return RowError(f"{rule}; {change.format(name=name)}", stage="read", row=int(row))
