@@ -14,7 +14,6 @@ from feedline._src.tools.audit.verdict import (
     Difference,
     NotRun,
     Observed,
-    Reference,
     Settings,
     judge,
     row_places,
@@ -44,7 +43,7 @@ def run(size=SIZE, batches=BATCHES, first=0, content=CONTENT, transformed=False)
 
 
 def judged(*processes, layout=LAYOUT, reference=None):
-    return judge(layout, processes, Reference(reference or run()))
+    return judge(layout, processes, reference or run())
 
 
 def changed(*place, by=1):

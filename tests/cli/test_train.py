@@ -99,7 +99,6 @@ def test_own_data(form, tmp_path, capsys):
         (["--data", "nowhere.npz"], "there is no file nowhere.npz; check the path"),
         (["--batch-size", "5000"], "training rows, 1437, got 5000; take --batch-size 1437 or less"),
         (["--batch-size", "100"], "must be a multiple of the 8 shards"),
-        (["--prefetch", "-1"], "prefetch must be at least 0, got -1"),
         (["--cpu-devices", "2"], "--cpu-devices must be set before jax is imported"),
     ],
 )

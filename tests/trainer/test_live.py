@@ -60,18 +60,15 @@ def test_the_line(progress, steps, feed, expected):
     assert told(progress, steps, feed) == expected
 
 
-@pytest.mark.parametrize("width", [20, 80])
-def test_on_a_terminal_one_line_is_updated_shortened_and_erased(width):
+def test_on_a_terminal_one_line_is_updated_cut_off_and_erased():
     text = io.StringIO()
-    console = Console(file=text, force_terminal=True, color_system=None, width=width)
+    console = Console(file=text, force_terminal=True, color_system=None, width=40)
     with LiveLine(2000, console, feed_of()) as live:
         live(FIRST)
         time.sleep(0.11)  # it is updated ten times a second
         live(LATER)
     lines = re.split(r"\x1b\[\??\d*[A-Za-z]|[\r\n]", text.getvalue())  # what moves the cursor, or erases
-    last = max(lines, key=len)
-    assert len(last) <= width
-    assert last == WHOLE or WHOLE.startswith(f"{last} | ")
+    assert list(dict.fromkeys(filter(None, lines))) == ["step 1 of 2,000 | loss 2.3000", f"{WHOLE[:39]}…"]
     assert text.getvalue().endswith("\x1b[2K")  # the line is erased
 
 

@@ -62,11 +62,8 @@ class Checkpoints:
             # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
             if jax.process_index() == 0:
                 stack.enter_context(_lock(directory))
-            self._manager = ocp.CheckpointManager(
-                directory.absolute(),
-                item_handlers=_ITEMS,
-                options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
-            )
+            options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True)
+            self._manager = ocp.CheckpointManager(directory.absolute(), item_handlers=_ITEMS, options=options)
             self._locked = stack.pop_all()
 
     def __enter__(self) -> Checkpoints:
@@ -77,15 +74,16 @@ class Checkpoints:
     ) -> None:
         """Wait for writes. Not after an error with several processes: the others may have exited."""
         with self._locked:
-            if error is None or jax.process_count() == 1:
-                try:
-                    with self._writing():
-                        self._manager.wait_until_finished()
-                        self._manager.close()
-                except FeedError as not_written:
-                    if error is None:
-                        raise
-                    error.add_note(str(not_written))
+            if error is not None and jax.process_count() > 1:
+                return
+            try:
+                with self._write_errors():
+                    self._manager.wait_until_finished()
+                    self._manager.close()
+            except FeedError as not_written:
+                if error is None:
+                    raise
+                error.add_note(str(not_written))
 
     def restore(self, state: State) -> State:
         """Set the feed's state to that of the newest checkpoint, and return the trainer's, with the shardings of
@@ -94,14 +92,14 @@ class Checkpoints:
         Raises:
           ValueError: the checkpoint is of other data or another model, or another program wrote it. Or there is
             none, and the feed was used before.
-          FeedError: the checkpoint is damaged, or one process read it wrongly.
+          FeedError: the checkpoint is damaged, or one process read other values than were saved.
         """
         step = self._manager.latest_step()
         if step is None:
             self._feed_state(state)
             return state
         folder = self._directory / str(step)
-        with self._reading(folder):
+        with self._read_errors(folder):
             saved = dict(self._manager.item_metadata(step).items())
         if saved.keys() != _ITEMS.keys() or saved["state"] is None:
             raise ValueError(
@@ -111,16 +109,16 @@ class Checkpoints:
             )
         _check_same_arrays(folder, saved["state"].tree, state)
         wanted = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global_sharding(x)), state
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._global_sharding(leaf)), state
         )
         items = ocp.args.Composite(
             state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore(), checksums=ocp.args.JsonRestore()
         )
-        with self._reading(folder):
+        with self._read_errors(folder):
             found: Any = self._manager.restore(step, args=items)
             now = _checksums(found.state, found.feed)
             differ = [name for name in now if now[name] != found.checksums.get(name)]
-        # each process has read replicated arrays for itself, and all must refuse what one has read wrongly
+        # each process reads replicated arrays itself; if the values of one are wrong, all must refuse them
         damages = self._step_places.gather("damage", differ and [jax.process_index(), differ])
         for process, names in filter(None, damages):
             reader = f" where process {process} read it" if jax.process_count() > 1 else ""
@@ -145,7 +143,7 @@ class Checkpoints:
           FeedError: this save or the previous one could not be written.
         """
         feed = self._feed_state(state)
-        with self._writing():
+        with self._write_errors():
             self._manager.wait_until_finished()
             if feed["step"] == self._manager.latest_step():
                 return
@@ -161,6 +159,7 @@ class Checkpoints:
             self._manager.save(feed["step"], args=items, force=True)
 
     def _feed_state(self, state: State) -> dict[str, Any]:
+        """The feed's state. ValueError: it is not at the trainer's step."""
         feed: dict[str, Any] = self._feed.get_state()
         trained = int(jax.device_get(state.step))
         if trained != feed["step"]:
@@ -176,7 +175,7 @@ class Checkpoints:
         return self._replicated if leaf.sharding.is_fully_replicated else leaf.sharding
 
     @contextlib.contextmanager
-    def _reading(self, folder: Path) -> Iterator[None]:
+    def _read_errors(self, folder: Path) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -191,7 +190,7 @@ class Checkpoints:
         return _error(f"the checkpoint is damaged, or cannot be read ({found}); {way_out}", folder)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
         """Raise errors of a save as a `FeedError`. TensorStore raises ValueError even for a full disk."""
         try:
             yield

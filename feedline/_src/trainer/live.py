@@ -33,8 +33,8 @@ class LiveLine:
 
     The line has the step, the loss, rows/s since the first step, and the share of the time that the loop waits
     for input. With a feed that is the share of the latest batches, followed by what limits training ("read
-    limits", see `Feed.report`) and by the bytes/s that this process places. Metrics come last. The last parts are
-    left out where a terminal is too narrow.
+    limits", see `Feed.report`) and by the bytes/s that this process places. Metrics come last. The line is cut off
+    at the width of a terminal.
 
     It starts no thread: the line is updated when the loop reports, at most ten times a second. With a feed, that
     takes up to two milliseconds each time.
@@ -77,14 +77,9 @@ class LiveLine:
     def __call__(self, progress: Progress) -> None:
         if time.monotonic() < self._next_at_s:
             return
-        text, terminal = "", self._console.is_terminal
-        for part in self._parts(progress):
-            longer = f"{text} | {part}" if text else part
-            if terminal and text and len(longer) > self._console.width:
-                break
-            text = longer
+        text, terminal = " | ".join(self._parts(progress)), self._console.is_terminal
         if terminal:
-            self._line.update(Text(text, no_wrap=True), refresh=True)
+            self._line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
             self._console.print(text, highlight=False, soft_wrap=True)
         self._next_at_s = time.monotonic() + (_UPDATE_EVERY_S if terminal else _PRINT_EVERY_S)

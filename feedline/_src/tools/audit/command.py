@@ -67,7 +67,7 @@ class Audit:
     def _result(self, counts: list[int]) -> dict[str, Any]:
         from feedline._src.tools.audit.layouts import launches
         from feedline._src.tools.audit.processes import Job, results
-        from feedline._src.tools.audit.verdict import Observed, Reference, judge, summary
+        from feedline._src.tools.audit.verdict import Observed, judge, summary
         from feedline._src.tools.cli.terminal import progress
 
         began = time.monotonic()
@@ -77,12 +77,11 @@ class Audit:
         with progress("audit", "starting 1 process") as show, contextlib.closing(found):
             for layout, observed in found:
                 if layout.is_reference:
+                    assert isinstance(observed[0], Observed)
                     one_device = observed[0]
-                    assert isinstance(one_device, Observed)
-                    reference = Reference(one_device)
-                layouts.append(judge(layout, observed, reference))
+                layouts.append(judge(layout, observed, one_device))
                 show(f"{len(layouts)} of {planned} layouts done, {layout.title}")
-        return summary(layouts, reference) | {"seconds": round(time.monotonic() - began, 1)}
+        return summary(layouts, one_device) | {"seconds": round(time.monotonic() - began, 1)}
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -82,26 +82,6 @@ class NotRun(NamedTuple):
     failed: bool
 
 
-class Reference:
-    """What one device observed, with which all other layouts are compared.
-
-    Attributes:
-      digests: uint64[batch, row, leaf].
-    """
-
-    def __init__(self, observed: Observed) -> None:
-        self.observed = observed
-        self.digests = global_digests([observed])
-
-    def hint(self, row: Digests) -> str:
-        """For the message about a wrong row: where one device delivered it, or what a transform must do."""
-        for batch, at in np.argwhere((self.digests == row).all(axis=2))[:1]:
-            return f"; one device holds that row at batch {batch}, row {at}"
-        if not self.observed.settings.transformed:
-            return ""
-        return "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
-
-
 def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[EpochPosition]:
     """(epoch, position) of the first row of each batch, where the first batch starts at `after` or later.
 
@@ -148,8 +128,8 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
     return digests
 
 
-def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Reference) -> dict[str, Any]:
-    """Compare what all processes of a layout observed with one device.
+def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Observed) -> dict[str, Any]:
+    """Compare what all processes of a layout observed with what one device observed.
 
     Returns:
       JSON values: the layout, what was compared, "same", and the reason if that is False ("difference", the first
@@ -177,13 +157,13 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
     one, size = observed[0], observed[0].settings.batch_size
     found |= {"batch_size": size, "batches": len(one.digests), "seconds": round(one.seconds, 3)}
     try:
-        _check_comparable(layout, one, reference.observed)
-        first = next(itertools.islice(batch_starts(reference.observed.settings), one.first_batch, None))
-        digests = global_digests(observed)
+        _check_comparable(layout, one, one_device)
+        first = next(itertools.islice(batch_starts(one_device.settings), one.first_batch, None))
+        digests, reference = global_digests(observed), global_digests([one_device])
         places = row_places(one.settings, first, len(digests)).ravel()
-        own = row_places(reference.observed.settings, (0, 0), len(reference.digests))
+        own = row_places(one_device.settings, (0, 0), len(reference))
         _, at_one, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
-        expected = reference.digests.reshape(own.size, -1)[at_one]
+        expected = reference.reshape(own.size, -1)[at_one]
         if not len(known):
             return found | {"not_run": "it met no row that one device met; --batches compares more"}
         rows = digests.reshape(len(places), -1)[known]
@@ -194,17 +174,26 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Ref
             epoch, position = divmod(int(places[at]), PLACES_PER_EPOCH)
             raise Difference(
                 f"at epoch {epoch}, position {position} is another row than on one device"
-                f"{reference.hint(rows[wrong])}",
+                f"{_hint(rows[wrong], reference, one_device.settings)}",
                 batch=at // size + (one.first_batch if layout.times == 1 else 0),
                 row=at % size,
                 leaf=list(one.leaves)[leaf],
             )
         for batch, state in enumerate(one.states, one.first_batch):  # other batch sizes have other states
-            if layout.times == 1 and state != (expected_state := reference.observed.states[batch]):
-                raise Difference(f"its state is {state}, on one device {expected_state}", batch=batch)
+            if layout.times == 1 and state != one_device.states[batch]:
+                raise Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
     except Difference as difference:
         return found | {"same": False, "difference": {**difference.where, "found": str(difference)}}
     return found | {"same": True}
+
+
+def _hint(row: Digests, reference: Digests, settings: Settings) -> str:
+    """For the message about a wrong row: where one device delivered it, or what a transform must do."""
+    for batch, at in np.argwhere((reference == row).all(axis=2))[:1]:
+        return f"; one device holds that row at batch {batch}, row {at}"
+    if not settings.transformed:
+        return ""
+    return "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
 
 
 def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
@@ -221,23 +210,23 @@ def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) 
         raise Difference(f"the batch has the leaves {observed.leaves}, on one device {one_device.leaves}")
 
 
-def summary(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str, Any]:
+def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str, Any]:
     """What --json prints, without the time, of what `judge` returned for each layout."""
-    settings, coverage = reference.observed.settings, reference.observed.coverage
+    settings, coverage, digests = one_device.settings, one_device.coverage, global_digests([one_device])
     if not isinstance(coverage, Coverage):
         coverage = Coverage(0, None, 0, [], [])
     differences = [
         {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
     ]
     ran = [layout for layout in layouts if layout["same"] is not None]
-    different = len(np.unique(reference.digests.reshape(-1, reference.digests.shape[2]), axis=0))
+    different = len(np.unique(digests.reshape(-1, digests.shape[2]), axis=0))
     batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
     compared = (
         f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts compared on all devices that hold them; "
         f"{different:,} different ones."
     )
     not_covered = [f"{layout['title']}: {layout['not_run']}" for layout in layouts if layout["not_run"]]
-    first_rows = len(reference.digests) * settings.batch_size
+    first_rows = len(digests) * settings.batch_size
     if settings.rows is not None and first_rows < settings.rows:
         not_covered.append(
             f"what an epoch's rows after the first {first_rows:,} hold, and its end (only row indices were "

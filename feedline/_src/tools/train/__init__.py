@@ -2,6 +2,6 @@
 
 ::
 
-    labelled      a training part and a test part of the digits, of a user's files, or of synthetic rows
+    labelled      a training part and a test part of the digits, or of a user's files
     digits/       handwritten digits that ship with feedline; README.md names their source and licence
 """

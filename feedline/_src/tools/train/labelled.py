@@ -1,4 +1,4 @@
-"""Labelled rows with a training part and a test part: the digits, a user's files, or synthetic rows."""
+"""Labelled rows with a training part and a test part: the digits, or a user's files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from feedline._src.sources.open_source import open_source
 
 DIGITS = Path(__file__).parent / "digits"
 TEST_EVERY = 5
-_FEATURES = 256
-_CLASSES = 10
 
 
 class Labelled(NamedTuple):
@@ -59,23 +57,6 @@ def from_files(path: Path, test_path: Path | None = None) -> Labelled:
             f"{test_classes - 1}; add training rows of that class, or leave its test rows out"
         )
     return Labelled(rows, test, classes)
-
-
-def synthetic(rows: int) -> Labelled:
-    """Rows that can be learnt, the same in every process: noise around one centre for each class.
-
-    The test part has a fifth of that number. Host bytes: 1.2 × rows × 260, while they are generated twice as many.
-    """
-    random = np.random.default_rng(0)
-    centres = random.integers(128, size=(_CLASSES, _FEATURES), dtype=np.uint8)
-
-    def made(count: int) -> Source:
-        label = random.integers(_CLASSES, size=count, dtype=np.int32)
-        image = random.integers(128, size=(count, _FEATURES), dtype=np.uint8)
-        image += centres[label]
-        return ArraySource([{"image": image, "label": label}])
-
-    return Labelled(made(rows), made(-(-rows // TEST_EVERY)), _CLASSES)
 
 
 class Holdout(Source):

@@ -10,7 +10,7 @@ import tyro
 
 from feedline._src.options import checked_integer
 
-_COUNTS = ("rows", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices")
+_COUNTS = ("batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +20,11 @@ class TrainOptions:
     Attributes:
       mode: jit_single: one device. jit_multi: all devices, one program over a mesh. pmap: all devices,
         one program each. All three take the same batches and reach the same losses.
-      data: what to learn: digits, synthetic (see --rows), or a path of rows with the leaves image [...] (any
-        numbers; uint8 is divided by 255, other dtypes are not scaled) and label, an integer (0, 1, 2, ...): a .npz
-        file, for example, a glob of Parquet files, or a directory with image.npy and label.npy.
+      data: what to learn: digits, or a path of rows with the leaves image [...] (any numbers; uint8 is divided by
+        255, other dtypes are not scaled) and label, an integer (0, 1, 2, ...): a .npz file, for example, a glob of
+        Parquet files, or a directory with image.npy and label.npy.
       test_data: path of rows to test on, in the same format. None: rows 0, 5, 10, ... of --data are held
         out, and not trained on.
-      rows: training rows of --data synthetic, of 256 bytes; one fifth of that number is generated for the test.
       batch_size: rows in the global batch, over all devices of all processes.
       steps: batches to train on, over as many epochs as needed. Not together with --epochs.
       epochs: passes over the training rows. None: 40, unless --steps is given.
@@ -37,8 +36,6 @@ class TrainOptions:
         mode and number of devices and processes. The newest 3 are kept.
       save_every: steps from one checkpoint to the next; the last step is saved too.
       cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
-      threads: threads that read rows. None: the cores that this process may use, at least 2 and at most 16.
-      prefetch: how many placed batches may wait on the devices. 0: read each batch when it is asked for, to debug.
       quiet: show no line of progress while training.
       json: print the result as one line of JSON on standard output, in place of the summary.
     """
@@ -46,7 +43,6 @@ class TrainOptions:
     mode: Literal["jit_single", "jit_multi", "pmap"] = "jit_multi"
     data: str = "digits"
     test_data: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    rows: int = 1_000_000
     batch_size: int = 128
     steps: int | None = None
     epochs: int | None = None
@@ -57,8 +53,6 @@ class TrainOptions:
     checkpoint_dir: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     save_every: int = 100
     cpu_devices: int | None = None
-    threads: int | None = None
-    prefetch: int = 2
     quiet: bool = False
     json: bool = False
 
@@ -79,5 +73,5 @@ class TrainOptions:
             )
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        if self.test_data is not None and self.data in ("digits", "synthetic"):
-            raise ValueError(f"--test-data goes with a path as --data, which is {self.data}; leave it out")
+        if self.test_data is not None and self.data == "digits":
+            raise ValueError("--test-data goes with a path as --data, which is digits; leave it out")

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from feedline._src.agreement.stop import should_stop, stopping
 from feedline._src.feed import Feed
 from feedline._src.listen.words import counted
-from feedline._src.options import Order, Reading
+from feedline._src.options import Order
 from feedline._src.rows.source import Source
 from feedline._src.tools.cli.interrupt import EndedBySignal, interrupts_wait
 from feedline._src.tools.train import labelled
@@ -110,12 +110,8 @@ def _is_first_process() -> bool:
 
 
 def _data(options: TrainOptions) -> Labelled:
-    if options.data == "digits":
-        data = labelled.digits()
-    elif options.data == "synthetic":
-        data = labelled.synthetic(options.rows)
-    else:
-        data = labelled.from_files(Path(options.data), options.test_data)
+    digits = options.data == "digits"
+    data = labelled.digits() if digits else labelled.from_files(Path(options.data), options.test_data)
     if options.batch_size > len(data.train):
         raise ValueError(
             f"--batch-size must be at most the number of training rows, {len(data.train)}, got "
@@ -126,8 +122,7 @@ def _data(options: TrainOptions) -> Labelled:
 
 @contextlib.contextmanager
 def _feed(options: TrainOptions, rows: Source, **more: Any) -> Iterator[Feed]:
-    sharding, reading = NamedSharding(mesh_for(options.mode), P(AXIS)), Reading(threads=options.threads)
-    feed = Feed(rows, options.batch_size, sharding, reading=reading, prefetch=options.prefetch, **more)
+    feed = Feed(rows, options.batch_size, NamedSharding(mesh_for(options.mode), P(AXIS)), **more)
     try:
         yield feed
     finally:
