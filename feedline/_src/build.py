@@ -23,7 +23,7 @@ from feedline._src.loader.random_access import RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
-from feedline._src.placement.place import Placement, check_shardings, with_steps_in_front
+from feedline._src.placement.place import Placement, with_steps_in_front
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import PLACE, SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
@@ -99,7 +99,6 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
     """
     try:
         sharding = as_shardings(sharding)
-        check_shardings(sharding)
         before, after = _processes_of(options.sharding), _processes_of(sharding)
         if before != after:
             raise ValueError(

@@ -22,7 +22,7 @@ from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, judge
 from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
-from feedline._src.placement.place import Placement, Placer, check_shardings, sharded_like
+from feedline._src.placement.place import Placement, Placer, sharded_like
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
@@ -70,7 +70,6 @@ def prefetch_to_mesh(
       [0, 1, 2]
     """
     sharding = as_shardings(sharding)
-    check_shardings(sharding)
     return MeshIterator(
         iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MAX_AHEAD), copy
     )

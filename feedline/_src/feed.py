@@ -115,8 +115,8 @@ class Feed(FeedBase):
         with_place: bool = FeedOptions.with_place,
         name: str | None = FeedOptions.name,
     ) -> None:
-        sharding = as_shardings(sharding)
         try:
+            sharding = as_shardings(sharding)
             options = FeedOptions(
                 source,
                 batch_size,

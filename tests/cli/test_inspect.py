@@ -82,7 +82,6 @@ def test_figures_by_hand(here, capsys):
     assert list(told["memory"].values()) == [3 * 8 * 28, 7 * 8 * 28, 3 * 8 * 8, 0, 4 * 4 * 16]
     assert told["epoch"] == {"batch_size": 16, "steps": 6, "left_out": 4, "padded_steps": 7, "padding": 12}
     assert (told["multiple_of"], told["next_sizes"]) == (4, [12, 20])
-    assert told["sizes_that_leave_out_none"] == [4, 20]
     (x, y), (other, _) = ([*each["leaves"].values()] for each in told["reads"])
     assert (x, y) == ({"rows": [[0, 8]], "columns": [[[0, 6]]]}, {"rows": [[0, 8]], "columns": []})
     assert other["rows"] == [[8, 16]]

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import feedline
 from feedline import FeedOptions, Order, Reading
-from feedline._src.plan.plan import Epoch, whole_sizes
+from feedline._src.plan.plan import Epoch
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 DATA = NamedSharding(MESH, P("data"))
@@ -164,25 +164,6 @@ def test_a_host_batch_is_as_large_as_the_buffers_of_a_feed(transform):
 
 
 # --- sizes ---
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 16))
-def test_sizes_that_divide_the_rows(rows, size, multiple):
-    steps = max(1, size // multiple)  # in multiples
-    tried = [n * multiple for n in range(max(1, steps // 4), steps * 4 + 1)]
-    dividing = [n for n in tried if rows % n == 0]
-    found = whole_sizes(rows, size, multiple)
-    assert found == sorted(found)
-    assert set(found) <= set(dividing)
-    assert len(found) == min(4, len(dividing))
-    left_out = set(dividing) - set(found)
-    assert all(max(n / size, size / n) >= max(max(m / size, size / m) for m in found) for n in left_out)
-
-
-def test_many_rows_and_large_batches_take_no_time():
-    assert whole_sizes(1 << 62, (1 << 31) - 8, 1) == [1 << 31]
-    assert Epoch.of((1 << 62) + 1, 1 << 20)[1:3] == (1 << 42, 1)
 
 
 @pytest.mark.parametrize("rows", [16, 31, 100])
@@ -390,7 +371,7 @@ def test_leaves_that_no_batch_size_fits_are_an_error(shape, spec):
 def test_lanes(lanes, processes, owners, window):
     plan = plan_of(feedline.Lanes(make_lane, lanes), 12, processes=processes)
     assert [reads.lanes for reads in plan.reads] == owners
-    assert (plan.rows, plan.lanes, plan.epoch, plan.length, plan.whole_sizes()) == (None, lanes, None, None, None)
+    assert (plan.rows, plan.lanes, plan.epoch, plan.length) == (None, lanes, None, None)
     assert plan.settings.buffer == window
     assert plan.memory.host_bytes == (window + 1) * 12 * 4 // processes
     assert plan_of(feedline.Lanes(make_lane, lanes), 12, processes=processes, process=0).settings == plan.settings

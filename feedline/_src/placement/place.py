@@ -259,7 +259,6 @@ def sharded_like(local: Any, sharding: Any) -> Any:
 
 def broadcast(sharding: Any, batch: Any) -> Any:
     """A sharding for each leaf of `batch`, from a tree that is a prefix of it."""
-    check_shardings(sharding)
     try:
         return jax.tree.broadcast(sharding, batch)
     except ValueError as error:
@@ -267,20 +266,6 @@ def broadcast(sharding: Any, batch: Any) -> Any:
             "sharding must be one sharding or a tree that is a prefix of the batch, as jit's in_shardings: "
             f"the batch is {jax.tree.structure(batch)}, the shardings are {jax.tree.structure(sharding)}"
         ) from error
-
-
-def check_shardings(sharding: Any) -> None:
-    """Refuse a tree with a leaf that is no sharding."""
-    leaves = jax.tree_util.tree_leaves_with_path(sharding, is_leaf=lambda x: x is None)
-    for path, leaf in leaves:
-        if not isinstance(leaf, Sharding):
-            raise TypeError(
-                f"sharding{jax.tree_util.keystr(path)} must be a jax.sharding.Sharding, got {leaf!r}; "
-                'for example NamedSharding(mesh, PartitionSpec("data")), or PartitionSpec("data") under '
-                "jax.set_mesh(mesh)"
-            )
-    if not leaves:
-        raise TypeError("sharding must be a jax.sharding.Sharding or a tree of them, got an empty tree")
 
 
 def with_steps(spec: Any, steps: int) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,11 +92,14 @@ def leaf_part(indices: Collection[Index], global_shape: tuple[int, ...], name: s
             f"{name}: this process owns no device of the sharding's mesh, so it can supply no rows. "
             "Build the mesh from devices of every process that runs the feed, or do not build the feed here"
         )
-    owned = [
-        _merged({index[axis].indices(size)[:2] for index in indices}) for axis, size in enumerate(global_shape)
-    ]
-    columns = (_columns_of(ranges, size) for ranges, size in zip(owned[1:], global_shape[1:], strict=True))
-    return LeafPlan(global_shape, _indices_of(owned[0]), tuple(columns))
+    rows, *columns = (
+        _union({index[axis].indices(size)[:2] for index in indices}) for axis, size in enumerate(global_shape)
+    )
+    return LeafPlan(
+        global_shape,
+        rows,
+        tuple(_as_slice(along, size) for along, size in zip(columns, global_shape[1:], strict=True)),
+    )
 
 
 def device_parts(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> dict[int, Index]:
@@ -110,7 +113,7 @@ def device_parts(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...])
     places = np.indices(sizes).reshape(len(sizes), -1)  # [mesh axis, device]
     starts = []
     for entry, size in itertools.zip_longest(spec, global_shape):
-        axes = [names.index(axis) for axis in _axes(entry)]
+        axes = [names.index(axis) for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis]
         part = np.zeros(places.shape[1], np.int64)
         for axis in axes:
             part = part * sizes[axis] + places[axis]
@@ -190,21 +193,30 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
 
 
 def as_shardings(sharding: Any) -> Any:
-    """The tree with a sharding in the place of each device, and of each `PartitionSpec` under `jax.set_mesh`.
+    """The tree with a sharding in place of each device, and of each `PartitionSpec` under `jax.set_mesh`.
 
-    What is neither stays; it is refused where it is used.
+    Raises:
+      TypeError: a leaf is none of these, or there is no leaf.
     """
     import jax
-    from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+    from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-    def leaf(given: Any) -> Any:
+    def leaf(path: Any, given: Any) -> Any:
         if isinstance(given, jax.Device):
             return SingleDeviceSharding(given)
         if isinstance(given, PartitionSpec) and not (mesh := jax.sharding.get_mesh()).empty:
             return NamedSharding(mesh, given)
-        return given
+        if isinstance(given, Sharding):
+            return given
+        raise TypeError(
+            f"sharding{jax.tree_util.keystr(path)} must be a jax.sharding.Sharding, got {given!r}; for example "
+            'NamedSharding(mesh, PartitionSpec("data")), or PartitionSpec("data") under jax.set_mesh(mesh)'
+        )
 
-    return jax.tree.map(leaf, sharding)
+    shardings = jax.tree_util.tree_map_with_path(leaf, sharding, is_leaf=lambda x: x is None)
+    if not jax.tree.leaves(shardings):
+        raise TypeError("sharding must be a jax.sharding.Sharding or a tree of them, got an empty tree")
+    return shardings
 
 
 def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
@@ -222,27 +234,15 @@ def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Shardin
 
 
 def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
-    """The number of shards along each of `ndim` axes."""
-    spec: Any = getattr(sharding, "spec", None)
-    if spec is None:  # a SingleDeviceSharding, or a GSPMDSharding
-        devices = len(sharding.device_set)  # each count of shards divides it
-        try:
-            return tuple(devices // size for size in sharding.shard_shape((devices,) * ndim))
-        except AssertionError as error:  # jax's refusal of another rank than that of a GSPMDSharding
-            raise ValueError(f"{sharding} is not for arrays of {ndim} axes") from error
-    mesh: Any = getattr(sharding, "mesh", None)
-    shards = [math.prod(mesh.shape[axis] for axis in _axes(names)) for names in spec[:ndim]]
-    return (*shards, *[1] * (ndim - len(shards)))
+    """The number of shards along each of `ndim` axes, of which the sharding names no more."""
+    devices: int = sharding.num_devices  # each number of shards divides it
+    return tuple(devices // size for size in sharding.shard_shape((devices,) * ndim))
 
 
 def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], name: str) -> None:
     """Refuse a shape that the sharding cannot divide into equal shards. The error names a size that works."""
     check_rank(sharding, global_shape, name)
-    try:
-        shards = shards_of(sharding, len(global_shape))
-    except ValueError as error:
-        raise ValueError(f"{name}: the sharding cannot divide shape {global_shape}: {error}") from error
-    check_multiples(global_shape, shards, "that its mesh axes make", name)
+    check_multiples(global_shape, shards_of(sharding, len(global_shape)), "that its mesh axes make", name)
 
 
 def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: str) -> None:
@@ -271,32 +271,17 @@ def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str,
             )
 
 
-def _axes(names: Any) -> Sequence[str]:
-    entries = names if isinstance(names, tuple) else (names,)
-    return [axis for axis in entries if isinstance(axis, str)]
+def _union(ranges: Collection[tuple[int, int]]) -> Indices:
+    """int64[k], ascending: the union of ranges that are equal or disjoint."""
+    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in sorted(ranges)])
 
 
-def _merged(ranges: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ascending union of ranges that are equal or disjoint, adjacent ones joined to one."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined
-
-
-def _indices_of(ranges: Sequence[tuple[int, int]]) -> Indices:
-    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
-
-
-def _columns_of(ranges: Sequence[tuple[int, int]], size: int) -> slice | Indices:
+def _as_slice(columns: Indices, size: int) -> slice | Indices:
     """A slice if the columns are adjacent, since indexing with a slice makes a view; else their indices."""
-    if len(ranges) > 1:
-        return _indices_of(ranges)
-    (columns,) = ranges
-    return slice(None) if columns == (0, size) else slice(*columns)
+    if len(columns) == size:
+        return slice(None)
+    first, last = int(columns[0]), int(columns[-1])
+    return slice(first, last + 1) if last + 1 - first == len(columns) else columns
 
 
 def _length(column: slice | Indices, size: int) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 
 from feedline._src.options import Settings, checked_integer
 from feedline._src.order.schedule import ENDLESS, Remainder, Schedule
-from feedline._src.placement.place import broadcast, check_not_split, check_shardings, sharded_spec, with_steps
+from feedline._src.placement.place import broadcast, check_not_split, sharded_spec, with_steps
 from feedline._src.placement.plan import (
     Indices,
     LeafPlan,
@@ -37,9 +37,6 @@ from feedline._src.placement.plan import (
 )
 from feedline._src.plan.asked import Asked, SourceMetadata, next_sizes, refused, refused_sizes, with_own_leaves
 from feedline._src.rows.spec import RowSpec
-
-_MULTIPLES_TRIED = 1 << 18  # as divisors, on each side of a batch size
-_MAX_SIZES_SHOWN = 4
 
 
 class Epoch(NamedTuple):
@@ -64,26 +61,6 @@ class Epoch(NamedTuple):
         """An epoch of `rows` rows."""
         steps, left_out = divmod(rows, batch_size)
         return cls(batch_size, steps, left_out, steps + (left_out > 0), -rows % batch_size)
-
-
-def whole_sizes(rows: int, batch_size: int, multiple: int) -> list[int]:
-    """Batch sizes that are multiples of `multiple` and divide `rows`, at most four times smaller or larger.
-
-    Returns:
-      Up to four, those nearest to `batch_size` by their ratio to it, ascending.
-
-    Example:
-      >>> whole_sizes(1000, 64, 8)
-      [40, 200]
-    """
-    middle = max(1, batch_size // multiple)
-    first, last = (
-        max(1, middle // 4, middle - _MULTIPLES_TRIED),
-        min(middle * 4, middle + _MULTIPLES_TRIED, rows // multiple),
-    )
-    candidates = np.arange(first, last + 1, dtype=np.int64) * multiple
-    found = candidates[rows % candidates == 0].tolist() if len(candidates) else []
-    return sorted(sorted(found, key=lambda size: max(size / batch_size, batch_size / size))[:_MAX_SIZES_SHOWN])
 
 
 class Memory(NamedTuple):
@@ -168,8 +145,6 @@ class Plan:
       reads: of each process that owns a device of the sharding, or of the one that was asked for.
       lane_owners: of a stream, for each lane the processes that read it, ascending. The first one saves the lane.
       remainder: as in the options.
-      epoch: an epoch in batches of `batch_size`: `steps` and rows `left_out` with remainder "drop", `padded_steps`
-        and `padding` rows with "pad". None where `rows` is.
       length: batches that a pass delivers, as `len(feed)` says; with several steps per call, calls. None: endless,
         unknown, or refused.
       settings: `buffer`, `prefetch` and `workers` to begin with, where "auto" stands for the defaults. Of a stream
@@ -212,7 +187,6 @@ class Plan:
     reads: tuple[ProcessReads, ...]
     lane_owners: tuple[tuple[int, ...], ...]
     remainder: Remainder
-    epoch: Epoch | None
     length: int | None
     settings: Settings
     memory: Memory
@@ -225,6 +199,11 @@ class Plan:
         )
 
     @property
+    def epoch(self) -> Epoch | None:
+        """An epoch in batches of `batch_size`; None if the number of rows is unknown."""
+        return None if self.rows is None else Epoch.of(self.rows, self.batch_size)
+
+    @property
     def agrees_on_ends(self) -> bool:
         """Whether processes read different lanes, and so must exchange where these end."""
         return len(set(self.lane_owners)) > 1
@@ -232,10 +211,6 @@ class Plan:
     def next_sizes(self) -> list[int]:
         """The next smaller and the next larger batch size that fits the sharding and the lanes."""
         return next_sizes(self.batch_size, self.multiple_of)
-
-    def whole_sizes(self) -> list[int] | None:
-        """Up to four batch sizes near `batch_size` that fit, and divide `rows`. None where `rows` is."""
-        return None if self.rows is None else whole_sizes(self.rows, self.batch_size, self.multiple_of)
 
 
 def plan_of(
@@ -245,7 +220,13 @@ def plan_of(
     processes: Mapping[int, Collection[int]],
     process: int | None = None,
 ) -> Plan:
-    """The plan of a feed."""
+    """The plan of a feed.
+
+    Args:
+      out: of a row after the transform.
+      processes: {process: ids of its devices}.
+      process: only its part is computed. None: those of all processes that own a device of the sharding.
+    """
     multiple, shards = multiple_of(out, asked.sharding, source.lanes)
     asked_size = asked.sizes[0][1]
     size = max(multiple, asked_size // multiple * multiple)
@@ -315,7 +296,6 @@ def plan_of(
         reads=tuple(reads),
         lane_owners=tuple(map(tuple, lane_owners)),
         remainder=asked.remainder,
-        epoch=None if source.rows is None else Epoch.of(source.rows, asked_size),
         length=length,
         settings=settings,
         memory=Memory.of(
@@ -340,10 +320,8 @@ def _reads_of(
     """What a process reads and places. `names`: the leaves that rows give, without those that feedline adds."""
     of_rows = [plans[name] for name in names]
     rows = union_of_rows(of_rows)
-    transformed, cut = (
-        asked.transform is not None,
-        not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows),
-    )
+    transformed = asked.transform is not None
+    cut = not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows)
     # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
     by_leaf = cut and source.reads_columns and not transformed and asked.reading.bad_rows == "raise"
     placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
@@ -385,7 +363,6 @@ def devices_by_process(sharding: Any, processes: int | None) -> dict[int, list[i
     Raises:
       ValueError: that many processes do not divide the devices. The message names numbers that do.
     """
-    check_shardings(sharding)
     found = {id_: process for leaf in jax.tree.leaves(sharding) for id_, process in device_owners(leaf).items()}
     ordered = sorted(found, key=lambda id_: (found[id_], id_))
     if processes is None:

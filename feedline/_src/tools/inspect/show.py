@@ -142,10 +142,10 @@ def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
 
 def _epochs(plan: Plan) -> Iterator[RenderableType]:
     """Which batch sizes fit, and for those near the given one the steps of an epoch and the rows that are left."""
-    rows, size, multiple, whole = plan.rows, plan.batch_size, plan.multiple_of, plan.whole_sizes()
+    rows, size, multiple = plan.rows, plan.batch_size, plan.multiple_of
     lanes = f" and of the {plan.lanes} lanes" if multiple != plan.shards else ""
     yield f"Batch sizes that fit are multiples of {multiple}: of the shards of the batch axis{lanes}."
-    if rows is None or whole is None:
+    if rows is None:
         yield f"The next ones are {' and '.join(f'{other:,}' for other in plan.next_sizes())}."
         yield "The steps of an epoch are known only at its end, if it has one."
         return
@@ -153,13 +153,11 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
     table = Table(box=SIMPLE)
     for column in ("batch size", '"drop": steps', "left out", '"pad": steps', "padded"):
         table.add_column(column, justify="right")
-    for other in sorted({size, *plan.next_sizes(), *whole, *largest}):
+    for other in sorted({size, *plan.next_sizes(), *largest}):
         name = f"→ {other:,}" if other == size else f"{other:,}"
         style = "red" if other % multiple else "bold" if other == size else None
         table.add_row(name, *(f"{number:,}" for number in Epoch.of(rows, other)[1:]), style=style)
     yield table
-    if not whole:
-        yield f"No size near {size:,} that fits divides the {rows:,} rows."
     yield f'"wrap" continues into the next epoch: {rows / size:,.5g} batches an epoch.'
 
 
@@ -206,7 +204,6 @@ def as_object(source: str, target: Target) -> dict[str, Any]:
         "multiple_of": plan.multiple_of,
         "next_sizes": plan.next_sizes(),
         "epoch": None if plan.epoch is None else plan.epoch._asdict(),
-        "sizes_that_leave_out_none": plan.whole_sizes(),
     }
 
 
