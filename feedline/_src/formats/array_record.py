@@ -55,7 +55,10 @@ class Reader:
         self._file = file
         self._opened: tuple[str, Any] | None = None
         """The path that was opened, and the reader of the library."""
-        self.count, written = file.with_path(self._described)
+        self.count = file.with_path(lambda path: self._open(path).num_records())
+        written = (
+            file.with_path(lambda path: self._open(path).writer_options_string()) or ""
+        )  # None: an old version
         group = re.search(r"group_size:(\d+)", written)
         if group and int(group[1]) > 1:
             warn(
@@ -64,7 +67,7 @@ class Reader:
             )
 
     def read(self, records: Indices, fields: Any = None) -> list[bytes]:
-        """See `RecordReader.read`."""
+        """See `RecordReader`."""
         return self._file.with_path(lambda path: self._read(path, records))
 
     def _read(self, path: str, records: Indices) -> list[bytes]:
@@ -80,15 +83,10 @@ class Reader:
         return found
 
     def close(self) -> None:
-        """See `RecordReader.close`."""
+        """See `RecordReader`."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened[1].close()
-
-    def _described(self, path: str) -> tuple[int, str]:
-        """The number of records, and with what options they were written."""
-        reader = self._open(path)
-        return reader.num_records(), reader.writer_options_string() or ""  # None: an old version
 
     def _open(self, path: str) -> Any:
         """The open reader. A file that was fetched again has another str as its path."""

@@ -59,11 +59,9 @@ def leaf_of(kind: Any) -> Leaf | None:
     else:
         return None
     inner = leaf_of(kind.value_type)
-    return (
-        None
-        if inner is None or isinstance(inner, str)
-        else jax.ShapeDtypeStruct((*shape, *inner.shape), inner.dtype)
-    )
+    if inner is None or isinstance(inner, str):  # lists of text
+        return None
+    return jax.ShapeDtypeStruct((*shape, *inner.shape), inner.dtype)
 
 
 def column_of(array: Any) -> Column:

@@ -78,11 +78,7 @@ class RecordSource(Source):
             try:
                 write_record(record, self._spec, targets, i)
             except (TypeError, ValueError, OverflowError) as error:
-                raise RowError(
-                    f"every record must have the form of the first: {error}",
-                    stage="read",
-                    row=index % len(self),
-                ) from error
+                raise self._bad_row(index, f"every record must have the form of the first: {error}") from error
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
         """Write other elements in each epoch, for the dataset's own random maps."""
@@ -99,20 +95,19 @@ class RecordSource(Source):
         try:
             record = self._dataset[index]
         except Exception as error:
-            raise RowError(
-                f"the dataset failed on this row with {type(error).__name__}: {error}",
-                stage="read",
-                row=index % len(self),
-            ) from error
+            name = type(error).__name__
+            raise self._bad_row(index, f"the dataset failed on this row with {name}: {error}") from error
         if record is None:
-            raise RowError(
+            raise self._bad_row(
+                index,
                 f"a MapDataset must have an element at every index, and {_filter_of(self._dataset)} left None "
                 "here; a filter changes the number of rows, so filter a stream: pass dataset.to_iter_dataset() "
                 "instead",
-                stage="read",
-                row=index % len(self),
             )
         return record
+
+    def _bad_row(self, index: int, message: str) -> RowError:
+        return RowError(message, stage="read", row=index % len(self))
 
 
 def _filter_of(dataset: Any) -> str:
