@@ -98,20 +98,19 @@ class MixtureOrder:
         """The positions of an epoch. Without an end that is `ENDLESS`."""
         if self.end == "endless":
             return ENDLESS
-        ends = {}
+        ends = []
         for source, (name, length) in enumerate(zip(self.names, self.lengths, strict=True)):
-            found = [span.after_row(source, length - 1) for span in self._spans]
-            ends[name] = next((end for end in found if end is not None), None)
-        reached = [end for end in ends.values() if end is not None]
-        if self.end == "first_exhausted":
-            return min(reached)
-        for name, end in ends.items():
-            if end is None:
+
+            def rows_before(position: int, source: int = source) -> int:
+                return self.taken(position)[source]
+
+            ends.append(bisect.bisect_left(range(ENDLESS), length, key=rows_before))
+            if ends[-1] == ENDLESS and self.end == "all_exhausted":
                 raise ValueError(
                     f'end="all_exhausted" needs every source to give each row once, and {name!r} has weight '
                     '0 before it has; give it a weight in the last phase, or end="first_exhausted"'
                 )
-        return max(reached)
+        return min(ends) if self.end == "first_exhausted" else max(ends)
 
     @functools.cached_property
     def firsts(self) -> tuple[int, ...]:

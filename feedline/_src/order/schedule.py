@@ -134,9 +134,6 @@ class Schedule:
 
     def positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> BatchPositions:
         """Epochs and positions of the rows `offsets`, ascending, of the batch that starts at `start`."""
-        if not len(offsets) or offsets[-1] < self.rows - start.position:  # the usual case: all in this epoch
-            count = len(offsets)
-            return BatchPositions(np.full(count, start.epoch), offsets + start.position, np.full(count, True))
         # no sum of two positions is computed: with n near 2^63 it would overflow
         beyond = (offsets - (self.rows - start.position)) // self.rows + 1
         position = offsets + (start.position - beyond * self.rows)

@@ -174,14 +174,6 @@ class Span(NamedTuple):
         in_table = np.array([len(places) for places in table.of_source])
         return sources, np.array(self.before)[sources] + number * in_table[sources] + table.rank[place]
 
-    def after_row(self, source: int, row: int) -> int | None:
-        """The position after row number `row` of a source; None: it stands in no place of this span."""
-        places = self.table.of_source[source]
-        if not len(places) or not self.before[source] <= row < self.taken(self.stop)[source]:
-            return None
-        number, rank = divmod(row - self.before[source], len(places))
-        return self.start + number * self.table.size + int(places[rank]) + 1
-
 
 def spans_of(phases: Sequence[Phase]) -> tuple[Span, ...]:
     """The phases as spans, the last one without an end.
