@@ -95,13 +95,11 @@ def first_difference(one: Any, other: Any, root: str) -> tuple[str, str | None, 
 
 
 def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
-    """Write `values` into `out`, which has the dtype `leaf.placed_dtype`.
-
-    Raises:
-      RowError: a value does not fit; it names the first such row.
-    """
-    check_fits(values, leaf, rows)
-    np.copyto(out, values, casting="unsafe")
+    """Write `values` into `out`, which has the dtype `leaf.placed_dtype`; errors as of `check_fits`."""
+    with np.errstate(over="ignore"):
+        np.copyto(out, values, casting="unsafe")
+    if leaf.dtype != leaf.placed_dtype:
+        _check_nothing_is_lost(values, out, leaf, rows)
 
 
 def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
@@ -112,48 +110,35 @@ def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
     Raises:
       RowError: a value does not fit; it names the first such row.
     """
-    if leaf.dtype == leaf.placed_dtype or values.size == 0 or leaf.dtype.kind not in "iufc":
+    if leaf.dtype != leaf.placed_dtype:
+        with np.errstate(over="ignore"):
+            _check_nothing_is_lost(values, values.astype(leaf.placed_dtype), leaf, rows)
+
+
+def _check_nothing_is_lost(values: Array, cast: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
+    lost = _lost(values, cast)
+    if not lost.any():
         return
-    limits = _finite_range(leaf.placed_dtype)
-    flat = values.reshape(len(values), math.prod(values.shape[1:]))
-    bad = [
-        (int(row), values_of_row[row])
-        for values_of_row in ((flat.real, flat.imag) if leaf.dtype.kind == "c" else (flat,))
-        for row in _rows_out_of_range(values_of_row, *limits)[:1]
-    ]
-    if not bad:
-        return
-    row, found = min(bad, key=lambda each: each[0])
-    value = found[_is_out_of_range(found, *limits)][0]
+    row = int(np.flatnonzero(lost.reshape(len(lost), -1).any(axis=1))[0])
     raise RowError(
-        f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed_dtype} unless x64 is enabled, and {value} does not "
-        "fit. Store smaller numbers, or call jax.config.update('jax_enable_x64', True) before the feed is built",
+        f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed_dtype} unless x64 is enabled, and "
+        f"{values[row][lost[row]].reshape(-1)[0]} does not fit. Store smaller numbers, or call "
+        "jax.config.update('jax_enable_x64', True) before the feed is built",
         stage="read",
         row=int(rows[row]),
     )
 
 
-def _finite_range(placed: np.dtype[Any]) -> tuple[Any, Any]:
-    """The smallest and the largest value that a cast to this dtype leaves finite."""
-    if placed.kind in "iu":
-        return np.iinfo(placed).min, np.iinfo(placed).max
-    limits = np.finfo(placed)
-    # from half a unit in the last place above the largest finite value on, a float is rounded to inf
-    beyond = float(limits.max) + 2.0 ** (limits.maxexp - limits.nmant - 2)
-    greatest = np.nextafter(beyond, 0.0)
-    return -greatest, greatest
-
-
-def _rows_out_of_range(flat: Array, least: Any, greatest: Any) -> npt.NDArray[np.intp]:
-    """The rows with a finite value below `least` or above `greatest`."""
-    if flat.min() >= least and flat.max() <= greatest:  # the usual case, without a copy; False if there is a NaN
-        return np.empty(0, np.intp)
-    return np.flatnonzero(_is_out_of_range(flat, least, greatest).any(axis=1))
-
-
-def _is_out_of_range(values: Array, least: Any, greatest: Any) -> npt.NDArray[np.bool_]:
-    outside: npt.NDArray[np.bool_] = ((values < least) | (values > greatest)) & np.isfinite(values)
-    return outside
+def _lost(values: Array, cast: Array) -> npt.NDArray[np.bool_]:
+    """Which values became others, or infinite, when they were cast."""
+    lost: npt.NDArray[np.bool_] = np.zeros(values.shape, np.bool_)
+    if values.dtype.kind == "c":
+        lost = _lost(values.real, cast.real) | _lost(values.imag, cast.imag)
+    elif values.dtype.kind == "f":
+        lost = np.isfinite(values) & ~np.isfinite(cast)
+    elif values.dtype.kind in "iu":
+        lost = values != cast
+    return lost
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
