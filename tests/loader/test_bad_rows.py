@@ -343,9 +343,9 @@ def test_a_row_that_is_bad_in_each_epoch_counts_once(sharding, tmp_path, size):
 
 def test_a_source_without_a_good_row_is_an_error_after_few_reads(sharding):
     source = Columns(bad=range(N))
-    reading = Reading(threads=0, bad_rows="substitute")  # no batch is read ahead after one that failed
+    reading = Reading(bad_rows="substitute")
     message = r"all 16 that were drawn are bad.* it is damaged \[.*row 0, epoch 0, position 0\]"
-    options = {"order": Order(shuffle=False), "reading": reading}
+    options = {"order": Order(shuffle=False), "reading": reading, "prefetch": 0}
     with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=message) as raised:
         next(feed)
     assert (raised.value.row, raised.value.epoch, raised.value.position) == (0, 0, 0)
