@@ -144,10 +144,6 @@ def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes
         open(options.reading.quarantine, "ab").close()  # so that a missing folder is seen now, not after hours
     if is_stream(options.source):
         return Sizes(((0, _of_stream(options, Lanes.of(options.source), key)),))
-    if options.reading.workers:
-        from feedline._src.loader.workers import check_main_guard
-
-        check_main_guard()
     if running is not None and isinstance(access := running.first.access, RandomAccess):
         source, restarts, owned = access.source, access.restarts, running.source
     else:

@@ -120,7 +120,7 @@ def test_a_batch_for_which_no_file_can_be_opened_is_told(left):
     worker = object.__new__(Worker)
     worker.connection = ours
     memory = os.memfd_create("batch")
-    theirs.send(("batch", HostBatch([((1,), np.dtype(np.uint8))], None, None, 1, 0, [], [])))
+    theirs.send(HostBatch([((1,), np.dtype(np.uint8))], None, None, 1, 0, [], []))
     reduction.send_handle(theirs, memory, os.getpid())
     os.close(memory)
     before, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)

@@ -11,9 +11,7 @@ from typing import Any
 
 import jax
 
-_FILE = (
-    "metadata"  # the name that Orbax's JsonSave and JsonRestore use, so that a feed reads theirs and they a feed's
-)
+_FILE = "metadata"  # as Orbax's JsonSave and JsonRestore name it, so that a feed reads theirs and they a feed's
 
 
 def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
@@ -71,26 +69,24 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} has no file lane-*-of-*.json; save_lanes writes them, on every process")
     saved = [_read(path) for path in paths]
     lanes = {file.pop("lane"): file.pop("iterator") for file in saved}
+    place = saved[0]
     for file, path in zip(saved, paths, strict=True):
-        if file != saved[0]:
-            field = next(
-                name
-                for name in {**saved[0], **file}
-                if name not in file or name not in saved[0] or file[name] != saved[0][name]
-            )
-            raise ValueError(
-                f"the lanes of a checkpoint must be of one step, and {path.name} has {field} {file.get(field)!r}, "
-                f"{paths[0].name} {saved[0].get(field)!r}: {folder} holds files of two saves, or of one that was "
-                "interrupted; restore an older folder, and save each step to one of its own"
-            )
-    count = saved[0].pop("count")
-    if len(lanes) < count:
-        missing = next(lane for lane in range(count) if lane not in lanes)
+        for field in {**place, **file}:
+            if file.get(field) != place.get(field):
+                raise ValueError(
+                    f"the lanes of a checkpoint must be of one step, and {path.name} has {field} "
+                    f"{file.get(field)!r}, {paths[0].name} {place.get(field)!r}: {folder} holds files of two "
+                    "saves, or of one that was interrupted; restore an older folder, and save each step to one of "
+                    "its own"
+                )
+    count = place.pop("count")
+    missing = next((lane for lane in range(count) if lane not in lanes), None)
+    if missing is not None:
         raise ValueError(
             f"a checkpoint must hold all {count} lanes, and {folder} lacks {count - len(lanes)}, of which the "
             f"first is lane {missing}: a save was interrupted, or left out a process; restore an older folder"
         )
-    return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}, "writers": [0] * count}
+    return {**place, "lanes": {str(lane): lanes[lane] for lane in range(count)}, "writers": [0] * count}
 
 
 def write_state(folder: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
@@ -136,26 +132,24 @@ def _write(path: Any, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        if not isinstance(error, OSError):
-            raise
-        why = (
+    except OSError as error:
+        raise OSError(
+            error.errno,
             f"save_lanes could not write a lane ({os.strerror(error.errno or 0)}), and the folder is not a whole "
-        )
-        raise OSError(error.errno, f"{why}checkpoint; make room, or save to another folder", str(path)) from error
+            "checkpoint; make room, or save to another folder",
+            str(path),
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _read(path: Any) -> dict[str, Any]:
     try:
-        held = json.loads(path.read_text())
-        if not {"lane", "count", "iterator"} <= held.keys():
-            found = f"it has only {', '.join(held)}"
-        elif type(held["lane"]) is type(held["count"]) is int and 0 <= held["lane"] < held["count"]:
-            return dict(held)
-        else:
-            found = f"it is lane {held['lane']!r} of {held['count']!r}"
-    except (ValueError, AttributeError, RecursionError) as error:
-        found = str(error)
+        held: dict[str, Any] = json.loads(path.read_text())
+        found = f"it is lane {held['lane']!r} of {held['count']!r}"
+        if "iterator" in held and held["lane"] in range(held["count"]):
+            return held
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        found = f"{type(error).__name__}: {error}"
     raise ValueError(f"{path} is no file of save_lanes: {found}; restore an older folder")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import math
 import mmap
 import multiprocessing
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import connection, reduction, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 import jax
@@ -37,20 +38,18 @@ from feedline._src.runtime.threads import JaxSettings, Stopwatch
 
 END_S = 5.0
 """Grace period for workers to end by themselves, before they are killed."""
-_Message = tuple[Literal["ready", "batch", "error"], Any]
 T = TypeVar("T")
 
 _EXIT = (
     "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for example "
     "in a transform"
 )
-_ENDS = {
+_SIGNALS = {
     -7: "the kernel sends signal 7 (SIGBUS) where a mapped file has no data any more: it became shorter, or its "
     "disk failed",
     -9: "the kernel sends signal 9 (SIGKILL) when memory runs out, and `dmesg` then says so: use fewer workers, a "
     "smaller Reading.buffer or batch_size, or give the job more memory",
 }
-"""The meaning of exit codes of a worker, as far as it is known."""
 _NO_GUARD = (
     "it ended before its first batch: a script that uses workers must build and run its feed under "
     '`if __name__ == "__main__":`, since every worker imports the script again; so that must be a file, and not '
@@ -70,7 +69,7 @@ class WorkerBatches:
         self._settings = settings
         self._workers: list[Worker] = []
         self._next = 0  # the number of the next batch, among those since the workers started
-        self._awaited: Worker | None = None  # that for whose batch a thread waits
+        self._awaited: Worker | None = None  # the worker for whose batch a thread waits
         self._stuck: WorkerError | None = None  # why a worker was killed
         self._wake, self._waker = multiprocessing.Pipe(duplex=False)
 
@@ -84,10 +83,10 @@ class WorkerBatches:
                 self._start(left)
             self._awaited = self._workers[self._next % len(self._workers)]
             try:
-                batch: HostBatch | None = self._awaited.take(self._wake)
+                batch = self._awaited.take(self._wake)
             except WorkerEndedError as ended:
                 stuck, self._stuck = self._stuck, None
-                if ended.code > 0 and not ended.started:
+                if ended.lacks_guard:
                     raise ended.reported from None
                 self._access.restarts.use(stuck or ended.reported)
                 self.close()  # the others, too: the next ones begin with the batch that is missing
@@ -106,7 +105,7 @@ class WorkerBatches:
             self._waker.send_bytes(b"stop")
 
     def end_stuck_workers(self, limit_s: float) -> bool:
-        """Kill the worker for which a thread has waited in `next` for `limit_s`."""
+        """Kill the worker for which a thread has waited in `next` for `limit_s`. Whether it will be replaced."""
         worker = self._awaited
         if worker is None:
             return False
@@ -117,7 +116,7 @@ class WorkerBatches:
             "stopped, or raise that limit",
             stage="read",
         )
-        worker.kill()
+        worker.process.kill()
         return replaced
 
     def close(self) -> None:
@@ -128,21 +127,21 @@ class WorkerBatches:
         workers, self._next = self._settings.workers, 0
         ahead = max(1, self._settings.buffer // workers) + 1
         for index in range(min(workers, count)):
-            numbers = range(index, count, workers)
-            self._workers.append(Worker(self._access, self._after, numbers, ahead))
+            self._workers.append(Worker(self._access, self._after, range(index, count, workers), ahead))
 
 
 class WorkerEndedError(Exception):
-    """A worker ended before its work. Unless it had `started`, to read its source, the next one ends as well."""
+    """A worker ended before its work. `began`: it had imported the script and opened its source."""
 
-    def __init__(self, code: int, started: bool) -> None:
+    def __init__(self, code: int, began: bool) -> None:
         super().__init__(f"a worker ended with exit code {code}")
-        self.code, self.started = code, started
+        self.code = code
+        self.lacks_guard = code > 0 and not began  # the next worker would end as well
 
     @property
     def reported(self) -> WorkerError:
-        meaning = _ENDS.get(self.code, "look at what it printed")
-        if self.code > 0 and not self.started:
+        meaning = _SIGNALS.get(self.code, "look at what it printed")
+        if self.lacks_guard:
             meaning = _NO_GUARD
         elif self.code >= 0:
             meaning = f"{_EXIT}; and at what it printed" if self.code else _EXIT
@@ -153,7 +152,11 @@ class WorkerEndedError(Exception):
 
 
 class Worker:
-    """A spawned process that reads the batches of some numbers after `origin`. For one thread, but for `kill`."""
+    """A spawned process that reads batches after `origin`, `ahead` of those that were taken. For one thread.
+
+    Args:
+      numbers: of its batches.
+    """
 
     def __init__(self, access: RandomAccess, origin: Cursor, numbers: range, ahead: int) -> None:
         try:
@@ -167,7 +170,7 @@ class Worker:
         spawn = multiprocessing.get_context("spawn")
         self.connection, theirs = spawn.Pipe()
         self.process = spawn.Process(
-            target=_serve, args=(theirs, access.settings, pickled, numbers), name="feedline-worker", daemon=True
+            target=_serve, args=(theirs, access.settings, pickled), name="feedline-worker", daemon=True
         )
         resource_tracker.ensure_running()  # before signals are blocked: it would unblock them
         # Ctrl-C is blocked until `_prepare`: else the worker would show a KeyboardInterrupt while it imports
@@ -180,7 +183,8 @@ class Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
-        self._started = False
+        self._numbers = iter(numbers)
+        self._began = False
         self._ask(ahead)
 
     def take(self, wake: Connection) -> HostBatch | None:
@@ -188,19 +192,17 @@ class Worker:
         while True:
             if self.connection not in connection.wait([self.connection, wake]):
                 return None
-            kind, value = pickle.loads(self._received(self.connection.recv_bytes))
-            self._started = True
-            if kind == "batch":
-                batch: HostBatch = value._replace(
-                    leaves=_leaves_in(self._received(self._receive_memory), value.leaves)
-                )
+            reply = pickle.loads(self._received(self.connection.recv_bytes))
+            if isinstance(reply, HostBatch):
+                forms: Any = reply.leaves
+                leaves = _leaves_in(self._received(self._receive_memory), forms)
                 self._ask(1)
-                return batch
-            if kind == "error":
-                self._ask(1)
-                error, text = value
+                return reply._replace(leaves=leaves)
+            if reply is not None:
+                error, text = reply
                 error.__cause__ = _TracebackOfWorkerError(text)
                 raise error
+            self._began = True
 
     def _receive_memory(self) -> int:
         try:
@@ -214,15 +216,12 @@ class Worker:
         except (EOFError, OSError) as error:  # a process that ends closes its pipe
             _check_may_open(error)
             self.process.join(END_S)
-            raise WorkerEndedError(self.process.exitcode or 0, self._started) from None
+            raise WorkerEndedError(self.process.exitcode or 0, self._began) from None
 
-    def kill(self) -> None:
-        self.process.kill()
-
-    def _ask(self, items: int) -> None:
+    def _ask(self, count: int) -> None:
         with contextlib.suppress(OSError):  # it has ended: the next `take` says so
-            for _ in range(items):
-                self.connection.send_bytes(b"one more")
+            for number in itertools.islice(self._numbers, count):
+                self.connection.send(number)
 
 
 def end(workers: Sequence[Worker]) -> None:
@@ -233,7 +232,7 @@ def end(workers: Sequence[Worker]) -> None:
     for worker in workers:
         worker.process.join(max(0.0, deadline - time.monotonic()))
         if worker.process.is_alive():
-            worker.kill()
+            worker.process.kill()
     for worker in workers:
         worker.process.join(END_S)
 
@@ -288,29 +287,30 @@ def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _serve(to_parent: Connection, settings: JaxSettings, given: bytes, numbers: range) -> None:
-    """What a worker process runs."""
+def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None:
+    """What a worker process runs: it replies None once it can read, then to each number with that batch.
+
+    A batch is followed by its memory. A reply may also be an error and its traceback.
+    """
     _prepare(settings)
+    batches: LocalBatches | None = None
+    reply: HostBatch | tuple[Exception, str] | None
+    number = 0
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
-        try:
-            batches = LocalBatches(*pickle.loads(given))
-        except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
-            to_parent.send(_error(error))
-            numbers = range(0)
-        else:
-            to_parent.send(("ready", None))
-        for number in numbers:
-            to_parent.recv_bytes()  # it is asked for
+        while True:
+            reply, memory = None, None
             try:
-                batch, memory = _made(batches, number)
-            except Exception as error:  # noqa: BLE001  whatever a transform raises
-                to_parent.send(_error(error))
-                continue
-            to_parent.send(("batch", batch))
-            reduction.send_handle(to_parent, memory, 0)
-            os.close(memory)
-        while True:  # until the parent closes the pipe
-            to_parent.recv_bytes()
+                if batches is None:
+                    batches = LocalBatches(*pickle.loads(pickled))
+                else:
+                    reply, memory = _made(batches, number)
+            except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
+                reply = _with_traceback(error)
+            to_parent.send(reply)
+            if memory is not None:
+                reduction.send_handle(to_parent, memory, 0)
+                os.close(memory)
+            number = to_parent.recv()
 
 
 def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
@@ -353,8 +353,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _error(error: Exception) -> _Message:
-    """The message for an error, with its traceback as text.
+def _with_traceback(error: Exception) -> tuple[Exception, str]:
+    """An error that can be pickled, and its traceback as text.
 
     An error that cannot be pickled, as of a class of the user's script, becomes a WorkerError with its words.
     """
@@ -367,17 +367,4 @@ def _error(error: Exception) -> _Message:
             words = str(error)
         error = WorkerError(f"a worker process raised {kind}, which cannot be pickled: {words}", stage="read")
         error.add_note(text)
-    return "error", (error, text)
-
-
-def check_main_guard() -> None:
-    """Refuse a feed with workers in a worker that is importing a script without a `__main__` guard.
-
-    Raises:
-      RuntimeError: this process is such a worker.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            "a feed with Reading(workers=...) was built while a worker process imports your script; put the "
-            'code that builds and runs it under `if __name__ == "__main__":`'
-        )
+    return error, text
