@@ -1,6 +1,5 @@
 """`feedline inspect`: the command as a user types it, its page, and what it refuses."""
 
-import json
 import os
 import re
 import shlex
@@ -11,7 +10,9 @@ import jax
 import numpy as np
 import programs
 import pytest
+from jax.sharding import PartitionSpec as P
 
+from feedline._src.tools.inspect.command import Inspect
 from feedline._src.tools.main import main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -28,13 +29,6 @@ def here(tmp_path, monkeypatch):
     np.save("one.npy", np.zeros((1, 3), np.float32))
     np.save("empty.npy", np.zeros((0, 3), np.float32))
     return tmp_path
-
-
-def as_json(capsys, *arguments):
-    code = main(["inspect", *arguments, "--json"])
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    return code, json.loads(printed.out.splitlines()[-1])
 
 
 # --- what it says ---
@@ -60,31 +54,20 @@ def test_no_control_character_of_a_name_reaches_the_terminal(here, capsys, comma
     assert rest or told.out.startswith(f"{ascii(name)[1:-1]}: 16 rows")
 
 
-def test_the_keys_are_those_of_the_page(here, capsys):
-    _, told = as_json(capsys, "rows.npz", "--mesh", "data=2")
-    rows = re.findall(
-        r"^\| (`.*?) \|", PAGE.partition("### Keys of `inspect --json`")[2].partition("\n## ")[0], re.M
-    )
-    assert sorted(told) == sorted(name for row in rows for name in re.findall(r"`(\w+)`", row))
-
-
-def test_figures_by_hand(here, capsys):
+def test_figures_by_hand(here):
     """A row is 24 + 8 bytes, and 24 + 4 as it is placed; 16 rows on 4 × 2 devices of 2 processes."""
-    options = "--mesh data=4,model=2 --spec data,model --processes 2 --batch-size 16"
-    code, told = as_json(capsys, "rows.npz", *options.split())
-    assert (code, told["fits"], told["problems"]) == (0, True, [])
-    assert (told["rows"], told["row_bytes"], told["mesh"]) == (100, 32, {"data": 4, "model": 2})
-    assert told["batch"] == [
-        {"leaf": "x", "dtype": "float32", "shape": [16, 6], "spec": "P('data', 'model')"},
-        {"leaf": "y", "dtype": "int32", "shape": [16], "spec": "P('data')"},
-    ]
-    assert told["first_rows"][1] == {"x": "6 to 11", "y": "1"}
-    assert list(told["memory"].values()) == [3 * 8 * 28, 7 * 8 * 28, 3 * 8 * 8, 0, 4 * 4 * 16]
-    assert told["epoch"] == {"batch_size": 16, "steps": 6, "left_out": 4, "padded_steps": 7, "padding": 12}
-    assert (told["multiple_of"], told["next_sizes"]) == (4, [12, 20])
-    (x, y), (other, _) = ([*each["leaves"].values()] for each in told["reads"])
-    assert (x, y) == ({"rows": [[0, 8]], "columns": [[[0, 6]]]}, {"rows": [[0, 8]], "columns": []})
-    assert other["rows"] == [[8, 16]]
+    found = Inspect("rows.npz", mesh="data=4,model=2", spec="data,model", processes=2, batch_size=16).target()
+    plan = found.plan
+    assert (plan.problems, plan.rows, dict(found.mesh.shape)) == ((), 100, {"data": 4, "model": 2})
+    assert {name: (leaf.shape, leaf.dtype, leaf.sharding.spec) for name, leaf in plan.leaves.items()} == {
+        "batch['x']": ((16, 6), np.float32, P("data", "model")),
+        "batch['y']": ((16,), np.int32, P("data")),
+    }
+    assert found.first[0][1].tolist() == [6, 7, 8, 9, 10, 11]
+    assert [*plan.memory] == [3 * 8 * 28, 7 * 8 * 28, 3 * 8 * 8, 0, 4 * 4 * 16]
+    assert plan.epoch == (16, 6, 4, 7, 12)  # steps, left out, padded steps, padding
+    assert (plan.multiple_of, plan.next_sizes()) == (4, [12, 20])
+    assert [[*reads.rows] for reads in plan.reads] == [[*range(8)], [*range(8, 16)]]
 
 
 @pytest.mark.slow
@@ -127,27 +110,25 @@ def feeds(here, monkeypatch):
     monkeypatch.delitem(sys.modules, "feeds_for_inspect", raising=False)
 
 
-def test_a_feed_of_ones_own(feeds, capsys):
-    code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=4", "--prefetch", "5", "--buffer", "7")
-    assert (code, told["batch_size"], told["remainder"], told["prefetch"]) == (0, 16, "pad", 5)
-    assert (told["ahead"], told["rows"]) == (7, 100)
-    assert [leaf["leaf"] for leaf in told["batch"]] == ["valid", "x"]
-    _, on_all = as_json(capsys, f"{feeds}:make_feed")
-    assert on_all["mesh"] == {"data": len(jax.devices()), "model": 1}
-    code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=3")
-    assert (code, told["fits"], told["described_batch_size"]) == (1, False, 15)
-    assert "multiple of the 3 shards of the batch axis, got 16; 15 or 18 would work" in told["problems"][0]
+def test_a_feed_of_ones_own(feeds):
+    found = Inspect(f"{feeds}:make_feed", mesh="data=4", prefetch=5, buffer=7).target()
+    settings = found.plan.settings
+    assert (found.plan.batch_size, found.plan.remainder, settings.prefetch, settings.buffer) == (16, "pad", 5, 7)
+    assert [*found.plan.leaves] == ["batch['valid']", "batch['x']"]
+    on_all = Inspect(f"{feeds}:make_feed").target()
+    assert dict(on_all.mesh.shape) == {"data": len(jax.devices()), "model": 1}
+    refused = Inspect(f"{feeds}:make_feed", mesh="data=3").target().plan
+    assert refused.fitting_size == 15
+    assert "multiple of the 3 shards of the batch axis, got 16; 15 or 18 would work" in refused.problems[0]
 
 
 def test_a_stream(feeds, capsys):
-    code, told = as_json(capsys, f"{feeds}:lanes", "--mesh", "data=2", "--processes", "2")
-    assert (code, told["rows"], told["lanes"], told["epoch"]) == (0, None, 4, None)
-    assert [each["lanes"] for each in told["reads"]] == [[0, 1], [2, 3]]
+    plan = Inspect(f"{feeds}:lanes", mesh="data=2", processes=2).target().plan
+    assert (plan.rows, plan.lanes, plan.epoch) == (None, 4, None)
+    assert [[*reads.lanes] for reads in plan.reads] == [[0, 1], [2, 3]]
     assert main(["inspect", f"{feeds}:lanes", "--mesh", "data=2"]) == 0
-    text = capsys.readouterr().out
-    assert "a stream of 4 lanes, items of 8 B. Only reading it to its end tells how many." in " ".join(
-        text.split()
-    )
+    text = " ".join(capsys.readouterr().out.split())
+    assert "a stream of 4 lanes, items of 8 B. Only reading it to its end tells how many." in text
 
 
 # --- its page ---

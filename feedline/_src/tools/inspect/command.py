@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -50,7 +49,6 @@ class Inspect:
       dtype: of an element of a .bin file, or of an ArrayRecord record: uint16, or for records of several fields as
         Python writes it, "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
       window: rows are windows of that many adjacent elements (tokens) of a .npy, .npz or .bin file.
-      json: print one line of JSON on standard output, in place of the text.
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
@@ -64,10 +62,19 @@ class Inspect:
     columns: str | None = None
     dtype: str | None = None
     window: int | None = None
-    json: bool = False
 
     def run(self) -> int:
         """Describe and print. Returns the exit code."""
+        target = self.target()
+        from rich.console import Console
+
+        from feedline._src.tools.inspect.show import show
+
+        show(printable(self.source), target, Console())
+        return 1 if target.plan.problems else 0
+
+    def target(self) -> Target:
+        """What is described. Raises the error of `make_feed` if it is not a problem of the plan."""
         axes = parse_mesh(self.mesh) if self.mesh else None
         if axes is not None and is_name(self.source):  # the module may use the devices when it is imported
             _use_devices(math.prod(axes.values()))
@@ -77,20 +84,12 @@ class Inspect:
 
         if axes is None:
             axes = {"data": len(jax.devices()), **({"model": 1} if is_name(self.source) else {})}
-        target = self._target(axes)
+        target = self._over(axes)
         if target.refusal is not None and not target.plan.problems:
             raise target.refusal
-        from feedline._src.tools.inspect.show import as_object, show
+        return target
 
-        if self.json:
-            print(json.dumps(as_object(self.source, target)), flush=True)
-        else:
-            from rich.console import Console
-
-            show(printable(self.source), target, Console())
-        return 1 if target.plan.problems else 0
-
-    def _target(self, axes: dict[str, int]) -> Target:
+    def _over(self, axes: dict[str, int]) -> Target:
         from feedline._src.sources.open_source import open_source
         from feedline._src.tools.inspect.target import of_feed, of_source
 
@@ -102,14 +101,14 @@ class Inspect:
             named = open_source(named, **given)
         if not callable(named):
             entries = parse_spec(self.spec, axes) if self.spec else [*axes][:1]
-            return of_source(named, axes, entries, self.processes, self.changed)
+            return of_source(named, axes, entries, self.processes, self._changed)
         if self.spec:
             raise ValueError(
                 f"--spec is for a path or a source; {self.source} shards the batch itself. Leave --spec out"
             )
-        return of_feed(self.source, named, axes, self.processes, self.changed)
+        return of_feed(self.source, named, axes, self.processes, self._changed)
 
-    def changed(self, options: FeedOptions) -> FeedOptions:
+    def _changed(self, options: FeedOptions) -> FeedOptions:
         """The options with the arguments of the command line in their place."""
         given: dict[str, Any] = {name: getattr(self, name) for name in ("batch_size", "remainder", "prefetch")}
         if self.buffer is not None:

@@ -1,4 +1,4 @@
-"""What a source holds and the plan of a feed of it, as text or as JSON values."""
+"""Shows what a source holds and the plan of a feed of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _parts(source: str, target: Target) -> Iterator[RenderableType]:
     yield Text(f"A batch of {size}{asked}", "bold")
     title = "leaf" if target.options.transform is None else "leaf, transformed"
     rows = [
-        [leaf_title(name), _shape(leaf.shape), leaf.dtype.name, in_words(leaf.sharding), _shard(leaf)]
+        [leaf_title(name), _shape(leaf.shape), leaf.dtype.name, _in_words(leaf.sharding), _shard(leaf)]
         for name, leaf in plan.leaves.items()
     ]
     yield from _table([title, "shape", "dtype", "sharding", "on each device"], rows)
@@ -101,7 +101,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Re
         table.add_row(*map(Text, cells))  # plain strings would be taken for markup
     yield table
     if len(rows) > _MAX_LINES:
-        yield f"  and {len(rows) - _MAX_LINES} more, which --json lists\n"
+        yield f"  and {len(rows) - _MAX_LINES} more\n"
 
 
 def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
@@ -109,7 +109,7 @@ def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
     devices = math.prod(mesh.values())
     each = f", {devices // plan.processes} in each" if plan.processes > 1 else ""
     yield f"Mesh {axes}: {counted(devices, 'device')} in {counted(plan.processes, 'process')}{each}."
-    used = {device for leaf in plan.leaves.values() for device in held(leaf)}
+    used = {device for leaf in plan.leaves.values() for device in _held(leaf)}
     if len(used) < devices:
         yield f"The feed uses {len(used)} of them. A process without one of these cannot build it."
 
@@ -161,67 +161,7 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
     yield f'"wrap" continues into the next epoch: {rows / size:,.5g} batches an epoch.'
 
 
-def as_object(source: str, target: Target) -> dict[str, Any]:
-    """What --json prints. docs/tools.md names the keys. Spans are [first, after the last]."""
-    plan, first, leaves = target.plan, target.first, _row_leaves(target.plan)
-    return {
-        "source": source,
-        "fits": not plan.problems,
-        "problems": plan.problems,
-        "rows": plan.rows,
-        "lanes": plan.lanes,
-        "row_bytes": sum(leaf.bytes for leaf in leaves),
-        "leaves": [_form(leaf.name, leaf) for leaf in leaves],
-        "first_rows": [
-            {leaf_title(leaf.name): shown(values[row]) for leaf, values in zip(leaves, first, strict=True)}
-            for row in range(len(first[0]))
-        ],
-        "mesh": dict(target.mesh.shape),
-        "processes": plan.processes,
-        "batch_size": plan.batch_size,
-        "described_batch_size": plan.fitting_size,
-        "batch": [{**_form(name, leaf), "spec": in_words(leaf.sharding)} for name, leaf in plan.leaves.items()],
-        "reads": [
-            {
-                "process": reads.process,
-                "devices": reads.devices,
-                "rows": spans(reads.rows),
-                **({"lanes": reads.lanes} if plan.lanes else {}),
-                "local_bytes": reads.local_bytes,
-                "read_bytes": reads.read_bytes,
-                "leaves": {
-                    leaf_title(name): {"rows": spans(leaf.rows), "columns": list(map(spans, leaf.column_indices))}
-                    for name, leaf in reads.leaves.items()
-                },
-            }
-            for reads in plan.reads
-        ],
-        "devices": _devices(plan),
-        "ahead": plan.settings.buffer,
-        "prefetch": plan.settings.prefetch,
-        "memory": plan.memory._asdict(),
-        "remainder": plan.remainder,
-        "multiple_of": plan.multiple_of,
-        "next_sizes": plan.next_sizes(),
-        "epoch": None if plan.epoch is None else plan.epoch._asdict(),
-    }
-
-
-def _form(name: str, leaf: Any) -> dict[str, Any]:
-    return {"leaf": leaf_title(name), "dtype": leaf.dtype.name, "shape": list(leaf.shape)}
-
-
-def _devices(plan: Plan) -> list[dict[str, Any]]:
-    """What each device holds."""
-    holds: dict[int, dict[str, Any]] = {}
-    for name, leaf in plan.leaves.items():
-        for device, (rows, *columns) in held(leaf).items():
-            holds.setdefault(device, {})[leaf_title(name)] = {"rows": rows, "columns": columns}
-    process_of = {device: reads.process for reads in plan.reads for device in reads.devices}
-    return [{"device": each, "process": process_of[each], "leaves": holds[each]} for each in sorted(holds)]
-
-
-def held(leaf: Any) -> dict[int, list[Span]]:
+def _held(leaf: Any) -> dict[int, list[Span]]:
     """For each device the range that it holds of each axis of a leaf."""
     return {
         device: [part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)]
@@ -229,7 +169,7 @@ def held(leaf: Any) -> dict[int, list[Span]]:
     }
 
 
-def spans(indices: Any) -> list[Span]:
+def _spans(indices: Any) -> list[Span]:
     """Ascending indices as spans of adjacent ones."""
     found = np.asarray(indices, np.int64)
     ends = np.flatnonzero(np.diff(found) != 1) + 1
@@ -243,7 +183,7 @@ def in_spans(indices: Any) -> str:
       >>> in_spans([0, 1, 2, 7]), in_spans(range(0, 20, 2))
       ('0–2, 7', '0, 2, 4, … 18')
     """
-    found = [f"{start:,}" + (f"–{stop - 1:,}" if stop > start + 1 else "") for start, stop in spans(indices)]
+    found = [f"{start:,}" + (f"–{stop - 1:,}" if stop > start + 1 else "") for start, stop in _spans(indices)]
     return ", ".join(found if len(found) <= _MAX_SPANS + 1 else [*found[:_MAX_SPANS], f"… {found[-1]}"])
 
 
@@ -257,7 +197,7 @@ def leaf_title(name: str) -> str:
     return re.sub(r"[\[\]']+", ".", name.removeprefix("batch")).strip(".") or "batch"
 
 
-def in_words(sharding: jax.sharding.Sharding) -> str:
+def _in_words(sharding: jax.sharding.Sharding) -> str:
     """The PartitionSpec of a sharding, as it is written with `P`; the kind of any other sharding."""
     spec: Any = getattr(sharding, "spec", None)
     return type(sharding).__name__ if spec is None else f"P({', '.join(map(repr, spec))})"
