@@ -159,7 +159,7 @@ class MeshIterator(ProcessBound):
             batches=self._batches,
             rows=self._rows,
             placed_bytes=self._placed_bytes,
-            **self._listener.accounts.times(self._listener.window()),
+            **self._listener.accounts.times(self._listener.accounts.window()),
             ready=self._prefetcher.waiting,
             slabs=self._source.staging.mapped,
             host_bytes=self._source.staging.mapped_bytes,
@@ -171,7 +171,7 @@ class MeshIterator(ProcessBound):
         Raises:
           ValueError: fewer than two batches were delivered one after the other.
         """
-        window = self._listener.window()
+        window = self._listener.accounts.window()
         if window is None:
             raise ValueError(
                 "a report needs two batches that were taken one after the other, and this iterator delivered "

@@ -23,8 +23,8 @@ def delivered(accounts, asked, taken, part=(0.0, 0.0, 0.0), placing=(0.0, 0.0), 
     parts, placed = [PartTimes("read", began, *part, 0.01, 0.02)], PlaceTimes("place", *placing, 0.001)
     accounts.delivered(BatchRecord(asked, taken, parts, placed))
     if ready_s is not None:
-        accounts.transferred(placing[0], ready_s)
-    return accounts.placed()
+        accounts.transferred((placing[0], ready_s))
+    accounts.add_up_many()
 
 
 def latest(accounts):
@@ -81,7 +81,7 @@ def test_a_transfer_that_ends_after_the_batch_was_taken_is_late():
     delivered(accounts, 1.0, 1.0, placing=(0.5, 0.1), ready_s=0.1)
     delivered(accounts, 2.0, 2.0, placing=(1.5, 0.1))
     delivered(accounts, 3.0, 3.0, placing=(2.5, 0.1))
-    accounts.transferred(1.5, 1.25)  # ready at 2.75, and taken at 2.0
+    accounts.transferred((1.5, 1.25))  # ready at 2.75, and taken at 2.0
     assert [batch.late_s for batch in latest(accounts)] == [0.0, 0.75, None]
     window = accounts.window()
     assert accounts.times(window)["transfer_s"] == pytest.approx((0.1 + 1.25) / 2)
@@ -98,7 +98,7 @@ def test_a_glance_counts_where_the_loop_was(kind):
     accounts, step_s = Accounts(ahead=-2), 1.0
     for step in range(1, 21):
         at = step + 0.25 if kind == "next" else step + 0.75  # in `next` until 0.5
-        accounts.glanced(Glance(at, computes=step % 4 == 0, runs_code=step % 4 == 1))
+        accounts.glanced(Glance(at, computes=step % 4 == 0, idle=step % 4 > 1))
         delivered(accounts, step * step_s, step * step_s + 0.5)
         if step == 7:
             assert (accounts.window().idle_s, accounts.window().wait_s) == (None, 0.5)  # too few
@@ -114,7 +114,9 @@ def test_a_glance_counts_where_the_loop_was(kind):
 def test_glances_while_the_buffers_fill_or_the_loop_is_elsewhere_do_not_count():
     accounts = Accounts(ahead=1)
     for step in range(1, 30):
-        accounts.glanced(Glance(step - 0.1, step not in (2, 3, 20), False))  # while the step compiles; in a break
+        accounts.glanced(
+            Glance(step - 0.1, step not in (2, 3, 20), step in (2, 3, 20))
+        )  # while the step compiles; in a break
         if step == 20:
             accounts.interrupted()
         delivered(accounts, step, step + 0.5)
@@ -126,7 +128,7 @@ def test_glances_in_a_rare_pause_of_the_loop_do_not_count():
     for step in range(100):
         began, now = now, now + (40.0 if step == 50 else 1.0)
         for glance in range(20 if step == 50 else 1):
-            accounts.glanced(Glance(began + 0.5 + glance, step != 50, False))
+            accounts.glanced(Glance(began + 0.5 + glance, step != 50, step == 50))
         delivered(accounts, now, now)
     assert (accounts.window().loop_s, accounts.window().idle_s) == (pytest.approx(0.99), 0.0)
 

@@ -90,17 +90,27 @@ def watch():
 
 
 @pytest.mark.parametrize("computes", [False, True])
-def test_a_glance_sees_whether_the_devices_compute(watch, computes, monkeypatch):
+def test_a_glance_sees_whether_the_devices_compute_and_its_thread_ends(computes, monkeypatch):
     step = busy(jnp.full((128, 128), 1e-3), turns_for(0.5) if computes else 0)
     if not computes:
         jax.block_until_ready(step)
     threads, batch, state = _thread._count(), jnp.zeros(2), random.getstate()
+    glances = queue.SimpleQueue()
+    watch = StepWatch(glances.put)
     monkeypatch.setattr(devices, "_GLANCE_FOR_S", 0.2)
     for _ in range(100):
         watch.placed([batch])
     assert _thread._count() <= threads + 1
-    assert watch.glances.get(timeout=10).computes is computes
-    while _thread._count() > threads:  # it ends, as no more batches come
+    glance = glances.get(timeout=10)
+    assert glance.computes is computes
+    assert glance.gil_wait_s >= 0
+    time.sleep(0.3)
+    while not glances.empty():
+        glances.get()
+    with pytest.raises(queue.Empty):  # no more batches come
+        glances.get(timeout=0.2)
+    del watch
+    while _thread._count() > threads:
         time.sleep(1e-3)
     assert random.getstate() == state  # a user may have seeded it
     jax.block_until_ready(step)
@@ -131,14 +141,14 @@ def test_a_step_that_its_call_computes_is_no_idle_time(watch):
         jax.block_until_ready(program(x))
         while not watch.glances.empty():
             glance = watch.glances.get()
-            latest = [*latest[1:], glance.computes or glance.runs_code]
+            latest = [*latest[1:], not glance.idle]
 
 
 def test_python_that_holds_the_gil_is_idle_time(watch):
     batch = jnp.zeros(2)
     while watch.glances.qsize() < 12:
         watch.placed([batch])
-    busy = [(glance := watch.glances.get()).computes or glance.runs_code for _ in range(12)]
+    busy = [not watch.glances.get().idle for _ in range(12)]
     assert sum(busy) <= 6  # threads of LAPACK spin for some time after a call
 
 
@@ -150,7 +160,7 @@ def test_transfers_are_watched_two_at_a_time_and_the_thread_ends_with_the_watch(
         return waited(arrays)
 
     monkeypatch.setattr(jax, "block_until_ready", block)
-    watch = TransferWatch(lambda began, ready_s: reports.put(began))
+    watch = TransferWatch(lambda transfer: reports.put(transfer[0]))
     for began in range(10):
         watch([jnp.zeros(2)], float(began))
     gate.set()
@@ -164,7 +174,7 @@ def test_transfers_are_watched_two_at_a_time_and_the_thread_ends_with_the_watch(
 
 def test_a_donated_batch_is_left_alone():
     reports = queue.SimpleQueue()
-    watch = TransferWatch(lambda began, ready_s: reports.put(began))
+    watch = TransferWatch(lambda transfer: reports.put(transfer[0]))
     gone = jnp.zeros(2)
     gone.delete()
     watch([gone], 0.0)

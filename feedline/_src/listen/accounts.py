@@ -10,13 +10,12 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import operator
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from feedline._src.listen.devices import Glance
@@ -24,11 +23,10 @@ from feedline._src.record import BatchRecord
 
 _LATEST = 256
 """Batches whose times are kept one by one."""
-_SETTLE_EVERY, _MAX_RECORDS = 16, 1 << 12
+_ADD_UP_EVERY, _MAX_RECORDS = 16, 1 << 12
 """A placing thread adds records up once there are 16; if none does, the latest 4,096 are kept."""
 _SAMPLES, _MIN_GLANCES = 64, 8
 """Latest samples of the GIL and of the devices that count; with fewer glances a share is not known."""
-_BATCHES_PER_GIL_SAMPLE = 4
 _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50
 """A pause: the loop's own time is longer than 20 × the median, in at most one of 50 batches."""
 Entry = BatchRecord | float
@@ -71,6 +69,10 @@ class Accounts:
 
     `delivered` and `interrupted` are for the training thread; the other methods may be called by any. `ahead`:
     batches that may have been made before the first one is taken.
+
+    Attributes:
+      delivered: takes the `BatchRecord` of a batch. It only appends.
+      transferred: takes (when placing of a batch began, the seconds until all of its arrays were ready).
     """
 
     def __init__(self, ahead: int) -> None:
@@ -84,49 +86,46 @@ class Accounts:
         # glances in the loop's own time (idle, and how long that time was), and in `next` (computing)
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
         self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
-        self._keep: Callable[[Entry], None] | None = None
-        # of the latest transfers: when placing began → the seconds until all arrays were ready
-        self._ready_s: dict[float, float] = {}
+        self._recorder: Callable[[Entry], None] | None = None
+        self._transfers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_LATEST)
         self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
-        self._placed = itertools.count()  # batches; atomic
         self._gil_waits_s: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
         self.delivered = self._records.append
-        self.glanced = self._glances.append
+        self.transferred = self._transfers.append
 
     def interrupted(self) -> None:
         """The loop over the batches ended, or goes on elsewhere: the time until the next `next` is not its own."""
         self._records.append(time.perf_counter())
 
+    def glanced(self, glance: Glance) -> None:
+        """A thread looked at the devices."""
+        self._gil_waits_s.append(glance.gil_wait_s)
+        self._glances.append(glance)
+
     def changed(self, ahead: int) -> None:
         """The loop goes on with other settings, with which `ahead` batches may be made ahead."""
-        self._settle()
+        self._add_up()
         self._filling = ahead + 2
         self.interrupted()
 
-    def placed(self) -> bool:
-        """A batch was placed. Adds up the records if there are many. Returns whether it did."""
-        if next(self._placed) % _BATCHES_PER_GIL_SAMPLE == 0:
-            began = time.perf_counter()
-            time.sleep(0)  # releases the GIL, and takes it again
-            self._gil_waits_s.append(time.perf_counter() - began)
-        if len(self._records) < _SETTLE_EVERY:
-            return False
-        self._settle(0)
-        return True
+    def add_up_many(self) -> bool:
+        """Add up the records if there are many, unless another thread does. Returns whether there were."""
+        many = len(self._records) >= _ADD_UP_EVERY
+        if many:
+            self._add_up(timeout_s=0)
+        return many
 
-    def transferred(self, began: float, ready_s: float) -> None:
-        """All arrays of the batch whose placing began then were ready `ready_s` later."""
-        self._ready_s[began] = ready_s
-        if len(self._ready_s) > _LATEST:
-            self._ready_s.pop(min(self._ready_s.copy()), None)
+    def gil_wait_s(self) -> float:
+        """How long a thread that released the GIL waits for it: the median of the latest samples."""
+        return statistics.median(self._gil_waits_s.copy() or [0.0])
 
     def transfers(self) -> dict[float, float]:
         """The latest transfers: when placing began → the seconds until all arrays were ready."""
-        return self._ready_s.copy()
+        return dict(self._transfers.copy())
 
     def sums(self) -> dict[str, float]:
         """The sums over all batches of the fields of `BatchTimes` that are summed."""
-        self._settle()
+        self._add_up()
         return dict(zip(_SUMMED, self._sums, strict=True))
 
     def times(self, window: Window | None) -> dict[str, Any]:
@@ -145,27 +144,23 @@ class Accounts:
 
     def window(self, since: float = -math.inf) -> Window | None:
         """The latest batches to judge by, of those that were taken after `since`; None: too few."""
-        self._settle()
+        self._add_up()
         latest = [batch for batch in self._latest.copy() if batch.taken > since]
         longest_s = _longest_s(latest)
         idle = [idle for idle, loop_s in self._idle.copy() if loop_s <= longest_s]
         return Window.of(latest, _share(idle), _share(self._computing.copy()) or 0.0)
 
-    def record_with(self, keep: Callable[[Entry], None] | None) -> None:
-        """From now on call `keep` with each entry, in order, on one thread at a time. None: no longer.
+    def record_with(self, recorder: Callable[[Entry], None] | None) -> None:
+        """From now on call `recorder` with each entry, in order, on one thread at a time. None: no longer.
 
-        ValueError: the records are kept already.
+        ValueError: there is a recorder already.
         """
-        self._settle()  # what was delivered before
-        if keep is not None and self._keep is not None:
+        self._add_up()  # what was delivered before
+        if recorder is not None and self._recorder is not None:
             raise ValueError("this feed is being traced already; leave that context first")
-        self._keep = keep
+        self._recorder = recorder
 
-    def gil_wait_s(self) -> float:
-        """How long a thread that released the GIL waits for it: the median of the latest samples."""
-        return statistics.median(self._gil_waits_s.copy() or [0.0])
-
-    def _settle(self, timeout_s: float = 1.0) -> None:
+    def _add_up(self, timeout_s: float = 1.0) -> None:
         """Add up what was delivered, unless another thread does so for longer than `timeout_s`.
 
         An interrupt may leave the lock held by the training thread, which may take it again; no other one hangs.
@@ -173,22 +168,23 @@ class Accounts:
         """
         if self._adding.acquire(timeout=timeout_s):
             try:
+                transfers = self.transfers()
                 with contextlib.suppress(IndexError):
                     for _ in range(len(self._records)):
-                        self._add(self._records.popleft())
+                        self._add(self._records.popleft(), transfers)
             finally:
                 self._adding.release()
 
-    def _add(self, entry: Entry) -> None:
-        if self._keep is not None:
-            self._keep(entry)
+    def _add(self, entry: Entry, transfers: Mapping[float, float]) -> None:
+        if self._recorder is not None:
+            self._recorder(entry)
         if isinstance(entry, float):
             self._before = None
             return
-        asked, taken, parts, placed, *_ = entry
-        before, self._before = self._before, taken
+        before, self._before = self._before, entry.taken
         drained, self._filling = self._filling <= 0, self._filling - 1
-        ready_s = self._ready_s.get(placed.began)
+        parts, placed = entry.parts, entry.placed
+        ready_s = transfers.get(placed.began)
         batch = BatchTimes(
             read_s=sum(part.read_s for part in parts),
             transform_s=sum(part.transform_s for part in parts),
@@ -197,22 +193,22 @@ class Accounts:
             read_cpu_s=sum(part.read_cpu_s for part in parts),
             host_cpu_s=sum(part.host_cpu_s for part in parts),
             place_cpu_s=placed.place_cpu_s,
-            wait_s=taken - asked,
-            loop_s=0.0 if before is None else asked - before,
+            wait_s=entry.taken - entry.asked,
+            loop_s=0.0 if before is None else entry.asked - before,
             follows=before is not None,
             drained=drained,
-            taken=taken,
-            late_s=None if ready_s is None else max(0.0, placed.began + ready_s - taken),
+            taken=entry.taken,
+            late_s=None if ready_s is None else max(0.0, placed.began + ready_s - entry.taken),
         )
         self._sums = tuple(map(operator.add, self._sums, batch[: len(_SUMMED)]))
         self._max_wait_s = max(self._max_wait_s, batch.wait_s)
         self._latest.append(batch)
-        while self._glances and self._glances[0].at < taken:
+        while self._glances and self._glances[0].at < entry.taken:
             glance = self._glances.popleft()
-            if drained and glance.at >= asked:
+            if drained and glance.at >= entry.asked:
                 self._computing.append(glance.computes)
             elif drained and before is not None and glance.at >= before:
-                self._idle.append((not glance.computes and not glance.runs_code, batch.loop_s))
+                self._idle.append((glance.idle, batch.loop_s))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,17 +243,15 @@ class Window:
             return None
         longest_s = _longest_s(judged)
         usual_s = longest_s / _PAUSE_FACTOR
-        judged = [batch._replace(loop_s=usual_s) if batch.loop_s > longest_s else batch for batch in judged]
-        loop_s = statistics.fmean(batch.loop_s for batch in judged)
-        if computing_share:
-            judged = [
-                batch._replace(
-                    wait_s=batch.wait_s * (1 - computing_share),
-                    loop_s=batch.loop_s + batch.wait_s * computing_share,
-                )
-                for batch in judged
-            ]
-        return cls(judged, bool(drained), None if idle_share is None else idle_share * loop_s)
+        loops_s = [usual_s if batch.loop_s > longest_s else batch.loop_s for batch in judged]
+        idle_s = None if idle_share is None else idle_share * statistics.fmean(loops_s)
+        batches = [
+            batch._replace(
+                wait_s=batch.wait_s * (1 - computing_share), loop_s=loop_s + batch.wait_s * computing_share
+            )
+            for batch, loop_s in zip(judged, loops_s, strict=True)
+        ]
+        return cls(batches, bool(drained), idle_s)
 
     def mean(self, field: str) -> float:
         """The mean of a field of `BatchTimes`."""
@@ -273,6 +267,11 @@ class Window:
         """How long the training loop waits for a batch."""
         return self.mean("wait_s")
 
+    @functools.cached_property
+    def late_s(self) -> float:
+        """How long the transfer of a batch went on after the loop had got it, as far as that is known."""
+        return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
+
     @property
     def period_s(self) -> float:
         """The time of a step of the training loop."""
@@ -287,11 +286,6 @@ class Window:
     def au(self) -> float:
         """The share of the time in which the devices computed, as far as that is known, 0 to 1."""
         return max(0.0, 1 - self.wait_share - (self.idle_s or 0.0) / self.period_s) if self.period_s else 1.0
-
-    @functools.cached_property
-    def late_s(self) -> float:
-        """How long the transfer of a batch went on after the loop had got it, as far as that is known."""
-        return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
 
 
 def _share(samples: Sequence[bool]) -> float | None:

@@ -27,19 +27,19 @@ _MAX_LISTING_SHARE = 0.01
 _IN_TRANSFER = 8
 """Batches placed last that may still be in transfer."""
 _GLANCE_FOR_S = 30.0
-"""Glances end when no batch was placed for this long, and begin again with the next one."""
+"""No glances while no batch was placed for this long."""
 _MEASURED_S = 1e-3
 """For how long a glance measures the processor time of this process."""
 
 
 class TransferWatch:
-    """Reports when the arrays of a batch are ready: its `began`, and the seconds since then. It never waits.
+    """Reports when the arrays of a batch are ready: (its `began`, the seconds since then). It never waits.
 
     At most two batches are watched at a time, so that no more memory is kept alive; further ones are left out. The
     thread starts with the first batch, and ends when the watch is garbage collected.
     """
 
-    def __init__(self, report: Callable[[float, float], None]) -> None:
+    def __init__(self, report: Callable[[tuple[float, float]], None]) -> None:
         self._report = report
         self._free = threading.Semaphore(_MAX_WATCHED)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "feedline-transfers")  # joined at exit
@@ -52,22 +52,29 @@ class TransferWatch:
 
 def _wait(
     free: threading.Semaphore,
-    report: Callable[[float, float], None],
+    report: Callable[[tuple[float, float]], None],
     arrays: Sequence[jax.Array],
     began: float,
 ) -> None:
     with contextlib.suppress(RuntimeError):  # the step has donated the batch: then it was ready before
         jax.block_until_ready(arrays)
-        report(began, time.perf_counter() - began)
+        report((began, time.perf_counter() - began))
     free.release()
 
 
 class Glance(NamedTuple):
-    """What a look at the devices found."""
+    """What a look at the devices found.
+
+    Attributes:
+      computes: whether arrays other than batches were being computed.
+      idle: whether nothing was computed, neither that nor a step on CPU devices, which shows in no array.
+      gil_wait_s: how long the glancing thread waited for the GIL.
+    """
 
     at: float
-    computes: bool  # whether arrays other than batches were being computed
-    runs_code: bool  # whether the process may have run a step on CPU devices, which shows in no array
+    computes: bool
+    idle: bool
+    gil_wait_s: float = 0.0
 
 
 class StepWatch:
@@ -83,8 +90,7 @@ class StepWatch:
         self._batches: collections.deque[list[weakref.ref[jax.Array]]] = collections.deque(maxlen=_IN_TRANSFER)
         self._placed_at = 0.0
         self._listing_s = 0.0  # how long the latest listing of arrays took
-        self._random = random.Random()  # not the module's own generator, which the user may have seeded
-        self._free = threading.Semaphore()  # taken by the thread
+        self._start = threading.Lock()  # taken once, by the placing thread that starts the glances
         self._glancing = threading.Lock()  # held while the thread is inside jax
         self._client: Any = None  # of the devices on which batches lie
         close_at_exit(self, devices=True)
@@ -102,27 +108,24 @@ class StepWatch:
     def placed(self, arrays: Sequence[jax.Array]) -> None:
         """Note that these arrays are a batch. Any thread may call it."""
         self._batches.append(list(map(weakref.ref, arrays)))
-        if self._client is None:
-            self._client = next(iter(arrays[0].devices())).client
         self._placed_at = time.perf_counter()
-        if self._free.acquire(blocking=False):
+        if self._start.acquire(blocking=False):
+            self._client = next(iter(arrays[0].devices())).client
             with contextlib.suppress(RuntimeError):  # no further thread can be started: there are no glances
                 _thread.start_new_thread(_glance_on, (weakref.ref(self),))
 
-    def pause_s(self) -> float | None:
-        """The time until the next glance. None: no batch was placed for a while, so the thread ends."""
-        if exits() or time.perf_counter() - self._placed_at > _GLANCE_FOR_S:
-            self._free.release()
-            return None
-        return max(_MEAN_INTERVAL_S, self._listing_s / _MAX_LISTING_SHARE) * self._random.uniform(0.5, 1.5)
-
-    def glance(self) -> None:
-        """Look at the devices."""
+    def glance(self) -> float:
+        """Look at the devices, if batches are being placed. Returns the mean time until the next glance."""
         with self._glancing:
-            if not exits():
-                at, computes = time.perf_counter(), self._computes()
-                runs_code = not computes and self._client.platform == "cpu" and _runs_compiled_code()
-                self._report(Glance(at, computes, runs_code))
+            began = time.perf_counter()
+            if began - self._placed_at < _GLANCE_FOR_S and not exits():
+                time.sleep(0)  # releases the GIL, and takes it again
+                at = time.perf_counter()
+                computes = self._computes()
+                on_cpu = self._client.platform == "cpu"
+                idle = not computes and not (on_cpu and _runs_compiled_code())
+                self._report(Glance(at, computes, idle, gil_wait_s=at - began))
+        return max(_MEAN_INTERVAL_S, self._listing_s / _MAX_LISTING_SHARE)
 
     def _computes(self) -> bool:
         """Whether any array is being computed, except the batches that were placed last."""
@@ -138,13 +141,15 @@ class StepWatch:
 
 
 def _glance_on(reference: weakref.ref[StepWatch]) -> None:
-    """The thread of a watch: it ends with the watch, or once no batch is placed any more."""
-    while (watch := reference()) is not None and (pause_s := watch.pause_s()) is not None:
+    """The thread of a watch: it ends with the watch, and when the interpreter exits."""
+    draw = random.Random()  # not the module's own generator, which the user may have seeded
+    pause_s = _MEAN_INTERVAL_S
+    while not exits():
+        time.sleep(pause_s * draw.uniform(0.5, 1.5))
+        if (watch := reference()) is None:
+            return
+        pause_s = watch.glance()
         del watch
-        time.sleep(pause_s)
-        if (watch := reference()) is not None:
-            watch.glance()
-            del watch
 
 
 def _runs_compiled_code() -> bool:

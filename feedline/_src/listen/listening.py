@@ -26,7 +26,7 @@ from feedline._src.run import Stages
 if TYPE_CHECKING:
     from feedline._src.listen.report import Report
     from feedline._src.listen.tuning import Tuner
-    from feedline._src.listen.verdict import Circumstances, ProcessTimes
+    from feedline._src.listen.verdict import Circumstances
 
 _log = logging.getLogger("feedline")
 _WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0
@@ -58,25 +58,21 @@ class BatchListener:
         self.accounts.delivered(record)
 
     def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
-        """A batch was placed. Every 16 batches, looks at the accounts."""
+        """A batch was placed. Every 16 batches, adds up the accounts and judges them."""
         try:
             if all(array.is_ready() for array in arrays):
-                self.accounts.transferred(times.began, times.place_s)
+                self.accounts.transferred((times.began, times.place_s))
             else:
                 self._transfers(arrays, times.began)
             self._steps.placed(arrays)
-            if self.accounts.placed():
-                self._look()
-        except Exception:  # noqa: BLE001  a fault in what only listens must not end training
+            if self.accounts.add_up_many():
+                self._judge()
+        except Exception:  # noqa: BLE001  a fault in a listener must not end training
             if not self._failed:
                 self._failed = True
                 _log.exception("feedline could not judge how its feed works")
 
-    def window(self) -> Window | None:
-        """The latest batches to judge by; None: too few."""
-        return self.accounts.window()
-
-    def _look(self) -> None:
+    def _judge(self) -> None:
         """Records were added up. On a thread that places batches."""
 
 
@@ -92,7 +88,7 @@ class FeedListener(BatchListener):
         self._stages = stages
         process, rows = jax.process_index(), stages.fingerprint["rows"]
         self._quarantine = Quarantine(stages.reading, stages.access.local_rows, process, rows)
-        self._looking = threading.Lock()
+        self._judging = threading.Lock()
         self._minute = time.monotonic(), 0.0  # when it began, and the seconds waited until then
         self._warned = False
         self._published_at = time.monotonic()
@@ -127,7 +123,7 @@ class FeedListener(BatchListener):
         fetcher = sys.modules.get("feedline._src.files.fetcher")  # which is imported with the first store
         return Statistics(
             **counted._asdict(),
-            **self.accounts.times(self.window()),
+            **self.accounts.times(self._window()),
             ready=ready,
             threads=stages.settings.threads,
             workers=stages.settings.workers,
@@ -139,21 +135,16 @@ class FeedListener(BatchListener):
 
     def report(self) -> Report | None:
         """What limits training; None if too few batches were delivered."""
-        from feedline._src.listen.verdict import judge
+        from feedline._src.listen.verdict import ProcessTimes, judge
 
-        window, how = self.window(), self.circumstances()
-        if window is None:
+        if (window := self._window()) is None:
             return None
-        tried = () if self.tuner is None else tuple(self.tuner.history)
-        return judge(window, how, self._processes(window, how), tried)
-
-    def window(self) -> Window | None:
-        """The latest batches; if there are enough of them, those since the settings changed."""
-        if self.tuner is not None:
-            since = self.accounts.window(self.tuner.changed_at)
-            if since is not None and since.drained:
-                return since
-        return self.accounts.window()
+        how, processes = self.circumstances(), {}
+        if (latest := self._stages.latest_values) is not None:
+            with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
+                processes = {process: ProcessTimes(*json.loads(text)) for process, text in latest.read().items()}
+            processes[how.process] = ProcessTimes.of(window, how)
+        return judge(window, how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
 
     def circumstances(self) -> Circumstances:
         """How the feed works now."""
@@ -171,16 +162,24 @@ class FeedListener(BatchListener):
             searching=tuner is not None and not tuner.settled,
         )
 
-    def _look(self) -> None:
+    def _window(self) -> Window | None:
+        """The latest batches; if there are enough of them, those since the settings changed."""
+        if self.tuner is not None:
+            since = self.accounts.window(self.tuner.changed_at)
+            if since is not None and since.drained:
+                return since
+        return self.accounts.window()
+
+    def _judge(self) -> None:
         # a thread that comes meanwhile leaves it to the one inside; nobody waits, so an interrupt does no harm
-        if self._looking.acquire(blocking=False):
+        if self._judging.acquire(blocking=False):
             try:
                 self._warn_if_waiting()
                 self._publish()
                 if self.tuner is not None:
                     self.tuner.look(self.accounts, self.circumstances)
             finally:
-                self._looking.release()
+                self._judging.release()
 
     def _warn_if_waiting(self) -> None:
         """Log the verdict, once, if the loop waited for more than a fifth of a minute."""
@@ -200,22 +199,10 @@ class FeedListener(BatchListener):
         """Tell the other processes the times of this one, every few seconds."""
         every_s = max(_PUBLISH_EVERY_S, jax.process_count() / _PUBLISHED_PER_S)
         latest, now = self._stages.latest_values, time.monotonic()
-        if latest is None or now - self._published_at < every_s or (window := self.window()) is None:
+        if latest is None or now - self._published_at < every_s or (window := self._window()) is None:
             return
         from feedline._src.listen.verdict import ProcessTimes
 
         self._published_at = now
         with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
             latest.publish(json.dumps(ProcessTimes.of(window, self.circumstances())))
-
-    def _processes(self, window: Window, how: Circumstances) -> list[ProcessTimes]:
-        """The latest times of all processes; of this one as they are now. Empty if it is the only one."""
-        from feedline._src.listen.verdict import ProcessTimes
-
-        latest = self._stages.latest_values
-        if latest is None:
-            return []
-        found = {}
-        with contextlib.suppress(FeedError):
-            found = {process: ProcessTimes(*json.loads(text)) for process, text in latest.read().items()}
-        return [*({**found, how.process: ProcessTimes.of(window, how)}).values()]
