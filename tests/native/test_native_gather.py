@@ -1,4 +1,4 @@
-"""The gather in C against NumPy's indexing: any segments, distances between rows, dtypes and cuts of columns."""
+"""The gather, in C and in NumPy, against indexing: any segments, distances between rows, dtypes and columns."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,11 @@ from feedline._src.native.gather import RowGather, gather_at_positions
 from feedline._src.native.library import library
 from feedline._src.order.compiled import epoch_order
 from feedline._src.order.epoch import rows_at
+from feedline._src.sources.row_gather import NumpyRows
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the library was not built")
+has_library = pytest.mark.skipif(library() is None, reason="the library was not built")
+READERS = [NumpyRows, pytest.param(RowGather, marks=has_library)]
 DTYPES = [np.bool_, np.uint8, np.int16, np.float32, np.float64, np.complex128, ">i8", ">f4"]
-
-
-def filled(shape, dtype, random):
-    return np.frombuffer(random.bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype).reshape(shape)
 
 
 @st.composite
@@ -35,8 +33,11 @@ def gathers(draw):
     lengths = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any))
     parts = []
     for length in lengths:
-        apart = draw(st.sampled_from([1, 1, 2, 5]))  # rows between two rows
-        parts.append(filled((length * apart, *shape), dtype, random)[::apart])
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        distance = draw(st.sampled_from([size, size + 3, 5 * size, max(1, size // 2)]))  # also rows that overlap
+        memory = np.frombuffer(random.bytes(length * distance + size + 64), np.uint8)
+        strides = distance, *np.empty((1, *shape), dtype).strides[1:]
+        parts.append(np.ndarray((length, *shape), dtype, memory, int(random.integers(0, 64)), strides))
     wanted = tuple(draw(columns(size)) for size in shape)
     rows = random.integers(0, sum(lengths), draw(st.integers(0, 40)))
     return parts, wanted, rows, draw(st.sampled_from([1, 2])), draw(st.booleans())
@@ -49,24 +50,29 @@ def by_numpy(parts, wanted, rows):
     return found
 
 
-@given(gathers())
+@pytest.mark.parametrize("reader", READERS)
+@given(gather=gathers())
 @settings(max_examples=200)
-def test_c_and_numpy_gather_the_same(gather):
+def test_rows_are_those_of_numpys_indexing(reader, gather):
     parts, wanted, rows, apart, stream = gather
     expected = by_numpy(parts, wanted, rows)
     room = np.full((len(rows) * apart, *expected.shape[1:]), 7, expected.dtype)
-    RowGather(parts).read(rows, wanted, room[::apart], stream)
+    if reader is RowGather:
+        RowGather(parts).read(rows, wanted, room[::apart], stream)
+    else:
+        reader(parts).read(rows, wanted, room[::apart])
     assert room[::apart].tobytes() == expected.tobytes()
     if apart > 1:
         assert (room[1::apart] == np.array(7).astype(expected.dtype)).all(), "nothing between the rows is written"
 
 
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("wrong", [-1, 5, 2**62, -(2**63)])
 @pytest.mark.parametrize("parts", [[5], [2, 3], [0, 5, 0]])
-def test_a_row_out_of_range_is_an_error_and_nothing_is_written(parts, wrong):
+def test_a_row_out_of_range_is_an_error_and_nothing_is_written(reader, parts, wrong):
     out = np.full((3, 4), 7)
-    gather = RowGather([np.zeros((length, 4), np.int64) for length in parts])
-    with pytest.raises(IndexError, match=rf"^rows are 0 to 4, got {wrong}$"):
+    gather = reader([np.zeros((length, 4), np.int64) for length in parts])
+    with pytest.raises(IndexError, match=rf"^rows are 0 to 4, got .*{wrong}"):
         gather.read(np.array([0, wrong, 1]), (slice(None),), out)
     assert (out == 7).all()
 
@@ -75,6 +81,7 @@ READ_ONLY = np.zeros((3, 4), np.int32)
 READ_ONLY.flags.writeable = False
 
 
+@has_library
 @pytest.mark.parametrize("out", [READ_ONLY, *(np.zeros(shape, np.int32) for shape in [(2, 4), (3, 3), (3,)])])
 def test_memory_of_another_shape_or_that_is_read_only_is_refused(out):
     gather = RowGather([np.zeros((5, 4), np.int32)])
@@ -82,6 +89,7 @@ def test_memory_of_another_shape_or_that_is_read_only_is_refused(out):
         gather.read(np.arange(3), (slice(None),), out)
 
 
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("stored", ["<i4", ">i4"])
 @pytest.mark.parametrize(
     "out",
@@ -91,12 +99,13 @@ def test_memory_of_another_shape_or_that_is_read_only_is_refused(out):
         np.zeros((3, 8), np.int32)[:, ::2],
     ],
 )
-def test_other_dtypes_and_strides_are_written_as_numpy_writes_them(stored, out):
+def test_other_dtypes_and_strides_are_written_as_numpy_writes_them(reader, stored, out):
     values = np.arange(20, dtype=stored).reshape(5, 4)
-    RowGather([values]).read(np.array([4, 0, 2]), (slice(None),), out)
+    reader([values]).read(np.array([4, 0, 2]), (slice(None),), out)
     np.testing.assert_array_equal(out, values[[4, 0, 2]])
 
 
+@has_library
 @pytest.mark.parametrize("lengths", [[1] * 3000, [10**6, *[1] * 100], [*[1] * 100, 10**6], [7, 0, 0, 9, 0, 300]])
 def test_every_row_is_found_in_its_segment(lengths):
     parts = [np.arange(length, dtype=np.int64) + 10**7 * i for i, length in enumerate(lengths)]
@@ -123,6 +132,7 @@ def parts_of_a_batch(draw):
     return lengths, leaves, order, draw(st.integers(0, 5)), draw(st.just(range(first, last)) | some)
 
 
+@has_library
 @given(part=parts_of_a_batch(), data=st.data())
 @settings(max_examples=200)
 def test_each_leaf_has_the_rows_at_its_positions(part, data):
@@ -145,6 +155,7 @@ def test_each_leaf_has_the_rows_at_its_positions(part, data):
         np.testing.assert_array_equal(out, wanted)
 
 
+@has_library
 @pytest.mark.parametrize(("first", "message"), [(8, r"10 \(code 2\)"), (5, r"5 \(code 1\)")])
 def test_a_position_or_a_row_out_of_range_is_an_error(first, message):
     out = np.zeros((3, 4), np.int32)

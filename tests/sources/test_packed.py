@@ -146,14 +146,6 @@ def test_longer_documents_are_dropped_when_asked_and_counted():
     assert sorted(packed.documents_of(0).tolist()) == [0, 2]
 
 
-def test_histogram_packing_is_fast_and_full():
-    lengths = np.minimum(np.random.default_rng(0).lognormal(5.5, 1.2, 100_000).astype(np.int64) + 1, 2048)
-    packed = Packed(
-        {"tokens": (np.zeros(lengths.sum(), np.uint16), np.concatenate([[0], np.cumsum(lengths)]))}, 2048
-    )
-    assert packed.fill > 0.997
-
-
 @pytest.mark.parametrize(("packing", "limit"), [("best_fit", 17), ("split", 25)])
 def test_bytes_a_document_are_those_that_the_docs_name(packing, limit):
     offsets = np.arange(0, 700_000, 7)
@@ -299,40 +291,31 @@ def test_a_token_that_does_not_fit_its_dtype_is_a_bad_row():
     ]
 
 
+ONE = {"tokens": (np.arange(3), np.array([0, 3]))}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("columns", "options", "message"),
     [
-        (({"tokens": (np.arange(3), np.array([0, 4]))}, 4), "at most the number of values, 3"),
-        (({"tokens": (np.zeros((3, 2)), np.array([0, 3]))}, 4), "must have one axis"),
-        (({"positions": (np.arange(3), np.array([0, 3]))}, 4), "rename"),
-        (
-            ({"a": (np.arange(3), np.array([0, 3])), "b": (np.arange(3), np.array([0, 1, 3]))}, 4),
-            "the same offsets",
-        ),
-        (({}, 4), "one column or more"),
-        (({"tokens": 5}, 4), "a column of documents is a tuple"),
-        (({"tokens": (np.arange(3), np.array([0, 0]))}, 4), "at least one document"),
-        ((pa.chunked_array([], pa.list_(pa.int32())), 4), "at least one list"),
-        ((pa.array([[1, None]]), 4), "numbers without nulls"),
-        ((pa.array([["a"]]), 4), "numbers without nulls"),
-        (({"tokens": (np.arange(3), np.array([0, 3]))}, 0), "length must be"),
+        ({"tokens": (np.arange(3), np.array([0, 4]))}, {}, "at most the number of values, 3"),
+        ({"tokens": (np.zeros((3, 2)), np.array([0, 3]))}, {}, "must have one axis"),
+        ({"positions": ONE["tokens"]}, {}, "rename"),
+        ({"a": ONE["tokens"], "b": (np.arange(3), np.array([0, 1, 3]))}, {}, "the same offsets"),
+        ({}, {}, "one column or more"),
+        ({"tokens": 5}, {}, "a column of documents is a tuple"),
+        ({"tokens": (np.arange(3), np.array([0, 0]))}, {}, "at least one document"),
+        (pa.chunked_array([], pa.list_(pa.int32())), {}, "at least one list"),
+        (pa.array([[1, None]]), {}, "numbers without nulls"),
+        (pa.array([["a"]]), {}, "numbers without nulls"),
+        (ONE, {"length": 0}, "length must be"),
+        (ONE, {"packing": "first_fit"}, "packing must be one of"),
+        (ONE, {"longer": "keep"}, "longer must be one of"),
+        (ONE, {"packing": "split", "longer": "drop"}, "longer and max_documents are for"),
+        (ONE, {"max_documents": 0}, "max_documents must be"),
+        (ONE, {"seed": 1 << 64}, "seed must be"),
+        (ONE, {"length": 2, "longer": "drop"}, "at least one document must be no longer than 2, and 1 were left"),
     ],
-)
-def test_bad_columns_are_named(arguments, message):
+)  # fmt: skip
+def test_bad_columns_and_options_are_named(columns, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        Packed(*arguments)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"packing": "first_fit"},
-        {"longer": "keep"},
-        {"packing": "split", "longer": "drop"},
-        {"max_documents": 0},
-        {"seed": 1 << 64},
-    ],
-)
-def test_bad_options_are_named(options):
-    with pytest.raises(ValueError, match=next(reversed(options)) if len(options) == 1 else "longer"):
-        Packed(documents([3]), 4, **options)
+        Packed(columns, **{"length": 4, **options})

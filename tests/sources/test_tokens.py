@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import feedline
-from feedline._src.sources.arrays import windows
 
 RECORD = np.dtype([("image", np.uint8, (4, 3)), ("label", "<i4")])
 
@@ -14,14 +11,6 @@ RECORD = np.dtype([("image", np.uint8, (4, 3)), ("label", "<i4")])
 def _cut(shards, length, stride):
     """Windows shard by shard, in a loop."""
     return np.array([shard[i : i + length] for shard in shards for i in range(0, len(shard) - length + 1, stride)])
-
-
-@given(st.integers(0, 40), st.integers(1, 12), st.data())
-def test_windows_are_slices(count, length, data):
-    stride = data.draw(st.integers(1, length))
-    array = np.arange(count)
-    expected = _cut([array], length, stride).reshape(-1, length)
-    np.testing.assert_array_equal(windows(array, length, stride), expected)
 
 
 @pytest.mark.parametrize("kind", ["bin", "npy"])
