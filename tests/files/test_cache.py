@@ -17,9 +17,8 @@ from stored import RECORDS, array_record
 import feedline
 from feedline._src.files.cache import Cache
 from feedline._src.files.cached_range import CachedRange
-from feedline._src.files.client import Version
-from feedline._src.files.fetcher import RemoteObject
-from feedline._src.files.store import Url
+from feedline._src.files.client import RemoteObject
+from feedline._src.files.store import Url, Version
 
 
 def cached(cache, key, size):

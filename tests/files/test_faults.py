@@ -13,7 +13,8 @@ from store_server import etag, serving
 from stored import BLOCK, ROWS, npy
 
 import feedline
-from feedline._src.files.fetcher import RemoteObject, fetcher, version_of
+from feedline._src.files.client import RemoteObject, client_of
+from feedline._src.files.fetcher import fetcher
 from feedline._src.files.store import Url
 
 
@@ -46,8 +47,7 @@ def test_passing_faults_cost_retries_which_are_counted(store, source, fault):
 def test_a_store_that_is_gone_for_a_while_costs_waiting_and_is_named_in_the_log(
     store, source, monkeypatch, caplog
 ):
-    monkeypatch.setattr("feedline._src.files.fetcher._WARN_AFTER_S", 0.1)
-    monkeypatch.setattr(fetcher(), "_warned", -float("inf"))
+    monkeypatch.setattr("feedline._src.files.client._WARN_AFTER_S", 0.1)
     back = time.monotonic() + 1.0
     store.fault = lambda *request: 503 if time.monotonic() < back else None
     read_all(source)
@@ -76,7 +76,7 @@ def test_an_answer_that_trickles_is_given_up_and_a_slow_one_is_not(store, option
     monkeypatch.setattr("feedline._src.files.client._SHORTEST_S", 1.0)
     store.objects["/x.bin"] = bytes(3 << 20)
     url = Url.parse(f"{store.url}/x.bin")
-    version = fetcher().run(version_of(url, 0.0)).result()
+    version = fetcher().run(client_of(url.base, 0.0).version(url.key)).result()
     store.bytes_s = 1 << 20  # three seconds
     assert len(fetcher().run(RemoteObject(url, version, 0.0).fetch(0, 3 << 20)).result()) == 3 << 20
     store.fault = lambda *request: "trickle"
@@ -154,7 +154,7 @@ def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault,
     [("127.0.0.1:{port}", "connection refused"), ("store.invalid", "the name of the host does not resolve")],
 )
 def test_a_store_that_cannot_be_reached_is_told_long_before_the_patience_ends(host, cause, tmp_path, monkeypatch):
-    monkeypatch.setattr("feedline._src.files.fetcher._UNREACHABLE_S", 0.3)
+    monkeypatch.setattr("feedline._src.files.client._UNREACHABLE_S", 0.3)
     with socket.socket() as unused:  # bound, so that nobody else takes it; without listen, it refuses
         unused.bind(("127.0.0.1", 0))
         url = f"http://{host.format(port=unused.getsockname()[1])}/x.npy"
@@ -166,7 +166,7 @@ def test_a_store_that_cannot_be_reached_is_told_long_before_the_patience_ends(ho
 
 
 def test_a_server_that_answered_once_may_be_away_for_as_long_as_the_patience(options, monkeypatch):
-    monkeypatch.setattr("feedline._src.files.fetcher._UNREACHABLE_S", 0.1)
+    monkeypatch.setattr("feedline._src.files.client._UNREACHABLE_S", 0.1)
     with serving({"/x.npy": npy(ROWS)}) as store:
         source = feedline.open_source(f"{store.url}/x.npy", store=options)
         store.fault = lambda *request: "drop"  # the connections that are open

@@ -260,7 +260,12 @@ def test_globs_over_a_bucket(options):
 @pytest.mark.slow
 def test_credentials_are_nowhere(amazon, options, tmp_path, monkeypatch):
     source = feedline.open_source("s3://corpus/train/part-*.npy", store=options)
-    shown = [repr(source), repr(source.identity), repr(client_of("s3://corpus")), repr(options)]
+    shown = [
+        repr(source),
+        repr(source.identity),
+        repr(client_of("s3://corpus", options.patience_s)),
+        repr(options),
+    ]
     shown.append(repr(pickle.dumps(source)))
     obstore.delete(amazon, "train/part-1.npy")
     with pytest.raises(feedline.FeedError) as caught:

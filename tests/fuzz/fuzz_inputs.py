@@ -93,9 +93,8 @@ def cached_block(folder: Path) -> Any:
     """The range of the cache in a folder that holds the bytes `BLOCK`."""
     from feedline._src.files.cache import Cache
     from feedline._src.files.cached_range import CachedRange
-    from feedline._src.files.client import Version
-    from feedline._src.files.fetcher import RemoteObject
-    from feedline._src.files.store import Url
+    from feedline._src.files.client import RemoteObject
+    from feedline._src.files.store import Url, Version
 
     stored = RemoteObject(Url("s3://bucket", "block"), Version(len(BLOCK), "tag"), 1.0)
     return CachedRange(Cache(str(folder), 1 << 30), stored, 0, len(BLOCK))

@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, touch
-from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, RemoteObject, fetcher, gathered
-from feedline._src.files.file import Descriptor, pread
+from feedline._src.files.client import RemoteObject
+from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, fetcher, gathered
+from feedline._src.files.file import Descriptor, Indices, pread
 
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
@@ -218,6 +219,14 @@ class CachedRange:
         data = await self._object.fetch(self._start + at, self._start + end)
         await asyncio.to_thread(self.write, blocks, data)
         return data
+
+
+def blocks_of(starts: Indices, stops: Indices) -> Indices:
+    """The numbers of the blocks that hold some bytes, ascending."""
+    starts, stops = starts[stops > starts], stops[stops > starts]
+    first, last = starts // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES
+    longest = int((last - first).max(initial=0))
+    return np.unique(np.minimum(np.arange(longest + 1) + first[:, None], last[:, None]))
 
 
 def _requests(blocks: Iterable[int]) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""Requests to a store by obstore: which errors are transient, and which will not go away."""
+"""Requests to a store by obstore: retried while their errors are transient, refused at other errors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import contextlib
 import datetime
 import functools
 import importlib
+import logging
+import math
+import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 from feedline._src.errors import FeedError
-from feedline._src.files.store import Url
+from feedline._src.files.fetcher import fetcher
+from feedline._src.files.store import Listed, Url, Version
 
+_log = logging.getLogger("feedline")
 T = TypeVar("T")
 _SETTLED_S = 60.0
 """A date names a whole second, in which an object may be written twice. One that is older than a minute can be no
@@ -23,6 +28,14 @@ _PROGRESS_BYTES = 1 << 18
 """The progress of an answer within the patience: 64 requests that share a link of 1 MB/s get as much in 17 s."""
 _SHORTEST_S = 5.0
 """The least time for that. A shorter patience is about errors."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_UNREACHABLE_S = 10.0  # the most patience for a store that was never reached, whose address may be wrong
+_WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
+_WAIT = (
+    "check the network and the store, or wait longer with feedline.Store(patience_s=...). The feed can be built "
+    "again from its last state"
+)
+_FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
 _CLIENT: dict[str, Any] = {
     "allow_http": True,  # an endpoint of another scheme than https is there only if the user names it
     "connect_timeout": datetime.timedelta(seconds=5),
@@ -46,45 +59,6 @@ _CAUSES = {
 """What obstore's errors say of the network, in lower case, and what it means: causes before their effects."""
 
 
-class Version(NamedTuple):
-    """Size and tag of an object: its strong ETag, else the date of its last modification; "" if it has neither."""
-
-    size_bytes: int
-    tag: str
-
-    def check(self, now: Version, name: str) -> None:
-        """Raise a FeedError that says what differs, if anything does."""
-        if now == self:
-            return
-        found = f"its ETag is {now.tag} and was {self.tag}"
-        if now.size_bytes != self.size_bytes:
-            found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
-        raise FeedError(
-            f"an object must not change while a feed reads it, and {found} since the source was opened. Write new "
-            "data to a new key, and build a new feed",
-            stage="read",
-            file=name,
-        )
-
-    def check_strong(self, name: str) -> None:
-        """Raise a FeedError if the object could be replaced without anybody noticing."""
-        if not self.tag:
-            raise FeedError(
-                "an object must have a version, so that it is noticed if it is replaced: a strong ETag, or a date "
-                f"of modification that is a minute old; and {name} has neither. If it was just written, wait a "
-                "minute and open it again; else copy it to a store with strong ETags, or download it",
-                stage="read",
-                file=name,
-            )
-
-
-class Listed(NamedTuple):
-    """An object that a store lists."""
-
-    url: Url
-    version: Version
-
-
 class TransientError(Exception):
     """A request failed, and may succeed if it is repeated. The message holds no address and no credentials."""
 
@@ -96,11 +70,12 @@ class UnreachableError(TransientError):
 class Client:
     """Requests to one bucket or host. Credentials are those that obstore finds: environment, files, instance.
 
-    A request raises FileNotFoundError if there is no such object or bucket, TransientError if it may succeed
-    later, and FeedError otherwise. It may make no progress of 256 KiB for `patience_s`.
+    A request is repeated while its errors are transient. It raises FileNotFoundError if there is no such object
+    or bucket, and FeedError otherwise: also after errors, or no progress of 256 KiB, for longer than `patience_s`,
+    and after 10 s without a connection before the first answer.
     """
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, patience_s: float) -> None:
         try:
             self._obstore = importlib.import_module("obstore")
             from_url = importlib.import_module("obstore.store").from_url
@@ -108,7 +83,8 @@ class Client:
             raise ImportError(
                 f"obstore reads {base} and is not installed; from the clone: pip install '.[stores]'"
             ) from error
-        self._base = base
+        self._base, self._patience_s = base, patience_s
+        self._warned = -math.inf
         self._answered = False  # later trouble with the connection or the credentials is transient
         try:
             # retries are ours: they are counted, and stop when the interpreter ends
@@ -117,55 +93,70 @@ class Client:
             rule = "must be described by the environment of this process"
             raise self._refused(rule, _reason(error), "") from None
 
-    async def version(self, key: str, patience_s: float) -> Version:
+    async def version(self, key: str) -> Version:
         """The present version of an object, a strong one."""
+        return await self._patiently(key, functools.partial(self._version, key))
+
+    async def _version(self, key: str) -> Version:
         request = self._obstore.get_async(self._store, key, options={"head": True})
-        found = await self._asked(key, request, patience_s)
+        found = await self._asked(key, request)
         if str(found.attributes.get("Content-Type", "")).startswith("text/html"):
             raise self._refused("must answer with data", "a page (text/html), such as one to sign in", key)
-        version = _version(found.meta)
+        version = _version_in(found.meta)
         version.check_strong(f"{self._base}/{key}")
         return version
 
-    async def get(self, key: str, start: int, stop: int, version: Version, patience_s: float) -> bytes:
-        """Bytes `start` to `stop` of an object of this version."""
+    async def get(self, key: str, start: int, stop: int, version: Version) -> bytes:
+        """Bytes `start` to `stop` of an object of this version. FeedError: also if it was replaced."""
+        data = await self._patiently(key, functools.partial(self._get, key, start, stop, version))
+        fetcher().counts.fetched_bytes += len(data)
+        return data
+
+    async def _get(self, key: str, start: int, stop: int, version: Version) -> bytes:
         request = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
         try:
-            found = await self._asked(key, request, patience_s)
+            found = await self._asked(key, request)
         except TransientError as error:
             if "416" in str(error):
-                version.check(await self.version(key, patience_s), f"{self._base}/{key}")
+                version.check(await self._version(key), f"{self._base}/{key}")
             raise
-        version.check(_version(found.meta), f"{self._base}/{key}")
+        version.check(_version_in(found.meta), f"{self._base}/{key}")
         stream = found.stream(min_chunk_size=_PROGRESS_BYTES)
-        data = b"".join([part async for part in self._each(key, stream, patience_s)])
+        data = b"".join([part async for part in self._each(key, stream)])
         if len(data) != stop - start:
             raise TransientError(f"{len(data)} bytes arrived of {stop - start}")
         return data
 
-    async def listed(self, prefix: str, patience_s: float) -> list[Listed]:
+    async def listed(self, prefix: str) -> list[Listed]:
         """All objects whose keys begin with `prefix`, sorted."""
+        return await self._patiently(prefix, functools.partial(self._listed, prefix))
+
+    async def _listed(self, prefix: str) -> list[Listed]:
         folder = prefix.rpartition("/")[0]
         found: list[Listed] = []
         stream = self._obstore.list(self._store, folder or None, chunk_size=1000)
-        async for chunk in self._each(prefix, stream, patience_s):
-            found += [Listed(Url(self._base, meta["path"]), _version(meta)) for meta in chunk]
+        async for chunk in self._each(prefix, stream):
+            found += [Listed(Url(self._base, meta["path"]), _version_in(meta)) for meta in chunk]
         return sorted(each for each in found if each.url.key.startswith(prefix))
 
-    async def folders(self, prefix: str, patience_s: float) -> list[str]:
+    async def folders(self, prefix: str) -> list[str]:
         """The names of the folders in a folder, sorted."""
+        return await self._patiently(prefix, functools.partial(self._folders, prefix))
+
+    async def _folders(self, prefix: str) -> list[str]:
         request = self._obstore.list_with_delimiter_async(self._store, prefix or None)
-        found = await self._asked(prefix, request, patience_s)
+        found = await self._asked(prefix, request)
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
-    async def _each(self, key: str, stream: AsyncIterator[T], patience_s: float) -> AsyncIterator[T]:
+    async def _each(self, key: str, stream: AsyncIterator[T]) -> AsyncIterator[T]:
         """The parts of a stream, each of which must arrive within the patience."""
         with contextlib.suppress(StopAsyncIteration):
             while True:
-                yield await self._asked(key, anext(stream), patience_s)
+                yield await self._asked(key, anext(stream))
 
-    async def _asked(self, key: str, request: Awaitable[T], patience_s: float) -> T:
-        limit_s = max(patience_s, _SHORTEST_S)
+    async def _asked(self, key: str, request: Awaitable[T]) -> T:
+        """The answer to a request. Its errors are those of this class, or transient."""
+        limit_s = max(self._patience_s, _SHORTEST_S)
         try:
             async with asyncio.timeout(limit_s):
                 found = await request
@@ -177,6 +168,48 @@ class Client:
             raise self._meaning(error, key) from None
         self._answered = True
         return found
+
+    async def _patiently(self, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        """The result of `request`, which is repeated while its errors are transient."""
+        name, failing_since, pause = f"{self._base}/{key}", None, _FIRST_PAUSE_S
+        while True:
+            try:
+                async with fetcher().slots:
+                    began = time.monotonic()
+                    fetcher().counts.requests += 1
+                    return await request()
+            except TransientError as error:
+                failing_since = failing_since or began
+                failing_s, reason = time.monotonic() - failing_since, str(error)
+                limit_s, rule, remedy = self._patience_s, f"answer within patience_s={self._patience_s:g}", _WAIT
+                if isinstance(error, UnreachableError):
+                    limit_s = min(limit_s, _UNREACHABLE_S)
+                    rule, remedy = "be reachable when it is opened", _FIND
+            if failing_s >= limit_s:
+                raise FeedError(
+                    f"a store must {rule}, and {name} failed for {failing_s:.0f} s, at last with: {reason}; "
+                    f"{remedy}",
+                    stage="read",
+                    file=name,
+                )
+            fetcher().counts.retries += 1
+            if failing_s >= _WARN_AFTER_S:
+                self._warn(failing_s, name, reason, limit_s)
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), limit_s - failing_s))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _warn(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
+        """Log that the store is failing, at most once a minute."""
+        now = time.monotonic()
+        if now >= self._warned + _WARN_EVERY_S:
+            self._warned = now
+            _log.warning(
+                "a store has failed for %.0f s, and is asked again until it has failed for %g s: %s: %s",
+                failing_s,
+                limit_s,
+                name,
+                reason,
+            )
 
     def _meaning(self, error: Exception, key: str) -> Exception:
         """What an error of obstore says of the request for a key."""
@@ -219,11 +252,23 @@ class Client:
 
 
 @functools.cache
-def client_of(base: str) -> Client:
-    return Client(base)
+def client_of(base: str, patience_s: float) -> Client:
+    return Client(base, patience_s)
 
 
-def _version(meta: Any) -> Version:
+class RemoteObject(NamedTuple):
+    """One version of an object in a store."""
+
+    url: Url
+    version: Version
+    patience_s: float
+
+    async def fetch(self, start: int, stop: int) -> bytes:
+        """Its bytes from `start` to `stop`. Errors: see `Client.get`."""
+        return await client_of(self.url.base, self.patience_s).get(self.url.key, start, stop, self.version)
+
+
+def _version_in(meta: Any) -> Version:
     """The version that a listing or an answer names."""
     given, date, size = meta["e_tag"] or "", meta["last_modified"].replace(microsecond=0), int(meta["size"])
     tag = given.strip('"')  # some stores leave quotes out of either a listing or an answer

@@ -1,4 +1,4 @@
-"""All requests of a process to stores: concurrent, retried after transient errors, and counted."""
+"""The thread that runs all requests of a process to stores, and counts them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,22 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import functools
-import logging
-import math
 import os
-import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from feedline._src.errors import FeedError
-from feedline._src.files.client import TransientError, UnreachableError, Version, client_of
 from feedline._src.files.file import check_may_open
-from feedline._src.files.store import Url
 from feedline._src.runtime.exit import check_may_read, close_at_exit
 
-_log = logging.getLogger("feedline")
 K = TypeVar("K")
 T = TypeVar("T")
 AT_ONCE = 64
 """Requests in flight. Half as many of twice the size would hold as much memory, and give half the bytes/s."""
 REQUEST_BYTES = 1 << 22  # the largest request, and what one in flight takes of memory
 MOST = 2 * AT_ONCE  # requests that wait or are in flight: more are not fetched ahead
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_UNREACHABLE_S = 10.0  # the most patience for a store that was never reached, whose address may be wrong
-_WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
-_WAIT = (
-    "check the network and the store, or wait longer with feedline.Store(patience_s=...). The feed can be built "
-    "again from its last state"
-)
-_FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
 
 
 @dataclasses.dataclass
@@ -63,9 +49,8 @@ class Fetcher:
         self._closed = self._forked = False
         self._thread: threading.Thread | None = None
         self._running: set[concurrent.futures.Future[Any]] = set()
-        # of the thread only:
-        self._slots: asyncio.Semaphore
-        self._warned = -math.inf
+        self.slots: asyncio.Semaphore
+        """One for each request in flight. Of the thread only."""
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the thread."""
@@ -76,7 +61,7 @@ class Fetcher:
                 request.close()
                 raise
             if self._loop is None:
-                self._loop, self._slots = asyncio.new_event_loop(), asyncio.Semaphore(AT_ONCE)
+                self._loop, self.slots = asyncio.new_event_loop(), asyncio.Semaphore(AT_ONCE)
                 self._thread = threading.Thread(target=self._run, name="feedline-fetch", daemon=True)
                 self._thread.start()
                 close_at_exit(self)
@@ -99,51 +84,6 @@ class Fetcher:
     @property
     def in_flight(self) -> int:
         return len(self._running)
-
-    async def patiently(self, name: str, patience_s: float, request: Callable[[], Awaitable[T]]) -> T:
-        """The result of `request`, which is repeated while its errors are transient.
-
-        FeedError: errors for longer than `patience_s`; or no connection for 10 s before the first answer.
-        """
-        failing_since = None
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                async with self._slots:
-                    began = time.monotonic()
-                    self.counts.requests += 1
-                    return await request()
-            except TransientError as error:
-                failing_since = failing_since or began
-                failing_s, reason = time.monotonic() - failing_since, str(error)
-                limit_s, rule, remedy = patience_s, f"answer within patience_s={patience_s:g}", _WAIT
-                if isinstance(error, UnreachableError):
-                    limit_s = min(patience_s, _UNREACHABLE_S)
-                    rule, remedy = "be reachable when it is opened", _FIND
-            if failing_s >= limit_s:
-                raise FeedError(
-                    f"a store must {rule}, and {name} failed for {failing_s:.0f} s, at last with: {reason}; "
-                    f"{remedy}",
-                    stage="read",
-                    file=name,
-                )
-            self.counts.retries += 1
-            self._warn(failing_s, name, reason, limit_s)
-            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), limit_s - failing_s))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    def _warn(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
-        """Log that a store is failing, at most once a minute."""
-        now = time.monotonic()
-        if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
-            self._warned = now
-            _log.warning(
-                "a store has failed for %.0f s, and is asked again until it has failed for %g s: %s: %s",
-                failing_s,
-                limit_s,
-                name,
-                reason,
-            )
 
     def _run(self) -> None:
         assert self._loop is not None
@@ -260,28 +200,3 @@ async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def version_of(url: Url, patience_s: float) -> Version:
-    """The present version of an object. FileNotFoundError: there is none; FeedError: see `Fetcher.patiently`."""
-    client = client_of(url.base)
-    return await fetcher().patiently(str(url), patience_s, lambda: client.version(url.key, patience_s))
-
-
-class RemoteObject(NamedTuple):
-    """One version of an object in a store."""
-
-    url: Url
-    version: Version
-    patience_s: float
-
-    async def fetch(self, start: int, stop: int) -> bytes:
-        """Its bytes from `start` to `stop`. Errors: see `version_of`; FeedError: also if it was replaced."""
-        (base, key), client = self.url, client_of(self.url.base)
-        data = await fetcher().patiently(
-            f"{base}/{key}",
-            self.patience_s,
-            lambda: client.get(key, start, stop, self.version, self.patience_s),
-        )
-        fetcher().counts.fetched_bytes += len(data)
-        return data

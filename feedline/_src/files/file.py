@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import mmap
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
-from feedline._src.files.store import Store
+from feedline._src.files.store import Store, Version
 from feedline._src.rows import digests
-
-if TYPE_CHECKING:
-    from feedline._src.files.client import Version
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
@@ -228,18 +226,21 @@ class Descriptor:
             close(self.descriptor)
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
-        """See `File.read`. Parts close to each other are read by one system call."""
-        parts = [b""] * len(offsets)
-        starts, sizes = offsets.tolist(), lengths.tolist()
-        for run in _runs(offsets, lengths):
-            first = starts[run[0]]
-            block = pread(self.descriptor, max(starts[i] + sizes[i] for i in run) - first, first)
-            if len(run) == 1:
-                parts[run[0]] = block
+        """See `File.read`. Small parts close to each other are read by one system call."""
+        order = np.argsort(offsets, kind="stable")
+        starts, ends = offsets[order], (offsets + lengths)[order]
+        bounds = _bounds_of_runs(starts, ends)
+        parts = [b""] * len(order)
+        numbers, starts, ends = order.tolist(), starts.tolist(), ends.tolist()
+        for first, stop in itertools.pairwise(bounds):
+            offset = starts[first]
+            block = pread(self.descriptor, max(ends[first:stop]) - offset, offset)
+            if stop - first == 1:
+                parts[numbers[first]] = block
                 continue
             view = memoryview(block)
-            for i in run:
-                parts[i] = bytes(view[starts[i] - first : starts[i] - first + sizes[i]])
+            for i in range(first, stop):
+                parts[numbers[i]] = bytes(view[starts[i] - offset : ends[i] - offset])
         return parts
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -249,16 +250,12 @@ class Descriptor:
 
 
 class OpenFile(Descriptor):
-    """An open file of a version, or the present one, that begins with some bytes. FeedError if it does not."""
+    """An open file of a version; None: the present one. FeedError: it has another version."""
 
-    def __init__(
-        self, path: str, version: FileVersion | None = None, begins: bytes = b"", descriptor: int | None = None
-    ) -> None:
+    def __init__(self, path: str, version: FileVersion | None = None, descriptor: int | None = None) -> None:
         super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor)
         self.path, self.version = path, version or FileVersion.of(self.descriptor)
         self.check()
-        if pread(self.descriptor, len(begins), 0) != begins:
-            raise changed(path, "it begins with other bytes")
 
     def check(self) -> None:
         """Raise a FeedError if it was written to or truncated: what was read before may be wrong."""
@@ -272,23 +269,12 @@ class OpenFile(Descriptor):
         return False
 
 
-def _runs(offsets: Indices, lengths: Indices) -> Iterator[list[int]]:
-    """The numbers of the parts that are read at once, ascending by offset."""
-    order = np.argsort(offsets, kind="stable")
-    starts, ends = offsets[order].tolist(), (offsets + lengths)[order].tolist()
-    run: list[int] = []
-    first = stop = 0
-    for i, start, end in zip(order.tolist(), starts, ends, strict=True):
-        small = end - start <= _MERGED_PART_BYTES
-        if run and not (small and start - stop <= _MERGED_GAP_BYTES and end - first <= _MERGED_BYTES):
-            yield run
-            run = []
-        if not run:
-            first = stop = start
-        run.append(i)
-        stop = max(stop, end)
-    if run:
-        yield run
+def _bounds_of_runs(starts: Indices, ends: Indices) -> list[int]:
+    """Where ascending parts are split into runs, each of which is read at once: 0 … number of parts."""
+    gaps = starts[1:] - np.maximum.accumulate(ends)[:-1]
+    windows, are_small = starts // _MERGED_BYTES, ends - starts <= _MERGED_PART_BYTES
+    are_merged = (gaps <= _MERGED_GAP_BYTES) & (np.diff(windows) == 0) & are_small[1:] & are_small[:-1]
+    return sorted({0, *(np.flatnonzero(~are_merged) + 1).tolist(), len(starts)})
 
 
 def pread(descriptor: int, length: int, offset: int) -> bytes:
@@ -338,14 +324,6 @@ class LruCache(Generic[Value]):
                         self._bytes += value.nbytes
                         self._evict(keep=key)
             return values[0]
-
-    def discard(self, key: Hashable, value: Value) -> None:
-        """Drop a value, unless the key has another one by now."""
-        with self._lock:
-            _, values = self._entries.get(key, (None, []))
-            if values and values[0] is value:
-                del self._entries[key]
-                self._bytes -= value.nbytes
 
     def clear(self) -> None:
         with self._lock:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES
+from feedline._src.files.cached_range import blocks_of
 from feedline._src.files.file import OPEN_FILES, File, Indices, LruCache, OpenFile
 from feedline._src.files.store import Store, is_url
 from feedline._src.rows import digests
@@ -112,7 +115,7 @@ class Files(Sequence[File]):
         False if that is too early (`Cache.is_too_early`). Nothing was begun then, and the caller asks again later.
         """
         wanted = [
-            (file, file.blocks_of(offsets, offsets + lengths))
+            (file, blocks_of(offsets, np.minimum(offsets + lengths, file.size)))
             for number, offsets, lengths in places
             if (file := self._objects.get(self.paths[number])) is not None
         ]

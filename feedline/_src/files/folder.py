@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,19 +14,17 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of
 from feedline._src.files.cached_range import CachedRange
-from feedline._src.files.client import Listed, Version, client_of
+from feedline._src.files.client import RemoteObject, client_of
 from feedline._src.files.fetcher import (
     REQUEST_BYTES,
     InFlight,
-    RemoteObject,
     fetcher,
     gathered,
     result_of,
-    version_of,
 )
 from feedline._src.files.file import File, Indices, OpenFile, absolute, changed, pread, unreadable
 from feedline._src.files.remote import RemoteFile
-from feedline._src.files.store import Store, Url, is_url
+from feedline._src.files.store import Listed, Store, Url, Version, is_url
 from feedline._src.rows import digests
 
 T = TypeVar("T")
@@ -186,7 +184,7 @@ class RemoteFolder(Folder):
         self._url, self._store, self._listed, self._expected = url, store, listed, expected
         self.name = self.place = str(url).removesuffix("/")
         self.can_list, self.names, self.versions = url.can_list, names, {}
-        self._cache = cache_of(store)
+        self._cache, self._client = cache_of(store), client_of(url.base, store.patience_s)
         self._requests: InFlight[Name, bytes | None] = InFlight()
 
     def __reduce__(self) -> Any:
@@ -239,8 +237,7 @@ class RemoteFolder(Folder):
 
     def folders(self, below: str = "") -> list[str]:
         url = self._url.below(below) if below else self._url
-        client, patience_s = client_of(url.base), self._store.patience_s
-        return _asked(url, self._store, lambda: client.folders(url.key, patience_s))
+        return fetcher().run(self._client.folders(url.key)).result()
 
     def close(self) -> None:
         self._requests.cancel()
@@ -289,7 +286,7 @@ class RemoteFolder(Folder):
 
     async def _present_version(self, file: str) -> Version | None:
         try:
-            return await version_of(self._url.below(file), self._store.patience_s)
+            return await self._client.version(self._url.below(file).key)
         except FileNotFoundError:
             return None
 
@@ -417,9 +414,5 @@ def is_match(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def listing(prefix: Url, options: Store) -> list[Listed]:
     """All objects of a bucket whose keys begin with that of `prefix`, in sorted order."""
-    client = client_of(prefix.base)
-    return _asked(prefix, options, lambda: client.listed(prefix.key, options.patience_s))
-
-
-def _asked(prefix: Url, options: Store, request: Callable[[], Awaitable[T]]) -> T:
-    return fetcher().run(fetcher().patiently(str(prefix), options.patience_s, request)).result()
+    client = client_of(prefix.base, options.patience_s)
+    return fetcher().run(client.listed(prefix.key)).result()

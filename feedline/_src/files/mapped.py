@@ -17,7 +17,6 @@ from feedline._src.files.cache import touch
 from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.file import Bytes, FileVersion
 
-_CHECKED_FILES = 16  # at each read, which takes a system call for each
 _MAP_FIXED, _PROT_NONE = 0x10, 0  # of Linux and macOS; Python's mmap does not have them
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -57,21 +56,14 @@ class MappedObject:
             address += file.size
         return cls(np.frombuffer(memoryview(raw).toreadonly(), np.uint8), files)
 
-    def is_current(self) -> bool:
-        """Whether no file was deleted or written to."""
-        return all(map(_is_current, self._files))
-
-    def is_current_in_part(self) -> bool:
-        """Whether that holds for the next 16 files, in turn."""
-        first, count = next(self._turn) * _CHECKED_FILES, len(self._files)
-        return all(_is_current(self._files[(first + i) % count]) for i in range(min(count, _CHECKED_FILES)))
-
-
-def _is_current(file: tuple[str, FileVersion]) -> bool:
-    path, version = file
-    with contextlib.suppress(FileNotFoundError):
-        return touch(path) == version
-    return False
+    def is_current(self, at_most: int | None = None) -> bool:
+        """Whether no file was deleted or written to; of more than `at_most` files, the next ones in turn."""
+        count = len(self._files)
+        checked = count if at_most is None else min(count, at_most)
+        with contextlib.suppress(FileNotFoundError):
+            some = (self._files[next(self._turn) % count] for _ in range(checked))
+            return all(touch(path) == version for path, version in some)
+        return False
 
 
 @functools.cache

@@ -16,21 +16,19 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import AHEAD, BLOCK_BYTES, cache_of
-from feedline._src.files.cached_range import CachedRange, name_of
-from feedline._src.files.client import Version
+from feedline._src.files.cached_range import CachedRange, blocks_of, name_of
+from feedline._src.files.client import RemoteObject, client_of
 from feedline._src.files.fetcher import (
     AT_ONCE,
     MOST,
     REQUEST_BYTES,
-    RemoteObject,
     fetcher,
     gathered,
     result_of,
-    version_of,
 )
 from feedline._src.files.file import Bytes, Descriptor, File, Indices, OpenFile, T, place_in
 from feedline._src.files.mapped import MappedObject
-from feedline._src.files.store import Store, Url
+from feedline._src.files.store import Store, Url, Version
 from feedline._src.native.library import library
 
 _log = logging.getLogger("feedline")
@@ -38,6 +36,7 @@ _TRIES, _WHOLE_TRIES = 100, 10
 _HEADER_BYTES = 1 << 14  # what a file object reads at once of headers
 _EXACT_BYTES = 1 << 17  # up to this size, as of footers, only these bytes are fetched, and not their blocks
 _SMALL_BYTES = 1 << 18  # a smaller object is fetched whole for its samples
+_CHECKED_SEGMENTS = 16  # of a mapped object at each read, which takes a system call for each
 _DOWNLOADS = 8  # whole objects that are downloaded at once, each by many requests
 
 
@@ -83,7 +82,7 @@ class RemoteFile(File):
     def _read_into(self, offsets: Indices, buffers: Sequence[Any]) -> None:
         """Fill each buffer with the bytes at its offset, none of which lie beyond the end."""
         views = [memoryview(buffer) for buffer in buffers]
-        self._wait_for(self.blocks_of(offsets, offsets + np.array([len(view) for view in views], np.int64)))
+        self._wait_for(blocks_of(offsets, offsets + np.array([len(view) for view in views], np.int64)))
         pieces: dict[int, list[tuple[int, memoryview]]] = {}
         for start, view in zip(offsets.tolist(), views, strict=True):
             while view:
@@ -98,7 +97,7 @@ class RemoteFile(File):
         """Fill buffers with the bytes at these offsets in a segment."""
         segment, size = self._segments[number], sum(len(piece) for _, piece in pieces)
         starts = np.array([offset for offset, _ in pieces])
-        blocks = _blocks_of(starts, starts + [len(piece) for _, piece in pieces]).tolist()
+        blocks = blocks_of(starts, starts + [len(piece) for _, piece in pieces]).tolist()
         for _ in range(_TRIES):
             file = segment.open()
             if not all(map(file.has, blocks)):  # they were evicted
@@ -117,10 +116,6 @@ class RemoteFile(File):
         )
 
     # --- fetch ---
-
-    def blocks_of(self, offsets: Indices, stops: Indices) -> Indices:
-        """The numbers of the blocks that hold some bytes, ascending."""
-        return _blocks_of(offsets, np.minimum(stops, self.size))
 
     def fetch(self, blocks: Indices) -> list[concurrent.futures.Future[None]]:
         """Start to fetch those of some ascending blocks that are not there. Returns the requests."""
@@ -145,7 +140,7 @@ class RemoteFile(File):
 
     def is_near(self, start: int, stop: int) -> bool:
         """Whether all blocks that hold some bytes are there, or are being fetched."""
-        blocks = self.blocks_of(np.array([start]), np.array([stop]))
+        blocks = blocks_of(np.array([start]), np.array([min(stop, self.size)]))
         return all(segment.is_near(block) for segment, some in self._by_segment(blocks) for block in some)
 
     def close(self) -> None:
@@ -185,7 +180,7 @@ class RemoteFile(File):
         """Check up to 16 mapped segments, in turn. If one was deleted or written to, `memory` is None afterwards,
         and what was read from it may be wrong. `with_path` checks the file of a whole object."""
         mapped = self._mapped
-        if mapped is not None and not mapped.is_current_in_part():
+        if mapped is not None and not mapped.is_current(_CHECKED_SEGMENTS):
             self._mapped = None
 
     # --- as a file object, and in samples ---
@@ -252,14 +247,6 @@ class RemoteFile(File):
         result_of(self._download, self.name)
 
 
-def _blocks_of(starts: Indices, stops: Indices) -> Indices:
-    """The numbers of the blocks that hold some bytes, ascending."""
-    starts, stops = starts[stops > starts], stops[stops > starts]
-    first, last = starts // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES
-    longest = int((last - first).max(initial=0))
-    return np.unique(np.minimum(np.arange(longest + 1) + first[:, None], last[:, None]))
-
-
 def fetch_whole(files: Sequence[RemoteFile]) -> None:
     """Make whole files of objects. FeedError: also if the cache is too small for all of them."""
     size, limit_bytes = sum(file.size for file in files), files[0].cache.limit_bytes
@@ -287,7 +274,8 @@ def open_objects(urls: Sequence[str], options: Store) -> list[RemoteFile]:
     """Objects of their present versions, which are all asked for at once: each alone would cost the latency."""
     cache_of(options)  # before requests
     parsed = [Url.parse(url) for url in urls]
-    versions = fetcher().run(gathered(version_of(url, options.patience_s) for url in parsed)).result()
+    requests = (client_of(url.base, options.patience_s).version(url.key) for url in parsed)
+    versions = fetcher().run(gathered(requests)).result()
     return [RemoteFile(*each, options) for each in zip(parsed, versions, strict=True)]
 
 
