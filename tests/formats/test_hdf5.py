@@ -133,7 +133,7 @@ def test_columns_selects_datasets_and_groups(tmp_path):
         feedline.open_source(path)
     with pytest.raises(ValueError, match=r"columns must be some of test, train in .*, got valid"):
         feedline.open_source(path, columns=["valid"])
-    with pytest.raises(ValueError, match=r"columns must be some of train/x, test, train in .*, got train/z"):
+    with pytest.raises(ValueError, match=r"columns must be some of test, train, train/x in .*, got train/z"):
         feedline.open_source(path, columns=["train/x", "train/z"])
 
 
@@ -247,27 +247,27 @@ def _linked(file, name, link):
 REFUSED = {
     "dangling link": (
         lambda file: _linked(file, "y", h5py.SoftLink("/nowhere")),
-        "links are not followed, and y leads to /nowhere .*; choose that itself",
+        "y: links are not followed, .* leads to /nowhere .*; choose that itself",
     ),
     "reference": (
         lambda file: _linked(file, "r", np.array([file.ref] * ROWS, h5py.ref_dtype)),
-        "r: its elements must be numbers .* and are references; encode",
+        "r: a row must have numbers .* and has references; encode",
     ),
     "dates": (
         lambda file: file.create_dataset("t", data=np.zeros(3, "M8[s]").astype(h5py.opaque_dtype("M8[s]"))),
-        "t: .* are datetime64.*, dates by array.view",
+        "t: .* has datetime64.*, dates by array.view",
     ),
     "two values in a row": (
         lambda file: file.create_dataset("t", (3, 2), h5py.string_dtype()),
-        r"t: a row must have one value of bytes or text, and has \[2\]",
+        r"t: a row must have .* one value of bytes or text, and has .*\[2\]",
     ),
     "a filter that h5py lacks": (
         lambda file: file.create_dataset("t", (9,), "i4", compression=32001, allow_unknown_filter=True),
-        r"t: .* has the filters \[32001\]; .*install hdf5plugin .*write it again: new.create_dataset",
+        r"t: .* has the filters \[32001\]; .*install hdf5plugin .*or write it again: new.create_dataset",
     ),
     "numbers of variable length": (
         lambda file: file.create_dataset("t", (3,), h5py.vlen_dtype("i4")),
-        "t: its elements must be numbers .* and are object",
+        "t: a row must have numbers .* and has object",
     ),
     "nothing": (lambda file: file.attrs.update(a=1), "must have at least one array with rows"),
     "a scalar alone": (lambda file: file.update(x=3), "must have at least one array with rows"),

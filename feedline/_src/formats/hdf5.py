@@ -44,7 +44,7 @@ T = TypeVar("T")
 _GROUP_BYTES = 1 << 16  # of rows of a dataset without chunks that are read at once
 _EXIT_WAITS_S = 1.0  # for the read in progress; closing feeds takes up to as long
 _DAMAGED = "the file is damaged, write it again with h5py"
-_LEAVE_OUT = "or leave it out with columns=[...]"
+_LEAVE_OUT = ", or leave it out with columns=[...]"
 
 _lock = threading.RLock()
 
@@ -185,7 +185,7 @@ def _read_from(opened: Any, leaf: _Leaf, rows: Any) -> Array:
 
 
 class _RefusedError(ValueError):
-    """A file is valid, but cannot be read as rows. The message names it, and says what to change."""
+    """A dataset is valid, but cannot be read as rows. The message names it, and says what to change."""
 
 
 def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
@@ -200,60 +200,55 @@ def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
             "open for writing: close it in the program that writes it, or, if that was killed, run h5clear -s "
             "(Debian: hdf5-tools) and check the data. If it is truncated or another format, write it again"
         ) from error
-    found = [each for each in options.columns or () if any(_lies_in(leaf.path, [each]) for leaf in leaves)]
-    options.chosen([*found, *(name for name in names if name not in (options.columns or ()))], file.name)
+    options.chosen(names, file.name)
     check_same_rows({leaf.path: leaf.rows for leaf in leaves}, file.name)
     return leaves
 
 
-def _lies_in(path: str, columns: Sequence[str]) -> bool:
-    """Whether a path is one of these columns, or lies in a group that is."""
-    return any(f"{path}/".startswith(f"{column.strip('/')}/") for column in columns)
-
-
 def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[list[_Leaf], list[str]]:
-    """The chosen leaves, and all names at the top of the file.
+    """The chosen leaves, and the names among which the columns must be.
 
     HDF5 visits each group once, and follows neither soft links nor links to other files.
     """
-    h5py = _h5py()
     links: list[tuple[str, Any]] = []
     opened.visititems_links(lambda path, link: links.append((path, link)))
-    leaves: list[_Leaf] = []
-    for path, link in links:
-        if options.columns is not None and not _lies_in(path, options.columns):
-            continue
-        if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
-            raise _RefusedError(
-                f"{file.name}: links are not followed, and {path} leads to {link.path} of "
-                f"{getattr(link, 'filename', 'this file')}; choose that itself with columns=[...], or open that "
-                "file"
-            )
-        if isinstance(dataset := opened[path], h5py.Dataset) and dataset.shape:
-            try:
-                leaves += _leaves_of(dataset, file)
-            except _RefusedError as error:
-                raise _RefusedError(f"{file.name}: {path}: {error}, {_LEAVE_OUT}") from error
-    return leaves, list(opened)
+    prefixes = {column: f"{column.strip('/')}/" for column in options.columns or ()}
+    leaves: dict[str, _Leaf] = {}
+    names = [name for name in opened if name not in prefixes]
+    for column, prefix in (prefixes or {"": ""}).items():
+        paths = [(path, link) for path, link in links if f"{path}/".startswith(prefix)]
+        found = [leaf for path, link in paths for leaf in _leaves_at(opened, path, link, file)]
+        leaves |= {leaf.path: leaf for leaf in found}
+        if found:
+            names.append(column)
+    return list(leaves.values()), names
 
 
-def _leaves_of(dataset: Any, file: File) -> list[_Leaf]:
-    """The leaf of an `h5py.Dataset`, or those of its fields. ValueError: it is damaged."""
-    h5py = _h5py()
+def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
+    """The leaf of the dataset at a path, or those of its fields; none of a group or a scalar."""
+    h5py, where = _h5py(), f"{file.name}: {path}"
+    if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+        raise _RefusedError(
+            f"{where}: links are not followed, and this one leads to {link.path} of "
+            f"{getattr(link, 'filename', 'this file')}; choose that itself with columns=[...], or open that file"
+        )
+    dataset = opened[path]
+    if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
+        return []
     created = dataset.id.get_create_plist()
     filters = [created.get_filter(number) for number in range(created.get_nfilters())]
     lacking = [name or number for number, *_, name in filters if not h5py.h5z.filter_avail(number)]
     if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count() or lacking:
         raise _RefusedError(
-            "its data must lie in the file itself, with filters that this h5py has, and it is virtual, in "
-            f"external files, or has the filters {lacking}; open those files themselves, install hdf5plugin and "
-            "import it before, write it again: new.create_dataset(name, data=old[name][:])"
+            f"{where}: its data must lie in the file itself, with filters that this h5py has, and it is virtual, "
+            f"in external files, or has the filters {lacking}; open those files themselves, install hdf5plugin "
+            "and import it before, or write it again: new.create_dataset(name, data=old[name][:])"
         )
     try:
         elements = dataset.dtype
     except TypeError as error:
         raise _RefusedError(
-            f"its elements must be numbers that NumPy has, bytes or text: {error}; convert it"
+            f"{where}: its elements must be numbers that NumPy has: {error}{_LEAVE_OUT}"
         ) from error
     rows, chunk = dataset.shape[0], dataset.chunks
     row_bytes = math.prod(dataset.shape[1:]) * elements.itemsize
@@ -270,7 +265,7 @@ def _leaves_of(dataset: Any, file: File) -> list[_Leaf]:
     def leaves(dtype: np.dtype[Any], *fields: str) -> list[_Leaf]:
         if dtype.names is not None:
             return [leaf for name in dtype.names for leaf in leaves(dtype[name], *fields, name)]
-        row = _row_of(dtype, dataset.shape[1:])
+        row = _row_of(dtype, dataset.shape[1:], where)
         return [_Leaf(dataset.name, fields, row, rows, height, mapped)]
 
     return leaves(elements)
@@ -292,21 +287,16 @@ def _check_chunks(dataset: Any, filters: set[int], file_bytes: int) -> None:
         )
 
 
-def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
+def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> Leaf:
     """What a row of such elements is: numbers of one shape, or a single value of bytes or text."""
-    h5py = _h5py()
+    h5py, number = _h5py(), dtype.base
     is_bytes = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
-    if is_bytes or (dtype.kind == "V" and dtype.subdtype is None):  # the latter: opaque
-        if shape:
-            raise _RefusedError(
-                f"a row must have one value of bytes or text, and has {list(shape)} of them; split it"
-            )
+    if (is_bytes or (dtype.kind == "V" and dtype.subdtype is None)) and not shape:  # the latter: opaque
         return "bytes"
-    number = dtype.base
     if number.kind not in "mMOSV" and is_numeric(number):
         return jax.ShapeDtypeStruct((*shape, *dtype.shape), np.dtype(number.str))  # without h5py's metadata
-    found = "references" if h5py.check_ref_dtype(number) is not None else str(number)
+    found = "references" if h5py.check_ref_dtype(number) is not None else f"{number}{list(shape)}"
     raise _RefusedError(
-        f"its elements must be numbers or booleans that JAX has, bytes or text, and are {found}; encode them as "
-        "numbers, dates by array.view(numpy.int64)"
+        f"{where}: a row must have numbers or booleans that JAX has, or one value of bytes or text, and has "
+        f"{found}; encode them as numbers, dates by array.view(numpy.int64){_LEAVE_OUT}"
     )

@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 Leaf = jax.ShapeDtypeStruct | str
 """Shape and dtype of a leaf of one row; or for leaves of any length what they are: "bytes", "bytes of int32"."""
 _MAX_NAMES_SHOWN = 20
-_MAX_GROUPS = 1 << 28  # of a leaf of a file, at 24 bytes each
+_BYTES_PER_GROUP = 100  # of the indices of a source, with copies
 
 
 # --- mapped ---
@@ -189,22 +189,16 @@ class Grouped:
     arrays: Callable[[], list[Any]] | None = None
 
 
-def even_groups(rows: int, each: int, path: str) -> Indices:
-    """int64[k]: the lengths of groups of `each` rows, the last of which has the rest. ValueError: too many.
+def even_groups(rows: int, height: int, path: str) -> Indices:
+    """int64[k]: the lengths of groups of `height` rows, the last of which has the rest. ValueError: too many.
 
     Example:
       >>> even_groups(7, 3, "x.h5").tolist()
       [3, 3, 1]
     """
-    count = -(-rows // each)
-    if count > _MAX_GROUPS:
-        raise ValueError(
-            f"a file must have at most {_MAX_GROUPS} groups of rows, and {path} has {count}; write it with larger "
-            "chunks"
-        )
-    lengths = np.full(count, each, np.int64)
-    lengths[count - 1 :] = rows - each * (count - 1)
-    return lengths
+    count = -(-rows // height)
+    check_memory(path, "the index of its groups of rows", count * _BYTES_PER_GROUP)
+    return np.diff(np.minimum(np.arange(count + 1, dtype=np.int64) * height, rows))
 
 
 def check_same_rows(rows: Mapping[str, int], path: str) -> None:

@@ -47,7 +47,6 @@ class ZarrFolder:
     def __init__(self, name: str, store: Store | None = None, versions: Mapping[str, Any] | None = None) -> None:
         self.name, self._store = name, store
         self.folder = folder_at(name, store, versions)
-        self._metadata: set[str] = set()
 
     def marks(self, at: str) -> list[str]:
         """The metadata files of the array or group in a folder below it."""
@@ -59,7 +58,6 @@ class ZarrFolder:
         path, data = self.folder.path_of(file), self.folder.read([file])[0]
         if data is None:
             raise changed(path, "it cannot be found any more")
-        self._metadata.add(file)
         try:
             found = json.loads(data)
             if not isinstance(found, dict):
@@ -82,11 +80,16 @@ class ZarrFolder:
     def check(self) -> None:
         """Refuse, with a FeedError, metadata that have changed. In a store they are kept as they were read."""
         if not self.folder.in_store:
-            self.folder.check(sorted(self._metadata))
+            self.folder.check(sorted(self._versions))
+
+    @property
+    def _versions(self) -> dict[str, Any]:
+        """Those of the metadata that were read."""
+        found = self.folder.versions.items()
+        return {file: version for file, version in found if version and file.rpartition("/")[2] in _MARKS}
 
     def __reduce__(self) -> Any:
-        versions = {file: self.folder.versions[file] for file in self._metadata}
-        return ZarrFolder, (self.folder.place, self._store, versions)
+        return ZarrFolder, (self.folder.place, self._store, self._versions)
 
 
 class ZarrFolders(Sequence[ZarrFolder]):
@@ -123,21 +126,20 @@ def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
         raise FileNotFoundError(
             f"{place.name} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"
         )
-    fill = options.missing_chunks == "fill"
-    found = _node(place, "", fill)
-    if isinstance(found, _Array):
-        tree = options.named(found, place.name)
-    else:
-        tree = {name: _tree(place, found[name], fill) for name in options.chosen(list(found), place.name)}
+    tree = _tree(place, "", options)
+    if isinstance(tree, _Array):
+        tree = options.named(tree, place.name)
     arrays: list[_Array] = jax.tree.leaves(tree)
     check_same_rows({array.path: array.rows for array in arrays}, place.name)
+
+    def will_read(leaf: int, groups: Sequence[int], ahead: int) -> bool:
+        return arrays[leaf].will_read(groups, ahead)
+
     return Grouped(
         jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree),
         [even_groups(array.rows, array.height, array.path) for array in arrays],
         lambda leaf, group: Column(arrays[leaf].read(group)),
-        will_read=(lambda leaf, groups, ahead: arrays[leaf].will_read(groups, ahead))
-        if place.folder.in_store
-        else None,
+        will_read=will_read if place.folder.in_store else None,
     )
 
 
@@ -151,36 +153,30 @@ FORMAT = Format(
 )
 
 
-def _tree(place: ZarrFolder, at: str, fill: bool) -> Any:
-    """An array, or a nested dict of the arrays of a group."""
-    found = _node(place, at, fill)
-    return found if isinstance(found, _Array) else {name: _tree(place, found[name], fill) for name in found}
-
-
-def _node(place: ZarrFolder, at: str, fill: bool) -> _Array | dict[str, str]:
-    """An array, or the members of a group."""
-    marks = place.marks(at)
-    if "zarr.json" in marks:
-        file = _join(at, "zarr.json")
-        kind = place.metadata(file).get("node_type")
-        if kind not in ("array", "group"):
-            path = place.folder.path_of(file)
-            raise ValueError(f"{path}: node_type must be array or group, got {kind!r}; write it again")
-        return _Array(place, at, "zarr.json", fill) if kind == "array" else place.members(at)
-    return _Array(place, at, ".zarray", fill) if ".zarray" in marks else place.members(at)
+def _tree(place: ZarrFolder, at: str, options: OpenOptions) -> Any:
+    """An array, or a nested dict of the arrays of a group; of that at the top, the chosen ones."""
+    mark = place.marks(at)[0]
+    metadata = {} if mark == ".zgroup" else place.metadata(_join(at, mark))
+    if mark == ".zarray" or metadata.get("node_type") == "array":
+        return _Array(place, at, mark, metadata, options.missing_chunks == "fill")
+    if mark == "zarr.json" and metadata.get("node_type") != "group":
+        path, kind = place.folder.path_of(_join(at, mark)), metadata.get("node_type")
+        raise ValueError(f"{path}: node_type must be array or group, got {kind!r}; write it again")
+    members = place.members(at)
+    names = list(members) if at else options.chosen(list(members), place.name)
+    return {name: _tree(place, members[name], options) for name in names}
 
 
 class _Array:
-    """An array whose metadata are read: the file `mark` in the folder `at` of a place.
+    """An array: `metadata` is that in the file `mark` in the folder `at` of a place.
 
     Attributes:
       height: how many rows are read at once: those of a chunk, in a store those of a file.
     """
 
-    def __init__(self, place: ZarrFolder, at: str, mark: str, fill: bool) -> None:
-        self._folder, self._at, self._mark = place.folder, at, mark
+    def __init__(self, place: ZarrFolder, at: str, mark: str, metadata: dict[str, Any], fill: bool) -> None:
+        self._folder, self._at, self._mark, self._metadata = place.folder, at, mark, metadata
         self.path = place.folder.path_of(at) if at else place.name
-        self._metadata = place.metadata(_join(at, mark))
         self._fills = fill and self._metadata.get("fill_value") is not None
         try:
             self._tensor = self._open({})

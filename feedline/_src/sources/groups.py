@@ -174,7 +174,13 @@ class _GroupedRows(Indexed):
             if len(columns) < len(needed):
                 places = np.flatnonzero((start <= group) & (group < start + at_once))
             part = _Part(columns, group[places] - start, local[places], places)
-            self._check_nulls(leaf, part, rows)
+            for number, column in enumerate(columns):
+                if column.null is not None:
+                    here = np.flatnonzero(part.column == number)
+                    null = here[column.null[part.local[here]]]
+                    if len(null):
+                        row = int(rows[places][null[0]])
+                        raise _null_error(f"{self._names[leaf]!r} is null in this row", row, self.file_of(row))
             yield part
 
     def _column(self, leaf: int, group: int, file: int) -> Column:
@@ -222,37 +228,22 @@ class _GroupedRows(Indexed):
             for file in in_place:
                 file.check_open()
 
-    def _check_nulls(self, leaf: int, part: _Part, rows: Indices) -> None:
-        """Refuse rows with a null. The error names one of them."""
-        for number, column in enumerate(part.columns):
-            if column.null is not None:
-                here = np.flatnonzero(part.column == number)
-                null = here[column.null[part.local[here]]]
-                if len(null):
-                    row = int(rows[part.places][null[0]])
-                    raise _null_error(f"{self._names[leaf]!r} is null in this row", row, self.file_of(row))
-
     @property
     def will_read(self) -> WillRead | None:
         """For objects in a store; None for files."""
         return self._fetch_ahead if self._files.in_store or self._tables[0].will_read is not None else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
-        if self._files.in_store:
-            return bool(self._files.will_read(self._places(rows), ahead))
-        needed = ((self._tables[file].will_read, leaf, groups) for leaf, file, groups in self._needed(rows))
-        return all(will_read is None or will_read(leaf, groups, ahead) for will_read, leaf, groups in needed)
-
-    def _places(self, rows: Indices) -> Iterator[Place]:
-        for leaf, file, groups in self._needed(rows):
-            extents = [part for group in groups for part in self._tables[file].extents(leaf, group)]
-            yield file, *np.array(extents, np.int64).reshape(-1, 2).T
-
-    def _needed(self, rows: Indices) -> Iterator[tuple[int, int, list[int]]]:
-        """Leaf, file, and numbers in it of the groups of some rows."""
+        places: list[Place] = []
         for leaf, shards in enumerate(self._group_of_row):
             for file, groups, _ in self._file_of_group[leaf].split(np.unique(shards.of(rows))):
-                yield leaf, file, groups.tolist()
+                table = self._tables[file]
+                if table.will_read is None:
+                    extents = [part for group in groups.tolist() for part in table.extents(leaf, group)]
+                    places.append((file, *np.array(extents, np.int64).reshape(-1, 2).T))
+                elif not table.will_read(leaf, groups.tolist(), ahead):
+                    return False
+        return not self._files.in_store or bool(self._files.will_read(places, ahead))
 
     def __reduce__(self) -> Any:
         return open_groups, (self._open_file, self._files, self._options, self._sampled)
