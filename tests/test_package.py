@@ -222,7 +222,7 @@ OF_FEEDLINE = {
     "placement": ["placement", "order.schedule", "record", "runtime.threads"],  # on the thread that places
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
-    "record": ["options"],  # values that stages return, and who is told of them
+    "record": [],  # values that stages return
     "rows": ["rows", "order", "errors", "options"],  # a source reads the rows at positions of an order
     # what rows are read from, and the two ways to process-local batches
     "files": ["files", "rows.digests", "native.library", "runtime.exit", "errors", "options"],

@@ -22,11 +22,11 @@ from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, judge
 from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
-from feedline._src.placement.place import Placement, Placer, sharded_like
+from feedline._src.placement.place import Placed, Placement, Placer, sharded_like
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
-from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
+from feedline._src.record import BatchRecord, PartTimes
 from feedline._src.rows.spec import RowSpec, cast_into
 from feedline._src.rows.values import as_array
 from feedline._src.runtime.exit import close_at_exit
@@ -84,15 +84,6 @@ class _HostBatch(NamedTuple):
     times: PartTimes
 
 
-class _Placed(NamedTuple):
-    """A global batch, what it was made from, and how it was placed."""
-
-    batch: Any
-    given: _HostBatch
-    times: PlaceTimes
-    local_bytes: int
-
-
 class MeshIterator(ProcessBound):
     """The iterator that `prefetch_to_mesh` returns. For one thread at a time; any thread may call `close`."""
 
@@ -106,7 +97,7 @@ class MeshIterator(ProcessBound):
         idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
         source = self._source = _Batches(iterable, sharding, copy, idle, self._listener)
         watch = Watch(Reading())
-        self._prefetcher: Run[_Placed] = (
+        self._prefetcher: Run[Placed] = (
             Prefetcher.of_iterator(source, source.place, prefetch, watch)
             if prefetch
             else Synchronous(source, source.place, watch)
@@ -143,11 +134,12 @@ class MeshIterator(ProcessBound):
             self._closed = True
             self._prefetcher.close()
             raise
-        self._listener.delivered(BatchRecord(asked, time.perf_counter(), [placed.given.times], placed.times))
+        state, part, local_bytes = placed.metadata
+        self._listener.delivered(BatchRecord(asked, time.perf_counter(), [part], placed.times))
         self._batches += 1
         self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
-        self._placed_bytes += placed.local_bytes
-        self._state = placed.given.state
+        self._placed_bytes += local_bytes
+        self._state = state
         return placed.batch
 
     def statistics(self) -> Statistics:
@@ -242,18 +234,18 @@ class _Batches:
         times = PartTimes(this_thread(), watch.began, read_s, 0.0, stage_s, read_cpu_s, stage_cpu_s)
         return _HostBatch(spec, leaves, state, times)
 
-    def place(self, given: _HostBatch) -> _Placed:
+    def place(self, given: _HostBatch) -> Placed:
         """Place a batch, and note how long that takes."""
         if self._placer is None or given.spec != self._placer[0]:
             with self._settings.applied():
                 placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
-            self._placer = given.spec, placement, Placer(placement, self._listener)
+            self._placer = given.spec, placement, Placer(placement, self._listener.placed)
         _, placement, placer = self._placer
         batch, times = placer.place(given.leaves)
         if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
             pairs = zip(jax.tree.leaves(batch), given.leaves, strict=True)
             jax.block_until_ready([array for array, leaf in pairs if isinstance(leaf, jax.Array)])
-        return _Placed(batch, given, times, placement.local_bytes)
+        return Placed(batch, (given.state, given.times, placement.local_bytes), times)
 
     def close(self) -> None:
         self.staging.close()

@@ -487,7 +487,7 @@ class FeedBase(ProcessBound):
             raise out_of_step(found)
         self._moved_from = None
         _, cursor, lanes = self._delivered
-        run = run_of(stages, cursor, lanes, stages.placer(self._listener))
+        run = run_of(stages, cursor, lanes, stages.placer(self._listener.placed))
         self._runs.add(run, workers=stages.settings.workers > 0)
         self._check_open()  # another thread may have closed the feed in the meantime
         run.start()  # only now that close() can find it

@@ -1,4 +1,4 @@
-"""`BatchRecord`: what one delivered batch cost; `Listener`: what observes them. Stages only return times.
+"""What one delivered batch cost: stages return times, and `next` makes a `BatchRecord` of them.
 
 All times are seconds by `time.perf_counter`, which on Linux is the same clock in every process of a machine.
 """
@@ -6,9 +6,7 @@ All times are seconds by `time.perf_counter`, which on Linux is the same clock i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
-
-from feedline._src.options import Settings
+from typing import Any, NamedTuple
 
 
 class PartTimes(NamedTuple):
@@ -75,23 +73,3 @@ class Counters(NamedTuple):
     dropped_rows: int = 0
     bad_rows: int = 0
     placed_bytes: int = 0
-
-
-class Listener(Protocol):
-    """Observes the batches of a feed, which knows nothing else about what observes it.
-
-    What a listener computes, it computes when it is asked, or on the threads that place batches.
-    """
-
-    @property
-    def proposal(self) -> Settings | None:
-        """Settings to go on with; None: those in use."""
-
-    def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
-        """A batch was placed. On the threads that place; never raises."""
-
-    def delivered(self, record: BatchRecord) -> None:
-        """A batch is about to be delivered. On the training thread. What it raises, `next` raises in its place."""
-
-    def interrupted(self) -> None:
-        """The loop over the batches ended, or goes on elsewhere. On the training thread."""

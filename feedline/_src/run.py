@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedline._src.agreement.monitor import close_on_abort
@@ -17,7 +17,7 @@ from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placed, Placement, Placer
 from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
-from feedline._src.record import Listener
+from feedline._src.record import PlaceTimes
 from feedline._src.runtime.exit import close_at_exit
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ class Stages:
         order = {**self.fingerprint["order"], **access.order.as_json()}
         return dataclasses.replace(self, access=access, fingerprint={**self.fingerprint, "order": order})
 
-    def placer(self, listener: Listener) -> Placer:
-        """Places host batches, and tells the listener."""
-        return Placer(self.placement, listener, self.check, self.place_at)
+    def placer(self, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Placer:
+        """See `Placer`."""
+        return Placer(self.placement, on_placed, self.check, self.place_at)
 
     @property
     def ahead(self) -> int:

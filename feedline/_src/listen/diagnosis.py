@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from feedline._src.listen.listening import BatchListener
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.loader.form import HostBatch
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placed
 from feedline._src.prefetch.pipelines import Closed, Run
 from feedline._src.prefetch.watch import Watch
-from feedline._src.record import Listener
 from feedline._src.run import Stages, run_of, run_over
 
 PHASES = ("as it is", "read again", "placed again", "resident")
@@ -107,7 +107,7 @@ class DiagnosingPipeline:
         stages: Stages,
         after: Cursor,
         lanes: dict[str, Any] | None,
-        listener: Listener,
+        listener: BatchListener,
         steps: int,
         diagnosis: Diagnosis,
         over: Callable[[], None] | None = None,
@@ -121,7 +121,7 @@ class DiagnosingPipeline:
             )
         self._stages = stages
         self._begin = after, lanes
-        self._place = stages.placer(listener)
+        self._place = stages.placer(listener.placed)
         self._diagnosis = diagnosis
         self._over = over
         self._steps = steps // len(PHASES)

@@ -36,7 +36,7 @@ _PUBLISH_EVERY_S, _PUBLISHED_PER_S = 5.0, 500
 
 
 class BatchListener:
-    """Keeps the accounts of an iterator of batches. A `Listener`.
+    """Keeps the accounts of an iterator of batches.
 
     It holds no reference to a feed or a pipeline, so that reference counting frees a dropped feed.
     """

@@ -21,7 +21,7 @@ from feedline._src.placement.plan import (
     plan_leaf,
     shards_of,
 )
-from feedline._src.record import Listener, PlaceTimes
+from feedline._src.record import PlaceTimes
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
 _EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31: places of neighbouring epochs are far apart
@@ -122,6 +122,7 @@ class Placer:
     """Places host batches for a feed, and notes how long that takes. Any thread may call it.
 
     Args:
+      on_placed: called with the times and the leaves of each batch that was placed; never raises.
       check: compares the leaves with those of other processes, before they are placed; None: nothing does.
       place_at: the index of the leaf `place`, which is added; None: there is none.
     """
@@ -129,12 +130,12 @@ class Placer:
     def __init__(
         self,
         placement: Placement,
-        listener: Listener,
+        on_placed: Callable[[PlaceTimes, Sequence[Any]], None],
         check: Callable[[list[Any], Cursor], None] | None = None,
         place_at: int | None = None,
     ) -> None:
         self._placement = placement
-        self._listener = listener
+        self._on_placed = on_placed
         self._check = check
         self._place_at = place_at
 
@@ -150,13 +151,13 @@ class Placer:
         return Placed(batch, host._replace(leaves=[]), times)
 
     def place(self, leaves: Sequence[HostLeaf]) -> tuple[Any, PlaceTimes]:
-        """The global arrays of process-local leaves, and how long placing took; the listener is told both."""
+        """The global arrays of process-local leaves, and how long placing took."""
         watch = Stopwatch()
         with annotation("place"):
             batch = self._placement.place(leaves)
         place_s, cpu_s = watch.lap()
         times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
-        self._listener.placed(times, jax.tree.leaves(batch))
+        self._on_placed(times, jax.tree.leaves(batch))
         return batch, times
 
 

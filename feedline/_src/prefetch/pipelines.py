@@ -452,45 +452,45 @@ class Synchronous(Generic[H, T]):
         self._place = place
         self._watch = watch
         self._closed = False
-        self._inside: threading.Thread | None = None  # the thread that is inside `take`
-        # an entry once it has left after `close`. An Event has a lock, which an interrupt might leave held
-        self._left: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._inside = threading.Lock()  # held by `take`
+        self._thread: threading.Thread | None = None  # the one inside `take`
 
     def start(self) -> None:
         """Nothing to start."""
 
     def take(self) -> T:
         """See `Run`; ValueError if this thread is inside it already."""
-        if self._inside is threading.current_thread():
+        if self._thread is threading.current_thread():
             raise ValueError(INSIDE)
         try:
-            # set before the look at `_closed`, while `close` sets that before `join` looks at `_inside`: so `join`
-            # waits for this read, or it does not begin
-            self._inside = threading.current_thread()
-            if self._closed:
-                raise Closed
-            self._watch.waits()
-            self._watch.advanced("read")
-            with self._watch.alarmed():
-                host = self._source.read(0, 0)
-                self._watch.advanced("place")
-                return _placed(self._place, host)
+            with self._inside:
+                self._thread = threading.current_thread()
+                if self._closed:
+                    raise Closed
+                self._watch.waits()
+                self._watch.advanced("read")
+                with self._watch.alarmed():
+                    host = self._source.read(0, 0)
+                    self._watch.advanced("place")
+                    return _placed(self._place, host)
         finally:
-            self._inside = None
-            if self._closed:
-                self._left.put(None)
+            self._thread = None
+            if self._closed:  # by another thread, or in this call
                 self._source.close()
 
     def close(self) -> None:
+        """See `Run`."""
         self._closed = True
-        if self._inside is None:
+        if not self._inside.locked():  # else `take` closes the source: it looks at `_closed` after the lock
             self._source.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        if reads and self._inside not in (None, threading.current_thread()):
-            with contextlib.suppress(queue.Empty):
-                self._left.get(timeout=timeout_s)
-                self._left.put(None)  # for others that wait
+        """See `Run`."""
+        thread = self._thread
+        if thread is None:
+            return None
+        if reads and thread is not threading.current_thread() and self._inside.acquire(timeout=timeout_s):
+            self._inside.release()
             self._source.close()
-        inside = self._inside
-        return None if inside is None else inside.name
+            return None
+        return thread.name
