@@ -1,5 +1,6 @@
 """ArrayRecord files of one size, against the arrays that they were written from."""
 
+import jax
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -57,6 +58,6 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"give open_source dtype=.*x\.array_record"):
         feedline.open_source(path, columns=["x"])
     with pytest.raises(TypeError, match=r"are bytes; .*decoded.*, or if they have one size, give .* dtype"):
-        feedline.Feed(path, 1, None)
+        feedline.Feed(path, 1, jax.devices()[0])
     with pytest.raises(feedline.RowError, match="must have the 1 bytes of dtype uint8, this one has 4 bytes"):
         feedline.open_source(path, dtype=np.uint8)[0]

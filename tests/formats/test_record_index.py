@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import tarfile
 import threading
 import zlib
 from pathlib import Path
@@ -92,15 +93,22 @@ def test_a_stale_index_is_made_again(path, scans, preserved):
     assert len(scans) == 2
 
 
-def test_an_index_of_another_format_is_not_used(path, scans):
-    read(path)
-    line, payload = index_of(path).read_bytes().split(b"\n", 1)
-    header = json.loads(line.partition(b" ")[2])
-    for change in ({"index": 0}, {"of": "tar"}, {"fields": ["a", "a"]}, {"fields": 1}, {"crc32": 0}):
-        text = json.dumps(header | change).encode() + b"\n"
-        index_of(path).write_bytes(b"%08x " % zlib.crc32(text) + text + payload)
-        assert read(path) == RECORDS
-    assert len(scans) == 6
+def test_an_index_with_another_header_is_not_used(path):
+    tar = path.with_name("x.tar")
+    with tarfile.open(tar, "w") as archive:
+        archive.addfile(tarfile.TarInfo("1.jpg"))
+    for file, records in ((path, RECORDS), (tar, [{"jpg": b""}])):
+        assert read(file) == records
+        whole = index_of(file).read_bytes()
+        line, payload = whole.split(b"\n", 1)
+        header = json.loads(line.partition(b" ")[2])
+        fields = [{"fields": fields} for fields in ([], None, ["a", "a"], [1])] if file is tar else []
+        changes = [{"index": 0}, {"of": "npy"}, {"file": []}, {"crc32": 0}, *fields]
+        for other in ([1], "x", *(header | change for change in changes)):
+            text = json.dumps(other).encode() + b"\n"
+            index_of(file).write_bytes(b"%08x " % zlib.crc32(text) + text + payload)
+            assert read(file) == records
+            assert index_of(file).read_bytes() == whole
 
 
 @settings(max_examples=80)

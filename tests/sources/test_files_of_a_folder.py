@@ -3,6 +3,7 @@
 import os
 import pickle
 
+import jax
 import numpy as np
 import pytest
 
@@ -120,7 +121,7 @@ def test_a_feed_refuses_bytes_and_says_what_to_do(photos):
         with pytest.raises(
             TypeError, match=r"rows of <FolderSource.* are bytes.*feedline.decoded\(source, decode"
         ):
-            feedline.Feed(source, 2, None)
+            feedline.Feed(source, 2, jax.devices()[0])
 
 
 def test_files_that_change_are_an_error(place):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import math
 import os
 import resource
@@ -279,6 +280,7 @@ class Records:
 
     Attributes:
       scan: (file) → where its records lie. ValueError: the file is damaged or of another format.
+      named: whether the `Scan` names fields.
       open: (file) → a reader, for libraries that find records themselves, by `File.path`.
       data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `leaves` a dict.
         ValueError: they are damaged.
@@ -290,6 +292,7 @@ class Records:
     """
 
     scan: Callable[[File], Scan] | None = None
+    named: bool = False
     open: Callable[[File], RecordReader] | None = None
     data_of: Callable[[bytes], Any] = bytes
     leaves: Mapping[str, Leaf] | None = None
@@ -318,7 +321,8 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
     except (FileNotFoundError, FeedError, ImportError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+        # of the disk; EINVAL is the content's: a library went to a position before the start
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
         raise ValueError(
             f"{path} cannot be read as {form}: {str(error) or type(error).__name__}. It may be truncated or "

@@ -35,7 +35,7 @@ FORMAT = Format(
     (".tar",),
     takes=frozenset({"columns"}),
     way="records",
-    open=lambda file, options: Records(scan),
+    open=lambda file, options: Records(scan, named=True),
 )
 
 

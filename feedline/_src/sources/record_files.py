@@ -357,18 +357,18 @@ class IndexedFile:
             checksum, _, rest = line.partition(b" ")
             if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
                 raise ValueError("its first line is damaged")
-            header = json.loads(rest)
+            header = dict(json.loads(rest))
+            fields = tuple(header["fields"]) if self._form.named else None
+            names = fields or ("",)
             if {name: header.get(name) for name in self._belongs} != self._belongs:
                 raise ValueError("it is of another file")
-            fields = header["fields"] if header["fields"] is None else tuple(header["fields"])
-            names = fields or ("",)
             if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
                 raise ValueError("its fields are no names, or one is there twice")
             checksum_of_entries = 0
             while block := file.read(_BLOCK_BYTES):
                 checksum_of_entries = zlib.crc32(block, checksum_of_entries)
             count, rest_bytes = divmod(file.tell() - len(line), 8 * ENTRY * len(names))
-            if rest_bytes or checksum_of_entries != header["crc32"]:
+            if rest_bytes or (count and fields == ()) or checksum_of_entries != header["crc32"]:
                 raise ValueError("it is damaged")
         return Index(place, version, len(line), count, fields)
 
