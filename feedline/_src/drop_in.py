@@ -161,12 +161,12 @@ class MeshIterator(ProcessBound):
         """What limits training, what that costs, and what to change. It may be printed. Reading is the iterator.
 
         Raises:
-          ValueError: fewer than two batches were delivered one after the other.
+          ValueError: too few batches were delivered. Those that were read before the loop began do not count.
         """
         window = self._listener.accounts.window()
         if window is None:
             raise ValueError(
-                "a report needs two batches that were taken one after the other, and this iterator delivered "
+                "a report needs batches that were read after the loop began, and this iterator delivered "
                 f"{self._batches}; call it after some steps"
             )
         how = Circumstances(

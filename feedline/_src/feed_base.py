@@ -332,12 +332,12 @@ class FeedBase(ProcessBound):
         Judged by the latest batches, at most 256, after those that were read ahead before the loop began.
 
         Raises:
-          ValueError: fewer than two batches were delivered one after the other.
+          ValueError: too few batches were delivered. Those that were read before the loop began do not count.
         """
         report = self._listener.report()
         if report is None:
             raise ValueError(
-                "a report needs two batches that were taken one after the other, and this feed delivered "
+                "a report needs batches that were read after the loop began, and this feed delivered "
                 f"{self._counted.batches}; call it after some steps"
             )
         return report

@@ -124,10 +124,10 @@ class Load:
             batches.append(
                 BatchTimes(
                     cost.make_s, 0.0, 0.0, cost.place_s, cpu_s, 0.0, 0.0, wait_s, cost.loop_s,
-                    follows=True, drained=True, taken=at, late_s=None,
+                    follows=True, taken=at, late_s=None,
                 )
             )  # fmt: skip
-        return Window(batches, True), _how(self, settings)
+        return Window(batches), _how(self, settings)
 
     def allows(self, settings):
         """Whether settings need no more processors than there are: threads need none while they place."""

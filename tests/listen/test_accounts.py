@@ -10,7 +10,7 @@ from planted import LOOP_S, ROWS, trained
 
 import feedline
 from feedline._src.listen import listening
-from feedline._src.listen.accounts import Accounts, BatchTimes, Window
+from feedline._src.listen.accounts import Accounts
 from feedline._src.listen.devices import Glance
 from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
 
@@ -33,15 +33,15 @@ def latest(accounts):
 
 
 def test_the_times_of_a_batch():
-    accounts = Accounts(ahead=1)
+    accounts = Accounts(ahead=-2)
     delivered(accounts, 10.0, 11.0, part=(0.1, 0.2, 0.3), placing=(10.5, 0.4))
     delivered(accounts, 14.0, 14.5, part=(0.1, 0.0, 0.0), placing=(14.1, 0.2))
     first, second = latest(accounts)
     assert (first.read_s, first.transform_s, first.stage_s, first.place_s) == (0.1, 0.2, 0.3, 0.4)
     assert (first.read_cpu_s, first.host_cpu_s, first.place_cpu_s) == (0.01, 0.02, 0.001)
     assert first.cpu_s == pytest.approx(0.031)
-    assert (first.wait_s, first.loop_s, first.follows, first.drained) == (1.0, 0.0, False, False)
-    assert (second.wait_s, second.loop_s, second.follows, second.drained) == (0.5, 3.0, True, False)
+    assert (first.wait_s, first.loop_s, first.follows) == (1.0, 0.0, False)
+    assert (second.wait_s, second.loop_s, second.follows) == (0.5, 3.0, True)
     sums = accounts.sums()
     assert [sums[name] for name in ("read_s", "loop_s", "wait_s")] == [pytest.approx(0.2), 3.0, 1.5]
     times = accounts.times(None)
@@ -55,10 +55,10 @@ def test_the_time_of_a_break_is_not_the_loops_own():
     accounts.interrupted()
     for asked in (100.0, 101.0, 102.0):
         delivered(accounts, asked, asked + 0.5)
-    assert [batch.follows for batch in latest(accounts)] == [False, True, True, True, False, True, True]
-    assert [batch.loop_s for batch in latest(accounts)] == [0.0, 1.0, 1.0, 1.0, 0.0, 0.5, 0.5]
-    # read ahead: one, while the step after the first compiled
-    assert [batch.drained for batch in latest(accounts)] == [False] * 3 + [True] * 4
+    # one that was read ahead and two of the first steps, which compile, are not judged
+    assert [batch.follows for batch in latest(accounts)] == [True, False, True, True]
+    assert [batch.loop_s for batch in latest(accounts)] == [1.0, 0.0, 0.5, 0.5]
+    assert accounts.sums()["loop_s"] == 4.0
     window = accounts.window()
     assert (window.loop_s, window.wait_s) == (2 / 4, 1.5 / 4)  # the first wait of the pass counts
     assert len(accounts.window(since=4.0).batches) == 3
@@ -82,10 +82,10 @@ def test_a_transfer_that_ends_after_the_batch_was_taken_is_late():
     delivered(accounts, 2.0, 2.0, placing=(1.5, 0.1))
     delivered(accounts, 3.0, 3.0, placing=(2.5, 0.1))
     accounts.transferred((1.5, 1.25))  # ready at 2.75, and taken at 2.0
-    assert [batch.late_s for batch in latest(accounts)] == [0.0, 0.75, None]
+    assert [batch.late_s for batch in latest(accounts)] == [0.75, None]
     window = accounts.window()
     assert accounts.times(window)["transfer_s"] == pytest.approx((0.1 + 1.25) / 2)
-    assert window.late_s == 0.75  # the first batch has no time before it
+    assert window.late_s == 0.75
     assert window.au == pytest.approx(0.25) == 1 - window.wait_share
 
 
@@ -222,36 +222,11 @@ def test_a_fault_in_what_listens_does_not_end_training(monkeypatch, caplog):
     assert "could not judge" in caplog.text
 
 
-def test_a_report_before_the_second_batch_is_an_error():
+def test_a_report_is_an_error_while_batches_come_that_were_read_ahead():
     with feedline.Feed({"x": np.zeros(64)}, 8, ONE) as feed:
-        for count in range(2):
-            with pytest.raises(ValueError, match=f"needs two batches .* delivered {count}; call it after some"):
+        for count in range(feed.reading.buffer + feed.prefetch + 3):
+            with pytest.raises(ValueError, match=f"needs batches .* delivered {count}; call it after some"):
                 feed.report()
             next(feed)
+        next(feed)
         assert feed.report().batches == 1
-
-
-# --- which batches count ---
-
-
-def batch(taken, *, loop=0.010, wait=0.0, drained=True, late=None):
-    return BatchTimes(*[0.0] * 7, wait, loop or 0.0, loop is not None, drained, taken, late)
-
-
-def test_until_the_buffers_have_drained_the_first_batch_and_the_step_that_compiled_do_not_count():
-    first = batch(0.0, loop=None, wait=3.0, drained=False)
-    compiled = batch(1.0, loop=0.15, drained=False)  # too short to pass for a pause
-    usual = [batch(1.0 + i * 0.01, drained=False) for i in range(1, 6)]
-    window = Window.of([first, compiled, *usual])
-    assert list(window.batches) == usual
-    assert (window.drained, window.loop_s) == (False, pytest.approx(0.01))
-    assert list(Window.of([first, compiled]).batches) == [compiled]  # if there is no other step
-    assert Window.of([first]) is None
-    assert Window.of([]) is None
-
-
-def test_drained_batches_count_alone():
-    early = [batch(i * 0.01, drained=False) for i in range(5)]
-    later = [batch(1.0 + i * 0.01, loop=None if i == 3 else 0.01) for i in range(10)]
-    window = Window.of(early + later)
-    assert (list(window.batches), window.drained) == (later, True)

@@ -19,11 +19,11 @@ def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0
     batches = [
         BatchTimes(
             read, host, 0.0, place, cpu, 0.0, 0.0, wait, loop,
-            follows=True, drained=True, taken=i * (loop + wait), late_s=late,
+            follows=True, taken=i * (loop + wait), late_s=late,
         )
         for i in range(count)
     ]  # fmt: skip
-    return Window(batches, True, None if idle is None else idle * loop)
+    return Window(batches, None if idle is None else idle * loop)
 
 
 # --- the verdict ---

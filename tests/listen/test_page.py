@@ -28,7 +28,6 @@ READ = Report(
     stages_s={"read": 0.0203, "transform": 0.0, "stage": 0.00005, "place": 0.00217},
     cpu_s=0.000456,
     batches=115,
-    drained=True,
     process=0,
     straggler=None,
     settings={"threads": 2, "workers": 0, "buffer": 2, "prefetch": 2},

@@ -230,9 +230,9 @@ def test_advice_that_is_followed_in_vain_comes_to_an_end(load, start):
 class Accounts:
     """The latest batches with the settings in use; and how often somebody looked at them."""
 
-    def __init__(self, settings=START, at=-1e6, drained=True):
+    def __init__(self, settings=START, at=-1e6):
         window, self.how = SLOW_DISK.measured(settings, at)
-        self.batches = [batch._replace(drained=drained) for batch in window.batches]
+        self.batches = [*window.batches]
         self.looks = 0
 
     def window(self, since):

@@ -22,13 +22,13 @@ SEEN = Statistics(batches=1000, rows=128000, placed_bytes=128000 * 25_000, au=0.
 WHOLE = "step 1,001 of 2,000 | loss 0.5000 | 64,000 rows/s | wait 41% | read limits | 1.6 GB/s | accuracy 0.9000"
 
 
-def feed_of(seen=SEEN, bound="read", drained=True):
+def feed_of(seen=SEEN, bound="read"):
     """A feed, as far as the line reads it. `bound`: what limits it, or the error of its report."""
 
     def report():
         if isinstance(bound, Exception):
             raise bound
-        return SimpleNamespace(bound=bound, drained=drained)
+        return SimpleNamespace(bound=bound)
 
     return SimpleNamespace(statistics=lambda: seen, report=report)
 
@@ -51,7 +51,6 @@ FEW = Statistics(batches=1, rows=128, placed_bytes=128 * 200)
         (FIRST, None, feed_of(), "step 1 | loss 2.3000"),
         (LATER, 2000, None, WHOLE.replace("41% | read limits | 1.6 GB/s", "5%")),
         (LATER, 2000, feed_of(), WHOLE),
-        (LATER, 2000, feed_of(drained=False), WHOLE.replace(" | read limits", "")),  # batches were read ahead
         (LATER, 2000, feed_of(FEW, ValueError()), WHOLE.replace("41% | read limits | 1.6 GB/s", "5% | 12.8 MB/s")),
         (LATER, 2000, feed_of(bound=RuntimeError("a defect")), WHOLE.replace(" | read limits", "")),
     ],

@@ -46,7 +46,6 @@ class BatchTimes(NamedTuple):
     wait_s: float  # how long the training loop waited for this batch
     loop_s: float  # the loop's own time before it asked for this batch; 0 after a break
     follows: bool  # whether it was taken after another one without a break
-    drained: bool  # whether everything prefetched while the first step compiled was taken before it
     taken: float  # when the training loop got it
     late_s: float | None  # how long its transfer went on after that; None: not known
 
@@ -68,7 +67,8 @@ class Accounts:
     """Adds up what the batches of one feed cost.
 
     `delivered` and `interrupted` are for the training thread; the other methods may be called by any. `ahead`:
-    batches that may have been made before the first one is taken.
+    batches that may have been made before the first one is taken. They and the next two, while the first steps
+    compile, only count in the sums, because their waits do not show how fast the feed is.
 
     Attributes:
       delivered: takes the `BatchRecord` of a batch. It only appends.
@@ -82,7 +82,7 @@ class Accounts:
         self._max_wait_s = 0.0
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
         self._before: float | None = None  # when the batch before was taken; None after a break
-        self._filling = ahead + 2  # batches still to come that may have been made while the first steps compiled
+        self._filling = ahead + 2  # batches still to come that are not judged
         # glances in the loop's own time (idle, and how long that time was), and in `next` (computing)
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
         self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
@@ -182,7 +182,6 @@ class Accounts:
             self._before = None
             return
         before, self._before = self._before, entry.taken
-        drained, self._filling = self._filling <= 0, self._filling - 1
         parts, placed = entry.parts, entry.placed
         ready_s = transfers.get(placed.began)
         batch = BatchTimes(
@@ -196,18 +195,20 @@ class Accounts:
             wait_s=entry.taken - entry.asked,
             loop_s=0.0 if before is None else entry.asked - before,
             follows=before is not None,
-            drained=drained,
             taken=entry.taken,
             late_s=None if ready_s is None else max(0.0, placed.began + ready_s - entry.taken),
         )
         self._sums = tuple(map(operator.add, self._sums, batch[: len(_SUMMED)]))
         self._max_wait_s = max(self._max_wait_s, batch.wait_s)
-        self._latest.append(batch)
+        judged = self._filling <= 0
+        self._filling -= 1
+        if judged:
+            self._latest.append(batch)
         while self._glances and self._glances[0].at < entry.taken:
             glance = self._glances.popleft()
-            if drained and glance.at >= entry.asked:
+            if judged and glance.at >= entry.asked:
                 self._computing.append(glance.computes)
-            elif drained and before is not None and glance.at >= before:
+            elif judged and before is not None and glance.at >= before:
                 self._idle.append((glance.idle, batch.loop_s))
 
 
@@ -217,12 +218,10 @@ class Window:
 
     Attributes:
       batches: the oldest first; at least one.
-      drained: whether everything prefetched before the loop began was taken before them.
       idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
     """
 
     batches: Sequence[BatchTimes]
-    drained: bool
     idle_s: float | None = None
 
     @classmethod
@@ -231,27 +230,23 @@ class Window:
     ) -> Window | None:
         """The batches to judge by; None if the loop has not taken two batches one after the other.
 
-        The feed's first batch does not count, nor the step after it, which compiles; that of a later pass does.
         A rare pause of the loop, such as for an evaluation, counts as a usual step. Time in `next` while
         the devices still computed counts as the loop's own: `computing_share` of the waits. `idle_share`: of the
         loop's own time.
         """
-        drained = [batch for batch in latest if batch.drained]
-        following = [batch for batch in latest if batch.follows]
-        judged: Sequence[BatchTimes] = drained or following[1:] or following
-        if not any(batch.follows for batch in judged):
+        if not any(batch.follows for batch in latest):
             return None
-        longest_s = _longest_s(judged)
+        longest_s = _longest_s(latest)
         usual_s = longest_s / _PAUSE_FACTOR
-        loops_s = [usual_s if batch.loop_s > longest_s else batch.loop_s for batch in judged]
+        loops_s = [usual_s if batch.loop_s > longest_s else batch.loop_s for batch in latest]
         idle_s = None if idle_share is None else idle_share * statistics.fmean(loops_s)
         batches = [
             batch._replace(
                 wait_s=batch.wait_s * (1 - computing_share), loop_s=loop_s + batch.wait_s * computing_share
             )
-            for batch, loop_s in zip(judged, loops_s, strict=True)
+            for batch, loop_s in zip(latest, loops_s, strict=True)
         ]
-        return cls(batches, bool(drained), idle_s)
+        return cls(batches, idle_s)
 
     def mean(self, field: str) -> float:
         """The mean of a field of `BatchTimes`."""

@@ -164,11 +164,8 @@ class FeedListener(BatchListener):
 
     def _window(self) -> Window | None:
         """The latest batches; if there are enough of them, those since the settings changed."""
-        if self.tuner is not None:
-            since = self.accounts.window(self.tuner.changed_at)
-            if since is not None and since.drained:
-                return since
-        return self.accounts.window()
+        since = None if self.tuner is None else self.accounts.window(self.tuner.changed_at)
+        return since or self.accounts.window()
 
     def _judge(self) -> None:
         # a thread that comes meanwhile leaves it to the one inside; nobody waits, so an interrupt does no harm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from feedline._src.listen.words import STAGES, counted, factor, milliseconds, percent
@@ -92,8 +92,6 @@ class Report:
       stages_s: thread-seconds a batch of "read", "transform", "stage" and "place".
       cpu_s: processor seconds a batch of all threads that made it.
       batches: how many were judged.
-      drained: whether what was read ahead before the loop began had been taken before; if not, there were too few
-        batches, and the report may be too good.
       process: the index of this process.
       straggler: the process that holds up the others; None: there is none, or one process.
       settings: the feed's threads, workers, buffer and prefetch, as they are now.
@@ -113,7 +111,6 @@ class Report:
     stages_s: Mapping[str, float]
     cpu_s: float
     batches: int
-    drained: bool
     process: int
     straggler: Straggler | None
     settings: Mapping[str, int]
@@ -163,8 +160,6 @@ class Report:
             for name, headroom in self.headroom.items()
         ]
         judged = f"  judged by the latest {counted(self.batches, 'batch')}"
-        if not self.drained:
-            judged += ", too few: some of them had been read ahead before the loop began"
         tuned = [f"  tuning {sentence}" for sentence in self.tuning]
         return "\n".join([self.verdict, step, *stages, judged, *tuned, f"advice: {self.advice}"])
 
@@ -195,13 +190,11 @@ def report_of(feed: object) -> Report | None:
       >>> report_of(object()) is None  # it has no report
       True
     """
-    if not hasattr(feed, "report"):
-        return None
+    report: Callable[[], Report | None] = getattr(feed, "report", lambda: None)
     try:
-        report: Report = feed.report()
+        return report()
     except ValueError:  # too few batches
         return None
     except Exception:  # noqa: BLE001  see above
         _log.exception("feedline could not judge how its feed works")
         return None
-    return report if report.drained else None

@@ -244,5 +244,4 @@ def _most_threads(window: Window, bounds: Bounds) -> int:
 def _is_enough(window: Window) -> bool:
     """Whether a window is long enough to judge by."""
     count, span_s = len(window.batches), window.batches[-1].taken - window.batches[0].taken
-    long_enough = count >= _ENOUGH_BATCHES or (count >= _MIN_BATCHES and span_s >= _MIN_S)
-    return window.drained and long_enough
+    return count >= _ENOUGH_BATCHES or (count >= _MIN_BATCHES and span_s >= _MIN_S)

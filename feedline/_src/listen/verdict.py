@@ -140,7 +140,6 @@ def judge(
         stages_s={name: window.mean(f"{name}_s") for name in ("read", "transform", "stage", "place")},
         cpu_s=window.mean("cpu_s"),
         batches=len(window.batches),
-        drained=window.drained,
         process=how.process,
         straggler=slow,
         settings=how.settings._asdict(),
