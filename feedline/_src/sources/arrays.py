@@ -93,7 +93,8 @@ class ArraySource(Source):
         for name, tree in trees:
             _check_shard(name, tree, *trees[0])
         parts = [jax.tree.leaves(tree) for _, tree in trees]
-        self._hold(list(zip(*parts, strict=True)), jax.tree.structure(trees[0][1]))
+        names = [name if name in self._paths else None for name, _ in trees]
+        self._hold(list(zip(*parts, strict=True)), jax.tree.structure(trees[0][1]), names)
         if len(self) == 0:
             window = f", whose windows have {self._options.window} elements" if self._options.window else ""
             raise ValueError(f"a source must have at least one row, got none in {trees[0][0]}{window}; check it")
@@ -143,9 +144,9 @@ class ArraySource(Source):
             "object with __len__ and __getitem__"
         )
 
-    def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any) -> None:
-        """Read from these parts of each leaf of a tree of this form."""
-        self._leaves = leaves
+    def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
+        """Read from these parts of each leaf of a tree of this form. `names`: the file of each part, if known."""
+        self._leaves, self._names = leaves, names
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
         self._files_to_check = itertools.cycle(list(self._files))  # of a list: threads share this iterator
@@ -201,7 +202,7 @@ class ArraySource(Source):
         numbers = tuple(np.broadcast_to(np.int32(i), (len(each),)) for i, each in enumerate(sources))
         tree = {**jax.tree.unflatten(jax.tree.structure(sources[0].spec), parts), number: numbers}
         leaves, form = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, tuple))
-        source._hold(leaves, form)
+        source._hold(leaves, form, [name for each in sources for name in each._names])
         return source
 
     @property
@@ -211,39 +212,9 @@ class ArraySource(Source):
         if self._opened is not None and self._read_file is not None:  # elsewhere it may be read in groups
             return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
-        fetched = self._sampled_rows(samples) if self.is_remote else {}
-
-        def digest(leaf: int, shard: int) -> list[Any]:
-            part = self._leaves[leaf][shard]
-            if rows := fetched.get((leaf, shard)):
-                return digests.of_rows(part.dtype, part.shape, rows.__getitem__, samples)
-            return digests.of_array(_view(part, lambda file: file.memory()), samples)
-
-        leaves, shards = range(len(self._leaves)), range(len(self._leaves[0]))
-        return {"kind": "arrays", "shards": [[digest(leaf, shard) for leaf in leaves] for shard in shards]}
-
-    def _sampled_rows(self, samples: int) -> dict[tuple[int, int], dict[int, Array]]:
-        """By leaf and shard, the begin of each row that is sampled, fetched from all files at once."""
-        assert self._opened is not None
-        numbers = {id(file): number for number, file in enumerate(self._files)}
-        ranges: list[list[tuple[int, int]]] = [[] for _ in self._files]
-        wanted = []
-        for leaf, parts in enumerate(self._leaves):
-            for shard, part in enumerate(parts):
-                if isinstance(part, FileArray):
-                    rows, length = digests.sampled(len(part), samples), min(part.row_bytes, digests.SAMPLED_BYTES)
-                    number = numbers[id(part.file)]
-                    wanted.append((leaf, shard, part, rows, number, len(ranges[number])))
-                    ranges[number] += [(part.offset + row * part.strides[0], length) for row in rows]
-        found, data = {}, self._opened.samples(ranges)
-        for leaf, shard, part, rows, number, first in wanted:
-            # of a 1-D array the scalar, which NumPy makes in native byte order
-            begins = [
-                np.frombuffer(begin, part.dtype)[0] if part.ndim == 1 else np.frombuffer(begin, np.uint8)
-                for begin in data[number][first : first + len(rows)]
-            ]
-            found[leaf, shard] = dict(zip(rows, begins, strict=True))
-        return found
+        shards = list(zip(*self._leaves, strict=True))
+        started = [[_start_digest(part, samples) for part in leaves] for leaves in shards]  # of all files at once
+        return {"kind": "arrays", "shards": [[finish() for finish in leaves] for leaves in started]}
 
     def __len__(self) -> int:
         return self._rows
@@ -314,9 +285,9 @@ class ArraySource(Source):
 
     def file_of(self, row: int) -> str | None:
         """The file that holds a row of the first leaf; None if that is memory."""
-        for part in self._leaves[0]:
+        for part, name in zip(self._leaves[0], self._names, strict=True):
             if row < len(part):
-                return part.file.name if isinstance(part, FileArray) else file_at(part[row:].ctypes.data)
+                return part.file.name if isinstance(part, FileArray) else name or file_at(part[row:].ctypes.data)
             row -= len(part)
         return None
 
@@ -373,6 +344,25 @@ def _read_ordered(
     rows = order.rows_at(epoch, positions)
     _read(readers, rows, cuts)
     return rows
+
+
+def _start_digest(part: Array | FileArray, samples: int) -> Callable[[], list[Any]]:
+    """Begin to read some rows of an array, or the first bytes of them. Returns what gives their digest."""
+    if not isinstance(part, FileArray) or part.rows_have_gaps or 0 in part.shape:
+        return lambda: digests.of_array(_view(part, lambda file: file.memory()), samples)
+    rows, length = digests.sampled(len(part), samples), min(part.row_bytes, digests.SAMPLED_BYTES)
+    read = part.file.start_samples([(part.offset + row * part.strides[0], length) for row in rows])
+
+    def finish() -> list[Any]:
+        # of a 1-D array the scalars, which NumPy makes in native byte order
+        begins = [
+            np.frombuffer(begin, part.dtype)[0] if part.ndim == 1 else np.frombuffer(begin, np.uint8)
+            for begin in read()
+        ]
+        found = dict(zip(rows, begins, strict=True))
+        return digests.of_rows(part.dtype, part.shape, found.__getitem__, samples)
+
+    return finish
 
 
 def _mapped_format(path: str) -> Format:
