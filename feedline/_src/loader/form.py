@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -121,28 +121,33 @@ class LocalForm:
             groups.setdefault(plan.rows.tobytes(), (plan.rows, []))[1].append((i, plan.columns))
         return list(groups.values())
 
-    def write(self, read: Sequence[Array | None], leaves: list[Array], part: slice, index: Indices) -> None:
+    def write(self, read: Mapping[int, Array], leaves: list[Array], part: slice, index: Indices) -> None:
         """Cast and cut some rows into the leaves that are placed. Raises `RowError` if a number does not fit.
 
         Numbers are checked before columns are cut, so that all processes agree on which rows are bad.
 
         Args:
-          read: each leaf of these rows, whole and transformed; None: it lies in `leaves` already.
+          read: these rows of the leaves with these numbers, transformed.
           leaves: the leaves to place, with all rows.
-          part: these rows, as a slice of `rows`.
+          part: these rows, as a slice of those that are read.
           index: the row indices of these rows.
         """
+        for i, values in read.items():
+            check_fits(values, self.out.leaves[i], index)
+            own = part
+            if not self.by_leaf:
+                own, values = self._cut(self.plans[i], part, values)
+            np.copyto(leaves[i][own], values, casting="unsafe")
+
+    def _cut(self, plan: LeafPlan, part: slice, values: Array) -> tuple[slice, Array]:
+        """Of whole rows, those columns and rows of a leaf that are placed; and where the rows lie in it."""
         rows = self.rows[part]
-        for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
-            if values is None:
-                continue
-            check_fits(values, leaf, index)
-            own = slice(*np.searchsorted(plan.rows, [rows[0], rows[-1] + 1]))
-            if len(plan.rows) < len(self.rows):
-                values = values[np.searchsorted(rows, plan.rows[own])]
-            for axis, column in enumerate(plan.columns, start=1):
-                values = values[(slice(None),) * axis + (column,)]
-            np.copyto(target[own], values, casting="unsafe")
+        own = slice(*np.searchsorted(plan.rows, [rows[0], rows[-1] + 1]))
+        if len(plan.rows) < len(self.rows):
+            values = values[np.searchsorted(rows, plan.rows[own])]
+        for axis, column in enumerate(plan.columns, start=1):
+            values = values[(slice(None),) * axis + (column,)]
+        return own, values
 
     def mask_of(self, valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
         """The leaf `valid` at the rows `mask`, of which `valid` are no padding."""

@@ -7,7 +7,6 @@ after an origin, and each is read in parts. `PartWriter` writes a part, also of 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import threading
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from feedline._src.placement.plan import Indices
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline._src.rows.source import Cut, Source, WillRead
-from feedline._src.rows.spec import cast_into
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
 _log = logging.getLogger("feedline")
@@ -57,36 +55,27 @@ class PartClock:
         )  # fmt: skip
 
 
+@dataclasses.dataclass(eq=False)
 class PartWriter:
     """Writes some adjacent rows of a process-local batch into its memory, with a substitute for each bad row.
 
     A subclass reads the rows. For one thread.
 
     Attributes:
-      index: int64[k]: the row index of each row, known once the rows have been read; in a stream its position.
-
-    Args:
       offsets: int64[k], ascending: the rows of the global batch.
       cuts: what to read of each leaf.
       first: the row of `buffers` where they begin.
     """
 
-    def __init__(
-        self, form: LocalForm, offsets: Indices, cuts: Cuts, buffers: Buffers, first: int, clock: PartClock
-    ) -> None:
-        self._form, self._offsets, self._cuts = form, offsets, cuts
-        self._buffers, self._first, self._clock = buffers, first, clock
-
-    @functools.cached_property
-    def index(self) -> Indices:
-        raise NotImplementedError
-
-    @functools.cached_property
-    def _positions(self) -> BatchPositions:
-        raise NotImplementedError
+    form: LocalForm
+    offsets: Indices
+    cuts: Cuts
+    buffers: Buffers
+    first: int
+    clock: PartClock
 
     def _read(self, some: slice, index: Indices | None) -> Indices:
-        """Read some of the rows into `buffers.read`. Returns their row indices.
+        """Read some of the rows into `buffers.read`. Returns their row indices; in a stream, their positions.
 
         Args:
           index: the row indices, if they are known.
@@ -96,8 +85,15 @@ class PartWriter:
         """
         raise NotImplementedError
 
-    def _substitute(self, i: int, failure: RowError) -> int:
-        """Write another row in place of row i after its error. Returns its row index."""
+    def _indices(self) -> Indices:
+        """The row indices of all rows, for a read that failed."""
+        raise NotImplementedError
+
+    def _positions(self, some: slice) -> BatchPositions:
+        raise NotImplementedError
+
+    def _substitute(self, i: int, index: int, failure: RowError) -> int:
+        """Write another row in place of row i, whose row index is `index`. Returns the row index of the other."""
         raise NotImplementedError
 
     def write(self) -> list[BadRow]:
@@ -106,62 +102,52 @@ class PartWriter:
         Raises:
           RowError: a row is bad, and has none.
         """
-        whole = slice(0, len(self._offsets))
         try:
-            with annotation("read"):
-                self.index = self._read(whole, None)
-            self._clock.lap("read")
-            self._finish(whole, self.index)
+            self._write(slice(0, len(self.offsets)), None)
         except RowError as error:
             return self._replace_bad(error)
         return []
 
-    def _write_some(self, some: slice, index: Indices | None = None) -> None:
-        index = self.index[some] if index is None else index
-        self._read(some, index)
-        self._clock.lap("read")
-        self._finish(some, index)
+    def _write(self, some: slice, index: Indices | None) -> None:
+        """Read some of the rows; transform, cast and cut them into the leaves that are placed."""
+        with annotation("read"):
+            index = self._read(some, index)
+        self.clock.lap("read")
+        form, (read, leaves, direct) = self.form, self.buffers
+        if direct:
+            return
+        here = self._here(some)
+        changed = {
+            i: read[i][here] for i, _ in self.cuts if form.transform is not None or read[i] is not leaves[i]
+        }
+        if form.transform is not None:
+            rows = form.rows_at(self._positions(some), index)
+            changed = dict(enumerate(form.transformed(form.transform, list(changed.values()), rows)))
+            self.clock.lap("transform")
+        with annotation("stage"):
+            form.write(changed, leaves, here, index)
+        self.clock.lap("stage")
 
     def _replace_bad(self, error: RowError) -> list[BadRow]:
         """Write all rows again after `error`, each bad one with a substitute. RowError if bad rows are raised."""
-        positions, index = self._positions, self.index
-        if self._form.bad_rows == "raise":
-            raise_located(self._write_some, positions, index, error)
-        bad = []
-        for i, failure in find_bad_rows(self._write_some, index, error):
+        index, positions, bad = self._indices(), self._positions(slice(0, len(self.offsets))), []
+
+        def write(some: slice) -> None:
+            self._write(some, index[some])
+
+        if self.form.bad_rows == "raise":
+            raise_located(write, positions, index, error)
+        for i, failure in find_bad_rows(write, index, error):
             failure.locate(int(index[i]), int(positions.epoch[i]), int(positions.position[i]))
-            substitute = self._substitute(i, failure)
+            substitute = self._substitute(i, int(index[i]), failure)
             if positions.valid[i]:  # padding repeats rows, and each counts once
-                bad.append(BadRow.of(failure, int(self._offsets[i]), substitute))
-        self._clock.lap("read")
+                bad.append(BadRow.of(failure, int(self.offsets[i]), substitute))
+        self.clock.lap("read")
         return bad
 
     def _here(self, some: slice) -> slice:
         """The rows of `buffers` that some of the rows of this part have."""
-        return slice(self._first + some.start, self._first + some.stop)
-
-    def _finish(self, some: slice, index: Indices) -> None:
-        """Transform, cast and cut rows that were read into the leaves that are placed."""
-        form, (read, leaves, direct) = self._form, self._buffers
-        if direct:
-            return
-        here = self._here(some)
-        if form.by_leaf:
-            with annotation("stage"):
-                for i, _ in self._cuts:
-                    if leaves[i] is not read[i]:
-                        cast_into(leaves[i][here], read[i][here], form.spec.leaves[i], index)
-        elif form.transform is None:
-            changed = [None if leaf is placed else leaf[here] for leaf, placed in zip(read, leaves, strict=True)]
-            with annotation("stage"):
-                form.write(changed, leaves, here, index)
-        else:
-            rows = form.rows_at(self._positions.part(some), index)
-            transformed = form.transformed(form.transform, [leaf[here] for leaf in read], rows)
-            self._clock.lap("transform")
-            with annotation("stage"):
-                form.write(transformed, leaves, here, index)
-        self._clock.lap("stage")
+        return slice(self.first + some.start, self.first + some.stop)
 
 
 class Restarts:
@@ -307,44 +293,38 @@ class RandomAccess:
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
                 here = _share(offsets, part, parts)
-                bad += _RandomPart(self, start, offsets[here], cuts, buffers, here.start, clock).write()
+                bad += _RandomPart(self.form, offsets[here], cuts, buffers, here.start, clock, self, start).write()
         return bad
 
 
+@dataclasses.dataclass(eq=False)
 class _RandomPart(PartWriter):
     """Rows of the batch at `start`."""
 
-    def __init__(
-        self, access: RandomAccess, start: Cursor, offsets: Indices, cuts: Cuts, buffers: Buffers, first: int,
-        clock: PartClock,
-    ) -> None:  # fmt: skip
-        super().__init__(access.form, offsets, cuts, buffers, first, clock)
-        self._access, self._start = access, start
+    access: RandomAccess
+    start: Cursor
 
-    @functools.cached_property
-    def index(self) -> Indices:
-        return self._access.locate(self._start, self._offsets)
+    def _indices(self) -> Indices:
+        return self.access.locate(self.start, self.offsets)
 
-    @functools.cached_property
-    def _positions(self) -> BatchPositions:
-        return self._access.schedule.positions(self._start, self._offsets)
+    def _positions(self, some: slice) -> BatchPositions:
+        return self.access.schedule.positions(self.start, self.offsets[some])
 
     def _read(self, some: slice, index: Indices | None) -> Indices:
-        """Unknown row indices are computed and read in one call for each epoch."""
-        access = self._access
+        """Unknown row indices, of all rows, are computed and read in one call for each epoch."""
+        access = self.access
         try:
             if index is not None:
-                rows = self._form.rows_at(self._positions.part(some), index)
-                access.source.read_cuts(rows, self._targets(some))
+                access.source.read_cuts(self.form.rows_at(self._positions(some), index), self._targets(some))
                 return index
             found = [
                 access.source.read_ordered(access.order, epoch, positions, self._targets(of_epoch))
-                for epoch, of_epoch, positions in access.schedule.positions_by_epoch(self._start, self._offsets)
+                for epoch, of_epoch, positions in access.schedule.positions_by_epoch(self.start, self.offsets)
             ]
         except FeedError:
             raise
         except Exception as error:  # of any type: a StopIteration would look like the end of the feed
-            index = self.index if index is None else index
+            index = self._indices() if index is None else index
             which = "this row" if len(index) == 1 else f"{len(index)} rows, the first of them {index[0]},"
             raise RowError(
                 f"{access.source.kind} failed to read {which} with {type(error).__name__}: {error}", stage="read"
@@ -355,15 +335,17 @@ class _RandomPart(PartWriter):
 
     def _targets(self, some: slice) -> list[Cut]:
         here = self._here(some)
-        return [(i, columns, self._buffers.read[i][here]) for i, columns in self._cuts]
+        return [(i, columns, self.buffers.read[i][here]) for i, columns in self.cuts]
 
-    def _substitute(self, i: int, failure: RowError) -> int:
+    def _substitute(self, i: int, index: int, failure: RowError) -> int:
         """Write the first good one of the rows that the order has in place of a bad one."""
-        place = int(self._positions.epoch[i]), int(self._positions.position[i])
-        candidates = self._access.order.substitutes(*place, int(self.index[i]))
+        here = slice(i, i + 1)
+        at = self._positions(here)
+        place = int(at.epoch[0]), int(at.position[0])
+        candidates = self.access.order.substitutes(*place, index)
         for candidate in candidates:
             try:
-                self._write_some(slice(i, i + 1), np.array([candidate]))
+                self._write(here, np.array([candidate]))
             except RowError as error:
                 check_concerns_a_row(error)
             else:
@@ -374,7 +356,7 @@ class _RandomPart(PartWriter):
             stage="read",
             file=failure.file,
         )
-        none.locate(int(self.index[i]), *place)
+        none.locate(index, *place)
         raise none from failure
 
 

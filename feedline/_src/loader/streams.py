@@ -23,7 +23,7 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError, ProcessError, RowError, as_arguments
 from feedline._src.loader.form import HostBatch, LocalForm, Progress
 from feedline._src.loader.random_access import PartClock, PartWriter
-from feedline._src.loader.staging import BatchBuffers, Buffers
+from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
 from feedline._src.placement.plan import Indices
@@ -305,13 +305,20 @@ class StreamBatches:
             return None
         filler = [_Item(stream.first.item, after.epoch, 0)]
         items = []
-        for row in form.rows.tolist():
+        ((rows, cuts),) = form.reads
+        for row in rows.tolist():
             of_lane = taken[row // stream.items] or filler
             items.append(of_lane[row % stream.items % len(of_lane)])  # a lane's last items are repeated
-        part = _StreamPart(stream, items, stream.buffers.lease(), clock)
-        bad = part.write()
+        in_lane = np.array([item.position for item in items], np.int64)
+        positions = BatchPositions(
+            np.array([item.epoch for item in items], np.int64),
+            in_lane * stream.lanes.count + rows // stream.items,
+            np.ones(len(items), bool),
+        )
+        buffers, records = stream.buffers.lease(), [item.record for item in items]
+        bad = _StreamPart(form, rows, cuts, buffers, 0, clock, stream.first, records, positions).write()
         return HostBatch(
-            leaves=part.leaves,
+            leaves=buffers.leaves,
             after=Cursor(self._lanes[0].epoch, self._lanes[0].position) if stream.remainder == "wrap" else after,
             lanes={str(lane.index): lane.state() for lane in self._lanes},
             rows=0,
@@ -389,38 +396,36 @@ class _Item(NamedTuple):
     position: int
 
 
+@dataclasses.dataclass(eq=False)
 class _StreamPart(PartWriter):
     """Items as the rows of a batch. A stream has no row indices; positions are used in their place."""
 
-    def __init__(self, stream: Stream, items: list[_Item], buffers: Buffers, clock: PartClock) -> None:
-        super().__init__(stream.form, stream.form.rows, [], buffers, 0, clock)
-        self.leaves = buffers.leaves
-        self._stream, self._records = stream, [item.record for item in items]
-        in_lane = np.array([item.position for item in items], np.int64)
-        self._positions = BatchPositions(
-            np.array([item.epoch for item in items], np.int64),
-            in_lane * stream.lanes.count + stream.form.rows // stream.items,
-            np.ones(len(items), bool),
-        )
-        self.index = self._positions.position
+    first_item: FirstItem
+    records: list[Any]
+    positions: BatchPositions
+
+    def _indices(self) -> Indices:
+        return self.positions.position
+
+    def _positions(self, some: slice) -> BatchPositions:
+        return self.positions.part(some)
 
     def _read(self, some: slice, index: Indices | None) -> Indices:
         for i in range(some.start, some.stop):
             try:
-                write_record(self._records[i], self._stream.first.spec, self._buffers.read, i)
+                write_record(self.records[i], self.first_item.spec, self.buffers.read, i)
             except (TypeError, ValueError, OverflowError) as error:
                 message = f"every item must have the form of the first: {error}"
-                raise RowError(message, stage="read", row=int(self.index[i])) from error
-        return self.index[some]
+                raise RowError(message, stage="read", row=int(self.positions.position[i])) from error
+        return self.positions.position[some]
 
-    def _substitute(self, i: int, failure: RowError) -> int:
+    def _substitute(self, i: int, index: int, failure: RowError) -> int:
         """Write the stream's first item in place of a bad one."""
-        self._records[i] = self._stream.first.item
+        self.records[i] = self.first_item.item
         try:
-            self._write_some(slice(i, i + 1))
+            self._write(slice(i, i + 1), None)
         except RowError as again:
-            position = int(self.index[i])
-            again.locate(position, int(self._positions.epoch[i]), position)
+            again.locate(index, int(self.positions.epoch[i]), index)
             raise
         return 0
 
