@@ -202,15 +202,6 @@ def test_the_search_finds_each_bad_row_and_reads_every_other(data):
         assert attempts <= 1 + 2 * len(wrong) * 6  # 2 log₂ 60
 
 
-def test_a_million_rows_need_few_reads_more(sharding):
-    source = Columns(bad={123_456}, n=1 << 20)
-    reading = Reading(threads=0, bad_rows="substitute")
-    with Feed(source, 1 << 20, sharding, order=Order(SEED, shuffle=False), epochs=1, reading=reading) as feed:
-        rows = np.asarray(next(feed)["row"])
-    assert np.flatnonzero(rows != np.arange(1 << 20)).tolist() == [123_456]
-    assert len(source.reads) <= 1 + 2 * 20 + 1
-
-
 @pytest.mark.parametrize("policy", ["raise", "substitute", "mask"])
 def test_good_rows_are_read_once(sharding, policy):
     source = Columns(bad=())

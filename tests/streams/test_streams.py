@@ -1,88 +1,16 @@
 """Streams (`grain.IterDataset`): the ends, the state, and what a batch holds."""
 
-import json
 import threading
 
 import grain
-import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from feedline import Feed, FeedError, Order, Reading
 
 
 def _stream(n, keep=lambda record: True):
     return grain.MapDataset.range(n).map(lambda i: {"x": np.int32(i)}).to_iter_dataset().filter(keep)
-
-
-def _expected(items, epochs, size, remainder):
-    """Batches of (value, valid), from the definition of each remainder."""
-    if remainder == "wrap":
-        run = items * epochs
-        return [[(x, True) for x in run[i : i + size]] for i in range(0, len(run) - size + 1, size)]
-    batches = []
-    for _ in range(epochs):
-        for i in range(0, len(items), size):
-            part = items[i : i + size]
-            if len(part) == size or remainder == "pad":
-                batches.append([(part[j % len(part)], j < len(part)) for j in range(size)])
-    return batches
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    st.integers(8, 40),
-    st.sampled_from([8, 16]),
-    st.integers(1, 3),
-    st.sampled_from(["drop", "pad", "wrap"]),
-    st.data(),
-)
-def test_batches_and_a_resume_with_another_batch_size(sharding, n, size, epochs, remainder, data):
-    def keep(record):
-        return record["x"] % 3 != 0
-
-    items = [i for i in range(n) if i % 3]
-    if (remainder == "drop" and len(items) < 16) or len(items) * epochs < 16:
-        return
-    expected = _expected(items, epochs, size, remainder)
-    cut = data.draw(st.integers(0, len(expected)))
-    seen = []
-    with Feed(_stream(n, keep), size, sharding, epochs=epochs, remainder=remainder) as feed:
-        for _, batch in zip(range(cut), feed, strict=False):
-            valid = np.asarray(batch["valid"]) if remainder == "pad" else np.ones(size, bool)
-            seen.append(list(zip(np.asarray(batch["x"]).tolist(), valid.tolist(), strict=True)))
-        state = json.loads(json.dumps(feed.get_state()))
-    assert seen == expected[:cut]
-    assert state["step"] == cut
-    with Feed(_stream(n, keep), 8, sharding, epochs=epochs, remainder="wrap") as feed:
-        feed.set_state(state)
-        rest = [x for batch in feed for x in np.asarray(batch["x"]).tolist()]
-    delivered = sum(v for batch in seen for _, v in batch)
-    if remainder == "drop":  # items that were dropped before the cut came once an epoch
-        delivered = sum(1 for batch in seen for _ in batch) + (len(items) % size) * (
-            max(0, (cut - 1) // (len(items) // size)) if cut else 0
-        )
-    run = (items * epochs)[delivered:]
-    assert rest == run[: len(run) // 8 * 8]
-
-
-def test_packing_restores_exactly(sharding):
-    tokens = grain.MapDataset.range(200).map(lambda i: {"t": np.full(1 + i % 5, i, np.int32)}).to_iter_dataset()
-    packed = grain.experimental.FirstFitPackIterDataset(tokens, length_struct={"t": 8}, num_packing_bins=4)
-    packed = packed.map(lambda r: {"t": r["t"] if isinstance(r, dict) else r[0]["t"]})
-    with Feed(packed, 8, sharding, epochs=1) as feed:
-        whole = [np.asarray(batch["t"]) for batch in feed]
-    with Feed(packed, 8, sharding, epochs=1) as feed:
-        for _ in range(3):
-            next(feed)
-        state = json.loads(json.dumps(feed.get_state()))
-    with Feed(packed, 8, sharding, epochs=1) as feed:
-        feed.set_state(state)
-        rest = [np.asarray(batch["t"]) for batch in feed]
-    assert len(whole) > 4
-    jax.tree.map(np.testing.assert_array_equal, rest, whole[3:])
 
 
 def test_a_transform_sees_epoch_and_position(sharding):
