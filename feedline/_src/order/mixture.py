@@ -205,10 +205,6 @@ class MixtureOrder:
             lengths[here] = np.array(self.lengths)[sources]
         return counters // lengths, counters % lengths
 
-    def sources_of(self, rows: Indices) -> Indices:
-        """int64[k]: the number of the source that has each row."""
-        return np.searchsorted(self.firsts, rows, side="right") - 1
-
     def taken(self, position: int) -> tuple[int, ...]:
         """How many rows of each source stand before a position of an epoch, or before its end."""
         (span,) = self._spans_between(position, position)
@@ -226,7 +222,7 @@ class MixtureOrder:
 
     def substitutes(self, epoch: int, position: int, row: int) -> Indices:
         """Rows of the source of the bad row, so that the shares stay as they are."""
-        source = int(self.sources_of(np.array([row]))[0])
+        source = bisect.bisect_right(self.firsts, row) - 1
         return substitutes_at(self.seed, self.lengths[source], epoch, position) + self.firsts[source]
 
     def as_json(self) -> dict[str, Any]:

@@ -6,12 +6,11 @@ import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import RowError
 from feedline._src.options import Order, checked_integer
@@ -19,13 +18,13 @@ from feedline._src.order.epoch import Positions, RowOrder
 from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
 from feedline._src.order.past import phases_of_state
 from feedline._src.order.shares import LARGEST_BLOCK, Phase, counts_of
+from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.source import Cut, OwnOrder, Rows, Source, WillRead, indices_of
 from feedline._src.rows.spec import first_difference
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
 
-Indices = npt.NDArray[np.int64]
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
 """By name; or phases of them, each with the position from which on it holds."""
 _SOURCE = "source"
@@ -94,7 +93,8 @@ class Mixture(Source):
             seed=seed,
         )
         self._given_phases = self.order.phases
-        each = list(self._sources.values())
+        self._each = each = list(self._sources.values())
+        self._shards = Shards(self.order.lengths)  # the rows of each source
         own = each[0].spec
         self._source_leaf = len(jax.tree.leaves([own[key] for key in sorted(own) if key < _SOURCE]))
         self.spec = {**own, _SOURCE: jax.ShapeDtypeStruct((), np.int32)}
@@ -122,11 +122,11 @@ class Mixture(Source):
     def tokens_of(self, rows: Indices) -> Indices | None:
         """See `Source`; unknown if they are of one of the sources."""
         found = np.empty(len(rows), np.int64)
-        for part in self._split(rows):
-            tokens = part.source.tokens_of(part.rows)
+        for number, own, here in self._shards.split(rows):
+            tokens = self._each[number].tokens_of(own)
             if tokens is None:
                 return None
-            found[part.here] = tokens
+            found[here] = tokens
         return found
 
     def with_weights(self, weights: Mapping[str, float], position: int) -> Mixture:
@@ -202,12 +202,12 @@ class Mixture(Source):
         return None if all(source.will_read is None for source in self._sources.values()) else self._will_read
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
-        parts = [(part.source.will_read, part.rows) for part in self._split(rows)]
-        return all(will_read(some, ahead) for will_read, some in parts if will_read is not None)
+        parts = [(self._each[number].will_read, own) for number, own, _ in self._shards.split(rows)]
+        return all(will_read(own, ahead) for will_read, own in parts if will_read is not None)
 
     def padded_length(self, rows: Indices) -> int:
         """That of the longest row of any source."""
-        return max(part.source.padded_length(part.rows) for part in self._split(rows))
+        return max(self._each[number].padded_length(own) for number, own, _ in self._shards.split(rows))
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
         """See `Source`. Of arrays outside of stores in one C call."""
@@ -218,53 +218,46 @@ class Mixture(Source):
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`. A source is given epochs and positions in its own order, and the keys of the mixture.
 
-        Rows of a source are copied once more, since in a batch they alternate with those of others, unless all are
-        of one source.
+        Rows that are not adjacent in `rows` are copied once more.
         """
         index = indices_of(rows)
         if self._arrays is not None:
             self._arrays.read_cuts(index, cuts)
             return
-        own = []  # as a source numbers its leaves
+        cuts_of_sources = []  # as they number their leaves
         for leaf, columns, out in cuts:
             if leaf == self._source_leaf:
-                out[...] = self.order.sources_of(index)
+                out[...] = self._shards.of(index)
             else:
-                own.append((leaf - (leaf > self._source_leaf), columns, out))
-        for part in self._split(index) if own else ():
-            here, at, targets = part.here, self._own_rows(rows, part), own
-            if len(here) < len(index):
-                targets = [(leaf, c, np.empty((len(here), *out.shape[1:]), out.dtype)) for leaf, c, out in own]
-            try:
-                part.source.read_cuts(at, targets)
-            except RowError as error:
-                row = None if error.row is None else error.row + part.first
-                message = f"{error.message} (in {part.name!r} of the mixture)"
-                raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
-            if targets is not own:
-                for (_, _, out), (_, _, values) in zip(own, targets, strict=True):
-                    out[here] = values
+                cuts_of_sources.append((leaf - (leaf > self._source_leaf), columns, out))
+        for number, own, here in self._shards.split(index) if cuts_of_sources else ():
+            at: Rows | Indices = own
+            if isinstance(rows, Rows):
+                positions = self.order.own_positions(rows.epoch[here], rows.position[here])
+                at = Rows(*positions, own, rows.key[here])
+            if isinstance(here, slice):
+                self._read_source(number, at, [(leaf, c, out[here]) for leaf, c, out in cuts_of_sources])
+                continue
+            targets = [
+                (leaf, c, np.empty((len(own), *out.shape[1:]), out.dtype)) for leaf, c, out in cuts_of_sources
+            ]
+            self._read_source(number, at, targets)
+            for (_, _, out), (_, _, values) in zip(cuts_of_sources, targets, strict=True):
+                out[here] = values
 
-    def _own_rows(self, rows: Rows | Indices, part: _Part) -> Rows | Indices:
-        """The rows of a part as its source knows them."""
-        if not isinstance(rows, Rows):
-            return part.rows
-        own = self.order.own_positions(rows.epoch[part.here], rows.position[part.here])
-        return Rows(*own, part.rows, rows.key[part.here])
+    def _read_source(self, number: int, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
+        """Read rows of one source. Errors name their row in the mixture."""
+        try:
+            self._each[number].read_cuts(rows, cuts)
+        except RowError as error:
+            row = None if error.row is None else error.row + self.order.firsts[number]
+            message = f"{error.message} (in {self.order.names[number]!r} of the mixture)"
+            raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
 
     def close(self) -> None:
         """Close the sources that were opened here. A feed does not close a mixture, which it was given."""
         for source in self._owned:
             source.close()
-
-    def _split(self, rows: Indices) -> Iterator[_Part]:
-        """The rows of each source that has some of these."""
-        self.check_range(rows)
-        numbers = self.order.sources_of(rows)
-        for i, (name, source) in enumerate(self._sources.items()):
-            here, first = np.flatnonzero(numbers == i), self.order.firsts[i]
-            if len(here):
-                yield _Part(name, source, first, rows[here] - first, here)
 
     def _facts(self) -> list[tuple[str, str]]:
         of_sources = []
@@ -279,23 +272,6 @@ class Mixture(Source):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._arrays = self._joined_arrays()
-
-
-class _Part(NamedTuple):
-    """Some rows of a source.
-
-    Attributes:
-      name, source: of the mixture.
-      first: the row index in the mixture of its first row.
-      rows: as the source numbers them.
-      here: their offsets in what is read.
-    """
-
-    name: str
-    source: Source
-    first: int
-    rows: Indices
-    here: Indices
 
 
 def _opened(sources: Any) -> dict[str, Source]:
