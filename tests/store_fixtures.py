@@ -8,11 +8,15 @@ import pytest
 from store_server import serving
 
 import feedline
+from feedline._src.files import hedging
 from feedline._src.files.client import client_of
 
 
 @pytest.fixture
-def store():
+def store(monkeypatch):
+    monkeypatch.setattr(
+        hedging, "_SHARE", 0.0
+    )  # on a busy machine, requests would be sent a second time by chance
     with serving() as served:
         yield served
     client_of.cache_clear()  # keeps connections open: some 20 for each store, and 1,000 files may be the limit

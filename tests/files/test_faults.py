@@ -13,6 +13,7 @@ from store_server import etag, serving
 from stored import BLOCK, ROWS, npy
 
 import feedline
+from feedline._src.files import hedging
 from feedline._src.files.client import RemoteObject, client_of
 from feedline._src.files.fetcher import fetcher
 from feedline._src.files.store import Url
@@ -191,6 +192,24 @@ def test_a_replaced_object_is_an_error(store, source):
     store.objects["/credentials/x.npy"] = npy(ROWS[:10])
     with pytest.raises(feedline.FeedError, match=r"it has 30128 bytes and had 15000128 since"):
         source[4998]
+
+
+def test_a_late_answer_is_asked_for_a_second_time(store, source, monkeypatch):
+    monkeypatch.setattr(hedging, "_SHARE", 0.1)
+    file = source._opened[0]
+    for row in range(0, 5000, 40):  # small samples, until the usual time is known
+        file.samples([(row * 3000, 99)])
+    slow = []
+
+    def first_is_late(method, path, part):
+        return None if slow else slow.append(part) or 60.0
+
+    store.fault = first_is_late
+    before, began = fetcher().counts.hedged, time.monotonic()
+    assert file.samples([(777, 99)]) == [store.objects["/credentials/x.npy"][777:876]]
+    assert time.monotonic() - began < 30
+    assert fetcher().counts.hedged == before + 1
+    assert store.gets().count((777, 876)) == 2
 
 
 @pytest.mark.parametrize(

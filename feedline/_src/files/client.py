@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import fetcher
+from feedline._src.files.hedging import Hedging
 from feedline._src.files.store import Listed, Url, Version
 
 _log = logging.getLogger("feedline")
@@ -83,7 +84,7 @@ class Client:
             raise ImportError(
                 f"obstore reads {base} and is not installed; from the clone: pip install '.[stores]'"
             ) from error
-        self._base, self._patience_s = base, patience_s
+        self._base, self._patience_s, self._hedging = base, patience_s, Hedging()
         self._warned = -math.inf
         self._answered = False  # later trouble with the connection or the credentials is transient
         try:
@@ -108,7 +109,8 @@ class Client:
 
     async def get(self, key: str, start: int, stop: int, version: Version) -> bytes:
         """Bytes `start` to `stop` of an object of this version. FeedError: also if it was replaced."""
-        data = await self._patiently(key, functools.partial(self._get, key, start, stop, version))
+        request = functools.partial(self._get, key, start, stop, version)
+        data = await self._patiently(key, functools.partial(self._hedging.first, stop - start, request))
         fetcher().counts.fetched_bytes += len(data)
         return data
 

@@ -31,6 +31,7 @@ class Counts:
     requests: int = 0  # of all kinds, including retries
     fetched_bytes: int = 0
     retries: int = 0  # requests that were repeated after an error
+    hedged: int = 0  # second requests, sent because the first took 1.5 times as long as 95 % of the others
     cached: int = 0  # blocks that were in the cache on local disk
     wait_s: float = 0.0  # time for which threads waited for requests, summed over threads
 

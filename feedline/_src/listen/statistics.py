@@ -106,8 +106,8 @@ class Statistics:
         `feedline.Packed` and `feedline.Ragged` know their tokens. A bad row that is masked or replaced counts with
         its own tokens, since processes know only their own bad rows.
       stores: what this process, with all of its feeds, asked of stores on the network: `requests`, including
-        `retries` after an error; `fetched_bytes`; `cached`, blocks found on local disk; `wait_s`, time in which
-        threads waited for blocks. Workers count for themselves.
+        `retries` after an error, and `hedged` ones because the first took long; `fetched_bytes`; `cached`, blocks
+        found on local disk; `wait_s`, time in which threads waited for blocks. Workers count for themselves.
     """
 
     batches: int = _field("batches_total", "Global batches delivered.")
@@ -193,7 +193,7 @@ class Statistics:
 
 _STORE_REQUESTS = Metric(
     "feedline_store_requests_total",
-    "Requests of this process to stores: first, retry (after an error).",
+    "Requests of this process to stores: first, retry (after an error), hedge (the first took long).",
     "request",
 )
 _STORE_BYTES = Metric("feedline_store_fetched_bytes_total", "Bytes that were fetched from stores.")
@@ -235,8 +235,9 @@ def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tu
             values = value if isinstance(value, dict) else {field.metadata["value"]: value}
             yield from ((metric, label, each) for label, each in values.items())
     if (stores := statistics.stores) is not None:
-        yield _STORE_REQUESTS, "first", stores["requests"] - stores["retries"]
+        yield _STORE_REQUESTS, "first", stores["requests"] - stores["retries"] - stores["hedged"]
         yield _STORE_REQUESTS, "retry", stores["retries"]
+        yield _STORE_REQUESTS, "hedge", stores["hedged"]
         yield _STORE_BYTES, "", stores["fetched_bytes"]
         yield _STORE_CACHED, "", stores["cached"]
         yield _STORE_WAIT, "", stores["wait_s"]
