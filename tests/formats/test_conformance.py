@@ -18,7 +18,7 @@ from written_formats import CASES, COUNT
 import feedline
 from feedline._src.files.client import client_of
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import all_formats
+from feedline._src.formats.registry import formats
 
 GIVEN = {
     "dtype": np.int8,
@@ -133,10 +133,10 @@ def is_file_of(error, place, path):
 
 
 def test_every_declared_format_is_here():
-    assert {case.format for case in CASES.values()} == {form.name for form in all_formats()}
+    assert {case.format for case in CASES.values()} == {form.name for form in formats().values()}
 
 
-@pytest.mark.parametrize("form", all_formats(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", list(dict.fromkeys(formats().values())), ids=lambda form: form.name)
 def test_options_of_other_formats_are_refused(form, tmp_path):
     assert GIVEN.keys() == OpenOptions(**GIVEN).given()
     for option in GIVEN.keys() - form.takes:

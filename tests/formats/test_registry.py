@@ -1,25 +1,21 @@
 """What formats declare: the registry, the docs and the extras say the same; the Python of docs/formats.md runs."""
 
 import pickle
-import pkgutil
 import re
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
-from feedline._src import formats
-from feedline._src.formats.registry import MODULES, all_formats
+from feedline._src.formats.registry import formats
 
 ROOT = Path(__file__).parents[2]
+FORMATS = set(formats().values())
 PAGE = (ROOT / "docs" / "formats.md").read_text().partition("\n## Tables: ")[0]
 
 
-def test_each_declaration_is_in_the_registry_and_pickles_by_its_name():
-    modules = [import_module(f"{formats.__name__}.{each.name}") for each in pkgutil.iter_modules(formats.__path__)]
-    declared = {module.FORMAT for module in modules if hasattr(module, "FORMAT")}
-    assert declared == set(all_formats())
-    assert {suffix: form.name for form in all_formats() for suffix in form.suffixes} == MODULES
-    assert all(pickle.loads(pickle.dumps(form)) is form for form in all_formats())
+def test_no_two_formats_share_a_suffix_and_each_pickles_by_its_name():
+    suffixes = [suffix for form in FORMATS for suffix in form.suffixes]
+    assert sorted(suffixes) == sorted(formats())
+    assert all(pickle.loads(pickle.dumps(form)) is form for form in FORMATS)
 
 
 def test_the_table_in_the_docs_and_the_extras_of_the_package():
@@ -31,10 +27,10 @@ def test_the_table_in_the_docs_and_the_extras_of_the_package():
         options |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), named)
         needed = re.fullmatch(r"`feedline\[([\w-]+)\]`", needs)
         extras |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), needed[1] if needed else "")
-    assert options == {suffix: set(form.takes) for form in all_formats() for suffix in form.suffixes}
-    assert extras == {suffix: form.extra for form in all_formats() for suffix in form.suffixes}
+    assert options == {suffix: set(form.takes) for form in FORMATS for suffix in form.suffixes}
+    assert extras == {suffix: form.extra for form in FORMATS for suffix in form.suffixes}
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {form.extra for form in all_formats()} - {""} <= set(declared)
+    assert {form.extra for form in FORMATS} - {""} <= set(declared)
 
 
 def test_the_python_of_the_page_runs(tmp_path, monkeypatch, capsys):

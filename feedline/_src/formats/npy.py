@@ -1,4 +1,4 @@
-"""`.npy` and `.npz` files: arrays that lie in them as they are, and compressed members, which are read whole."""
+"""`.npy`, `.npz` and raw files: arrays that lie in them as they are. Compressed ones are read into memory."""
 
 from __future__ import annotations
 
@@ -40,14 +40,22 @@ def read(file: File, options: OpenOptions) -> list[Any]:
     return [options.named(arrays if suffix == ".npz" else fields(arrays[""]), file.name)]
 
 
-FORMAT = Format(
-    "npy",
-    (".npy", ".npz"),
-    takes=frozenset({"columns", "window", "stride"}),
-    way="mapped",
-    open=read,
-    head_bytes=HEADER_BYTES,
-)
+def read_raw(file: File, options: OpenOptions) -> list[Any]:
+    """The elements of a file, one after the other, as `ndarray.tofile` writes them."""
+    dtype: Any = options.dtype
+    if dtype is None or file.size % dtype.itemsize:
+        raise ValueError(
+            f"{file.name} cannot be read as a .bin file of numbers: raw bytes do not say what they are, and must "
+            f"be a multiple of their dtype, got dtype={dtype} and {file.size} bytes; pass open_source(path, "
+            "dtype=...), or open the .idx of Megatron-LM beside them. If the dtype is right, it is truncated"
+        )
+    array = FileArray.of(file, dtype, (file.size // dtype.itemsize,), 0)
+    return [options.named(fields(array), file.name)]
+
+
+_OPTIONS = frozenset({"columns", "window", "stride"})
+NPY = Format("npy", (".npy", ".npz"), _OPTIONS, way="mapped", open=read, head_bytes=HEADER_BYTES)
+RAW = Format("raw", (".bin",), _OPTIONS | {"dtype"}, way="mapped", open=read_raw)
 
 
 class _Header(NamedTuple):

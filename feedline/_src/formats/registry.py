@@ -1,13 +1,14 @@
-"""`Format`, which each module of a format declares, how it is found by a suffix, and the import of optional
-libraries.
+"""`Format`, which the module of a format declares; how a suffix finds it; the import of optional libraries.
 
-A new format is one module here with a `FORMAT`, and one line of `MODULES`.
+A new format is one module here that has a `Format`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
@@ -24,7 +25,7 @@ class Format:
     """What a module says about its format. It pickles as its name.
 
     Attributes:
-      name: of its module.
+      name: a short one, for tests.
       suffixes: of its files, the common one first.
       takes: the options of `open_source` that it takes, beside `store`.
       extra: the extra of pyproject.toml that installs its library; "": it needs none.
@@ -37,7 +38,7 @@ class Format:
         store, those of all files are fetched at once.
 
     Example:
-      >>> format_of(".tfrecord").extra
+      >>> formats()[".tfrecord"].extra
       'tfrecord'
     """
 
@@ -62,13 +63,18 @@ def fetched_files(paths: Sequence[str], store: Store | None) -> Files:
     return files
 
 
-MODULES = {
-    ".npy": "npy", ".npz": "npy", ".bin": "raw", ".idx": "megatron", ".array_record": "array_record",
-    ".arrayrecord": "array_record", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow",
-    ".feather": "arrow", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tar": "tar", ".jsonl": "jsonl",
-    ".ndjson": "jsonl", ".lmdb": "lmdb", ".mdb": "lmdb", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr",
-}  # fmt: skip
-"""The module of each suffix, which is imported when a file with that suffix is opened."""
+@functools.cache
+def formats() -> dict[str, Format]:
+    """All formats by the suffixes of their files. Their modules are imported; their libraries are not."""
+    folder = importlib.import_module("feedline._src.formats")
+    names = [f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__)]
+    declared = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    return {suffix: form for form in declared if isinstance(form, Format) for suffix in form.suffixes}
+
+
+def format_named(name: str) -> Format:
+    """The format that is called so."""
+    return next(form for form in formats().values() if form.name == name)
 
 
 def suffix_of(path: str) -> str:
@@ -77,23 +83,7 @@ def suffix_of(path: str) -> str:
     if numbered is None:
         return PurePath(path).suffix
     suffix = PurePath(numbered[1]).suffix
-    return suffix if suffix in MODULES else ".tfrecord"
-
-
-def format_of(suffix: str) -> Format:
-    """The format of files with this suffix, a key of `MODULES`."""
-    return format_named(MODULES[suffix])
-
-
-def format_named(name: str) -> Format:
-    """The format that the module `name` declares."""
-    declared: Format = importlib.import_module(f"feedline._src.formats.{name}").FORMAT
-    return declared
-
-
-def all_formats() -> list[Format]:
-    """All formats, in the order of `MODULES`. Their modules are imported; their libraries are not."""
-    return [format_named(name) for name in dict.fromkeys(MODULES.values())]
+    return suffix if suffix in formats() else ".tfrecord"
 
 
 def require(module: str, extra: str) -> Any:

@@ -92,31 +92,25 @@ class ZarrFolder:
         return ZarrFolder, (self.folder.place, self._store, self._versions)
 
 
-class ZarrFolders(Sequence[ZarrFolder]):
+class ZarrFolders(list[ZarrFolder]):
     """The folders of a source by their numbers: what `Files` are for formats whose rows lie in many files."""
 
     in_store = False  # what is in a store is fetched by the format
 
     def __init__(self, paths: Sequence[str], store: Store | None = None) -> None:
+        super().__init__(ZarrFolder(path, store) for path in paths)
         self.paths = list(paths)
-        self._folders = [ZarrFolder(path, store) for path in paths]
-
-    def __len__(self) -> int:
-        return len(self._folders)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self._folders[number]
 
     def opened(self, number: int, open_file: Callable[[ZarrFolder], T]) -> T:
         """What `open_file` makes of a folder, which must not change meanwhile."""
         try:
-            return open_file(self._folders[number])
+            return open_file(self[number])
         finally:
-            self._folders[number].check()  # a change explains an error better
+            self[number].check()  # a change explains an error better
 
     def close(self) -> None:
         """Give up what is being fetched."""
-        for each in self._folders:
+        for each in self:
             each.folder.close()
 
 

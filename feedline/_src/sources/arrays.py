@@ -367,10 +367,10 @@ def _start_digest(part: Array | FileArray, samples: int) -> Callable[[], list[An
 
 def _mapped_format(path: str) -> Format:
     """The format of a file of arrays."""
-    from feedline._src.formats.registry import MODULES, format_of, suffix_of
+    from feedline._src.formats.registry import formats, suffix_of
 
     suffix = suffix_of(path)
-    form = format_of(suffix) if suffix in MODULES else None
+    form = formats().get(suffix)
     if form is None or form.way != "mapped" or form.open is None:
         raise ValueError(f"a file of arrays ends in .npy, .npz, .bin, got {path}; convert it with numpy.save")
     return form

@@ -15,7 +15,7 @@ from feedline._src.files.folder import matches
 from feedline._src.files.store import SCHEMES, Store, Url, is_url
 from feedline._src.formats import zarr
 from feedline._src.formats.open_options import CACHE_BYTES, OpenOptions
-from feedline._src.formats.registry import MODULES, Format, all_formats, format_of, suffix_of
+from feedline._src.formats.registry import Format, formats, suffix_of
 from feedline._src.rows.source import EncodedSource, Source, why_not_a_source
 from feedline._src.rows.values import is_table
 from feedline._src.sources.arrays import ArraySource
@@ -124,7 +124,7 @@ def open_source(
         paths = [str(Url.parse(name))] if is_url(name) else _matches(name)
     form = _format_of(paths, listed is not None or paths != [name], store)
     for option in sorted(options.given() - form.takes - {"store"}):
-        takers = [suffix for other in all_formats() if option in other.takes for suffix in other.suffixes]
+        takers = [suffix for suffix, other in formats().items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
     if form is _FILES:
         return open_files(listed or paths, store)
@@ -158,9 +158,9 @@ def _format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
       is_glob: whether they were found by a glob: then files with another suffix are a row each.
     """
     first, suffixes = Path(paths[0]), sorted({_suffix(path) for path in paths})
-    known = [suffix for suffix in suffixes if suffix in MODULES]
+    known = [suffix for suffix in suffixes if suffix in formats()]
     for path in map(Path, paths):
-        if path.suffix == ".tgz" or (path.suffix in _COMPRESSED and _suffix(path.stem) in MODULES):
+        if path.suffix == ".tgz" or (path.suffix in _COMPRESSED and _suffix(path.stem) in formats()):
             raise ValueError(
                 f"rows are read in any order, so a file of many must not be compressed as a whole, got {path}; "
                 "decompress it: gunzip, unzstd, bunzip2 or unxz"
@@ -168,20 +168,20 @@ def _format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     if len(suffixes) > 1 and known:
         raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
     if known:
-        return format_of(known[0])
+        return formats()[known[0]]
     if is_glob:
         return _FILES
     if first.is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
         if not is_url(paths[0]):
             return _SAVED if is_saved(paths[0]) else _FOLDER
-        return format_of(".zarr") if zarr.is_zarr(paths[0], store) else _FOLDER
+        return formats()[".zarr"] if zarr.is_zarr(paths[0], store) else _FOLDER
     if not (first.suffix or first.exists()):
         raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
     change = _TEXT.get(Path(first.stem).suffix if first.suffix in _COMPRESSED else first.suffix) or (
         "rename or convert it, give a folder or a glob of files that are a row each, or write a RowSource (the "
         "address of a folder in a store ends in /)"
     )
-    raise ValueError(f"files of rows end in {', '.join(MODULES)}, got {paths[0]}; {change}")
+    raise ValueError(f"files of rows end in {', '.join(formats())}, got {paths[0]}; {change}")
 
 
 def _suffix(path: str) -> str:
@@ -213,7 +213,7 @@ def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | Enco
 def _open_folder(path: str, options: OpenOptions) -> EncodedSource:
     source = open_folder(path, options.store)
     for name in source.file_of(0), source.file_of(len(source) - 1):
-        if _suffix(name) in MODULES.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
+        if _suffix(name) in formats().keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
             pattern = f"{path.rstrip('/')}/*{Path(name).suffix}"
             raise ValueError(
                 f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
