@@ -191,12 +191,14 @@ class RemoteFolder(Folder):
         return RemoteFolder, (self._url, self._store, self.names, self._listed, {})
 
     def read(self, files: Sequence[Name]) -> list[bytes | None]:
+        # joined before the cache is read: a request that ends in between would be sent again
+        requests = self._requests.start(files, lambda new: [])
         found: dict[Name, bytes | None] = {}
         for file in files:
-            data = self._cached(file)
+            data = None if file in requests else self._cached(file)
             if data is not None:
                 found[file] = data
-        requests = self._begin([file for file in files if file not in found])
+        requests |= self._begin([file for file in files if file not in found and file not in requests])
         try:
             found |= {file: result_of(request, self.path_of(file)) for file, request in requests.items()}
         except BaseException:
