@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from feedline._src.listen.words import STAGES, counted, factor, milliseconds, percent
@@ -29,15 +29,12 @@ class Change:
     wait_share: float
 
     @classmethod
-    def of(cls, before: Settings, after: Settings, wait_share: float, ignored: Collection[str] = ()) -> Change:
-        """The change from one to the other, except for ignored settings."""
+    def of(cls, before: Settings, after: Settings, wait_share: float) -> Change:
+        """The change from one to the other."""
         changed = [name for name in Settings._fields if getattr(before, name) != getattr(after, name)]
         if not (before.threads and after.threads):  # no threads read where workers or the caller do
             changed = [name for name in changed if name != "threads"]
-        now, then = (
-            {name: getattr(settings, name) for name in changed if name not in ignored}
-            for settings in (before, after)
-        )
+        now, then = ({name: getattr(settings, name) for name in changed} for settings in (before, after))
         return cls(now, then, wait_share)
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Finds the settings of a feed that are "auto", while it trains.
 
-A search starts from the settings in use, and tries others one after the other: more threads, more room for
-batches that wait, workers where threads share the GIL. A trial that makes a step at least 3 % shorter becomes the
-new start. The search ends when the loop hardly waits, or when nothing is left to try.
+A search follows the advice of the report: it tries the settings with which the loop is predicted to wait least. A
+trial that makes a step at least 3 % shorter becomes the new start. The search ends when the loop hardly waits, or
+when no change promises a gain.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import logging
 import math
 import textwrap
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from feedline._src.bounds import Bounds
 from feedline._src.listen.accounts import Accounts, Window
 from feedline._src.listen.report import Change
-from feedline._src.listen.verdict import Circumstances, predicted_wait_s, shares_gil
+from feedline._src.listen.verdict import Circumstances, best_settings, shares_gil
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.options import Settings
 
@@ -36,11 +36,10 @@ _ENOUGH_BATCHES = 128
 """Settings are judged by 32 batches that took five seconds or longer, or by 128."""
 _PAUSE_S = 60.0
 """Minimum time between two searches; doubled after each."""
-_MAX_THREADS, _MAX_ROOM = 64, 32
+_MAX_THREADS = 64
 _MAX_HISTORY = 32
 _LOOK_EVERY_S = 0.25
 _MAX_ERROR_LENGTH = 200
-_Search = Generator[Settings, tuple[Window, Circumstances], None]
 
 
 class Measured(NamedTuple):
@@ -85,7 +84,7 @@ class Tuner:
         self.history: collections.deque[str] = collections.deque(maxlen=_MAX_HISTORY)
         self._bounds = bounds
         self._asked = start  # the settings that were proposed last
-        self._search: _Search | None = None
+        self._search: Generator[Settings, tuple[Window, Circumstances]] | None = None
         self._searching = True
         self._looked_at = -math.inf
         self._failed: str | None = None  # why workers failed, until the next look
@@ -141,7 +140,7 @@ class Tuner:
             self._asked = self._search.send((window, how))
         return None if self._asked == how.settings else self._asked
 
-    def _searches(self, window: Window, how: Circumstances) -> _Search:
+    def _searches(self, window: Window, how: Circumstances) -> Generator[Settings, tuple[Window, Circumstances]]:
         """Yields settings to go on with, and is sent the batches that were made with them."""
         pause_s = _PAUSE_S
         while True:
@@ -149,96 +148,63 @@ class Tuner:
             self._searching = False
             while True:
                 window, how = yield best
-                found, crowded = Measured.of(window, how), self._is_crowded(window, how)
+                if self._is_crowded(window, best):  # for example since the file is in the page cache
+                    self._note(f"goes back to threads {self._bounds.cores}: they kept more cores busy")
+                    best = best._replace(threads=self._bounds.cores)
+                    continue
+                found = Measured.of(window, how)
                 # the time of a step does not tell: training itself may slow down, and a loop that became faster
                 # than its input has shorter steps
                 waits_longer = found.wait_s - before.wait_s > _LONGER_WAIT * found.step_s
-                if crowded or (waits_longer and window.batches[-1].taken >= ended + pause_s):
+                if waits_longer and window.batches[-1].taken >= ended + pause_s:
                     break
             self._note(f"searches again: {found}, before {before}")
             self._searching = True
-            pause_s *= 1 if crowded else 2
+            pause_s *= 2
 
     def _trials(
         self, window: Window, how: Circumstances
     ) -> Generator[Settings, tuple[Window, Circumstances], tuple[Settings, Measured, float]]:
         """One search: yields settings to try. Returns the best, what they gave, and when the search ended."""
-        tried, trials = {how.settings}, 0
-        if self._is_crowded(window, how):
-            self._note(f"goes back to threads {self._bounds.cores}: they kept more cores busy")
-            window, how = yield how.settings._replace(threads=self._bounds.cores)
-            tried.add(how.settings)
-        best, measured = how.settings, Measured.of(window, how)
-        left = candidates(window, how, self._bounds)
-        while measured.wait_share > LITTLE and trials < MAX_CHANGES and (trial := next(left, None)) is not None:
-            if trial in tried or not self._bounds.allow(trial):
-                continue
-            tried.add(trial)
-            trials += 1
-            difference = Change.of(best, trial, measured.wait_share)
-            self._note(f"tries {difference}: {measured}")
-            window, how = yield trial
-            found = Measured.of(window, how)
-            if self._is_crowded(window, how) or found.step_s > (1 - _MIN_GAIN) * measured.step_s:
-                self._note(f"{difference} is no clear gain: {found}, before {measured}")
-                continue
-            self._note(f"keeps {difference}: {found}, before {measured}")
-            best, measured = trial, found
-            left = candidates(window, how, self._bounds)
-        why = "the loop hardly waits" if measured.wait_share <= LITTLE else f"tried {trials} settings"
-        found_names = self._bounds.tunable - ({"threads"} if best.workers else set())  # then no thread reads
-        settings = ", ".join(f"{name} {value}" for name, value in best._asdict().items() if name in found_names)
-        self._note(f"stays with {settings}: {measured}; {why}")
-        return best, measured, window.batches[-1].taken
+        best, measured, ended = how.settings, Measured.of(window, how), window.batches[-1].taken
+        tried = [best]
+        in_vain: list[set[str]] = []  # names of settings whose change from `best` was no gain
 
-    def _is_crowded(self, window: Window, how: Circumstances) -> bool:
-        """Whether threads keep more cores busy than they may, for example since the file is in the page cache."""
+        def may_try(settings: Settings) -> bool:
+            useful = settings not in tried and {*Change.of(best, settings, 0.0).then} not in in_vain
+            return useful and self._bounds.allow(settings)
+
+        while measured.wait_share > LITTLE and len(tried) <= MAX_CHANGES:
+            limited = how.on_cores(self._bounds.cores)
+            found = best_settings(window, limited, self._bounds.tunable, may_try, max_threads=_MAX_THREADS)
+            if found is None:
+                break
+            trial = found[0]
+            tried.append(trial)
+            change = Change.of(best, *found)
+            self._note(f"tries {change}: {measured}")
+            trial_window, trial_how = yield trial
+            gave, ended = Measured.of(trial_window, trial_how), trial_window.batches[-1].taken
+            if self._is_crowded(trial_window, trial) or gave.step_s > (1 - _MIN_GAIN) * measured.step_s:
+                self._note(f"{change} is no clear gain: {gave}, before {measured}")
+                in_vain.append({*change.then})
+                continue
+            self._note(f"keeps {change}: {gave}, before {measured}")
+            best, measured, window, how, in_vain = trial, gave, trial_window, trial_how, []
+        why = "the loop hardly waits" if measured.wait_share <= LITTLE else f"tried {len(tried) - 1} settings"
+        names = self._bounds.tunable - ({"threads"} if best.workers else set())  # no threads read beside workers
+        settings = ", ".join(f"{name} {value}" for name, value in best._asdict().items() if name in names)
+        self._note(f"stays with {settings}: {measured}; {why}")
+        return best, measured, ended
+
+    def _is_crowded(self, window: Window, settings: Settings) -> bool:
+        """Whether threads keep more cores busy than they may."""
         cores = self._bounds.cores
-        too_many = "threads" in self._bounds.tunable and how.settings.threads > cores
-        return too_many and window.mean("cpu_s") > 1.1 * cores * window.period_s
+        return settings.threads > cores and window.mean("cpu_s") > 1.1 * cores * window.period_s
 
     def _note(self, sentence: str) -> None:
         self.history.append(sentence)
         _log.info("tuning %s", sentence)
-
-
-def candidates(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Settings]:
-    """Settings that may be faster than those in use, the most promising first."""
-    now, tunable = how.settings, bounds.tunable
-    if how.stream:  # only where a gain is predicted, because its own workers start again at each change
-        now_s = predicted_wait_s(window, how, how)
-        for prefetch in (each for each in (4, 8, 16, _MAX_ROOM) if each > now.prefetch):
-            if predicted_wait_s(window, how, how.having(prefetch=prefetch)) < now_s / 2:
-                yield now._replace(prefetch=prefetch)
-        return
-
-    def grown(least: int, *names: str) -> dict[str, int]:
-        """The named sizes that may be changed, at least so large."""
-        return {name: max(getattr(now, name), min(least, _MAX_ROOM)) for name in names if name in tunable}
-
-    if "workers" in tunable and how.may_use_workers and (now.workers or shares_gil(window, how)):
-        for shift in range(bounds.cores.bit_length()):
-            yield now._replace(threads=0, workers=bounds.cores >> shift)
-    busy = window.mean("cpu_s") / max(1e-12, window.period_s)  # processors
-    tunes_threads = "threads" in tunable and how.reader == "threads"
-    threads = min(2 * now.threads, _most_threads(window, bounds), _MAX_THREADS)
-    if tunes_threads and threads > now.threads and busy < 0.9 * bounds.cores:
-        # with a buffer to match, so that no batch is split into more calls; with more slots for slow transfers
-        buffer = grown(math.ceil(threads / how.parts), "buffer")
-        yield now._replace(threads=threads, **buffer)
-        yield now._replace(threads=threads, **buffer, **grown(threads, "prefetch"))
-        yield now._replace(threads=threads)
-    for factor in (2, 4):
-        yield now._replace(**grown(factor * max(now.buffer, now.prefetch), "buffer", "prefetch"))
-    if tunes_threads and now.threads > 1 and busy > 0.5:  # threads that compute may hinder each other
-        yield now._replace(threads=now.threads * 3 // 4 if now.threads > 2 else 1)
-
-
-def _most_threads(window: Window, bounds: Bounds) -> int:
-    """Threads that keep at most `cores` busy, if each goes on to need the processor as much as it does now."""
-    spent_s = window.mean("read_s") + window.mean("host_s") + window.mean("place_s")
-    busy = min(1.0, window.mean("cpu_s") / spent_s) if spent_s > 0 else 1.0
-    return max(1, int(bounds.cores / max(busy, 1e-3)))
 
 
 def _is_enough(window: Window) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from feedline._src.listen.accounts import Window
@@ -77,6 +77,10 @@ class Circumstances:
         """These circumstances with other settings."""
         return dataclasses.replace(self, settings=self.settings._replace(**settings))
 
+    def on_cores(self, cores: int) -> Circumstances:
+        """These circumstances with at most this number of cores."""
+        return dataclasses.replace(self, cores=min(cores, self.cores))
+
 
 class ProcessTimes(NamedTuple):
     """Mean times of a batch in one process, which it publishes to the others.
@@ -109,7 +113,10 @@ def judge(
     waits_in_next = wait_share >= LITTLE and window.wait_s >= window.late_s
     held_up = waits_in_next and _is_held_up(window, how, alone_s)
     bound: Bound = "loop" if held_up else _bound(window, alone_s)
-    change = _best_change(window, how) if waits_in_next and not held_up else None
+    change = None
+    if waits_in_next and not held_up:
+        best = best_settings(window, how, {*Settings._fields} - how.found)
+        change = None if best is None else Change.of(how.settings, *best)
     compute_s = max(1e-9, window.loop_s - window.late_s)
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     headroom["compute"] = window.period_s / compute_s
@@ -178,7 +185,8 @@ def shares_gil(window: Window, how: Circumstances) -> bool:
 def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
     """The mean time that the loop would wait for a batch in other circumstances. The largest of three waits:
 
-    - for readers: a batch comes every (make + place) ÷ readers, with workers every max(make ÷ workers, place);
+    - for readers: a batch comes every (make + place) ÷ readers, and no more than `prefetch` are placed at a time;
+      with workers it comes every max(make ÷ workers, place);
     - for processors: the sum of all processor times ÷ cores, or ÷ 1 while Python code shares the GIL;
     - for uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """
@@ -191,7 +199,7 @@ def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) ->
     cpu_s /= 1 if shares_gil(window, then) else then.cores
     if then.reader == "caller":
         return max(mean_s + place_s, cpu_s)
-    each_s = (mean_s + place_s) / then.readers
+    each_s = max((mean_s + place_s) / then.readers, place_s / min(then.readers, then.settings.prefetch))
     if then.reader == "workers":
         each_s = max(mean_s / then.readers, place_s)
     reserve_s = then.ahead * loop_s
@@ -225,41 +233,60 @@ def _is_held_up(window: Window, how: Circumstances, alone_s: Mapping[str, float]
     return waits_for_gil or predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s
 
 
-def _best_change(window: Window, how: Circumstances) -> Change | None:
-    """The change after which the loop waits least; among equally good ones, the first. None: none helps."""
-    changes = [then for name, then in _changes(window, how) if name not in how.found]
+def best_settings(
+    window: Window,
+    how: Circumstances,
+    changeable: Collection[str],
+    may_try: Callable[[Settings], bool] = lambda settings: True,
+    max_threads: int = DEFAULT_MAX_THREADS,
+) -> tuple[Settings, float] | None:
+    """The settings with which the loop is predicted to wait least, and the share of the time that it waits then.
+
+    Among equally good ones, the first. None: none helps. `changeable`: the names of settings that may change.
+    """
+    changes = [then for then in _changes(window, how, changeable, may_try, max_threads) if may_try(then.settings)]
     waits_s = [predicted_wait_s(window, how, then) for then in changes]
-    as_good_as_none_s = 0.02 * window.loop_s
-    enough_s = max(1.02 * min(waits_s, default=0.0), as_good_as_none_s)
+    enough_s = max(1.02 * min(waits_s, default=0.0), 0.02 * window.loop_s)
     now_s = predicted_wait_s(window, how, how)
     for then, wait_s in zip(changes, waits_s, strict=True):
         if wait_s <= enough_s:
             if wait_s >= _MAX_REMAINING_WAIT * now_s:
                 return None
             wait_s *= window.wait_s / now_s
-            share = (wait_s + window.late_s) / (wait_s + window.loop_s)
-            return Change.of(how.settings, then.settings, share, ignored=how.found)
+            return then.settings, (wait_s + window.late_s) / (wait_s + window.loop_s)
     return None
 
 
-def _changes(window: Window, how: Circumstances) -> Iterator[tuple[str, Circumstances]]:
-    """The changes that may help, each with the name of its setting; of each setting, the smallest first."""
+def _changes(
+    window: Window,
+    how: Circumstances,
+    changeable: Collection[str],
+    may_try: Callable[[Settings], bool],
+    max_threads: int,
+) -> Iterator[Circumstances]:
+    """The changes that may help; of each setting, the smallest first."""
+    now = how.settings
     if how.reader == "caller":
-        yield "prefetch", how.having(threads=min(max(how.cores, 2), DEFAULT_MAX_THREADS), prefetch=2)
+        if "prefetch" in changeable:
+            yield how.having(threads=min(max(how.cores, 2), DEFAULT_MAX_THREADS), prefetch=2)
         return
     for name in ("prefetch",) if how.stream else ("buffer", "prefetch"):
-        size = 2 * getattr(how.settings, name)
-        while size <= _MAX_BATCHES:
-            yield name, how.having(**{name: size})
+        size = 2 * getattr(now, name)
+        while name in changeable and size <= _MAX_BATCHES:
+            yield how.having(**{name: size})
             size *= 2
     take_turns = shares_gil(window, how)
-    if how.reader == "threads" and not take_turns:
-        for n in range(how.readers + 1, DEFAULT_MAX_THREADS + 1):
+    if "threads" in changeable and how.reader == "threads" and not take_turns:
+        # one slot for each batch that is being placed at a time
+        slots = min(_MAX_BATCHES, math.ceil(window.mean("place_s") / max(1e-9, window.loop_s)))
+        for n in range(how.readers + 1, max_threads + 1):
             # with a buffer to match, so that no batch is split into more calls
-            yield "threads", how.having(threads=n, buffer=max(how.settings.buffer, math.ceil(n / how.parts)))
-    if how.reader == "workers" or (how.may_use_workers and take_turns):
-        for n in range(how.settings.workers + 1, max(how.cores, how.settings.workers + 1) + 1):
-            yield "workers", how.having(threads=0, workers=n)
+            sizes = {"buffer": max(now.buffer, math.ceil(n / how.parts)), "prefetch": max(now.prefetch, slots)}
+            then = how.having(threads=n, **{name: sizes[name] for name in sizes if name in changeable})
+            yield then if may_try(then.settings) else how.having(threads=n)
+    if "workers" in changeable and (how.reader == "workers" or (how.may_use_workers and take_turns)):
+        for n in range(now.workers + 1, max(how.cores, now.workers + 1) + 1):
+            yield how.having(threads=0, workers=n)
 
 
 def _advice(
