@@ -109,13 +109,15 @@ class Cache:
         with self.checked():
             for _ in range(_TRIES):
                 file = Descriptor(in_folder(os.path.dirname(path), lambda: os.open(path, flags, 0o600)))
-                if _lock_alone(file.descriptor) and _lies_at(path, file) and not _is_complete(file, size):
+                is_ours = _lock_alone(file.descriptor) and _lies_at(path, file)
+                if is_ours and not _is_complete(FileVersion.of(file.descriptor), size):
                     self._download(path, file, size, download)
                 fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # waits while another process downloads it
                 if _lies_at(path, file):
-                    if _is_complete(file, size):
+                    opened = OpenFile(path, descriptor=os.dup(file.descriptor))
+                    if _is_complete(opened.version, size):
                         touch(file.descriptor)
-                        return OpenFile(path, descriptor=os.dup(file.descriptor))
+                        return opened
                     _unlink(path)  # another process was killed while it downloaded, or somebody wrote to the file
             raise FileNotFoundError(errno.ENOENT, "files are deleted again and again", path)
 
@@ -212,9 +214,8 @@ def touch(file: int | str) -> FileVersion:
     return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _is_complete(file: Descriptor, size: int) -> bool:
+def _is_complete(version: FileVersion, size: int) -> bool:
     """Whether a whole file was downloaded to its end, and nobody has written to it since."""
-    version = FileVersion.of(file.descriptor)
     return (version.size_bytes, version.modified_ns) == (size, _COMPLETE_NS)
 
 

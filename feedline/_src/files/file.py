@@ -255,7 +255,8 @@ class OpenFile(Descriptor):
     def __init__(self, path: str, version: FileVersion | None = None, descriptor: int | None = None) -> None:
         super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor)
         self.path, self.version = path, version or FileVersion.of(self.descriptor)
-        self.check()
+        if version is not None:
+            self.check()
 
     def check(self) -> None:
         """Raise a FeedError if it was written to or truncated: what was read before may be wrong."""
