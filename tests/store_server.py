@@ -123,10 +123,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._reply(status, b"no", [])
             return
         headers = list(store.validators(data))
-        match = self.headers.get("If-Match")
-        if match is not None and match != etag(data):
-            self._reply(412, b"", headers)
-            return
         if part is not None and part[0] >= len(data):
             self._reply(416, b"", headers)
         elif part is not None:

@@ -1,9 +1,8 @@
-"""Objects for the tests of stores: an array, records, and the formats that they are written in."""
+"""Objects for the tests of stores: an array and records."""
 
 import io
 
 import numpy as np
-import tensorstore
 from array_record.python.array_record_module import ArrayRecordWriter
 
 BLOCK = 1 << 21
@@ -26,17 +25,3 @@ def array_record(path, records=RECORDS):
         writer.write(record)
     writer.close()
     return path.read_bytes()
-
-
-def zarr(store, folder, name="x.zarr", chunks=64):
-    """An array of one chunk a row, with `chunks` rows."""
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(folder / name)}}
-    array = tensorstore.open(
-        spec, create=True, dtype=np.int64, shape=(chunks, 100),
-        chunk_layout=tensorstore.ChunkLayout(write_chunk_shape=(1, 100)),
-    ).result()  # fmt: skip
-    array.write(np.arange(chunks * 100).reshape(chunks, 100) + 1).result()
-    for path in (folder / name).rglob("*"):
-        if path.is_file():
-            store.objects[f"/{path.relative_to(folder)}"] = path.read_bytes()
-    return f"{store.url}/{name}"

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
-from background import PATIENCE_S, spawn
-from stored import BLOCK, RECORDS, array_record, zarr
+from background import PATIENCE_S, arrived, spawn
+from stored import BLOCK, RECORDS, array_record
 
 import feedline
 from feedline._src.files.fetcher import fetcher
-from feedline._src.files.file import File
+from feedline._src.files.file import File, digests_of
 from feedline._src.files.files import Files
 from feedline._src.files.folder import folder_at
 from feedline._src.native.library import library
@@ -80,7 +80,7 @@ def test_a_file_in_a_store_is_read_as_a_local_one(url, options, tmp_path):
     (tmp_path / "x.bin").write_bytes(DATA)
     local = File(str(tmp_path / "x.bin"))
     for each in (file, pickle.loads(pickle.dumps(Files([url], options)))[0]):
-        assert (each.size, each.digest) == (local.size, local.digest)
+        assert digests_of([each]) == digests_of([local])
         reads_all(each)
         assert each.samples([(5, 9), (len(DATA) - 3, 9), (len(DATA) + 9, 1)]) == [DATA[5:14], DATA[-3:], b""]
         for sequential in (False, True):
@@ -104,7 +104,7 @@ def test_what_one_source_fetched_serves_the_next_and_is_fetched_once(store, url,
 
 
 @needs_c
-def test_memory_is_there_once_all_blocks_are_and_not_once_they_are_gone(store, url, options):
+def test_memory_is_there_while_the_cache_has_all_blocks(store, url, options):
     file = opened(url, options)
     assert file.memory() is None
     file.read(np.array([0]), np.array([10]))
@@ -117,7 +117,11 @@ def test_memory_is_there_once_all_blocks_are_and_not_once_they_are_gone(store, u
     shutil.rmtree(options.cache)
     file.check()
     assert file.memory() is None
-    assert bytes(memory) == DATA, "it stays as long as somebody refers to it"
+    row = memory[10:20]
+    del memory
+    assert bytes(row) == DATA[10:20], "it stays as long as somebody refers to it"
+    del row
+    wait_until(lambda: str(options.cache) not in Path("/proc/self/maps").read_text())
     store.requests.clear()
     reads_all(file)
     assert store.gets()
@@ -125,20 +129,11 @@ def test_memory_is_there_once_all_blocks_are_and_not_once_they_are_gone(store, u
     assert bytes(file.memory()) == DATA
 
 
-@needs_c
-def test_mapped_memory_is_unmapped_with_its_last_array(url, options):
-    file = opened(url, options)
-    file.read(np.array([0]), np.array([len(DATA)]))
-    row = file.memory()[10:20]
-    del file
-    assert bytes(row) == DATA[10:20]
-    assert str(options.cache) in Path("/proc/self/maps").read_text()
-    del row
-    for _ in range(100):  # the thread that fetched may still refer to the file
-        if str(options.cache) not in Path("/proc/self/maps").read_text():
-            return
+def wait_until(holds):
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    pytest.fail("it is still mapped")
 
 
 def shorter_and_longer(path):
@@ -221,25 +216,21 @@ def test_what_will_be_read_is_fetched_within_a_quarter_of_the_cache(store, tmp_p
 
 
 def test_a_closed_source_gives_up_its_requests_and_is_read_again(store, url, options):
-    files = Files([url], options)
-    reached, go_on = threading.Event(), threading.Event()
-    store.fault = lambda *request: reached.set() or (go_on.wait(20) and None)
-    found = []
-
-    def read():
-        try:
-            files[0].read(np.array([0]), np.array([10]))
-        except feedline.FeedError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    assert reached.wait(20)
+    files, reached = Files([url], options), threading.Event()
+    store.fault = lambda *request: (reached.set(), 503)[1]
+    reading = spawn(lambda: files[0].read(np.array([0]), np.array([10])))
+    arrived(reached)
     files.close()
-    thread.join(15)
-    go_on.set()
-    assert "closed during a read" in found[0]
+    with pytest.raises(feedline.FeedError, match="closed during a read"):
+        reading.result(PATIENCE_S)
+    wait_until(is_quiet)
+    store.fault = lambda *request: None
     reads_all(files[0])
+
+
+def is_quiet():
+    """Whether no request is in flight. One that is repeated after errors would be for the patience: 10 s."""
+    return not asyncio.all_tasks(fetcher()._loop)
 
 
 def test_objects_without_bytes(store, options):
@@ -386,26 +377,6 @@ os.wait()
 # --- requests ---
 
 
-def test_a_closed_source_asks_for_nothing_more(store, options, tmp_path):
-    """Not even again after errors, for as long as its patience lasts: 10 s."""
-    source, before = feedline.open_source(zarr(store, tmp_path), store=options), fetcher().counts.retries
-    failed = threading.Event()
-    store.fault = lambda method, path, part: (503 if "/c/" in path else None, failed.set())[0]
-    assert source.will_read(np.arange(64), 0)
-    assert failed.wait(10)
-    source.close()
-    assert is_quiet()
-    assert fetcher().counts.retries - before < 200
-
-
-def is_quiet():
-    """Whether no request is under way, or soon. One that is tried again would be there for 10 s."""
-    deadline = time.monotonic() + 5
-    while (left := asyncio.all_tasks(fetcher()._loop)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not left
-
-
 def test_after_an_error_nothing_more_is_asked_for(store, options):
     """One part of an object is gone, and others would be asked for again while the patience lasts: 10 s."""
     for name in "ab":
@@ -421,7 +392,7 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
     for read in (files.local_paths, lambda: folder.read(["a.bin", "b.bin"])):
         with pytest.raises(feedline.FeedError, match="it is not there any more"):
             read()
-        assert is_quiet()
+        wait_until(is_quiet)
 
 
 # --- whole objects ---

@@ -56,7 +56,8 @@ def test_a_date_of_an_earlier_minute_is_a_version(store, options, validators):
     np.testing.assert_array_equal(source[3], ROWS[3])
     assert [method for method, *_ in store.requests] == ["HEAD"]
     pickled = pickle.dumps(source)
-    store.validators = lambda data: [date(70)]
+    newer = [date(70)]
+    store.validators = lambda data: newer
     store.objects["/x.npy"] = npy(ROWS[10:20])
     with pytest.raises(feedline.FeedError, match="an object must not change"):
         pickle.loads(pickled)

@@ -10,9 +10,8 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES
 from feedline._src.files.cached_range import blocks_of
-from feedline._src.files.file import OPEN_FILES, File, Indices, LruCache, OpenFile
+from feedline._src.files.file import OPEN_FILES, File, Indices, LruCache, OpenFile, digests_of
 from feedline._src.files.store import Store, is_url
-from feedline._src.rows import digests
 
 if TYPE_CHECKING:
     from feedline._src.files.remote import RemoteFile
@@ -97,9 +96,7 @@ class Files(Sequence[File]):
 
     @property
     def digests(self) -> list[list[Any]]:
-        ranges = [digests.samples_of_file(file.size) for file in self._files]
-        found = zip(self._files, self.samples(ranges), strict=True)
-        return [digests.of_samples(file.size, samples) for file, samples in found]
+        return digests_of(self._files)
 
     def local_paths(self) -> list[str]:
         """The `File.path` of each, fetched ahead. FeedError: also if the cache is too small for all of them."""

@@ -22,10 +22,9 @@ from feedline._src.files.fetcher import (
     gathered,
     result_of,
 )
-from feedline._src.files.file import File, Indices, OpenFile, absolute, changed, pread, unreadable
+from feedline._src.files.file import File, Indices, OpenFile, absolute, changed, digests_of, pread, unreadable
 from feedline._src.files.remote import RemoteFile
 from feedline._src.files.store import Listed, Store, Url, Version, is_url
-from feedline._src.rows import digests
 
 T = TypeVar("T")
 _ZARR = ".zarr"
@@ -158,10 +157,8 @@ class Folder:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
     def digests(self, files: Sequence[int]) -> list[list[Any]]:
-        """For each listed file, JSON values that identify its contents: those of `File.digest`."""
-        opened = list(map(self._file, files))
-        finish = [file.start_samples(digests.samples_of_file(file.size)) for file in opened]
-        return [digests.of_samples(file.size, samples()) for file, samples in zip(opened, finish, strict=True)]
+        """For each listed file, JSON values that identify its contents. See `digests_of`."""
+        return digests_of(list(map(self._file, files)))
 
     def _file(self, file: int) -> File:
         return File(self.path_of(file), place=self._place_of(file))

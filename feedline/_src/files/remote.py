@@ -37,6 +37,7 @@ _HEADER_BYTES = 1 << 14  # what a file object reads at once of headers
 _EXACT_BYTES = 1 << 17  # up to this size, as of footers, only these bytes are fetched, and not their blocks
 _SMALL_BYTES = 1 << 18  # a smaller object is fetched whole for its samples
 _CHECKED_SEGMENTS = 16  # of a mapped object at each read, which takes a system call for each
+_VIEWS_AT_ONCE = 1024  # of one system call (IOV_MAX)
 _DOWNLOADS = 8  # whole objects that are downloaded at once, each by many requests
 
 
@@ -103,7 +104,7 @@ class RemoteFile(File):
             if not all(map(file.has, blocks)):  # they were evicted
                 for request in segment.fetch(blocks):
                     result_of(request, self.name)
-            elif sum(os.preadv(file.descriptor, [piece], at) for at, piece in pieces) == size and file.is_intact:
+            elif sum(os.preadv(file.descriptor, *some) for some in _adjacent(pieces)) == size and file.is_intact:
                 return
         raise self._unstable(_TRIES)
 
@@ -245,6 +246,22 @@ class RemoteFile(File):
 
         self._download = fetcher().run(gathered(map(part, range(0, self.size, REQUEST_BYTES))))
         result_of(self._download, self.name)
+
+
+def _adjacent(pieces: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[memoryview], int]]:
+    """Pieces that lie one behind the other, as of the records of a file, for one system call: views and offset."""
+    views: list[memoryview] = []
+    offset = stop = 0
+    for start, view in pieces:
+        if views and (start != stop or len(views) == _VIEWS_AT_ONCE):
+            yield views, offset
+            views = []
+        if not views:
+            offset = start
+        views.append(view)
+        stop = start + len(view)
+    if views:
+        yield views, offset
 
 
 def fetch_whole(files: Sequence[RemoteFile]) -> None:
