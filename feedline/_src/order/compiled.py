@@ -29,6 +29,7 @@ from feedline._src.options import Blocks, Order
 from feedline._src.order.permutation import FEW, ROUNDS, explicit, feistel, grid, permuted, words
 
 _SHUFFLED, _BLOCKED = 1, 2
+_CHUNK = 1 << 13  # positions at a time: many for each NumPy call, but all arrays stay in the cache
 
 
 class Network(ctypes.Structure):
@@ -98,6 +99,13 @@ class EpochOrder(ctypes.Structure):
 
     def rows_by_numpy(self, positions: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The row at each position of an epoch of one source, as the C library computes it."""
+        rows = np.empty(positions.shape, np.int64)
+        for start in range(0, positions.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            rows[part] = self._chunk_by_numpy(positions[part])
+        return rows
+
+    def _chunk_by_numpy(self, positions: NDArray[np.uint64]) -> NDArray[np.int64]:
         if self.kind == _SHUFFLED:
             return permuted(self.n, self.rows.key_words, positions)
         if self.kind != _BLOCKED:

@@ -120,7 +120,8 @@ def _cells(
             right ^= _hashed_half(left, int(key), tweaks) >> (32 - k)
         else:
             step = (_hashed_half(right, int(key), tweaks).astype(np.uint64) * a) >> 32  # uniform over [0, a)
-            left = ((left + step) % a).astype(np.uint32)
+            left += step.astype(np.uint32)
+            left = np.minimum(left, left - np.uint32(a))  # modulo a: where left < a, the difference wraps around
     return (left.astype(np.uint64) << np.uint64(k)) + right
 
 
