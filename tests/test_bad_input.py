@@ -71,6 +71,17 @@ def no_thread_is_left():
         ({"prefetch": -1}, "prefetch must be at least 0, got -1"),
         ({"batch_size": 10**30}, f"batch_size must be at most {2**31 - 1}, got {10**30}"),
         ({"remainder": "truncate"}, r"remainder must be one of \('drop', 'pad', 'wrap'\), got 'truncate'"),
+        ({"with_place": 1}, "with_place must be True or False, got 1"),
+        ({"source": {"place": X}, "with_place": True}, r"adds a leaf 'place', .*: it has the keys \['place'\]"),
+        ({"batch_size": []}, r"pairs as in \[\(0, 256\), \(1000, 512\)\], got \[\]"),
+        ({"batch_size": [(0, 8, 1)]}, "pairs as in"),
+        ({"batch_size": [(1, 8)]}, r"ascending steps, the first at 0, got \[1\]; sort them"),
+        ({"batch_size": [(0, 8), (0, 16)]}, "ascending steps"),
+        ({"batch_size": [(0, 8), (-1, 16)]}, "the first step of a size must be at least 0"),
+        ({"batch_size": [(0, 8), (5, 0)]}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": [(0, 8), (5, 10)]}, "multiple of the 4 shards .*, got 10"),
+        ({"batch_size": [(0, 8), (5, 104)]}, "64 rows cannot fill one of 104"),
+        ({"batch_size": [(0, 8.0)]}, "batch_size must be an integer"),
         ({"remainder": "pad"}, "must be a plain dict of strings without that key: it is one array without a name"),
         ({"source": {"valid": X}, "remainder": "pad"}, r"it has the keys \['valid'\]"),
         ({"source": {0: X}, "remainder": "pad"}, r"it has the keys \[0\]"),
@@ -126,27 +137,6 @@ def test_a_transform_that_masks_a_later_row_is_refused():
         next(feed)
         with pytest.raises(ValueError, match=r"6 of these .* values are masked"):
             next(feed)
-
-
-def test_a_state_from_other_data():
-    with Feed({"x": X}, 8, SHARDING) as feed:
-        next(feed)
-        state = feed.get_state()
-    other = X.copy()
-    other[0, 0] = 1
-    cases = {
-        "data": Feed({"x": other}, 8, SHARDING),
-        "rows": Feed({"x": X[:32]}, 8, SHARDING),
-        "spec": Feed({"z": X}, 8, SHARDING),
-        "order": Feed({"x": X}, 8, SHARDING, order=Order(seed=1)),
-        "format": Feed(grain.MapDataset.source([{"x": row} for row in X]), 8, SHARDING),
-    }
-    for field, feed in cases.items():
-        with feed:
-            others = tuple({"rows", "spec", "data", "order", "format"} - {field})
-            with pytest.raises(ValueError, match=f"its '{field}' is"):
-                feed.set_state(state, allow=others)
-            feed.set_state(state, allow=(*others, field))
 
 
 @pytest.mark.parametrize(

@@ -81,26 +81,6 @@ def test_passes_end_and_begin_whatever_the_size(sharding):
         assert padded == [48, 52]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "error", "message"),
-    [
-        ([], TypeError, r"pairs as in \[\(0, 256\), \(1000, 512\)\], got \[\]"),
-        ([8, 16], TypeError, "pairs as in"),
-        ([(0, 8, 1)], TypeError, "pairs as in"),
-        ([(1, 8)], ValueError, r"ascending steps, the first at 0, got \[1\]; sort them"),
-        ([(0, 8), (0, 16)], ValueError, "ascending steps"),
-        ([(0, 8), (-1, 16)], ValueError, "the first step of a size must be at least 0"),
-        ([(0, 8), (5, 0)], ValueError, "batch_size must be at least 1, got 0"),
-        ([(0, 8), (5, 12)], ValueError, "12"),
-        ([(0, 8), (5, 104)], ValueError, "100 rows cannot fill one of 104"),
-        ([(0, 8.0)], TypeError, "batch_size must be an integer"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(sharding, sizes, error, message):
-    with pytest.raises(error, match=message):
-        Feed(ROWS, sizes, sharding)
-
-
 def test_fit_compiles_each_size_once(sharding):
     import optax
 

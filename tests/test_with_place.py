@@ -81,20 +81,3 @@ def test_several_steps_in_one_call_have_one_number(sharding):
         (batch,) = feed
         assert batch["place"].shape == (5, 8)
         assert len(places([batch])) == 1
-
-
-@pytest.mark.parametrize(
-    ("source", "with_place", "message"),
-    [
-        ({"a": VALUES}, 1, "with_place must be True or False, got 1"),
-        (
-            VALUES,
-            True,
-            "with_place=True adds a leaf 'place', so the batch must be a plain dict .* it is one array ",
-        ),
-        ({"place": VALUES}, True, r"without that key: it has the keys \['place'\]"),
-    ],
-)
-def test_what_cannot_have_the_leaf_is_refused(source, with_place, message, sharding):
-    with pytest.raises((ValueError, TypeError), match=message):
-        feedline.Feed(source, 8, sharding, with_place=with_place)

@@ -13,16 +13,15 @@ import jax
 import numpy as np
 
 from feedline._src import state as states
-from feedline._src.agreement.agree import collective_build
-from feedline._src.agreement.coordination import Coordination, coordination
+from feedline._src.agreement.agree import CollectiveBuild, collective_build
 from feedline._src.agreement.in_step import Place
 from feedline._src.bounds import Bounds, bounds_of, default_threads
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import LocalForm, transformed_spec
 from feedline._src.loader.random_access import RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
-from feedline._src.options import Reading, Settings
-from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
+from feedline._src.options import Settings
+from feedline._src.order.schedule import ENDLESS, Schedule
 from feedline._src.placement.place import Placement, with_steps_in_front
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import PLACE, SourceMetadata, refused
@@ -56,28 +55,28 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
       ValueError, TypeError, FileNotFoundError: it does not.
       ProcessError: another process built something else, failed, or did not come.
     """
-    reading, processes = options.reading, _processes_of(options.sharding)
-    call = None if running is None else "feed.move"
-    with collective_build(processes, reading.stall_warning_s, reading.stall_error_s, call) as collective:
-        with alarmed(
-            reading.stall_warning_s,
-            lambda: (
-                f"building a feed has taken {reading.stall_warning_s:g} s so far: it opens the source, reads its "
-                "first row, and calls the transform with that"
-            ),
-        ):
-            sizes = _open(options, collective.key, None if running is None else running[0])
+    before, place = (None, None) if running is None else (running[0], list(running[1]))
+    after_s = options.reading.stall_warning_s
+    message = (
+        f"building a feed has taken {after_s:g} s so far: it opens the source, reads its first row, and calls the "
+        "transform with that"
+    )
+    with _collective(options, None if running is None else "feed.move") as collective:
+        with alarmed(after_s, lambda: message):
+            sizes = _open(options, collective.key, before)
         try:
-            place = None if running is None else list(running[1])
             collective.agree(described(options, sizes.first, place))
         except BaseException:
             if running is None:
                 sizes.close()
             raise
-    service, key = coordination(), collective.key
-    if service is None or key is None:
-        return sizes
-    return _connected(sizes, options, service, key, len(processes))
+    return _connected(sizes, options, collective)
+
+
+def _collective(options: FeedOptions, call: str | None) -> contextlib.AbstractContextManager[CollectiveBuild]:
+    """A block whose errors and result all processes of the mesh share."""
+    reading = options.reading
+    return collective_build(_processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s, call)
 
 
 def refuse_everywhere(sharding: Any, error: Exception, call: str | None = None) -> None:
@@ -127,10 +126,7 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
       ValueError, TypeError: it reads no mixture, or the weights do not suit it.
       ProcessError: processes give other weights, or at other places.
     """
-    reading = options.reading
-    with collective_build(
-        _processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s, "feed.set_weights"
-    ) as collective:
+    with _collective(options, "feed.set_weights") as collective:
         sizes = sizes.map(
             lambda stages: stages.reweighted(lambda access: access.with_weights(weights, place.position))
         )
@@ -192,7 +188,6 @@ def _of_rows(options: FeedOptions, source: Source, metadata: SourceMetadata, res
         restarts,
         options.steps_per_call,
     )
-    access.check_cursor(Cursor(0, 0))
     return planned.stages(access, fingerprint)
 
 
@@ -320,11 +315,14 @@ def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bo
     return settings, bounds
 
 
-def _connected(sizes: Sizes, options: FeedOptions, service: Coordination, key: str, processes: int) -> Sizes:
+def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) -> Sizes:
     """The stages with what processes tell each other while they train."""
+    service, key = collective.service, collective.key
+    if service is None or key is None:
+        return sizes
     from feedline._src.agreement.in_step import InStep, LatestValues
 
-    latest_values, in_step = LatestValues(service, key), InStep(service, key, processes)
+    latest_values, in_step = LatestValues(service, key), InStep(service, key, len(collective.processes))
     by_step = []
     for step, stages in sizes.by_step:
         check = None
@@ -365,7 +363,6 @@ def described(options: FeedOptions, stages: Stages, place: list[Any] | None = No
         f"batch{jax.tree_util.keystr(path)}": leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(stages.placement.spec)
     }
-    reading: Reading = options.reading
     return {
         "name": options.name,
         "version": {"feedline": __version__, **{package: version(package) for package in _PACKAGES}},
@@ -373,8 +370,8 @@ def described(options: FeedOptions, stages: Stages, place: list[Any] | None = No
         "batch_size": options.batch_size,
         "epochs": options.epochs,
         "remainder": options.remainder,
-        "bad_rows": reading.bad_rows,
-        "check_replicas_every": reading.check_replicas_every,
+        "bad_rows": options.reading.bad_rows,
+        "check_replicas_every": options.reading.check_replicas_every,
         # the window in which processes agree on the ends of lanes
         "prefetch": stages.settings.prefetch if len(set(stages.access.owners)) > 1 else None,
         "place": place,

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable
-from types import FrameType
 from typing import Any
 
 import grain
@@ -16,14 +15,14 @@ import grain
 from feedline._src.agreement.monitor import failure, out_of_step
 from feedline._src.build import refuse_everywhere
 from feedline._src.errors import ProcessError, StallError, warn
-from feedline._src.feed_base import CLOSED, MOMENT_S, Delivered, FeedBase
+from feedline._src.feed_base import CLOSED, GRACE_S, Delivered, FeedBase
 from feedline._src.feed_options import FeedOptions
 from feedline._src.options import Auto, Order, Reading
 from feedline._src.order.schedule import BatchSizes, Remainder
 from feedline._src.placement.place import Placed
 from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import Transform
-from feedline._src.prefetch.pipelines import INSIDE, Closed, Run
+from feedline._src.prefetch.pipelines import Closed, Run
 from feedline._src.record import BatchRecord, Counters
 from feedline._src.runtime.exit import exits
 from feedline._src.runtime.threads import annotation
@@ -219,7 +218,7 @@ class Feed(FeedBase):
                     or isinstance(error, StallError | ProcessError)
                     or not isinstance(error, Exception)
                 )
-                self._stop(0 if stuck else MOMENT_S, reads=False)
+                self._stop(0 if stuck else GRACE_S, reads=False)
                 raise
 
     def _take(self) -> tuple[Run[Placed], Placed]:
@@ -247,19 +246,6 @@ class Feed(FeedBase):
             # data that is bad, they raise the same error
             self._tune(tuner.start)
             return self._take()
-
-    def _check_not_taking(self) -> None:
-        """Raise if `next` was called inside of `next`, on the same thread.
-
-        The stack says so, and not an attribute, which an interrupt could leave set.
-        """
-        frame: FrameType | None = sys._getframe()
-        calls, code = 0, type(self).__next__.__code__
-        while frame is not None:
-            calls += frame.f_code is code and frame.f_locals["self"] is self
-            frame = frame.f_back
-        if calls > 1:
-            raise ValueError(INSIDE)
 
     def _warn_of_partial_pass(self) -> None:
         """Warn if `iter` began this pass before, and batches of it were taken since.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -25,7 +27,7 @@ from feedline._src.listen.tokens import TokenCounts
 from feedline._src.options import Reading, Settings, checked_integer
 from feedline._src.order.schedule import Cursor, Remainder
 from feedline._src.placement.place import Placed
-from feedline._src.prefetch.pipelines import Run
+from feedline._src.prefetch.pipelines import INSIDE, Run
 from feedline._src.record import Counters
 from feedline._src.run import Runs, Sizes, Stages, run_of
 from feedline._src.runtime.threads import ProcessBound, SingleThread
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from feedline._src.listen.diagnosis import DiagnosingPipeline, Diagnosis
     from feedline._src.listen.report import Report
 
-MOMENT_S = 1.0
+GRACE_S = 1.0
 """Grace period for threads that have nothing left to do."""
 CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
 _MAX_LEAVES_SHOWN = 12
@@ -278,7 +280,7 @@ class FeedBase(ProcessBound):
             if sizes.first.bounds is not None:
                 settings = self._stages.settings
                 sizes = sizes.map(lambda stages: stages.tuned(settings))
-            self._stop(MOMENT_S, reads=False)
+            self._stop(GRACE_S, reads=False)
             self._sizes, self._options = sizes, options
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -311,7 +313,7 @@ class FeedBase(ProcessBound):
         with self._single_thread:
             self._check_may_move("keeps its weights")
             sizes = reweighted(self._sizes, self._options, weights, self._place())
-            self._stop(MOMENT_S, reads=False)
+            self._stop(GRACE_S, reads=False)
             self._sizes = sizes
 
     def statistics(self) -> Statistics:
@@ -385,7 +387,7 @@ class FeedBase(ProcessBound):
             pipeline = DiagnosingPipeline(
                 self._running, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
             )
-            self._stop(MOMENT_S, reads=False)
+            self._stop(GRACE_S, reads=False)
         before = (delivered, self._exhausted, self._counted, self._listener, self._loop_began)
         try:
             self._diagnosed, self._listener, self._loop_began, self._exhausted = pipeline, listener, None, False
@@ -398,7 +400,7 @@ class FeedBase(ProcessBound):
             self._delivered, self._exhausted, self._counted, self._listener, self._loop_began = before
             self._diagnosed = None
             self._listener.interrupted()
-            self._stop(MOMENT_S, reads=False)
+            self._stop(GRACE_S, reads=False)
             pipeline.forget()
         print(diagnosis)
 
@@ -467,7 +469,7 @@ class FeedBase(ProcessBound):
         """Go on with other settings. The listener proposes them again until the next run starts."""
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
         # a stream's next iterator may share state with the one that reads
-        self._stop(MOMENT_S if self._running.access.owners else 0, reads=False)
+        self._stop(GRACE_S if self._running.access.owners else 0, reads=False)
 
     def _switch(self, stages: Stages) -> None:
         """Use these stages for the next run. The one before was given up."""
@@ -510,7 +512,7 @@ class FeedBase(ProcessBound):
             self._check_may_move("stays where it is")
             sizes.at(delivered.step).access.check_cursor(delivered.cursor)
             moved_from = self._moved_from or self._place()
-            self._stop(MOMENT_S, reads=False)
+            self._stop(GRACE_S, reads=False)
             self._loop_began = None
             self._listener.interrupted()
             self._moved_from = moved_from
@@ -526,3 +528,17 @@ class FeedBase(ProcessBound):
         if self._closed:
             raise ValueError(CLOSED)
         self._check_not_forked()
+
+    def _check_not_taking(self) -> None:
+        """Raise if `next` was called inside of `next`, on the same thread.
+
+        The stack says so, and not an attribute, which an interrupt could leave set.
+        """
+        frame: FrameType | None = sys._getframe()
+        kind: Any = type(self)
+        calls, code = 0, kind.__next__.__code__
+        while frame is not None:
+            calls += frame.f_code is code and frame.f_locals["self"] is self
+            frame = frame.f_back
+        if calls > 1:
+            raise ValueError(INSIDE)

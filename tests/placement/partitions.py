@@ -8,7 +8,6 @@ from unittest import mock
 import jax
 import numpy as np
 from hypothesis import strategies as st
-from jax._src.sharding_impls import GSPMDSharding
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -30,11 +29,6 @@ def mesh_of(shape, order=range(8)):
     """A mesh with the axes a, b and c, over the first devices in that order."""
     chosen = DEVICES[list(order)[: math.prod(shape)]]
     return Mesh(chosen.reshape(shape), AXES[: len(shape)])
-
-
-def gspmd(sharding, ndim):
-    """The same sharding of arrays of `ndim` axes as a `GSPMDSharding`, without a mesh and a spec."""
-    return GSPMDSharding(sharding._device_assignment, sharding._to_xla_hlo_sharding(ndim))
 
 
 @st.composite

@@ -131,22 +131,6 @@ def test_one_sharding_for_each_subtree():
 
 
 @pytest.mark.parametrize(
-    "sharding",
-    [
-        {"x": BY_ROW},
-        {"x": BY_ROW, "y": BY_ROW, "z": BY_ROW},
-        {"x": {"v": BY_ROW}, "y": BY_ROW},
-    ],
-)
-def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
-    with pytest.raises(
-        ValueError, match=r"^sharding must be one sharding or a tree that is a prefix .*'w': \["
-    ) as e:
-        broadcast(sharding, BATCH)
-    assert str(jax.tree.structure(sharding)) in str(e.value)
-
-
-@pytest.mark.parametrize(
     ("sharding", "message"),
     [
         (None, r"^sharding must be a jax\.sharding\.Sharding, got None; for example NamedSharding\("),

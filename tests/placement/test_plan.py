@@ -19,7 +19,6 @@ from partitions import (
     any_layout,
     cut,
     devices_of,
-    gspmd,
     layouts,
     mesh_of,
     meshes,
@@ -36,7 +35,6 @@ from feedline._src.placement.plan import (
     check_divides,
     plan_leaf,
     replicas,
-    shards_of,
     union_of_rows,
 )
 
@@ -195,32 +193,6 @@ def test_sizes_that_the_shards_do_not_divide_are_refused_with_the_nearest_that_w
     assert [int(n) for n in numbers.split(" or ")] == below + above
     for number in below + above:
         plan_leaf(sharding, with_size(number), DEVICES, "x")
-
-
-@pytest.mark.parametrize(
-    ("spec", "shape", "message"),
-    [
-        (
-            P("a", None, "b"),
-            (8, 4),
-            r"^x: the sharding .* names 3 axes, but the leaf has 2 \(shape \(8, 4\)\)",
-        ),
-        (P(), (), r"^x: the first axis of a leaf is the batch, and this leaf is a scalar; give"),
-    ],
-)
-def test_a_leaf_with_too_few_axes_is_refused(spec, shape, message):
-    with pytest.raises(ValueError, match=message):
-        plan_leaf(NamedSharding(mesh_of((2, 4)), spec), shape, DEVICES, "x")
-
-
-@given(layout=any_layout)
-@settings(max_examples=100, deadline=None)
-def test_shards_of_each_axis(layout):
-    pairs = zip(layout.shape, layout.sharding.shard_shape(layout.shape), strict=True)
-    assert shards_of(layout.sharding, len(layout.shape)) == tuple(whole // part for whole, part in pairs)
-    assert shards_of(gspmd(layout.sharding, len(layout.shape)), len(layout.shape)) == shards_of(
-        layout.sharding, len(layout.shape)
-    )
 
 
 def test_a_device_or_a_spec_under_set_mesh_stands_for_its_sharding():

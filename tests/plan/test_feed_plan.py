@@ -350,12 +350,6 @@ def test_all_sizes_must_fit():
     assert (plan.problems, plan.batch_size, plan.spec["x"].shape, plan.length) == ((), 16, (16, 4), None)
 
 
-@pytest.mark.parametrize(("shape", "spec"), [((8,), P("data", "model")), ((8, 3, 5), P(None, None, "model"))])
-def test_leaves_that_no_batch_size_fits_are_an_error(shape, spec):
-    with pytest.raises(ValueError, match=r"names|must be a multiple of the 2 shards"):
-        plan_of({"x": np.zeros(shape)}, 8, NamedSharding(MESH, spec))
-
-
 # --- other sources ---
 
 
