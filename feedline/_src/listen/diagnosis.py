@@ -112,27 +112,25 @@ class DiagnosingPipeline:
         diagnosis: Diagnosis,
         over: Callable[[], None] | None = None,
     ) -> None:
-        uncounted = stages.ahead + 1
-        least = (uncounted + _MIN_COUNTED) * len(PHASES)
+        read_ahead = stages.ahead + 1
+        least = (read_ahead + _MIN_COUNTED) * len(PHASES)
         if steps < least:
             raise ValueError(
-                f"diagnose needs {len(PHASES)} phases of {uncounted + _MIN_COUNTED} steps, the first {uncounted} "
-                f"to drain the buffers, got steps={steps}; use {max(200, least)}"
+                f"diagnose needs {len(PHASES)} phases of {read_ahead + _MIN_COUNTED} steps, the first "
+                f"{read_ahead} to drain the buffers, got steps={steps}; use {max(200, least)}"
             )
-        self._stages = stages
-        self._begin = after, lanes
+        self._stages, self._after, self._lanes = stages, after, lanes
         self._place = stages.placer(listener.placed)
-        self._diagnosis = diagnosis
-        self._over = over
+        self._diagnosis, self._over = diagnosis, over
         self._steps = steps // len(PHASES)
         # meanwhile buffers drain, which in the first phase were filled while the step compiled
-        self._uncounted = max(uncounted, math.ceil(self._steps / 4))
+        self._uncounted = max(read_ahead, math.ceil(self._steps / 4))
         self._host: HostBatch | None = None  # the latest one of the first phase
-        self._inner: Run[Placed] | None = None
+        self._run: Run[Placed] | None = None  # of the phase
         self._closed = False
-        self._further = 0  # loops begun after the last phase
-        self._last_of: tuple[str, float] | None = None  # the last batch of a phase was taken: since when it counts
-        self._all = self._phases()
+        self._further_passes = 0  # loops begun after the last phase
+        self._ending: tuple[str, float] | None = None  # a phase that gave its last batch, and since when it counts
+        self._batches = self._of_all_phases()
 
     def start(self) -> None:
         """The first `take` starts the first phase."""
@@ -141,7 +139,7 @@ class DiagnosingPipeline:
         """The next batch. StopIteration after the last phase."""
         if self._closed:
             raise Closed
-        placed = next(self._all, None)
+        placed = next(self._batches, None)
         if placed is None:
             if self._over is not None:
                 self._over()
@@ -152,34 +150,34 @@ class DiagnosingPipeline:
     def close(self) -> None:
         """End the phase. Idempotent, from any thread."""
         self._closed = True
-        if self._inner is not None:
-            self._inner.close()
+        if self._run is not None:
+            self._run.close()
+
+    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
+        """Wait for the threads of the phase."""
+        return None if self._run is None else self._run.join(timeout_s, reads=reads)
 
     def finish(self) -> None:
-        """The loop is done with the batch that it took last. If that was the last of a phase, note the phase."""
-        if self._last_of is not None:
-            (phase, since), self._last_of = self._last_of, None
+        """The loop is done with the batch that it took last. If that was the last of a phase, note its times."""
+        if self._ending is not None:
+            (phase, since), self._ending = self._ending, None
             _wait_for_devices()
             self._diagnosis.steps_s[phase] = (time.perf_counter() - since) / (self._steps - self._uncounted)
 
     def forget(self) -> None:
         """Let go of all batches. After `close`, by the thread that took."""
-        self._all.close()
-        self._host = self._inner = None
+        self._batches.close()
+        self._host = self._run = None
 
     def check_further_pass(self) -> None:
         """The loop asks for another pass after the last phase. ValueError if it does so without end."""
-        self._further += 1
-        if self._further > _FURTHER_PASSES:
+        self._further_passes += 1
+        if self._further_passes > _FURTHER_PASSES:
             raise ValueError("the diagnosis is over, and gives no further batch; leave the context of diagnose")
 
-    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Wait for the threads of the phase."""
-        return None if self._inner is None else self._inner.join(timeout_s, reads=reads)
-
-    def _phases(self) -> Generator[Placed]:
+    def _of_all_phases(self) -> Generator[Placed]:
         began = time.perf_counter()
-        kinds = (self._read(self._keep), self._read(self._place), self._placed_again(), self._resident())
+        kinds = (self._read(self._place_and_keep), self._read(self._place), self._placed_again(), self._resident())
         for phase, batches in zip(PHASES, kinds, strict=True):
             since = 0.0
             for number, placed in enumerate(itertools.islice(batches, self._steps)):
@@ -189,43 +187,33 @@ class DiagnosingPipeline:
                 if self._diagnosis.first_batch_s is None:
                     self._diagnosis.first_batch_s = time.perf_counter() - began
                 if number == self._steps - 1:
-                    self._last_of = phase, since
+                    self._ending = phase, since
                 yield placed
             self.finish()
-            if self._inner is not None:
-                self._inner.close()
-                self._inner.join(_JOIN_S)
-
-    def _keep(self, host: HostBatch) -> Placed:
-        self._host = host
-        return self._place(host)
-
-    def _started(self, run: Run[Placed]) -> Iterator[Placed]:
-        """The batches of a run that `close` ends."""
-        self._inner = run
-        run.start()
-        with contextlib.suppress(StopIteration):
-            while True:
-                yield run.take()
+            if self._run is not None:
+                self._run.close()
+                self._run.join(_JOIN_S)
 
     def _read(self, place: Callable[[HostBatch], Placed]) -> Iterator[Placed]:
         """Batches from the feed's place on, pass after pass."""
-        (after, lanes), access, passes = self._begin, self._stages.access, 0
-        while True:
-            got = False
-            for placed in self._started(run_of(self._stages, after, lanes, place)):
-                got = True
+        after, lanes = self._after, self._lanes
+        for number in itertools.count():
+            placed = None
+            for placed in self._taken_from(run_of(self._stages, after, lanes, place)):
                 yield placed
-            if not got and passes:  # the first one may have been at its end
+            if placed is None and number:  # the first pass may have been at its end
                 return
-            passes, after, lanes = passes + 1, access.next_pass(after), None
+            after, lanes = self._stages.access.next_pass(after), None
+
+    def _place_and_keep(self, host: HostBatch) -> Placed:
+        self._host = host
+        return self._place(host)
 
     def _placed_again(self) -> Iterator[Placed]:
         """One host batch again and again, placed by threads like the feed's own batches."""
         if self._host is not None:
-            stages = self._stages
-            watch = Watch(stages.reading)
-            yield from self._started(run_over(_Same(self._host), self._place, stages.settings, watch))
+            repeated, watch = _Repeated(self._host), Watch(self._stages.reading)
+            yield from self._taken_from(run_over(repeated, self._place, self._stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:
         """One batch on the devices again and again; copies made there if the step donates its batch."""
@@ -237,13 +225,21 @@ class DiagnosingPipeline:
                 given = kept._replace(batch=jax.tree.map(jnp.copy, kept.batch))
             yield given
 
+    def _taken_from(self, run: Run[Placed]) -> Iterator[Placed]:
+        """The batches of a run that `close` ends."""
+        self._run = run
+        run.start()
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield run.take()
+
 
 def _wait_for_devices() -> None:
     """Until all that the loop has dispatched is done: a loop that never waits for its steps runs ahead of them."""
     jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
 
 
-class _Same:
+class _Repeated:
     """An iterator that gives one host batch again and again."""
 
     def __init__(self, host: HostBatch) -> None:

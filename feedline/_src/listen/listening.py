@@ -48,11 +48,6 @@ class BatchListener:
         self._failed = False
         self.interrupted = self.accounts.interrupted
 
-    @property
-    def proposal(self) -> Settings | None:
-        """None: the settings stay."""
-        return None
-
     def delivered(self, record: BatchRecord) -> None:
         """A batch is about to be delivered."""
         self.accounts.delivered(record)
@@ -100,7 +95,7 @@ class FeedListener(BatchListener):
 
     @property
     def proposal(self) -> Settings | None:
-        """What the tuner proposes."""
+        """Settings to go on with; None: those in use."""
         return None if self.tuner is None else self.tuner.proposal
 
     def delivered(self, record: BatchRecord) -> None:

@@ -71,43 +71,21 @@ class Statistics:
 
     It counts what was delivered since the feed was built. Times are seconds of this process, summed over all
     batches; those of stages are summed over threads, too, and so may be more than the time that passed. The latest
-    batches are at most 256, without those that were read ahead before the loop began. None: not known, or not yet.
+    batches are at most 256, without those that were read before the loop began. None: not known, or not yet.
 
-    Attributes:
-      batches: global batches delivered.
-      rows: rows in these batches, over all processes, without padding.
-      dropped_rows: rows that the remainder left out, over all processes.
-      bad_rows: rows of this process that were bad and were replaced. They are counted in `rows`, too.
-      placed_bytes: bytes that this process placed of these batches; ragged leaves count with the largest length.
-      restarts: workers that ended and were replaced: see `Reading.restart`.
-      wait_s: for how long the training loop waited in `next`; `wait_p50_s` and `wait_p99_s` are the median and the
-        99th percentile of the latest waits, `wait_max_s` is the longest of all.
-      loop_s: the training loop's own time between two calls of `next`.
-      read_s, transform_s, stage_s, place_s: reading rows; in the transform; getting host memory, and casts, cuts
-        and copies into it; in the JAX calls that place batches, after which transfers continue.
-      read_cpu_s, host_cpu_s, place_cpu_s: processor time of the threads and workers that read, that transform and
-        stage, and that place. Of Grain's own threads it is unknown.
-      au: accelerator utilisation, 0 to 1, over the latest batches: batches × device time of a step ÷ wall time.
-        The device time is what is left without `wait_share`, and without the part of the loop's own time in which
-        the devices were idle, once that is known.
-      wait_share: the share of the same time in which the devices were idle because the loop or its step waited for
-        a batch.
-      transfer_s: the mean time, of the latest batches, from the begin of placing until all arrays are ready.
-      ready: placed batches that wait to be delivered now.
-      threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.
-      workers: worker processes.
-      slabs: host buffers allocated so far, one for each leaf of a batch. They are used again, so the number
-        soon stops growing.
-      host_bytes: bytes of the host buffers that are allocated now; workers have their own.
-      source_epochs: of a mixture, how often each source was read from the start of the run to the feed's position,
-        by name: 1.5 is one and a half epochs of that source.
-      tokens: without padding, from the start of the run to the feed's position, over all processes: by the name of
-        the source of a mixture, else under "all". Rows that a remainder drops count once their epoch is over.
-        `feedline.Packed` and `feedline.Ragged` know their tokens. A bad row that is masked or replaced counts with
-        its own tokens, since processes know only their own bad rows.
-      stores: what this process, with all of its feeds, asked of stores on the network: `requests`, including
-        `retries` after an error, and `hedged` ones because the first took long; `fetched_bytes`; `cached`, blocks
-        found on local disk; `wait_s`, time in which threads waited for blocks. Workers count for themselves.
+    Bad rows count in `rows`, too. Placed bytes count ragged leaves with the largest length. Placing is the time
+    in the JAX calls, after which transfers continue. Workers have host buffers of their own. The processor time
+    of Grain's own threads is unknown. `au`, 0 to 1, is batches × device time of a step ÷ wall time: the device
+    time is what is left without `wait_share`, and without the part of the loop's own time in which the devices
+    were idle, once that is known.
+
+    `tokens` are by the name of the source of a mixture, else under "all"; `feedline.Packed` and `feedline.Ragged`
+    know them. Rows that a remainder drops count once their epoch is over. A bad row that is masked or replaced
+    counts with its own tokens, since processes know only their own bad rows.
+
+    `stores` is what this process, with all of its feeds, asked of stores on the network: `requests`, including
+    `retries` after an error and `hedged` ones because the first took long; `fetched_bytes`; `cached`, blocks found
+    on local disk; `wait_s`, time in which threads waited for blocks. Workers count for themselves.
     """
 
     batches: int = _field("batches_total", "Global batches delivered.")
@@ -212,6 +190,8 @@ _HEADROOM = Metric(
     "stage",
 )
 _FIELDS = [field for field in dataclasses.fields(Statistics) if field.metadata]
+_DESCRIBED = "".join(f"      {field.name}: {field.metadata['metric'].help}\n" for field in _FIELDS)
+Statistics.__doc__ = f"{Statistics.__doc__}\n    Attributes:\n{_DESCRIBED}"
 METRICS = (
     *dict.fromkeys(field.metadata["metric"] for field in _FIELDS),
     *(_STORE_REQUESTS, _STORE_BYTES, _STORE_CACHED, _STORE_WAIT, _BOUND, _HEADROOM),
