@@ -22,17 +22,21 @@ def coverage(batches=12, batch_size=8, **options):
 @pytest.mark.parametrize(
     ("options", "epochs", "left_out"),
     [
-        ({"remainder": "drop"}, 1, 4),
-        ({"remainder": "pad"}, 1, 0),
-        ({"remainder": "pad", "batch_size": 128, "batches": 2}, 2, 0),
-        ({"remainder": "wrap", "epochs": 1}, 1, 4),
-        ({"remainder": "wrap", "epochs": 3, "batch_size": 64, "batches": 4}, 3, 44),
-        ({"remainder": "wrap", "batch_size": 4096, "batches": 2}, 82, 0),
+        ({"remainder": "drop"}, "1 epoch", "; batches of 8 leave out 4 of each"),
+        ({"remainder": "pad"}, "1 epoch", ""),
+        ({"remainder": "pad", "batch_size": 128, "batches": 2}, "2 epochs", ""),
+        ({"remainder": "wrap", "epochs": 1}, "1 epoch", "; batches of 8 leave out 4 of the last of a pass"),
+        (
+            {"remainder": "wrap", "epochs": 3, "batch_size": 64, "batches": 4},
+            "3 epochs",
+            "; batches of 64 leave out 44 of the last of a pass",
+        ),
+        ({"remainder": "wrap", "batch_size": 4096, "batches": 2}, "82 epochs", ""),
     ],
 )
 def test_whole_epochs_of_a_feed_that_is_right_are_counted(options, epochs, left_out):
     found = coverage(**options)
-    assert (found.epochs_counted, found.left_out_of_each_epoch) == (epochs, left_out)
+    assert found.covered[-1] == f"{epochs} of 100 rows: by their indices each row comes once{left_out}."
     assert not found.not_covered
 
 
@@ -47,7 +51,7 @@ def test_an_order_that_repeats_a_row_is_found(monkeypatch):
 
 def test_rows_that_may_be_replaced_are_not_compared_with_the_source():
     found = coverage(reading=Reading(bad_rows="substitute"))
-    assert found.rows_compared_with_source == 0
+    assert not [line for line in found.covered if "are what the source holds" in line]
     assert "Reading(bad_rows=...) may replace them" in found.not_covered[-1]
 
 

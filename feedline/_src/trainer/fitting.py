@@ -59,12 +59,8 @@ class Fitted:
         return self.state.params
 
     def __repr__(self) -> str:
-        leaves, progress = jax.tree.leaves(self.params), self.progress
-        return (
-            f"<Fitted: {sum(leaf.size for leaf in leaves):,} parameters, {sum(leaf.nbytes for leaf in leaves):,} "
-            f"bytes, step {progress.step:,}, "
-            f"{f'loss {progress.loss:.6g}' if progress.metrics else 'no step was left to do'}>"
-        )
+        loss = f"loss {self.progress.loss:.6g}" if self.progress.metrics else "no step was left to do"
+        return f"<Fitted: step {self.progress.step:,}, {loss}>"
 
     def evaluate(self, feed: Batches, measure: Loss | None = None) -> Evaluation:
         """Test the trained parameters on one pass over a feed, built with `epochs=1` and `remainder="pad"`.

@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -127,31 +127,35 @@ class CSVLog(_Log):
         """Replace the file by one that has columns for all values, and no line of a step after `last`."""
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines: Iterator[list[str]] = iter(())
+        header, lines = self._read()
+        self._columns = (*header, *(name for name in values if name not in header))
+        added = [""] * (len(self._columns) - len(header))
+        # a line that a full disk or a crash cut off has too few cells, or no step
+        whole = (line for line in lines if len(line) == len(header) and line[0].isdecimal())
+        kept = [line + added for line in whole if int(line[0]) <= last]
         written = self._path.with_name(f".{self._path.name}.tmp")
-        with contextlib.ExitStack() as opened:
-            opened.callback(written.unlink, missing_ok=True)
-            if self._path.is_file():
-                old = opened.enter_context(self._path.open(newline="", encoding="utf-8", errors="replace"))
-                lines = csv.reader(old)
-            header = next(lines, ["step"])
-            is_log = header == ["step"] or (header[:1] == ["step"] and {*_RATES} <= {*header})
-            if not is_log or (self._path.exists() and not self._path.is_file()):
-                raise ValueError(
-                    f"{self._path} is not a log: no file with the columns step, {', '.join(_RATES)}; give another "
-                    "path"
-                )
-            self._columns = (*header, *(name for name in values if name not in header))
-            file = opened.enter_context(written.open("wb"))
-            file.write(_line([*self._columns]))
-            for line in lines:
-                # a line that a full disk or a crash cut off has too few cells, or no step
-                if len(line) == len(header) and line[0].isdecimal() and int(line[0]) <= last:
-                    file.write(_line(line + [""] * (len(self._columns) - len(line))))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with written.open("wb") as file:
+                file.writelines(map(_line, [[*self._columns], *kept]))
+                file.flush()
+                os.fsync(file.fileno())
             written.replace(self._path)
+        finally:
+            written.unlink(missing_ok=True)
         self._file = self._path.open("ab", buffering=0)
+
+    def _read(self) -> tuple[list[str], list[list[str]]]:
+        """The columns and the lines of the file; only "step" if there is none. ValueError: it is not a log."""
+        if not self._path.exists():
+            return ["step"], []
+        if self._path.is_file():
+            with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
+                header, *lines = [*csv.reader(file)] or [["step", *_RATES]]
+            if header[:1] == ["step"] and {*_RATES} <= {*header}:
+                return header, lines
+        raise ValueError(
+            f"{self._path} is not a log: no file with the columns step, {', '.join(_RATES)}; give another path"
+        )
 
     def _record(self, step: int, values: Values) -> bytes:
         if not values.keys() <= {*self._columns}:

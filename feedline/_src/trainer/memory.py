@@ -118,6 +118,7 @@ class MemoryWatch:
         self._warm_up = checked_integer("warm_up", warm_up, at_least=0)
         self._on_growth = on_growth
         self._step = 0
+        held(feed)  # a feed without statistics is an error here, and not while training
         self._samples: list[tuple[int, dict[str, int]]] = []  # (step, what was held), since the warm-up
 
     def after_step(self) -> None:

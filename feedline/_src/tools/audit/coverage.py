@@ -31,38 +31,38 @@ _MAX_ROWS = 1 << 23
 def measure_coverage(feed: Feed, observed: Observed) -> Coverage:
     """Compare rows that a feed on one device delivered from its beginning with those of the source, and count the
     row indices of whole epochs. Raises `Difference` if the feed differs from its source."""
-    settings = observed.settings
-    covered: list[str] = []
-    not_covered: list[str] = []
-    epochs, left_out, compared = 0, None, 0
+    settings, found = observed.settings, Coverage([], [])
     if settings.rows is None:
-        not_covered.append("a stream has no row indices, so that rows come once was not shown")
-        return Coverage(epochs, left_out, compared, covered, not_covered)
+        found.not_covered.append("a stream has no row indices, so that rows come once was not shown")
+        return found
     if not settings.transformed and feed.options.reading.bad_rows != "raise":
-        not_covered.append("rows were not compared with the source, since Reading(bad_rows=...) may replace them")
+        found.not_covered.append("rows were not compared with the source: Reading(bad_rows=...) may replace them")
     elif not settings.transformed:
         compared = _compare(feed, observed)
-        covered.append(f"{compared:,} rows delivered on one device are what the source holds at their index.")
+        found.covered.append(
+            f"{compared:,} rows delivered on one device are what the source holds at their index."
+        )
     if "mixture" in as_source(feed.options.source).own_order:
-        not_covered.append("in a mixture each source has epochs of its own, so that rows come once was not shown")
-        return Coverage(epochs, left_out, compared, covered, not_covered)
+        found.not_covered.append(
+            "in a mixture each source has epochs of its own, so that rows come once was not shown"
+        )
+        return found
     visited = observed.states[-1]["epoch"] + 1
     epochs, size = min(visited, _MAX_ROWS // settings.rows), settings.batch_size
     _count(feed, settings, settings.rows, epochs)
-    left_out = {"drop": settings.rows, "wrap": settings.rows * (settings.epochs or 0)}.get(
-        settings.remainder, 0
-    ) % size
     if epochs:
+        in_a_pass = {"drop": settings.rows, "pad": 0, "wrap": settings.rows * (settings.epochs or 0)}
+        left_out = in_a_pass[settings.remainder] % size
         where = "the last of a pass" if settings.remainder == "wrap" else "each"
         without = f"; batches of {size} leave out {left_out} of {where}" if left_out else ""
         once = f"by their indices each row comes once{without}"
-        covered.append(f"{counted(epochs, 'epoch')} of {settings.rows:,} rows: {once}.")
+        found.covered.append(f"{counted(epochs, 'epoch')} of {settings.rows:,} rows: {once}.")
     if epochs < visited:
-        not_covered.append(
+        found.not_covered.append(
             f"{visited - epochs} of {visited} epochs of {settings.rows:,} rows were not counted: an audit counts "
             f"at most {_MAX_ROWS:,} row indices"
         )
-    return Coverage(epochs, left_out, compared, covered, not_covered)
+    return found
 
 
 def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> None:

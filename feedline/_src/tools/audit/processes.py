@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -161,8 +160,6 @@ def _end_after(seconds: float) -> None:
 
 
 def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStack) -> Result:
-    began = time.perf_counter()
-
     def changed(options: FeedOptions) -> FeedOptions:
         options = one_size(options)
         reading, size = options.reading, (job.batch_size or options.sizes[0][1]) * layout.times
@@ -209,7 +206,7 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
             coverage = measure_coverage(feed, observed)
         except Difference as difference:
             coverage = difference
-    return dataclasses.replace(observed, coverage=coverage, seconds=time.perf_counter() - began)
+    return dataclasses.replace(observed, coverage=coverage)
 
 
 def observe(

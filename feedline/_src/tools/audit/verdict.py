@@ -43,11 +43,8 @@ class Settings(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """What was checked on one device, as JSON values; `covered` and `not_covered` are sentences for the report."""
+    """Sentences for the report: what was checked on one device."""
 
-    epochs_counted: int
-    left_out_of_each_epoch: int | None
-    rows_compared_with_source: int
     covered: list[str]
     not_covered: list[str]
 
@@ -71,7 +68,6 @@ class Observed:
     shapes: list[list[tuple[int, ...]]] = dataclasses.field(default_factory=list)
     states: list[State] = dataclasses.field(default_factory=list)
     first_batch: int = 0
-    seconds: float = 0.0
     coverage: Coverage | Difference | None = None
 
 
@@ -145,7 +141,6 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Ob
         "batches": 0,
         "rows": 0,
         "digest": "",
-        "seconds": 0.0,
         "same": None,
         "not_run": "",
         "difference": None,
@@ -155,7 +150,7 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Ob
             return found | {"not_run": process.reason}
     observed = [process for process in processes if isinstance(process, Observed)]
     one, size = observed[0], observed[0].settings.batch_size
-    found |= {"batch_size": size, "batches": len(one.digests), "seconds": round(one.seconds, 3)}
+    found |= {"batch_size": size, "batches": len(one.digests)}
     try:
         _check_comparable(layout, one, one_device)
         first = next(itertools.islice(batch_starts(one_device.settings), one.first_batch, None))
@@ -214,7 +209,7 @@ def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str
     """What --json prints, without the time, of what `judge` returned for each layout."""
     settings, coverage, digests = one_device.settings, one_device.coverage, global_digests([one_device])
     if not isinstance(coverage, Coverage):
-        coverage = Coverage(0, None, 0, [], [])
+        coverage = Coverage([], [])
     differences = [
         {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
     ]
@@ -245,7 +240,6 @@ def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str
         "batches_compared": batches,
         "rows_compared": rows,
         "different_rows": different,
-        **coverage._asdict(),
         "covered": [compared, *coverage.covered],
         "not_covered": [*not_covered, *coverage.not_covered, others],
     }
