@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feedline._src.plan.asked import Asked
+from feedline._src.plan.asked import CheckedOptions
 
 if TYPE_CHECKING:
     from feedline._src.plan.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FeedOptions(Asked):
+class FeedOptions(CheckedOptions):
     """What a user asks a feed for: the arguments of `Feed`, where each is explained, with their defaults.
 
     `Feed(...)` makes one, `feed.options` returns it, and `Feed.from_options` takes one. It is checked when it is

@@ -15,7 +15,7 @@ from feedline._src.options import BadRows
 from feedline._src.order.epoch import keys_at
 from feedline._src.order.schedule import BatchPositions, Cursor
 from feedline._src.placement.plan import Columns, Indices, LeafPlan
-from feedline._src.plan.asked import VALID, Asked, SourceMetadata, Transform
+from feedline._src.plan.asked import VALID, CheckedOptions, SourceMetadata, Transform
 from feedline._src.plan.plan import Plan
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow
@@ -84,7 +84,7 @@ class LocalForm:
     ragged: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, plan: Plan, asked: Asked, source: SourceMetadata, out: RowSpec, seed: int) -> LocalForm:
+    def of(cls, plan: Plan, options: CheckedOptions, source: SourceMetadata, out: RowSpec, seed: int) -> LocalForm:
         """The form that follows from the plan of one process."""
         (reads,) = plan.reads
         names = list(plan.leaves)
@@ -92,7 +92,7 @@ class LocalForm:
         valid = f"batch['{VALID}']" if f"batch['{VALID}']" in plan.own else None
         return cls(
             spec=source.spec,
-            transform=asked.transform,
+            transform=options.transform,
             seed=seed,
             out=out,
             plans=[reads.leaves[name] for name in of_rows],
@@ -100,7 +100,7 @@ class LocalForm:
             by_leaf=reads.by_leaf,
             mask=None if valid is None else reads.leaves[valid].rows,
             mask_at=0 if valid is None else sum(name in of_rows for name in names[: names.index(valid)]),
-            bad_rows=asked.reading.bad_rows,
+            bad_rows=options.reading.bad_rows,
             ragged=source.ragged,
         )
 

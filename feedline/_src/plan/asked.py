@@ -42,7 +42,7 @@ feed is built, to learn its spec and to compare the results.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Asked:
+class CheckedOptions:
     """The fields of `feedline.FeedOptions`, and all checks that need no source."""
 
     source: Any
@@ -170,13 +170,13 @@ class SourceMetadata:
         )
 
 
-def refused(asked: Asked, source: SourceMetadata) -> Iterator[str]:
+def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
     """Why options do not combine with each other or with such a source, each with a change that works."""
-    steps, own_order = asked.steps_per_call, source.own_order
-    if not isinstance(asked.batch_size, int):
+    steps, own_order = options.steps_per_call, source.own_order
+    if not isinstance(options.batch_size, int):
         found = "a stream" if source.lanes else f"steps_per_call={steps}" if steps > 1 else ""
-        if asked.tunable:
-            found = found or f'"auto" for {", ".join(sorted(asked.tunable))}'
+        if options.tunable:
+            found = found or f'"auto" for {", ".join(sorted(options.tunable))}'
         if found:
             yield (
                 "batch sizes that change need rows with random access, one step per call and settings that are "
@@ -184,23 +184,23 @@ def refused(asked: Asked, source: SourceMetadata) -> Iterator[str]:
                 "set_state of this one's state"
             )
     if source.lanes:
-        yield from _refused_with_a_stream(asked, source.lanes)
-    if own_order.endswith("mixture") and asked.order is not None:
+        yield from _refused_with_a_stream(options, source.lanes)
+    if own_order.endswith("mixture") and options.order is not None:
         yield (
-            f"a mixture has an order of its own, got order={asked.order!r}; leave order=None, and give "
+            f"a mixture has an order of its own, got order={options.order!r}; leave order=None, and give "
             "Mixture seed=..., or orders={name: Order(...)} for its sources"
         )
-    if own_order == "endless mixture" and asked.epochs is not None:
+    if own_order == "endless mixture" and options.epochs is not None:
         yield (
-            f"an endless mixture has no epochs to count, got epochs={asked.epochs}; leave epochs=None, or "
+            f"an endless mixture has no epochs to count, got epochs={options.epochs}; leave epochs=None, or "
             'give Mixture end="first_exhausted" or "all_exhausted"'
         )
-    if own_order == "repeated" and asked.order is not None:
+    if own_order == "repeated" and options.order is not None:
         yield (
             "a dataset after repeat() is one endless epoch, which no Order can shuffle; pass it without "
             "repeat() and let the feed's epochs repeat it, or shuffle it in Grain and leave order=None"
         )
-    if source.ragged and asked.transform is not None:
+    if source.ragged and options.transform is not None:
         yield (
             "a transform must return one shape, and ragged leaves differ in length between batches; do this work "
             "in the jitted step, or before the rows are stored, and leave transform=None"
@@ -210,7 +210,7 @@ def refused(asked: Asked, source: SourceMetadata) -> Iterator[str]:
             f"steps_per_call={steps} stacks batches of one shape, and ragged leaves differ in length between "
             "batches; leave steps_per_call=1"
         )
-    if asked.reading.workers not in (0, "auto") and not source.lanes:
+    if options.reading.workers not in (0, "auto") and not source.lanes:
         if steps > 1:
             yield f"steps_per_call={steps} needs threads that read; leave workers=0, or give steps_per_call=1"
         if not source.picklable:
@@ -220,9 +220,9 @@ def refused(asked: Asked, source: SourceMetadata) -> Iterator[str]:
             )
 
 
-def refused_sizes(asked: Asked, source: SourceMetadata, multiple: int, shards: int) -> Iterator[str]:
+def refused_sizes(options: CheckedOptions, source: SourceMetadata, multiple: int, shards: int) -> Iterator[str]:
     """Why a batch size does not fit the sharding, the lanes or the rows."""
-    for size in dict.fromkeys(size for _, size in asked.sizes):
+    for size in dict.fromkeys(size for _, size in options.sizes):
         if size % multiple:
             rule = f"{shards} shards of the batch axis"
             if multiple != shards:
@@ -230,25 +230,25 @@ def refused_sizes(asked: Asked, source: SourceMetadata, multiple: int, shards: i
             near = " or ".join(f"{n:,}" for n in next_sizes(size, multiple))
             yield f"the batch size must be a multiple of the {rule}, got {size:,}; {near} would work"
         if source.rows is not None:
-            yield from _refused_rows(source.rows, size, multiple, asked)
+            yield from _refused_rows(source.rows, size, multiple, options)
 
 
-def _refused_with_a_stream(asked: Asked, lanes: int) -> Iterator[str]:
-    if asked.order is not None:
+def _refused_with_a_stream(options: CheckedOptions, lanes: int) -> Iterator[str]:
+    if options.order is not None:
         yield "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
-    if asked.reading.workers not in (0, "auto"):
+    if options.reading.workers not in (0, "auto"):
         yield "a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0"
-    if asked.steps_per_call > 1:
+    if options.steps_per_call > 1:
         yield "a stream has no random access, so its batches are delivered one by one; leave steps_per_call=1"
-    if asked.remainder == "wrap" and lanes > 1:
+    if options.remainder == "wrap" and lanes > 1:
         yield (
             f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes}; repeat '
             'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
         )
 
 
-def _refused_rows(rows: int, size: int, multiple: int, asked: Asked) -> Iterator[str]:
-    remainder, epochs, steps = asked.remainder, asked.epochs, asked.steps_per_call
+def _refused_rows(rows: int, size: int, multiple: int, options: CheckedOptions) -> Iterator[str]:
+    remainder, epochs, steps = options.remainder, options.epochs, options.steps_per_call
     # an endless feed wraps, so that its batch may exceed the rows
     available = rows if remainder == "drop" else rows * (epochs or size)
     if remainder != "pad" and available < size:
@@ -275,9 +275,9 @@ def next_sizes(batch_size: int, multiple: int) -> list[int]:
     return [below, above] if below else [above]
 
 
-def with_own_leaves(batch: Any, batch_size: int, asked: Asked) -> Any:
+def with_own_leaves(batch: Any, batch_size: int, options: CheckedOptions) -> Any:
     """The global batch with the leaves `valid` and `place`, if the options ask for them."""
-    for name, (asker, dtype) in asked.own_leaves.items():
+    for name, (asker, dtype) in options.own_leaves.items():
         # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
         if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):
             found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"

@@ -35,7 +35,14 @@ from feedline._src.placement.plan import (
     shards_of,
     union_of_rows,
 )
-from feedline._src.plan.asked import Asked, SourceMetadata, next_sizes, refused, refused_sizes, with_own_leaves
+from feedline._src.plan.asked import (
+    CheckedOptions,
+    SourceMetadata,
+    next_sizes,
+    refused,
+    refused_sizes,
+    with_own_leaves,
+)
 from feedline._src.rows.spec import RowSpec
 
 
@@ -216,7 +223,7 @@ class Plan:
 def plan_of(
     source: SourceMetadata,
     out: RowSpec,
-    asked: Asked,
+    options: CheckedOptions,
     processes: Mapping[int, Collection[int]],
     process: int | None = None,
 ) -> Plan:
@@ -227,16 +234,16 @@ def plan_of(
       processes: {process: ids of its devices}.
       process: only its part is computed. None: those of all processes that own a device of the sharding.
     """
-    multiple, shards = multiple_of(out, asked.sharding, source.lanes)
-    asked_size = asked.sizes[0][1]
-    size = max(multiple, asked_size // multiple * multiple)
-    problems = [*refused(asked, source), *refused_sizes(asked, source, multiple, shards)]
-    batch = sharded_spec(placed_rows(out), size, asked.sharding)
+    multiple, shards = multiple_of(out, options.sharding, source.lanes)
+    given_size = options.sizes[0][1]
+    size = max(multiple, given_size // multiple * multiple)
+    problems = [*refused(options, source), *refused_sizes(options, source, multiple, shards)]
+    batch = sharded_spec(placed_rows(out), size, options.sharding)
     of_rows = _by_name(batch)
     for i in source.ragged:
         check_not_split(*list(of_rows.items())[i])
     try:
-        batch = with_own_leaves(batch, size, asked)
+        batch = with_own_leaves(batch, size, options)
     except ValueError as error:
         problems.append(str(error))
     leaves = _by_name(batch)
@@ -259,27 +266,27 @@ def plan_of(
             f"{owners[0]} owns some)"
         )
     reads = [
-        _reads_of(owner, processes[owner], plans_of(owner), source, out, asked, leaves, list(of_rows))
+        _reads_of(owner, processes[owner], plans_of(owner), source, out, options, leaves, list(of_rows))
         for owner in (owners if process is None else [process])
     ]
-    settings = asked.first_settings(default_threads=0)
+    settings = options.first_settings(default_threads=0)
     lane_owners: list[list[int]] = [[] for _ in range(source.lanes)]
     if source.lanes:
         for owner in sorted(owners):
             for lane in _lanes(union_of_rows(list(plans_of(owner).values())), source.lanes, size):
                 lane_owners[lane].append(owner)
         apart = any(owners != lane_owners[0] for owners in lane_owners)
-        if apart and "prefetch" in asked.tunable:
+        if apart and "prefetch" in options.tunable:
             problems.append(
                 "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
                 'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
             )
         settings = settings._replace(buffer=max(1, settings.prefetch) if apart else 1)
     length = None
-    if source.rows is not None and isinstance(asked.batch_size, int) and not problems:
-        batches = Schedule(source.rows, size, asked.remainder, asked.epochs).batches_of_pass(0)
-        length = None if batches == ENDLESS else batches // asked.steps_per_call
-    steps = asked.steps_per_call
+    if source.rows is not None and isinstance(options.batch_size, int) and not problems:
+        batches = Schedule(source.rows, size, options.remainder, options.epochs).batches_of_pass(0)
+        length = None if batches == ENDLESS else batches // options.steps_per_call
+    steps = options.steps_per_call
     return Plan(
         rows=source.rows,
         lanes=source.lanes,
@@ -287,7 +294,7 @@ def plan_of(
         spec=with_steps(batch, steps),
         leaves=leaves,
         own=frozenset(leaves) - of_rows.keys(),
-        batch_size=asked_size,
+        batch_size=given_size,
         fitting_size=size,
         multiple_of=multiple,
         shards=shards,
@@ -295,7 +302,7 @@ def plan_of(
         processes=len(processes),
         reads=tuple(reads),
         lane_owners=tuple(map(tuple, lane_owners)),
-        remainder=asked.remainder,
+        remainder=options.remainder,
         length=length,
         settings=settings,
         memory=Memory.of(
@@ -313,17 +320,17 @@ def _reads_of(
     plans: Mapping[str, LeafPlan],
     source: SourceMetadata,
     out: RowSpec,
-    asked: Asked,
+    options: CheckedOptions,
     leaves: Mapping[str, jax.ShapeDtypeStruct],
     names: Sequence[str],
 ) -> ProcessReads:
     """What a process reads and places. `names`: the leaves that rows give, without those that feedline adds."""
     of_rows = [plans[name] for name in names]
     rows = union_of_rows(of_rows)
-    transformed = asked.transform is not None
+    transformed = options.transform is not None
     cut = not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows)
     # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
-    by_leaf = cut and source.reads_columns and not transformed and asked.reading.bad_rows == "raise"
+    by_leaf = cut and source.reads_columns and not transformed and options.reading.bad_rows == "raise"
     placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
     row = source.spec.leaves
     shapes = [shape for shape, _ in placed] if by_leaf else [(len(rows), *leaf.shape) for leaf in row]
