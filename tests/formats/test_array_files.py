@@ -41,11 +41,8 @@ HEADERS = {
     r"its header promises \d+ bytes": [described(shape=f"({2**64}, 4)"), described(shape=f"({2**40}, {2**40})")],
     "maximum supported dimension": [described(shape=f"({'1, ' * 100})")],
     r"NumPy cannot read its header \(": [
-        described(shape="[3, 4]"), described(shape="(2**3,)"), described(fortran="1"), described("'<i99'"),
-        described("[('x', '<i4'), ('x', '<i4')]"), described("[(3,)]"), described("[[[]]]"),
-        described("('<i4', (-1,))"), described("('<i4', 2**70)"), described("f'{1}'"),
-        "{'descr': '<i4', 'shape': (3, 4)}", "[1, 2", "(" * 5000, "{'a':" * 1500, "'''", "\0", "    0\n  1",
-        "1" * 9000, "{[]: 1}",
+        described(shape="(2**3,)"), described("'<i99'"), described("[[[]]]"), described("('<i4', 2**70)"),
+        described("f'{1}'"), "[1, 2", "(" * 5000, "\0", "1" * 9000,
     ],
 }  # fmt: skip
 
@@ -127,7 +124,6 @@ def flipped(path, save, *places):
     path.write_bytes(data)
 
 
-ENCRYPTED = [(lambda data: 6, b"\1"), (lambda data: data.index(b"PK\1\2") + 8, b"\1")]  # the flag alone
 BAD_ARCHIVES = {
     "a damaged member": (
         lambda path: flipped(path, np.savez_compressed, (lambda data: data.index(b"y.npy") + 60, b"damage")),
@@ -142,8 +138,6 @@ BAD_ARCHIVES = {
         lambda path: compressed(path, [("x.npy", npy(described()))] * 2),
         "must have different names, and two are called 'x'",
     ),
-    "encrypted": (lambda path: flipped(path, np.savez_compressed, *ENCRYPTED), "'x': File .* is encrypted"),
-    "a long name": (lambda path: flipped(path, np.savez, (lambda _: 26, b"\x40\x1f")), "its member 'x'"),
 }
 
 

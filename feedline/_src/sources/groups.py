@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -70,21 +69,6 @@ def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[An
     arrays = open_file(file, options).arrays
     assert arrays is not None, file  # it had arrays when this version was opened
     return arrays()
-
-
-class _Part(NamedTuple):
-    """Some groups, and the rows in them that are read.
-
-    Attributes:
-      columns: the groups.
-      column, local: for each of the rows its group, as an offset in `columns`, and its row in that group.
-      places: their offsets in all rows that are read; slice(None): these are all.
-    """
-
-    columns: list[Column]
-    column: Indices
-    local: Indices
-    places: Any
 
 
 class _GroupedRows(Indexed):
@@ -151,8 +135,15 @@ class _GroupedRows(Indexed):
             file.check()
         return found
 
-    def _parts(self, leaf: int, rows: Indices, at_once_bytes: int) -> Iterator[_Part]:
-        """The groups of some rows of a leaf: as many at a time as have `at_once_bytes`, at least one."""
+    def _parts(
+        self, leaf: int, rows: Indices, at_once_bytes: int
+    ) -> Iterator[tuple[list[Column], Indices, Indices, Any]]:
+        """The groups of some rows of a leaf: as many at a time as have `at_once_bytes`, at least one.
+
+        Yields:
+          (groups, group, local, places): `places` are the offsets in `rows` of those that these groups hold; for
+          each of them, `group` is the offset of its group, and `local` its row in that group.
+        """
         if not len(rows):
             return
         shards, spec = self._group_of_row[leaf], self._leaves[leaf]
@@ -169,21 +160,25 @@ class _GroupedRows(Indexed):
         files = self._file_of_group[leaf].of(needed)
         for start in range(0, len(needed), at_once):
             some = slice(start, start + at_once)
-            columns = list(map(self._column, itertools.repeat(leaf), needed[some].tolist(), files[some].tolist()))
-            places: Any = slice(None)
-            if len(columns) < len(needed):
+            numbers = zip(needed[some].tolist(), files[some].tolist(), strict=True)
+            groups = [self._group(leaf, number, file) for number, file in numbers]
+            places: Any = slice(None)  # all rows, which are then read without a copy
+            if len(groups) < len(needed):
                 places = np.flatnonzero((start <= group) & (group < start + at_once))
-            part = _Part(columns, group[places] - start, local[places], places)
-            for number, column in enumerate(columns):
-                if column.null is not None:
-                    here = np.flatnonzero(part.column == number)
-                    null = here[column.null[part.local[here]]]
-                    if len(null):
-                        row = int(rows[places][null[0]])
-                        raise _null_error(f"{self._names[leaf]!r} is null in this row", row, self.file_of(row))
-            yield part
+            self._check_nulls(leaf, groups, group[places] - start, local[places], rows[places])
+            yield groups, group[places] - start, local[places], places
 
-    def _column(self, leaf: int, group: int, file: int) -> Column:
+    def _check_nulls(self, leaf: int, groups: list[Column], group: Indices, local: Indices, rows: Indices) -> None:
+        """Refuse rows with a null. The error names one of them."""
+        for number, column in enumerate(groups):
+            if column.null is not None:
+                here = np.flatnonzero(group == number)
+                null = here[column.null[local[here]]]
+                if len(null):
+                    row = int(rows[null[0]])
+                    raise _null_error(f"{self._names[leaf]!r} is null in this row", row, self.file_of(row))
+
+    def _group(self, leaf: int, group: int, file: int) -> Column:
         """The rows of a group, from memory, the cache or its file."""
         table, number = self._tables[file], group - int(self._file_of_group[leaf].firsts[file])
         if table.in_place:
@@ -201,6 +196,7 @@ class _GroupedRows(Indexed):
     def _checked(self, read: Callable[[], T], file: int, row: int | None, what: str) -> T:
         """Call `read`. A change of the file is a FeedError, any other error a RowError."""
         check_may_read()
+        self._files[file].check()  # before: libraries may end the process over a file that was written to
         try:
             found = read()
         except FeedError:
@@ -287,13 +283,13 @@ class GroupSource(_GroupedRows, Source):
         index = indices_of(rows)
         with self._unchanged(index):
             for leaf, columns, out in cuts:
-                for part in self._parts(leaf, index, self._options.cache_bytes):
-                    firsts = np.cumsum([0, *(column.rows for column in part.columns[:-1])])
-                    target = out[part.places]  # a copy, unless `places` is a slice of all rows
-                    reader = reader_of([column.values for column in part.columns])
-                    reader.read(firsts.take(part.column) + part.local, columns, target)
-                    if not isinstance(part.places, slice):
-                        out[part.places] = target
+                for groups, group, local, places in self._parts(leaf, index, self._options.cache_bytes):
+                    firsts = np.cumsum([0, *(each.rows for each in groups[:-1])])
+                    target = out[places]  # a copy, unless `places` is a slice
+                    reader = reader_of([each.values for each in groups])
+                    reader.read(firsts.take(group) + local, columns, target)
+                    if not isinstance(places, slice):
+                        out[places] = target
 
 
 class TableSource(_GroupedRows, EncodedSource):
@@ -347,10 +343,10 @@ class TableSource(_GroupedRows, EncodedSource):
     def _by_groups(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
         """Column, places in `rows`, and values, of files whose groups are decoded whole."""
         for column, leaf in enumerate(self._numbers):
-            for part in self._parts(leaf, rows, at_once_bytes=0):
-                places = np.arange(len(rows))[part.places]
+            for (group,), _, local, here in self._parts(leaf, rows, at_once_bytes=0):
+                places = np.arange(len(rows))[here]
                 try:
-                    yield column, places, part.columns[0].take(part.local)
+                    yield column, places, group.take(local)
                 except ValueError as error:
                     row = int(rows[places[0]])
                     raise _unreadable("rows that are stored together", error, row, self.file_of(row)) from error
