@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from feedline import Blocks, Order
 from feedline._src.native.gather import RowGather, gather_at_positions
 from feedline._src.native.library import library
-from feedline._src.order.compiled import epoch_order
-from feedline._src.order.epoch import rows_at
-from feedline._src.sources.row_gather import NumpyRows
+from feedline._src.order.epoch import epoch_order, rows_at
+from feedline._src.sources.arrays import NumpyRows
 
 has_library = pytest.mark.skipif(library() is None, reason="the library was not built")
 READERS = [NumpyRows, pytest.param(RowGather, marks=has_library)]

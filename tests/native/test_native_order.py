@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from feedline import Blocks, Order
 from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
-from feedline._src.order.compiled import epoch_order
+from feedline._src.order.epoch import epoch_order
 from feedline._src.order.permutation import LARGEST
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the library was not built")

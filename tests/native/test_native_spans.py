@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from feedline._src.native.gather import RowGather
 from feedline._src.native.library import library
 from feedline._src.native.spans import Spans, mark
+from feedline._src.sources.arrays import NumpyRows
 from feedline._src.sources.packing import permuted_each
-from feedline._src.sources.row_gather import NumpyRows
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the library was not built")
 

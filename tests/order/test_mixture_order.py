@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline._src.options import Blocks, Order
-from feedline._src.order.mixture import MixtureOrder, seed_of_source
-from feedline._src.order.shares import LARGEST_BLOCK, Phase, arranged, counts_of
+from feedline._src.order.mixture import LARGEST_BLOCK, MixtureOrder, Phase, arranged, counts_of, seed_of_source
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 

@@ -3,7 +3,7 @@
  * C11 without the Python API: ctypes loads it and releases the GIL during each call. The results are bit for bit those
  * of the NumPy code of feedline:
  *
- *   feedline_order    the row at each of some positions of an epoch (see order/permutation.py, compiled.py)
+ *   feedline_order    the row at each of some positions of an epoch (see order/permutation.py, epoch.py)
  *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
  *   feedline_fill     the rows at some positions of an epoch, of several leaves, into a batch
  *   feedline_permute  permutations of different sizes, each at one index
@@ -65,7 +65,7 @@ typedef struct {
   uint64_t n;           /* rows of the epoch */
   const int64_t *table; /* kind 1: the permutation itself where n is small; else NULL */
   Network rows;         /* kind 1: of all rows; kind 2: of the positions of a whole window */
-  /* kind 2; see `EpochOrder` in order/compiled.py */
+  /* kind 2; see `EpochOrder` in order/epoch.py */
   const int64_t *block_table; /* the permutation of the full blocks where they are few; else NULL */
   Network blocks;             /* of the full blocks */
   Network irregular[2];       /* of the windows that have fewer rows than others; unused if n is 0 */

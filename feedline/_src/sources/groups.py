@@ -25,8 +25,7 @@ from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.source import Cut, EncodedSource, Indexed, Record, Rows, Source, WillRead, indices_of
 from feedline._src.runtime.exit import check_may_read
-from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.row_gather import reader_of
+from feedline._src.sources.arrays import ArraySource, reader_of
 
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]

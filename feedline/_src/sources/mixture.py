@@ -15,9 +15,8 @@ import numpy as np
 from feedline._src.errors import RowError
 from feedline._src.options import Order, checked_integer
 from feedline._src.order.epoch import Positions, RowOrder
-from feedline._src.order.mixture import End, MixtureOrder, seed_of_source
+from feedline._src.order.mixture import LARGEST_BLOCK, End, MixtureOrder, Phase, counts_of, seed_of_source
 from feedline._src.order.past import phases_of_state
-from feedline._src.order.shares import LARGEST_BLOCK, Phase, counts_of
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.source import Cut, OwnOrder, Rows, Source, WillRead, indices_of
 from feedline._src.rows.spec import first_difference
