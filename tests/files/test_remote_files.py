@@ -383,7 +383,6 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
         store.objects[f"/{name}.bin"] = bytes(12 << 20)
     files = Files([f"{store.url}/a.bin", f"{store.url}/b.bin"], options)
     folder = folder_at(store.url, options)
-    assert folder.sizes(["a.bin", "b.bin"]) == [12 << 20] * 2
 
     def fault(method, path, part):
         return None if method == "HEAD" else 404 if path == "/a.bin" and not part[0] else 503

@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import os
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -136,12 +136,6 @@ class Folder:
         """
         return True
 
-    def sizes(self, files: Sequence[str]) -> list[int | None]:
-        """The size of each file in bytes, all asked at once; None: there is no such file. Errors: see `read`."""
-        self.check([file for file in files if file in self.versions])
-        paths = map(self._place_of, files)
-        return [os.path.getsize(path) if os.path.exists(path) else None for path in paths]
-
     def check(self, files: Sequence[str]) -> None:
         """Refuse, with a FeedError, a folder in which one of these, which was read, has another version by now.
 
@@ -218,13 +212,10 @@ class RemoteFolder(Folder):
         self._begin([file for file, stored in wanted if stored is None or not os.path.exists(stored.path)])
         return True
 
-    def sizes(self, files: Sequence[str]) -> list[int | None]:
-        versions = self._results(map(self._version, files))
-        return [None if version is None else version.size_bytes for version in versions]
-
     def check(self, files: Sequence[str]) -> None:
         try:
-            versions = self._results(map(self._present_version, files))
+            requests = gathered(map(self._present_version, files))
+            versions = result_of(fetcher().run(requests), self.name)
             for file, version in zip(files, versions, strict=True):
                 if version is None:
                     raise changed(self.path_of(file), "it cannot be found any more")
@@ -257,9 +248,6 @@ class RemoteFolder(Folder):
         return CachedRange(self._cache, stored, 0, version.size_bytes)
 
     # --- requests ---
-
-    def _results(self, requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        return result_of(fetcher().run(gathered(requests)), self.name)
 
     def _begin(self, files: Sequence[Name]) -> dict[Name, Any]:
         return self._requests.start(files, lambda new: [([file], self._fetch(file)) for file in new])

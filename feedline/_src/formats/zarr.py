@@ -50,8 +50,8 @@ class ZarrFolder:
 
     def marks(self, at: str) -> list[str]:
         """The metadata files of the array or group in a folder below it."""
-        sizes = self.folder.sizes([_join(at, mark) for mark in _MARKS])
-        return [mark for mark, size in zip(_MARKS, sizes, strict=True) if size is not None]
+        found = self.folder.read([_join(at, mark) for mark in _MARKS])
+        return [mark for mark, data in zip(_MARKS, found, strict=True) if data is not None]
 
     def metadata(self, file: str) -> dict[str, Any]:
         """The JSON object in a file of metadata."""
@@ -74,7 +74,7 @@ class ZarrFolder:
                 "array by its own address, or the group in s3:// or gs://"
             )
         names = self.folder.folders(at)
-        self.folder.sizes([_join(at, f"{name}/{mark}") for name in names for mark in _MARKS])  # in one round trip
+        self.folder.read([_join(at, f"{name}/{mark}") for name in names for mark in _MARKS])  # all at once
         return {name: _join(at, name) for name in names if self.marks(_join(at, name))}
 
     def check(self) -> None:
