@@ -27,7 +27,8 @@ import feedline
 from feedline._src.files.cache import Cache
 from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.client import RemoteObject
-from feedline._src.files.store import Url, Version
+from feedline._src.files.file import Version
+from feedline._src.files.store import Url
 from feedline._src.formats import table
 from feedline._src.image_limits import check_image
 from feedline._src.images import ImageDecoder

@@ -17,7 +17,8 @@ import feedline
 from feedline._src.files.cache import Cache
 from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.client import RemoteObject
-from feedline._src.files.store import Url, Version
+from feedline._src.files.file import Version
+from feedline._src.files.store import Url
 
 
 def cached(cache, key, size):

@@ -59,6 +59,6 @@ def test_a_date_of_an_earlier_minute_is_a_version(store, options, validators):
     newer = [date(70)]
     store.validators = lambda data: newer
     store.objects["/x.npy"] = npy(ROWS[10:20])
-    with pytest.raises(feedline.FeedError, match="an object must not change"):
+    with pytest.raises(feedline.FeedError, match="a file must not change"):
         pickle.loads(pickled)
     np.testing.assert_array_equal(feedline.open_source(f"{store.url}/x.npy", store=options)[3], ROWS[13])

@@ -94,7 +94,8 @@ def cached_block(folder: Path) -> Any:
     from feedline._src.files.cache import Cache
     from feedline._src.files.cached_range import CachedRange
     from feedline._src.files.client import RemoteObject
-    from feedline._src.files.store import Url, Version
+    from feedline._src.files.file import Version
+    from feedline._src.files.store import Url
 
     stored = RemoteObject(Url("s3://bucket", "block"), Version(len(BLOCK), "tag"), 1.0)
     return CachedRange(Cache(str(folder), 1 << 30), stored, 0, len(BLOCK))

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import fetcher
+from feedline._src.files.file import Version
 from feedline._src.files.hedging import Hedging
-from feedline._src.files.store import Listed, Url, Version
+from feedline._src.files.store import Url
 
 _log = logging.getLogger("feedline")
 T = TypeVar("T")
@@ -58,6 +59,13 @@ _CAUSES = {
     "sending request": "sending the request failed",
 }
 """What obstore's errors say of the network, in lower case, and what it means: causes before their effects."""
+
+
+class Listed(NamedTuple):
+    """An object that a store lists."""
+
+    url: Url
+    version: Version
 
 
 class TransientError(Exception):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
-from feedline._src.files.store import Store, Version
+from feedline._src.files.store import Store
 from feedline._src.rows import digests
 
 T = TypeVar("T")
@@ -61,6 +61,33 @@ class FileVersion(NamedTuple):
         else:
             found = "it was written to"
         raise changed(path, found)
+
+
+class Version(NamedTuple):
+    """Size and tag of an object: its strong ETag, else the date of its last modification; "" if it has neither."""
+
+    size_bytes: int
+    tag: str
+
+    def check(self, now: Version, name: str) -> None:
+        """Raise a FeedError that says what differs, if anything does."""
+        if now == self:
+            return
+        found = f"its ETag is {now.tag} and was {self.tag}"
+        if now.size_bytes != self.size_bytes:
+            found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
+        raise changed(name, found)
+
+    def check_strong(self, name: str) -> None:
+        """Raise a FeedError if the object could be replaced without anybody noticing."""
+        if not self.tag:
+            raise FeedError(
+                "an object must have a version, so that it is noticed if it is replaced: a strong ETag, or a date "
+                f"of modification that is a minute old; and {name} has neither. If it was just written, wait a "
+                "minute and open it again; else copy it to a store with strong ETags, or download it",
+                stage="read",
+                file=name,
+            )
 
 
 class File:

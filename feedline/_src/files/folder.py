@@ -14,17 +14,21 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import cache_of
 from feedline._src.files.cached_range import CachedRange
-from feedline._src.files.client import RemoteObject, client_of
-from feedline._src.files.fetcher import (
-    REQUEST_BYTES,
-    InFlight,
-    fetcher,
-    gathered,
-    result_of,
+from feedline._src.files.client import Listed, RemoteObject, client_of
+from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, fetcher, gathered, result_of
+from feedline._src.files.file import (
+    File,
+    Indices,
+    OpenFile,
+    Version,
+    absolute,
+    changed,
+    digests_of,
+    pread,
+    unreadable,
 )
-from feedline._src.files.file import File, Indices, OpenFile, absolute, changed, digests_of, pread, unreadable
 from feedline._src.files.remote import RemoteFile
-from feedline._src.files.store import Listed, Store, Url, Version, is_url
+from feedline._src.files.store import Store, Url, is_url
 
 T = TypeVar("T")
 _ZARR = ".zarr"

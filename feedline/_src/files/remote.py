@@ -18,17 +18,10 @@ from feedline._src.errors import FeedError
 from feedline._src.files.cache import AHEAD, BLOCK_BYTES, cache_of
 from feedline._src.files.cached_range import CachedRange, blocks_of, name_of
 from feedline._src.files.client import RemoteObject, client_of
-from feedline._src.files.fetcher import (
-    AT_ONCE,
-    MOST,
-    REQUEST_BYTES,
-    fetcher,
-    gathered,
-    result_of,
-)
-from feedline._src.files.file import Bytes, Descriptor, File, Indices, OpenFile, T, place_in
+from feedline._src.files.fetcher import AT_ONCE, MOST, REQUEST_BYTES, fetcher, gathered, result_of
+from feedline._src.files.file import Bytes, Descriptor, File, Indices, OpenFile, T, Version, place_in
 from feedline._src.files.mapped import MappedObject
-from feedline._src.files.store import Store, Url, Version
+from feedline._src.files.store import Store, Url
 from feedline._src.native.library import library
 
 _log = logging.getLogger("feedline")

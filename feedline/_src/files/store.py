@@ -1,4 +1,4 @@
-"""`Store`, how objects in a store are read; their addresses, such as `s3://bucket/key`; and their versions."""
+"""`Store`, how objects in a store are read; and their addresses, such as `s3://bucket/key`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
 
 _WEB = ("http", "https")
@@ -103,45 +102,6 @@ class Url(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.base}/{self.key}"
-
-
-class Version(NamedTuple):
-    """Size and tag of an object: its strong ETag, else the date of its last modification; "" if it has neither."""
-
-    size_bytes: int
-    tag: str
-
-    def check(self, now: Version, name: str) -> None:
-        """Raise a FeedError that says what differs, if anything does."""
-        if now == self:
-            return
-        found = f"its ETag is {now.tag} and was {self.tag}"
-        if now.size_bytes != self.size_bytes:
-            found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
-        raise FeedError(
-            f"an object must not change while a feed reads it, and {found} since the source was opened. Write new "
-            "data to a new key, and build a new feed",
-            stage="read",
-            file=name,
-        )
-
-    def check_strong(self, name: str) -> None:
-        """Raise a FeedError if the object could be replaced without anybody noticing."""
-        if not self.tag:
-            raise FeedError(
-                "an object must have a version, so that it is noticed if it is replaced: a strong ETag, or a date "
-                f"of modification that is a minute old; and {name} has neither. If it was just written, wait a "
-                "minute and open it again; else copy it to a store with strong ETags, or download it",
-                stage="read",
-                file=name,
-            )
-
-
-class Listed(NamedTuple):
-    """An object that a store lists."""
-
-    url: Url
-    version: Version
 
 
 def is_url(path: object) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from feedline._src.files.client import Listed
 from feedline._src.files.file import irregular
 from feedline._src.files.folder import Folder, folder_of, listed_folder
-from feedline._src.files.store import Listed, Store
+from feedline._src.files.store import Store
 from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices
 from feedline._src.rows.source import EncodedSource, Record, WillRead
