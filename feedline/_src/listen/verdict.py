@@ -109,30 +109,20 @@ def judge(
     window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()
 ) -> Report:
     """The report on a feed. `others`: the times of all processes, if there are several."""
-    alone_s, wait_share, slow = _alone_s(window, how), window.wait_share, straggler(others)
-    waits_in_next = wait_share >= LITTLE and window.wait_s >= window.late_s
-    held_up = waits_in_next and _is_held_up(window, how, alone_s)
-    bound: Bound = "loop" if held_up else _bound(window, alone_s)
+    alone_s, slow = _alone_s(window, how), straggler(others)
+    bound, held_up = _bound(window, how, alone_s)
     change = None
-    if waits_in_next and not held_up:
+    if bound in _PER_STAGE and window.wait_s >= window.late_s and (slow is None or slow.process == how.process):
         best = best_settings(window, how, {*Settings._fields} - how.found)
         change = None if best is None else Change.of(how.settings, *best)
     compute_s = max(1e-9, window.loop_s - window.late_s)
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     headroom["compute"] = window.period_s / compute_s
     if slow is not None and slow.process != how.process:
-        change, advice = None, f"look at process {slow.process}: its own report says what to change there"
-    elif slow is not None:
-        advice = _advice(slow.stage, change, window, how, headroom)
-    elif held_up:
-        advice = (
-            f"no setting helps: a batch needs {milliseconds(window.mean('cpu_s'))} ms of processor time, but a "
-            f"thread that gives up the GIL gets it back after {milliseconds(how.gil_wait_s)} ms; look for Python "
-            f"threads of your own that compute, and for other programs on these {how.cores} cores"
-        )
+        advice = f"look at process {slow.process}: its own report says what to change there"
     else:
-        advice = _advice(bound, change, window, how, headroom)
-    wait_share = max([wait_share, *(each.wait_share for each in others)])
+        advice = _advice(bound if slow is None else slow.stage, held_up, change, window, how, headroom)
+    wait_share = max([window.wait_share, *(each.wait_share for each in others)])
     return Report(
         bound=bound if slow is None else "straggler",
         au=min(window.au, 1 - wait_share),
@@ -217,20 +207,18 @@ def _alone_s(window: Window, how: Circumstances) -> dict[str, float]:
     return alone_s
 
 
-def _bound(window: Window, alone_s: Mapping[str, float]) -> Bound:
+def _bound(window: Window, how: Circumstances, alone_s: Mapping[str, float]) -> tuple[Bound, bool]:
+    """What limits training; and whether the feed's threads are held up, so that no stage is named."""
     if window.wait_share < LITTLE:
-        return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute"
+        return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute", False
     if window.late_s > window.wait_s:
-        return "place"
-    return max(_PER_STAGE, key=alone_s.__getitem__)
-
-
-def _is_held_up(window: Window, how: Circumstances, alone_s: Mapping[str, float]) -> bool:
-    """Whether the loop waits although the stages are fast enough by their own times, one after the other."""
-    if how.reader == "caller" or sum(alone_s.values()) >= window.loop_s:
-        return False
-    waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not shares_gil(window, how)
-    return waits_for_gil or predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s
+        return "place", False
+    if how.reader != "caller" and sum(alone_s.values()) < window.loop_s:
+        # the loop waits although the stages are fast enough by their own times, one after the other
+        waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not shares_gil(window, how)
+        if waits_for_gil or predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s:
+            return "loop", True
+    return max(_PER_STAGE, key=alone_s.__getitem__), False
 
 
 def best_settings(
@@ -290,8 +278,19 @@ def _changes(
 
 
 def _advice(
-    bound: str, change: Change | None, window: Window, how: Circumstances, headroom: Mapping[str, float]
+    bound: str,
+    held_up: bool,
+    change: Change | None,
+    window: Window,
+    how: Circumstances,
+    headroom: Mapping[str, float],
 ) -> str:
+    if held_up and bound == "loop":
+        return (
+            f"no setting helps: a batch needs {milliseconds(window.mean('cpu_s'))} ms of processor time, but a "
+            f"thread that gives up the GIL gets it back after {milliseconds(how.gil_wait_s)} ms; look for Python "
+            f"threads of your own that compute, and for other programs on these {how.cores} cores"
+        )
     if bound == "loop":
         return (
             "nothing to change in the feed: log, save and fetch values less often, or on another thread, so that "
