@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from planted import ROWS, Sleeping
 
 import feedline
 from feedline._src.listen import devices
@@ -50,28 +51,11 @@ def test_the_devices_compute_while_a_loop_fetches_each_loss():
     assert report.idle_s < 0.5 * report.loop_s
 
 
-class Slow:
-    """Rows that take 20 ms per batch."""
-
-    spec = {"x": jax.ShapeDtypeStruct((4,), np.float32)}  # noqa: RUF012
-    identity = {"kind": "slow"}  # noqa: RUF012
-
-    def __len__(self):
-        return 64
-
-    def read(self, rows, out):
-        time.sleep(0.02)
-        out["x"][...] = 1
-
-    def close(self):
-        pass
-
-
 @pytest.mark.slow
 def test_waits_of_a_loop_that_runs_ahead_of_its_devices_are_no_waits_for_input():
     turns, x = turns_for(0.04), jnp.full((128, 128), 1e-3)
     reading = feedline.Reading(threads=1)
-    with feedline.Feed(Slow(), 8, jax.devices()[0], reading=reading) as feed:
+    with feedline.Feed(Sleeping(0.02), ROWS, jax.devices()[0], reading=reading) as feed:
         for step in range(1, 101):
             x = busy(x + next(feed)["x"][0, 0], turns)
             if step % 10 == 0:

@@ -224,18 +224,6 @@ def test_workers_come_and_go(restless, tmp_path):
     assert any(each.workers for each in changes)
 
 
-def test_diagnose_changes_nothing_and_leaves_the_feed_where_it_was(restless, capsys):
-    restless(4)
-    with Feed(Columns(), B, SHARDING, **AUTO) as feed:
-        taken(feed, 20)
-        before = feed.get_state()
-        with feed.diagnose(steps=80):
-            for batch in feed:
-                jax.block_until_ready(batch)
-        assert feed.get_state() == before
-        assert feed.statistics().batches == 20
-
-
 class Slow(Columns):
     """Each batch takes 60 ms of a thread; batches that several threads share take each a part of that."""
 

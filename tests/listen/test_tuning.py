@@ -182,9 +182,6 @@ def test_workers_that_fail_are_not_tried_again_and_the_search_is_a_whole_one():
     assert run.now.workers == 0
 
 
-# --- when a setting is judged ---
-
-
 # --- the advice of reports, followed ---
 
 

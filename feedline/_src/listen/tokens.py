@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from feedline._src.order.epoch import Taken
 
 Indices = npt.NDArray[np.int64]
-_AT_ONCE = 1 << 20
+_CHUNK_ROWS = 1 << 20
 """Rows whose tokens are added up at a time, to bound the memory."""
 
 
@@ -32,24 +33,17 @@ class TokenCounts:
         return {each.name or "all": self._count(each, tokens_of) for each in known} or None
 
     def _count(self, taken: Taken, tokens_of: Callable[[Indices], Indices | None]) -> int:
-        epoch, rest = divmod(taken.rows, taken.order.rows)
-        if epoch and taken.name not in self._whole:
-            self._whole[taken.name] = self._summed(taken, None, range(taken.order.rows), tokens_of)
-        counted_epoch, rows, tokens = self._latest.get(taken.name, (epoch, 0, 0))
-        if counted_epoch != epoch or rows > rest:
-            rows = tokens = 0
-        tokens += self._summed(taken, epoch, range(rows, rest), tokens_of)
-        self._latest[taken.name] = epoch, rest, tokens
-        return epoch * self._whole.get(taken.name, 0) + tokens
+        def summed(rows_at: Callable[[range], Indices], start: int, stop: int) -> int:
+            chunks = (range(at, min(at + _CHUNK_ROWS, stop)) for at in range(start, stop, _CHUNK_ROWS))
+            counts = (tokens_of(rows_at(chunk) + taken.first) for chunk in chunks)
+            return sum(int(count.sum()) for count in counts if count is not None)
 
-    def _summed(
-        self, taken: Taken, epoch: int | None, positions: range, tokens_of: Callable[[Indices], Indices | None]
-    ) -> int:
-        """The tokens at some positions of an epoch; with None, of the rows with these numbers."""
-        found = 0
-        for start in range(positions.start, positions.stop, _AT_ONCE):
-            some = range(start, min(start + _AT_ONCE, positions.stop))
-            rows = np.arange(some.start, some.stop) if epoch is None else taken.order.rows_at(epoch, some)
-            tokens = tokens_of(rows + taken.first)
-            found += 0 if tokens is None else int(tokens.sum())
-        return found
+        epoch, rows = divmod(taken.rows, taken.order.rows)
+        if epoch and taken.name not in self._whole:
+            self._whole[taken.name] = summed(lambda chunk: np.arange(chunk.start, chunk.stop), 0, taken.order.rows)
+        counted_epoch, counted, tokens = self._latest.get(taken.name, (epoch, 0, 0))
+        if counted_epoch != epoch or counted > rows:
+            counted = tokens = 0
+        tokens += summed(functools.partial(taken.order.rows_at, epoch), counted, rows)
+        self._latest[taken.name] = epoch, rows, tokens
+        return epoch * self._whole.get(taken.name, 0) + tokens
