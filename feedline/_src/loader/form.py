@@ -205,24 +205,17 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
     Raises:
       ValueError: the transform does not keep the batch axis, or gives another result when it is called again.
     """
-    once, values = _tried(transform, spec, row)
-    again, other_values = _tried(transform, spec, row)
-    if again.treedef != once.treedef:
-        raise ValueError(f"a transform must return one tree; it gave {again.treedef} after {once.treedef}")
-    for leaf, other, value, other_value in zip(once.leaves, again.leaves, values, other_values, strict=True):
-        if leaf != other:
-            found = f"{leaf.dtype}{list(leaf.shape)} and then as {other.dtype}{list(other.shape)}"
-        elif value != other_value:
-            found = "other values when it was called again"
-        else:
-            continue
-        raise ValueError(
-            "a transform must give the same for the same row, bit for bit, on any process and after any resume; "
-            f"{leaf.name} of the first row came back {'with' if leaf == other else 'as'} {found}. Draw random "
-            "numbers from rows.key alone, as in np.random.default_rng(int(rows.key[i])), keep no state between "
-            "calls, and write every element"
-        )
-    return once
+    (once, values), (again, other_values) = (_tried(transform, spec, row) for _ in range(2))
+    if again == once and other_values == values:
+        return once
+    pairs = zip(once.leaves, again.leaves, values, other_values, strict=False)
+    changed = [f"{leaf.name} of" for leaf, other, *found in pairs if leaf != other or found[0] != found[1]]
+    raise ValueError(
+        "a transform must give the same for the same row, bit for bit, on any process and after any resume; "
+        f"{', '.join(changed)} the first row came back with other values when it was called again. Draw random "
+        "numbers from rows.key alone, as in np.random.default_rng(int(rows.key[i])), keep no state between calls, "
+        "and write every element"
+    )
 
 
 def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSpec, list[bytes]]:

@@ -73,10 +73,6 @@ class Staging:
         slabs = (slab() for slab in tuple(self._mapped))
         return sum(len(slab) for slab in slabs if slab is not None)
 
-    @property
-    def batch_bytes(self) -> int:
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._form)
-
     def lease(self) -> list[Array]:
         """An uninitialised array for each leaf, which starts on a page border."""
         return [self._lease(*leaf, idle) for leaf, idle in zip(self._form, self._idle, strict=True)]
@@ -159,11 +155,9 @@ class Buffers(NamedTuple):
 
     def of_step(self, step: int) -> Buffers:
         """Of several batches in one piece of memory, the one with that number."""
-        leaves = [leaf[step] for leaf in self.leaves]
-        if self.direct:
-            return Buffers(leaves, leaves, True)
-        placed = {id(whole): leaf for whole, leaf in zip(self.leaves, leaves, strict=True)}
-        return Buffers([placed.get(id(whole), whole[step]) for whole in self.read], leaves, False)
+        placed = {id(whole): whole[step] for whole in self.leaves}
+        read = [placed.get(id(whole), whole[step]) for whole in self.read]
+        return Buffers(read, list(placed.values()), self.direct)
 
 
 class BatchBuffers:
@@ -185,24 +179,24 @@ class BatchBuffers:
             for shape, leaf in zip(form.read_shapes(), form.spec.leaves, strict=True)
         ]
         # without a transform, a leaf that needs no change is read into the memory from which it is placed
-        own = [i for i, leaf in enumerate(read) if form.transform is not None or leaf != placed[i]]
-        self._own = frozenset(own)
-        self._read, self._placed = len(read), len(placed)
-        self._direct = not own and len(read) == len(placed)
-        self._ragged = [at for at, i in enumerate([*range(len(placed)), *own]) if i in form.ragged]
-        self.staging = Staging(placed + [read[i] for i in own], idle)
+        changed = [i for i, leaf in enumerate(read) if form.transform is not None or leaf != placed[i]]
+        self._read_at = [len(placed) + changed.index(i) if i in changed else i for i in range(len(read))]
+        self._placed = len(placed)
+        self._direct = not changed
+        self._ragged = {*form.ragged, *(self._read_at[i] for i in form.ragged)}
+        self.staging = Staging(placed + [read[i] for i in changed], idle)
 
     def lease(self, length: int | None = None) -> Buffers:
-        """Uninitialised memory for a batch, or for all batches of a delivery."""
+        """Uninitialised memory for a batch, or for all batches of a delivery.
+
+        Args:
+          length: of axis 1 of the ragged leaves.
+        """
         leased = self.staging.lease()
         if length is not None:
-            for i in self._ragged:
-                leased[i] = shortened(leased[i], length)
-        if self._direct:
-            return Buffers(leased, leased, True)
-        leaves, temporary = leased[: self._placed], iter(leased[self._placed :])
-        read = [next(temporary) if i in self._own else leaves[i] for i in range(self._read)]
-        return Buffers(read, leaves, False)
+            for at in self._ragged:
+                leased[at] = shortened(leased[at], length)
+        return Buffers([leased[at] for at in self._read_at], leased[: self._placed], self._direct)
 
 
 def shortened(array: Array, length: int) -> Array:

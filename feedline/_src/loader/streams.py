@@ -354,23 +354,19 @@ class StreamBatches:
         if self._stream.remainder == "wrap":
             self._dropped += ends[0] - self._offset
             return self._last_epoch or following
+        if self._offset == 0 and not any(ends.values()):
+            raise _empty_epoch(self._epoch)
         if self._offset == 0:
-            raise FeedError(self._why_no_batch(ends), stage="read")
+            lane, items = min(ends.items(), key=lambda end: end[1])
+            raise FeedError(
+                f'remainder "drop" drops a partial batch, and epoch {self._epoch} of lane {lane} has only {items} '
+                f"items for batches of {self._stream.batch_size}, {self._stream.items} of each lane; use a "
+                'smaller batch, or remainder="pad"',
+                stage="read",
+            )
         if self._stream.remainder == "drop":
             self._dropped += sum(self._read_out().values()) - self._offset * self._stream.lanes.count
         return following
-
-    def _why_no_batch(self, ends: dict[int, int]) -> str:
-        if not any(ends.values()):
-            return f"every epoch of a stream must have items, and epoch {self._epoch} has none"
-        lane = min(ends, key=lambda lane: ends[lane])
-        several = self._stream.lanes.count > 1
-        return (
-            f'remainder "drop" drops a partial batch, and epoch {self._epoch} '
-            f"of {f'lane {lane}' if several else 'the stream'} has only {ends[lane]} items for batches of "
-            f"{self._stream.batch_size}{f', {self._stream.items} of each lane' if several else ''}; use a smaller "
-            'batch, or remainder="pad"'
-        )
 
     def _read_out(self) -> dict[int, int]:
         """The number of items of each lane in this epoch. Reads the remaining items to count them."""
@@ -433,8 +429,12 @@ class _StreamPart(PartWriter):
 class Lane:
     """The items of one lane, from `state` on, of Grain's iterator after `after`. For one thread at a time.
 
-    The lane ends before `last_epoch`, and continues over the ends of earlier ones. `epoch` and `position` are of
-    the next item; `taken` counts since the beginning of `after`'s epoch.
+    The lane ends before `last_epoch`, and continues over the ends of earlier epochs.
+
+    Attributes:
+      epoch, position: of the next item.
+      taken: items taken since the beginning of `after`'s epoch.
+      ended: whether it is known that no further item comes.
     """
 
     def __init__(self, lanes: Lanes, index: int, after: Cursor, state: Any, last_epoch: int | None) -> None:
@@ -446,16 +446,13 @@ class Lane:
         self._last_epoch = last_epoch
         self._state = state
         self._iterator: Any = None
+        self._items = self._read()
 
     def take(self, count: int) -> list[_Item]:
         """The next `count` items; fewer at the end."""
-        items: list[_Item] = []
-        while len(items) < count and not self.ended:
-            record = self._next()
-            if not self.ended:
-                items.append(_Item(record, self.epoch, self.position))
-                self.position += 1
+        items = list(itertools.islice(self._items, count))
         self.taken += len(items)
+        self.ended = len(items) < count
         return items
 
     def state(self) -> Any:
@@ -464,32 +461,35 @@ class Lane:
 
     def close(self) -> None:
         """End Grain's iterator."""
+        self._items.close()
         iterator, self._iterator = self._iterator, None  # not kept: Grain's finalizers print tracebacks at exit
         if iterator is not None:
             iterator.close()
 
-    def _next(self) -> Any:
-        """The next record, perhaps of a later epoch; None at the end."""
+    def _read(self) -> Generator[_Item, None, None]:
+        self._iterator = self._opened()
         while True:
-            if self._iterator is None:
-                self._iterator = self._opened()
             try:
-                return next(self._iterator)
+                record = next(self._iterator)
             except StopIteration as stop:
                 if raised_by_user_code(stop):
                     raise self._failed(stop) from stop
+                if self._last_epoch == self.epoch + 1:
+                    return
+                self._begin_epoch()
+                continue
             except Exception as error:
                 raise self._failed(error) from error
-            if self._last_epoch == self.epoch + 1:
-                self.ended = True
-                return None
-            if self.position == 0:
-                raise FeedError(
-                    f"every epoch of a stream must have items, and epoch {self.epoch} has none", stage="read"
-                )
-            self.close()
-            self._state = None
-            self.epoch, self.position = self.epoch + 1, 0
+            item = _Item(record, self.epoch, self.position)
+            self.position += 1
+            yield item
+
+    def _begin_epoch(self) -> None:
+        if self.position == 0:
+            raise _empty_epoch(self.epoch)
+        self._iterator.close()
+        self._state, self.epoch, self.position = None, self.epoch + 1, 0
+        self._iterator = self._opened()
 
     def _opened(self) -> Any:
         try:
@@ -516,6 +516,10 @@ class Lane:
 
     def _failed(self, error: Exception) -> FeedError:
         return lane_error(self.index, self.position, self.epoch, error)
+
+
+def _empty_epoch(epoch: int) -> FeedError:
+    return FeedError(f"every epoch of a stream must have items, and epoch {epoch} has none", stage="read")
 
 
 def check_form(state: Any, fresh: Any, name: str = "it") -> None:
