@@ -197,13 +197,12 @@ class StreamBatches:
         self._dropped = 0  # items left out since the previous batch
         self._lanes: list[Lane] = []
         self._batches = self._read(states)
-        self._reader: threading.Thread | None = None
+        self._opener = threading.current_thread()
+        self._reader: threading.Thread | None = None  # a thread of feedline's own, which closes this when it ends
         stream.opened.append(self)
 
     def __next__(self) -> HostBatch:
         """The next batch. StopIteration carries the number of items that the end of the pass left out."""
-        if self._reader is None:
-            self._wait_for_abandoned()
         with self._stream.settings.applied():
             return next(self._batches)
 
@@ -225,16 +224,18 @@ class StreamBatches:
 
         The iterators of a lane may share state, so one thread at a time reads them.
         """
-        me = self._reader = threading.current_thread()  # before the look at `stopped`: see below
-        if self._watch.stopped():
+        me = threading.current_thread()
+        if me is not self._opener:
+            self._reader = me
+        if self._watch.stopped():  # after `_reader` was set: who finds none there knows that nothing will be read
             raise FeedError("the feed was closed", stage="read")
         for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.opened)):
-            # if it has no reader yet, it will notice that it was stopped
             if other._reader not in (None, me):
                 other._reader.join()
 
     def _read(self, states: Mapping[str, Any]) -> Generator[HostBatch, None, int]:
         """Yields the batches. Returns the number of items that the end of the pass left out."""
+        self._wait_for_abandoned()
         while self._epoch != self._last_epoch:
             after = Cursor(self._epoch, self._offset)
             last_epoch = self._last_epoch if self._stream.remainder == "wrap" else self._epoch + 1
