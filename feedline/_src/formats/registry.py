@@ -25,7 +25,7 @@ class Format:
     """What a module says about its format. It pickles as its name.
 
     Attributes:
-      name: a short one, for tests.
+      name: by which it pickles.
       suffixes: of its files, the common one first.
       takes: the options of `open_source` that it takes, beside `store`.
       extra: the extra of pyproject.toml that installs its library; "": it needs none.

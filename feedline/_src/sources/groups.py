@@ -103,6 +103,7 @@ class _GroupedRows(Indexed):
                 f"the {len(files)} from {self._paths[0]} have {held} bytes; raise cache_bytes, or write them as "
                 "Parquet"
             )
+        self._in_place = {file for file, table in enumerate(tables) if table.in_place}
         self._cache: LruCache[Column] = LruCache(options.cache_bytes)
 
     def __len__(self) -> int:
@@ -213,8 +214,8 @@ class _GroupedRows(Indexed):
 
         Reading a mapped file that was truncated would end the process. A change explains any error in the block.
         """
-        files = np.unique(self._file_of_row.of(rows)) if any(table.in_place for table in self._tables) else ()
-        in_place = [self._files[file] for file in files if self._tables[file].in_place]
+        numbers = self._in_place and self._in_place.intersection(self._file_of_row.of(rows).tolist())
+        in_place = [self._files[file] for file in sorted(numbers)]
         for file in in_place:
             file.check_open()
         try:
