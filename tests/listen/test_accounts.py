@@ -216,7 +216,7 @@ def test_a_feed_that_is_waited_for_warns_once(monkeypatch, caplog):
 
 def test_a_fault_in_what_listens_does_not_end_training(monkeypatch, caplog):
     monkeypatch.setattr(listening, "_WARN_AFTER_S", 0.1)
-    monkeypatch.setattr("feedline._src.listen.verdict.judge", lambda *_: 1 / 0)
+    monkeypatch.setattr("feedline._src.listen.listening.judge", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # the report at the end, which the caller asked for
         trained(read=4 * LOOP_S, steps=80)
     assert "could not judge" in caplog.text

@@ -18,15 +18,15 @@ from feedline._src.errors import FeedError
 from feedline._src.listen.accounts import Accounts, Window
 from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.listen.devices import StepWatch, TransferWatch
+from feedline._src.listen.report import Report
 from feedline._src.listen.statistics import Statistics
+from feedline._src.listen.verdict import Circumstances, ProcessTimes, judge
 from feedline._src.options import Settings
 from feedline._src.record import BatchRecord, Counters, PlaceTimes
 from feedline._src.run import Stages
 
 if TYPE_CHECKING:
-    from feedline._src.listen.report import Report
     from feedline._src.listen.tuning import Tuner
-    from feedline._src.listen.verdict import Circumstances
 
 _log = logging.getLogger("feedline")
 _WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0
@@ -130,8 +130,6 @@ class FeedListener(BatchListener):
 
     def report(self) -> Report | None:
         """What limits training; None if too few batches were delivered."""
-        from feedline._src.listen.verdict import ProcessTimes, judge
-
         if (window := self._window()) is None:
             return None
         how, processes = self.circumstances(), {}
@@ -143,8 +141,6 @@ class FeedListener(BatchListener):
 
     def circumstances(self) -> Circumstances:
         """How the feed works now."""
-        from feedline._src.listen.verdict import Circumstances
-
         stages, tuner = self._stages, self.tuner
         return Circumstances(
             stages.settings,
@@ -193,8 +189,6 @@ class FeedListener(BatchListener):
         latest, now = self._stages.latest_values, time.monotonic()
         if latest is None or now - self._published_at < every_s or (window := self._window()) is None:
             return
-        from feedline._src.listen.verdict import ProcessTimes
-
         self._published_at = now
         with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
             latest.publish(json.dumps(ProcessTimes.of(window, self.circumstances())))
