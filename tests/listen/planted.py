@@ -1,4 +1,4 @@
-"""A feed and a loop whose stages take as long as a test asks for: each sleeps, which needs no processor."""
+"""Stages that take as long as a test asks for: batches with given times; and a feed and a loop that sleep."""
 
 import time
 
@@ -6,7 +6,25 @@ import jax
 import numpy as np
 
 import feedline
+from feedline._src.listen.accounts import BatchTimes, Window
+from feedline._src.listen.verdict import Circumstances
+from feedline._src.options import Settings
 from feedline._src.placement.place import Placement
+
+HOW = Circumstances(Settings(threads=2, workers=0, buffer=2, prefetch=2), cores=8)
+
+
+def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0, loop=0.010, idle=None):
+    """Batches that all took as long, in seconds."""
+    batches = [
+        BatchTimes(
+            read, host, 0.0, place, cpu, 0.0, 0.0, wait, loop,
+            follows=True, taken=i * (loop + wait), late_s=late,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    return Window(batches, None if idle is None else idle * loop)
+
 
 ROWS = 64
 """Of a batch."""

@@ -6,25 +6,9 @@ import json
 import re
 
 import pytest
+from planted import HOW, window
 
-from feedline._src.listen.accounts import BatchTimes, Window
-from feedline._src.listen.verdict import Circumstances, ProcessTimes, judge, straggler
-from feedline._src.options import Settings
-
-HOW = Circumstances(Settings(threads=2, workers=0, buffer=2, prefetch=2), cores=8)
-
-
-def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0, loop=0.010, idle=None):
-    """Batches that all took as long, in seconds."""
-    batches = [
-        BatchTimes(
-            read, host, 0.0, place, cpu, 0.0, 0.0, wait, loop,
-            follows=True, taken=i * (loop + wait), late_s=late,
-        )
-        for i in range(count)
-    ]  # fmt: skip
-    return Window(batches, None if idle is None else idle * loop)
-
+from feedline._src.listen.verdict import ProcessTimes, judge, straggler
 
 # --- the verdict ---
 

@@ -10,39 +10,14 @@ import numpy as np
 import programs
 import pytest
 from PIL import Image
+from planted import HOW, window
 
 from feedline._src.listen.page import COLORS
-from feedline._src.listen.report import Change, Report, Straggler
+from feedline._src.listen.report import Straggler
+from feedline._src.listen.verdict import judge
 
-READ = Report(
-    bound="read",
-    au=0.51,
-    wait_share=0.49,
-    headroom={"read": 0.513, "host": 209.0, "place": 4.79, "compute": 1.99},
-    advice="threads 2 → 4: wait 49 % → 1 %",
-    change=Change({"threads": 2}, {"threads": 4}, 0.01),
-    step_s=0.01036,
-    loop_s=0.0052,
-    wait_s=0.00516,
-    late_s=0.0,
-    stages_s={"read": 0.0203, "transform": 0.0, "stage": 0.00005, "place": 0.00217},
-    cpu_s=0.000456,
-    batches=115,
-    process=0,
-    straggler=None,
-    settings={"threads": 2, "workers": 0, "buffer": 2, "prefetch": 2},
-)
-COMPUTE = dataclasses.replace(
-    READ,
-    bound="compute",
-    au=0.99,
-    wait_share=0.01,
-    headroom={"read": 4.66, "host": 242.0, "place": 64.0, "compute": 1.01},
-    advice="nothing to change",
-    change=None,
-    step_s=0.00525,
-    wait_s=0.00005,
-)
+READ = judge(window(read=0.0203, place=0.00217, wait=0.00516, loop=0.0052, cpu=0.000456), HOW)
+COMPUTE = judge(window(read=0.0022, place=0.0001, wait=0.00005, loop=0.0052), HOW)
 SLOW = Straggler(3, "read", 0.0243, 0.0081, 0.5)
 REPORTS = {
     "read": READ,
@@ -92,8 +67,8 @@ def test_bars_are_as_long_as_their_times(tmp_path):
     bars = Picture(READ, tmp_path / "r.svg").bars
     assert bars["one step"][WAIT] / bars["one step"][LOOP] == pytest.approx(5.16 / 5.2, abs=0.01)
     assert bars["predicted"][LOOP] == pytest.approx(bars["one step"][LOOP], abs=0.01)
-    assert bars["one step"][LOOP] / bars["reading"][LIMITS] == pytest.approx(0.513, abs=0.01)
-    assert bars["one step"][LOOP] / bars["placing"][OTHER] == pytest.approx(4.79, abs=0.01)
+    assert bars["one step"][LOOP] / bars["reading"][LIMITS] == pytest.approx(5.2 / 10.15, abs=0.01)
+    assert bars["one step"][LOOP] / bars["placing"][OTHER] == pytest.approx(5.2 / 1.085, abs=0.01)
     for name, kind, share in (("loop", IDLE, 39 / 52), ("transfer", LATE, 4 / 5.2)):
         parts = Picture(REPORTS[name], tmp_path / "r.svg").bars["one step"]
         assert parts[kind] / (parts[LOOP] + parts[kind]) == pytest.approx(share, abs=0.01)
