@@ -77,38 +77,3 @@ def test_the_checkpoint_handler_of_grain_takes_a_feed(feeds, tmp_path):
         following = next(feed)
         manager.restore(1, args=ocp.args.Composite(feed=grain.checkpoint.CheckpointRestore(other)))
     np.testing.assert_array_equal(next(other)["x"], following["x"])
-
-
-class TorchTitanLoader:
-    """`GrainDataLoader` of torchtitan (torchtitan/components/data/loader.py), from its iterator on."""
-
-    def __init__(self, iterator, dp_world_size, dp_rank):
-        self._iterator = iterator
-        self._dp_world_size = dp_world_size
-        self._rank_id = f"dp_rank_{dp_rank}"
-
-    def __iter__(self):
-        return self._iterator
-
-    def state_dict(self):
-        return {"version": 1, "dp_world_size": self._dp_world_size, self._rank_id: self._iterator.get_state()}
-
-    def load_state_dict(self, state_dict):
-        if state_dict["dp_world_size"] != self._dp_world_size:
-            raise ValueError("cannot resume after changing the effective data-parallel degree")
-        self._iterator.set_state(state_dict[self._rank_id])
-
-    def close(self):
-        self._iterator.close()
-
-
-def test_the_loader_of_torchtitan_takes_a_feed(feeds):
-    feed, other = feeds
-    loader, restored = TorchTitanLoader(feed, 1, 0), TorchTitanLoader(other, 1, 0)
-    batches = iter(loader)
-    next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    following = next(batches)
-    restored.load_state_dict(state)
-    np.testing.assert_array_equal(next(iter(restored))["x"], following["x"])
-    loader.close()

@@ -48,14 +48,6 @@ class LeafPlan:
         return (len(self.rows), *(_length(column, size) for column, size in pairs))
 
     @property
-    def column_indices(self) -> tuple[Indices, ...]:
-        """For each further axis int64[k], ascending: the columns that it supplies."""
-        return tuple(
-            np.arange(size, dtype=np.int64)[column]
-            for column, size in zip(self.columns, self.global_shape[1:], strict=True)
-        )
-
-    @property
     def whole_columns(self) -> bool:
         """Whether the process supplies all columns of its rows."""
         return all(isinstance(column, slice) and column == slice(None) for column in self.columns)
@@ -72,13 +64,6 @@ def plan_leaf(
     Raises:
       ValueError: the sharding cannot divide this shape, or none of `devices` is in it. `name` is
         the leaf's name in the message.
-
-    Example:
-      >>> import jax, numpy as np
-      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
-      >>> sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data"))
-      >>> plan_leaf(sharding, (4, 3), jax.devices()[:1], "x").local_shape
-      (4, 3)
     """
     check_divides(sharding, global_shape, name)
     indices = sharding.devices_indices_map(global_shape).items()

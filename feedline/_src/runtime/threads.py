@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -27,12 +27,8 @@ _WANTED = (
 )
 
 
-def known(names: Sequence[str], of: Any) -> tuple[str, ...]:
-    """Those that a version of jax, `of`, has, as a context and as a value: a version may lose a setting."""
-    return tuple(name for name in names if hasattr(of, name) and hasattr(of.config, f"jax_{name}"))
-
-
-_NAMES = known(_WANTED, jax)
+# those that this version of jax has, as a context and as a value
+_NAMES = tuple(name for name in _WANTED if hasattr(jax, name) and hasattr(jax.config, f"jax_{name}"))
 _of_config = operator.attrgetter(*(f"jax_{name}" for name in _NAMES))
 
 
@@ -101,11 +97,11 @@ def annotation(stage: str, **metadata: int) -> contextlib.AbstractContextManager
 class Stopwatch:
     """Measures consecutive stages of one thread: each `lap` returns its wall and its processor time in seconds."""
 
-    __slots__ = ("_began_cpu", "_cpu", "_wall", "began")
+    __slots__ = ("_cpu", "_wall", "began")
 
     def __init__(self) -> None:
         self.began = self._wall = time.perf_counter()
-        self._began_cpu = self._cpu = time.thread_time()
+        self._cpu = time.thread_time()
 
     def lap(self) -> tuple[float, float]:
         """Seconds since the last call, or since the start."""
@@ -113,10 +109,6 @@ class Stopwatch:
         lap = wall - self._wall, cpu - self._cpu
         self._wall, self._cpu = wall, cpu
         return lap
-
-    def total(self) -> tuple[float, float]:
-        """Seconds since the start."""
-        return time.perf_counter() - self.began, time.thread_time() - self._began_cpu
 
 
 def this_thread() -> str:
