@@ -3,11 +3,9 @@
 import json
 import pickle
 import shutil
-import sys
 
 import jax
 import numpy as np
-import programs
 import pytest
 import tensorstore as ts
 
@@ -322,21 +320,3 @@ def test_invalid_metadata_are_refused(tmp_path, version):
         path = edit(write(tmp_path / f"{number}x.zarr", version=version), version, **changes)
         with pytest.raises(ValueError, match=match):
             feedline.open_source(path)
-
-
-UNDER_A_LIMIT = """
-import resource, sys
-import tensorstore
-import feedline
-used = resource.getpagesize() * int(open("/proc/self/statm").read().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30), resource.RLIM_INFINITY))
-feedline.open_source(sys.argv[1])
-"""
-
-
-@pytest.mark.slow
-def test_a_chunk_must_fit_into_what_is_left_of_a_limit(tmp_path):
-    """Else TensorStore would abort the process when it reads it."""
-    path = edit(write(tmp_path / "x.zarr", version=2), 2, chunks=[(3 << 26) + 1, 4])
-    done = programs.run([sys.executable, "-c", UNDER_A_LIMIT, path], capture_output=True, text=True)
-    assert "a row of its chunks must fit into memory, and takes 3221225488 bytes of" in done.stderr

@@ -41,7 +41,7 @@ from feedline._src.runtime.exit import check_may_read, stop_reads
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
-_GROUP_BYTES = 1 << 16  # of rows of a dataset without chunks that are read at once
+_GROUP_BYTES, _MAX_GROUPS = 1 << 16, 1 << 20  # of rows that are read at once, of a dataset without chunks
 _EXIT_WAITS_S = 1.0  # for the read in progress; closing feeds takes up to as long
 _DAMAGED = "the file is damaged, write it again with h5py"
 _LEAVE_OUT = ", or leave it out with columns=[...]"
@@ -252,7 +252,7 @@ def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
         ) from error
     rows, chunk = dataset.shape[0], dataset.chunks
     row_bytes = math.prod(dataset.shape[1:]) * elements.itemsize
-    height = chunk[0] if chunk else max(1, _GROUP_BYTES // max(1, row_bytes))
+    height = chunk[0] if chunk else max(1, _GROUP_BYTES // max(1, row_bytes), rows // _MAX_GROUPS)
     needed = max(min(height, rows) * row_bytes, math.prod(chunk or ()) * elements.itemsize)
     check_memory(file.name, f"rows of {dataset.name} that are read at once", needed)
     if chunk:
