@@ -147,14 +147,8 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
     )
 
 
-FORMAT = Format(
-    "hdf5",
-    (".h5", ".hdf5"),
-    takes=frozenset({"columns", "cache_bytes"}),
-    extra="hdf5",
-    open=open_hdf5,
-    files=fetched_files,
-)
+_OPTIONS = frozenset({"columns", "cache_bytes"})
+FORMAT = Format("hdf5", (".h5", ".hdf5"), _OPTIONS, extra="hdf5", open=open_hdf5, files=fetched_files)
 
 
 def _used(file: File, use: Callable[[Any], T]) -> T:

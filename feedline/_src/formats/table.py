@@ -87,9 +87,7 @@ class FileArray:
     @property
     def rows_have_gaps(self) -> bool:
         """Whether the elements of a row do not lie in C order, one after the other."""
-        packed = _strides(self.shape[1:], self.dtype.itemsize)
-        axes = zip(self.shape[1:], self.strides[1:], packed, strict=True)
-        return any(size > 1 and stride != step for size, stride, step in axes)
+        return self.strides[1:] != _strides(self.shape[1:], self.dtype.itemsize)
 
     def view(self, memory: npt.NDArray[np.uint8]) -> Array:
         """The array in `memory`, all bytes of the file."""

@@ -137,14 +137,8 @@ def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
     )
 
 
-FORMAT = Format(
-    "zarr",
-    (".zarr",),
-    takes=frozenset({"columns", "cache_bytes", "missing_chunks"}),
-    extra="zarr",
-    open=open_zarr,
-    files=ZarrFolders,
-)
+_OPTIONS = frozenset({"columns", "cache_bytes", "missing_chunks"})
+FORMAT = Format("zarr", (".zarr",), _OPTIONS, extra="zarr", open=open_zarr, files=ZarrFolders)
 
 
 def _tree(place: ZarrFolder, at: str, options: OpenOptions) -> Any:
