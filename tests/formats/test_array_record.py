@@ -52,7 +52,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"cut\.array_record cannot be read as an ArrayRecord file"):
         feedline.open_source(tmp_path / "cut.array_record", dtype=RECORD)
     _write(tmp_path / "none.array_record", [])
-    with pytest.raises(ValueError, match=r"at least one row, got .*none\.array_record with no records"):
+    with pytest.raises(ValueError, match=r"at least one row, got .*none\.array_record with none"):
         feedline.open_source(tmp_path / "none.array_record", dtype=RECORD)
     _write(path, [b"abcd"])
     with pytest.raises(ValueError, match=r"give open_source dtype=.*x\.array_record"):

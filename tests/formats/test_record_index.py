@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tfrecords import encoded
 
 import feedline
-from feedline._src.formats import tfrecord
-from feedline._src.sources import record_files
+from feedline._src.formats import record_index, tfrecord
 
 RECORDS = [b"one", b"two", b"three"]
 
@@ -163,7 +162,7 @@ def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
 def test_an_index_that_five_other_processes_replace_is_read(path, monkeypatch):
     """Each of them writes an equal one after this process has looked at the last one, and before it reads."""
     source = feedline.open_source(path)
-    real, left = record_files.IndexedFile._open_index, [*range(5)]
+    real, left = record_index.IndexedFile._open_index, [*range(5)]
 
     def open_and_replace(file):
         found, index = real(file), index_of(path)
@@ -174,7 +173,7 @@ def test_an_index_that_five_other_processes_replace_is_read(path, monkeypatch):
             index.write_bytes(content)
         return found
 
-    monkeypatch.setattr(record_files.IndexedFile, "_open_index", open_and_replace)
+    monkeypatch.setattr(record_index.IndexedFile, "_open_index", open_and_replace)
     index_of(path).unlink()
     assert [source[i] for i in range(3)] == RECORDS
     assert not left

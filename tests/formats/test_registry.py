@@ -44,8 +44,8 @@ def test_the_python_of_the_page_runs(tmp_path, monkeypatch, capsys):
         "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8)",
         "ShapeDtypeStruct(shape=(3072,), dtype=uint8)",
         "{'score': ShapeDtypeStruct(shape=(), dtype=float64)}",
-        "{'embedding': ShapeDtypeStruct(shape=(2,), dtype=float64), "
-        "'stars': ShapeDtypeStruct(shape=(), dtype=int64)} "
+        "{'stars': ShapeDtypeStruct(shape=(), dtype=int64), "
+        "'embedding': ShapeDtypeStruct(shape=(2,), dtype=float64)} "
         "{'embedding': array([2.5, 1. ]), 'stars': np.int64(5)}",
         "{'text': b'good good ', 'stars': np.int64(2)}",
         "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8) 999",

@@ -68,7 +68,7 @@ def link(name, kind):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([], "at least one row, got .* with no records"),
+        ([], "at least one row, and .*, got .* with no records"),
         ([("README", b"")], "at least one row"),
         ([("1.jpg", b""), ("1.txt", b""), ("2.jpg", b"")], "'2' has jpg, the first record, '1', jpg, txt"),
         ([("1.jpg", b""), ("2.jpg", b""), ("2.txt", b"")], "same fields, and '2' has jpg, txt, the first record"),

@@ -42,7 +42,7 @@ def test_records_of_another_writer(tmp_path, name):
     assert (tmp_path / name).read_bytes() == encoded(RECORDS)
     source = feedline.open_source(tmp_path / name)
     assert source.records(np.array([4, 4, 0, 2, 1, 3, 0])) == [RECORDS[i] for i in (4, 4, 0, 2, 1, 3, 0)]
-    assert repr(source) == f"<RecordFiles: rows 5, row bytes, from {tmp_path / name}>"
+    assert repr(source) == f"<TableSource: rows 5, row bytes, from {tmp_path / name}>"
 
 
 def quickly(records):
@@ -130,7 +130,7 @@ WHOLE = encoded([b"one", b"two", b"three"])
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "at least one row, got .* with no records"),
+        (b"", "at least one row, got .* with none"),
         (b"id,text\n1,to be or not\n", "must begin with its length and the checksum .*another format"),
         (b"id", "record 0 of .* at byte 0, has bytes up to 16 or more, of 2.*truncated"),
         (gzip.compress(WHOLE), "compressed as a whole .gunzip it"),

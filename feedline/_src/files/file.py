@@ -97,6 +97,7 @@ class File:
     Attributes:
       name: its path or address as the user gave it, for errors.
       version: what changes when it is replaced or written to.
+      open_files: those of the source, in an LRU cache; also of indices of its files.
 
     Args:
       version: the expected one; None: the present one.
@@ -112,6 +113,7 @@ class File:
     name: str
     size: int
     version: FileVersion | Version
+    open_files: LruCache[OpenFile]
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class File:
             version.check(self.place)
         self.version = self._version = version
         self.size = version.size_bytes
-        self._open_files: LruCache[OpenFile] = opened or LruCache(OPEN_FILES)
+        self.open_files = opened or LruCache(OPEN_FILES)
         self._memory: Bytes | None = None
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
@@ -137,7 +139,7 @@ class File:
         FeedError: it was changed or deleted, or its store cannot be read. OSError, MemoryError: of the disk; a
         part is too large.
         """
-        file = self._open_files.get(self.place, lambda: OpenFile(self.place, self._version))
+        file = self.open_files.get(self.place, lambda: OpenFile(self.place, self._version))
         found = file.read(offsets, lengths)
         file.check()
         return found

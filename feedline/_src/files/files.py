@@ -65,6 +65,7 @@ class Files(Sequence[File]):
             return File(path, version, self.open_files, place)
         if version is not None:
             version.check(file.version, path)
+        file.open_files = self.open_files
         return file
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,40 @@ import numpy as np
 from feedline._src.errors import warn
 from feedline._src.files.file import File, Indices, opening
 from feedline._src.formats.open_options import OpenOptions
-from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import BadRecordError, Records, fields, naming_file
+from feedline._src.formats.registry import Format, Library, fetched_files
+from feedline._src.formats.table import Grouped, by_rows, fields, naming_file
+from feedline._src.rows.spec import RowSpec
 
 library: Any = Library("array_record.python.array_record_module", "array-record")
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
 _BUFFER_BYTES = 1 << 15
 
 
-def open_array_record(file: File, options: OpenOptions) -> Records:
-    """How records are unpacked."""
-    if options.dtype is None and options.columns is None:
-        return Records(open=Reader, instead=", or if they have one size, give open_source their dtype")
-    if options.dtype is None:
+def open_array_record(file: File, options: OpenOptions) -> Grouped:
+    """The records of a file: bytes, or the fields of a dtype."""
+    if options.dtype is None and options.columns is not None:
         raise ValueError(
             "records of bytes do not say what they are: give open_source dtype=np.dtype([('image', np.uint8, (32, "
             f"32, 3)), ('label', np.int32)]), of which columns may choose; got columns={options.columns} alone "
             f"for {file.name}"
         )
-    unpack = functools.partial(_of_dtype, options, file.name)
-    spec = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), unpack([]))
-    return Records(open=Reader, unpack=unpack, spec=spec)
+    reader = Reader(file)
+    if options.dtype is None:
+        return by_rows(
+            {"row": "bytes"},
+            reader.count,
+            lambda leaves, rows: [reader.read(rows)],
+            instead=", or if they have one size, give open_source their dtype",
+            close=reader.close,
+        )
+
+    def read_rows(leaves: Sequence[int], rows: Indices) -> list[Any]:
+        arrays = jax.tree.leaves(_of_dtype(options, file.name, reader.read(rows)))
+        return [arrays[leaf] for leaf in leaves]
+
+    none = _of_dtype(options, file.name, [])
+    spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), none)
+    return by_rows(RowSpec.of(spec).structs, reader.count, read_rows, close=reader.close)
 
 
 FORMAT = Format(
@@ -41,15 +54,13 @@ FORMAT = Format(
     (".array_record", ".arrayrecord"),
     takes=frozenset({"dtype", "columns"}),
     extra="array-record",
-    way="records",
     open=open_array_record,
+    files=fetched_files,
 )
 
 
 class Reader:
-    """An ArrayRecord file. See `RecordReader`."""
-
-    fields = None
+    """An ArrayRecord file. Thread-safe. A file that was closed is opened again."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -66,24 +77,12 @@ class Reader:
                 "of them a read asks for; write it with ArrayRecordWriter(path, 'group_size:1')"
             )
 
-    def read(self, records: Indices, fields: Any = None) -> list[bytes]:
-        """See `RecordReader`."""
-        return self._file.with_path(lambda path: self._read(path, records))
-
-    def _read(self, path: str, records: Indices) -> list[bytes]:
-        reader = self._open(path)
-        try:
-            found: list[bytes] = reader.read(records.tolist())
-        except Exception as error:
-            self._file.check_open()  # a change explains the error better
-            if len(records) > 1:
-                return [self._read(path, records[i : i + 1])[0] for i in range(len(records))]  # names the one
-            raise BadRecordError(int(records[0]), f"the bytes cannot be read: {error}") from error
-        self._file.check_open()  # the library reads empty records from a truncated file
+    def read(self, records: Indices) -> list[bytes]:
+        """The records with these numbers."""
+        found: list[bytes] = self._file.with_path(lambda path: self._open(path).read(records.tolist()))
         return found
 
     def close(self) -> None:
-        """See `RecordReader`."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened[1].close()

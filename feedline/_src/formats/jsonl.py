@@ -11,7 +11,7 @@ import functools
 import json
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,8 +20,10 @@ import numpy.typing as npt
 
 from feedline._src.files.file import File
 from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.record_index import IndexedFile, Scan
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Leaf, Records, Scan, described, few, naming_file
+from feedline._src.formats.table import Grouped, Leaf, by_rows, described, few, naming_file
+from feedline._src.rows.shards import Indices
 
 Array = npt.NDArray[Any]
 _START_BYTES = 1 << 16
@@ -44,16 +46,26 @@ def scan(file: File) -> Scan:
     return Scan(None, parts)
 
 
-def open_lines(file: File, options: OpenOptions) -> Records:
-    """How lines are read: as arrays if all columns are numbers, else as dicts, or bytes of a single text."""
-    lines = _first_lines(file)
-    spec = _spec_of(lines, options.chosen(list(lines[0]), file.name), file.name)
-    if not any(isinstance(leaf, str) for leaf in spec.values()):
-        return Records(scan, unpack=functools.partial(_columns, spec), spec=spec)
-    return Records(scan, data_of=functools.partial(_record, spec), leaves=spec if len(spec) > 1 else None)
+def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
+    """How files are opened whose lines have the fields of the first one."""
+    lines = _first_lines(first)
+    spec = _spec_of(lines, options.chosen(list(lines[0]), first.name), first.name)
+    return functools.partial(_open, spec)
 
 
-FORMAT = Format("jsonl", (".jsonl", ".ndjson"), takes=frozenset({"columns"}), way="records", open=open_lines)
+FORMAT = Format("jsonl", (".jsonl", ".ndjson"), takes=frozenset({"columns"}), open_first=open_first)
+
+
+def _open(spec: dict[str, Leaf], file: File, options: OpenOptions) -> Grouped:
+    """The lines of a file."""
+    indexed = IndexedFile(file, "jsonl", scan)
+    names = sorted(spec)  # as JAX numbers the leaves of a dict
+
+    def read_rows(leaves: Sequence[int], rows: Indices) -> list[Any]:
+        lines = list(map(_object, indexed.read(rows)))
+        return [_column(lines, names[leaf], spec[names[leaf]]) for leaf in leaves]
+
+    return by_rows(spec, indexed.count, read_rows, row_extents=indexed.extents)
 
 
 def _first_lines(file: File) -> list[dict[str, Any]]:
@@ -116,18 +128,6 @@ def _leaf_of(values: Sequence[Any]) -> Leaf | None:
         dtype = np.dtype(bool if types == {bool} else np.int64)
     leaf = jax.ShapeDtypeStruct(first.shape, dtype)
     return leaf if types and _fitting(values[:1], leaf) is not None else None
-
-
-def _record(spec: Mapping[str, Leaf], line: bytes) -> Any:
-    """The record of a line: a dict, or the bytes of a single column of text."""
-    record = {name: column[0] for name, column in _columns(spec, [line]).items()}
-    return record if len(spec) > 1 else next(iter(record.values()))
-
-
-def _columns(spec: Mapping[str, Leaf], lines: Sequence[bytes]) -> dict[str, Any]:
-    """The columns of some lines: arrays, or lists of bytes."""
-    found = [_object(line) for line in lines]
-    return {name: _column(found, name, leaf) for name, leaf in spec.items()}
 
 
 def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:

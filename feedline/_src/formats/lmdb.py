@@ -20,7 +20,7 @@ from feedline._src.files.files import Files
 from feedline._src.files.store import Store, is_url
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import Column, Grouped
+from feedline._src.formats.table import Column, Grouped, by_rows
 from feedline._src.rows.shards import Indices
 from feedline._src.runtime.exit import check_may_read
 
@@ -61,10 +61,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     def read_rows(leaves: Sequence[int], rows: Indices) -> list[list[bytes]]:
         return [keys.take(rows) if names[leaf] == "key" else values_of(rows) for leaf in leaves]
 
-    def read(leaf: int, group: int) -> Column:
-        raise NotImplementedError("rows are read by read_rows")
-
-    return Grouped(dict.fromkeys(names, "bytes"), [[keys.rows]] * len(names), read, read_rows)
+    return by_rows(dict.fromkeys(names, "bytes"), keys.rows, read_rows, instead="")
 
 
 def _files(paths: Sequence[str], store: Store | None) -> Files:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from feedline._src.files.files import Files
 from feedline._src.files.store import Store
 
-Way = Literal["mapped", "grouped", "records"]
+Way = Literal["mapped", "grouped"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,10 @@ class Format:
       takes: the options of `open_source` that it takes, beside `store`.
       extra: the extra of pyproject.toml that installs its library; "": it needs none.
       way: how rows are read. A format that can map only some of its files says "grouped".
-      open: (file, options) → its description: the arrays, groups or records that it has. ValueError, TypeError: it
-        is damaged, of another format, or has no rows of numbers or bytes, with its name; FeedError: it changed, or
-        its store cannot be read. None: the source does it.
+      open: (file, options) → its description: the arrays or groups that it has. ValueError, TypeError: it is
+        damaged, of another format, or has no rows of numbers or bytes, with its name; FeedError: it changed, or
+        its store cannot be read. None: the source or `open_first` does it.
+      open_first: (file, options) → `open` for all files, if the first with bytes says what rows they have.
       files: (paths, store) → the files by their numbers, each a `file` for `open`.
       head_bytes, tail_bytes: how many bytes at the start or the end of a file `open` reads first. Of objects in a
         store, those of all files are fetched at once.
@@ -48,6 +49,7 @@ class Format:
     extra: str = ""
     way: Way = "grouped"
     open: Callable[..., Any] | None = None
+    open_first: Callable[..., Callable[..., Any]] | None = None
     files: Callable[[Sequence[str], Store | None], Any] = Files
     head_bytes: int = 0
     tail_bytes: int = 0

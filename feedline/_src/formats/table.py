@@ -1,6 +1,6 @@
 """What a format makes of a file: plain descriptions of its rows that know no places, caches and versions.
 
-There is one for each way to read: a list of trees of `FileArray`s (mapped), `Grouped` and `Records`.
+There is one for each way to read: a list of trees of `FileArray`s (mapped), and `Grouped`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import errno
 import math
 import os
 import resource
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -167,13 +166,17 @@ class Grouped:
       spec: tree of `Leaf`.
       lengths: for each leaf the rows of each of its groups.
       read: (leaf, group) → the rows of a group, in memory of their own, since they are cached.
-      read_rows: (leaves, rows) → for each leaf its values, in place of `read`: of bytes that are read one by one.
+      read_rows: (leaves, rows) → for each leaf its values, a list or an array, in place of `read`. Rows ascend.
+      row_extents: (rows) → offsets and lengths of their bytes, to fetch them ahead, for `read_rows`.
       in_place: `read` gives views of memory that stays, mapped or not, so they are not cached.
       held_bytes: of that memory, what is not mapped; that of all files must fit into cache_bytes.
       extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead.
       will_read: (leaf, groups, ahead) → whether fetching has begun, in place of `extents`; see `Folder.will_read`.
       nulls: how many nulls a leaf has, where this is known without reading rows.
       arrays: makes trees of `FileArray`s and arrays of the same rows, used if all files of a source have them.
+      are_dicts: whether a row with a single column of bytes is a dict, too, and not its bytes.
+      instead: another way to arrays than decoding, for the error of a feed that was given rows with bytes.
+      close: closes open files. A later read opens them again.
     """
 
     spec: Any
@@ -186,6 +189,22 @@ class Grouped:
     will_read: Callable[[int, Sequence[int], int], bool] | None = None
     nulls: Mapping[int, int] = dataclasses.field(default_factory=dict)
     arrays: Callable[[], list[Any]] | None = None
+    row_extents: Callable[[Indices], tuple[Indices, Indices]] | None = None
+    are_dicts: bool = False
+    instead: str = (
+        ", or leave columns of bytes and text out with open_source(..., columns=[...]), or number their values: "
+        "column.combine_chunks().dictionary_encode().indices (docs/formats.md)"
+    )
+    close: Callable[[], None] = lambda: None
+
+
+def by_rows(spec: Any, rows: int, read_rows: Callable[..., Sequence[Any]], **more: Any) -> Grouped:
+    """A file with `rows` rows, which are read by their numbers. Other arguments are those of `Grouped`."""
+
+    def read(leaf: int, group: int) -> Column:
+        raise NotImplementedError("rows are read by read_rows")
+
+    return Grouped(spec, [[rows]] * len(jax.tree.leaves(spec)), read, read_rows, **more)
 
 
 def even_groups(rows: int, height: int, path: str) -> Indices:
@@ -228,75 +247,6 @@ def few(words: Sequence[str], separator: str) -> str:
     """The first words, and how many more there are."""
     more = f"{separator}… {len(words) - _MAX_NAMES_SHOWN} more" if len(words) > _MAX_NAMES_SHOWN else ""
     return separator.join(words[:_MAX_NAMES_SHOWN]) + more
-
-
-# --- records ---
-
-ENTRY = 4
-"""Integers of a part: offset and length of its header, length of the data after it, CRC-32 of the header."""
-
-
-class Scan(NamedTuple):
-    """Where the records of a file lie.
-
-    Attributes:
-      fields: the names of the parts of a record; None: a record is one part.
-      parts: the `ENTRY` of each part of each record, in the order of the records and of `fields`.
-    """
-
-    fields: tuple[str, ...] | None
-    parts: array[int]
-
-
-class RecordReader(Protocol):
-    """An open file of records. Thread-safe. `fields` are those of a `Scan`.
-
-    `read` gives records by their numbers, which ascend: dicts of the fields asked for; None: a record is one part.
-    It raises a BadRecordError for one that cannot be read, a FeedError if the file was changed, and errors of the
-    disk. It opens a file again that was closed.
-    """
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def fields(self) -> tuple[str, ...] | None: ...
-    def read(self, records: Indices, fields: Sequence[str] | None) -> list[Any]: ...
-    def close(self) -> None: ...
-
-
-class BadRecordError(ValueError):
-    """A record that cannot be read; `record` is its number in its file."""
-
-    def __init__(self, record: int, message: str) -> None:
-        super().__init__(message)
-        self.record = record
-
-
-@dataclasses.dataclass(frozen=True)
-class Records:
-    """Files of records: ranges of bytes, which a `scan` finds and an index keeps, or which a library finds.
-
-    Attributes:
-      scan: (file) → where its records lie. ValueError: the file is damaged or of another format.
-      named: whether the `Scan` names fields.
-      open: (file) → a reader, for libraries that find records themselves, by `File.path`.
-      data_of: the bytes of a part as stored → the value that the user gets: bytes, or with `leaves` a dict.
-        ValueError: they are damaged.
-      leaves: of the dicts that `data_of` returns; None: it returns bytes.
-      unpack: a list of k values → tree of arrays of `spec`, whose first axes are k; None: rows are bytes.
-        ValueError: a record cannot be unpacked.
-      spec: of a row of arrays.
-      instead: another way to arrays than decoding, for the error of a feed that was given bytes.
-    """
-
-    scan: Callable[[File], Scan] | None = None
-    named: bool = False
-    open: Callable[[File], RecordReader] | None = None
-    data_of: Callable[[bytes], Any] = bytes
-    leaves: Mapping[str, Leaf] | None = None
-    unpack: Callable[[list[bytes]], Any] | None = None
-    spec: Any = None
-    instead: str = ""
 
 
 # --- for several formats ---

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import tarfile
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from feedline._src.files.file import File
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.record_index import IndexedFile, Scan
 from feedline._src.formats.registry import Format
-from feedline._src.formats.table import Records, Scan, naming_file
+from feedline._src.formats.table import Grouped, by_rows, naming_file
+from feedline._src.rows.shards import Indices
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key
 _META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # what WebDataset leaves out too
@@ -30,13 +34,42 @@ def scan(file: File) -> Scan:
         return _scanned(opened, file.size)
 
 
-FORMAT = Format(
-    "tar",
-    (".tar",),
-    takes=frozenset({"columns"}),
-    way="records",
-    open=lambda file, options: Records(scan, named=True),
-)
+def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
+    """How archives are opened that have the fields of the first one."""
+    fields = IndexedFile(first, "tar", scan, named=True).fields
+    if not fields:
+        raise ValueError(
+            "a source must have at least one row, and the first archive says which fields there are, got "
+            f"{first.name} with no records; check what wrote it"
+        )
+    return functools.partial(_open, first.name, fields, options.chosen(fields, first.name))
+
+
+FORMAT = Format("tar", (".tar",), takes=frozenset({"columns"}), open_first=open_first)
+
+
+def _open(first: str, fields: Sequence[str], columns: Sequence[str], file: File, options: OpenOptions) -> Grouped:
+    """The records of an archive, which has the fields of the first one, or no records."""
+    indexed = IndexedFile(file, "tar", scan, named=True)
+    if indexed.count and set(indexed.fields or ()) != set(fields):
+        raise ValueError(
+            f"all files must have the same fields, and {file.name} has {', '.join(indexed.fields or ())}, {first} "
+            f"{', '.join(fields)}; open them apart, or write them again"
+        )
+    names = sorted(columns)  # as JAX numbers the leaves of a dict
+
+    def read_rows(leaves: Sequence[int], rows: Indices) -> list[list[bytes]]:
+        parts = indexed.read(rows, [names[leaf] for leaf in leaves])
+        return [parts[i :: len(leaves)] for i in range(len(leaves))]
+
+    return by_rows(
+        dict.fromkeys(columns, "bytes"),
+        indexed.count,
+        read_rows,
+        row_extents=functools.partial(indexed.extents, fields=columns),
+        are_dicts=True,
+        instead="",
+    )
 
 
 def _scanned(opened: BinaryIO, size: int) -> Scan:

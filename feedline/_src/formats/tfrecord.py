@@ -5,11 +5,15 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from feedline._src.files.file import File
+from feedline._src.formats.open_options import OpenOptions
+from feedline._src.formats.record_index import ENTRY, IndexedFile, Scan
 from feedline._src.formats.registry import Format, Library
-from feedline._src.formats.table import ENTRY, Records, Scan
+from feedline._src.formats.table import Grouped, by_rows
+from feedline._src.rows.shards import Indices
 
 _HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum
 _CHECKSUM_BYTES = 4
@@ -62,10 +66,17 @@ def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-FORMAT = Format(
-    "tfrecord",
-    (".tfrecord", ".tfrecords"),
-    extra="tfrecord",
-    way="records",
-    open=lambda file, options: Records(scan, data_of=data_of),
-)
+def open_file(file: File, options: OpenOptions) -> Grouped:
+    """The records of a file."""
+    indexed = IndexedFile(file, "tfrecord", scan)
+
+    def read_rows(leaves: Sequence[int], rows: Indices) -> list[list[bytes]]:
+        records = indexed.read(rows)
+        for i, record in enumerate(records):  # in place: each is freed before the next is copied
+            records[i] = data_of(record)
+        return [records]
+
+    return by_rows({"row": "bytes"}, indexed.count, read_rows, row_extents=indexed.extents, instead="")
+
+
+FORMAT = Format("tfrecord", (".tfrecord", ".tfrecords"), extra="tfrecord", open=open_file)

@@ -29,6 +29,7 @@ from feedline._src.sources.arrays import ArraySource, reader_of
 
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]
+_ROWS_AT_ONCE = 1 << 11  # of files that are read row by row: fewer are slower, more leave the processor's cache
 _MAX_ROWS = 1 << 48  # of a file: sums over files stay below the largest int64
 
 
@@ -105,6 +106,7 @@ class _GroupedRows(Indexed):
             )
         self._in_place = {file for file, table in enumerate(tables) if table.in_place}
         self._cache: LruCache[Column] = LruCache(options.cache_bytes)
+        self._is_by_rows = tables[0].read_rows is not None
 
     def __len__(self) -> int:
         return len(self._file_of_row)
@@ -117,6 +119,8 @@ class _GroupedRows(Indexed):
         """Drop the cached groups, and give up what is being fetched."""
         self._cache.clear()
         self._files.close()
+        for table in self._tables:
+            table.close()
 
     def check_rows(self) -> None:
         """Refuse nulls that the metadata of the files count, such as the footer of a Parquet file."""
@@ -178,6 +182,28 @@ class _GroupedRows(Indexed):
                     row = int(rows[null[0]])
                     raise _null_error(f"{self._names[leaf]!r} is null in this row", row, self.file_of(row))
 
+    def _by_rows(self, leaves: Sequence[int], rows: Indices) -> Iterator[tuple[Indices, Sequence[Any]]]:
+        """Offsets in `rows`, and the values of each leaf there, of files whose rows are read by their numbers."""
+        if self._files.in_store:
+            self._fetch_ahead(rows, 0)  # from all files at once
+        for file, local, offsets in self._file_of_row.split(rows):
+            order = np.argsort(local, kind="stable")
+            places, ordered = np.arange(len(rows))[offsets][order], local[order]
+            for start in range(0, len(order), _ROWS_AT_ONCE):
+                some = slice(start, start + _ROWS_AT_ONCE)
+                yield places[some], self._rows_of(file, leaves, ordered[some])
+
+    def _rows_of(self, file: int, leaves: Sequence[int], local: Indices) -> Sequence[Any]:
+        """The values of rows of a file, for each leaf. The error names the first that cannot be read."""
+        read_rows, first = self._tables[file].read_rows, int(self._file_of_row.firsts[file])
+        assert read_rows is not None
+        try:
+            return self._checked(lambda: read_rows(leaves, local), file, first + int(local[0]), "a row")
+        except RowError:
+            for row in local[:, None] if len(local) > 1 else ():
+                self._rows_of(file, leaves, row)
+            raise
+
     def _group(self, leaf: int, group: int, file: int) -> Column:
         """The rows of a group, from memory, the cache or its file."""
         table, number = self._tables[file], group - int(self._file_of_group[leaf].firsts[file])
@@ -231,6 +257,12 @@ class _GroupedRows(Indexed):
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
         places: list[Place] = []
+        if self._is_by_rows:
+            for file, local, _ in self._file_of_row.split(rows):
+                row_extents = self._tables[file].row_extents
+                if row_extents is not None:
+                    places.append((file, *row_extents(local)))
+            return bool(self._files.will_read(places, ahead))
         for leaf, shards in enumerate(self._group_of_row):
             for file, groups, _ in self._file_of_group[leaf].split(np.unique(shards.of(rows))):
                 table = self._tables[file]
@@ -281,6 +313,13 @@ class GroupSource(_GroupedRows, Source):
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`."""
         index = indices_of(rows)
+        if self._is_by_rows:
+            for places, leaves in self._by_rows([leaf for leaf, _, _ in cuts], index):
+                for (_, columns, out), values in zip(cuts, leaves, strict=True):
+                    for axis, chosen in enumerate(columns, 1):
+                        values = values[(slice(None),) * axis + (chosen,)]
+                    out[places] = values
+            return
         with self._unchanged(index):
             for leaf, columns, out in cuts:
                 for groups, group, local, places in self._parts(leaf, index, self._options.cache_bytes):
@@ -295,17 +334,13 @@ class GroupSource(_GroupedRows, Source):
 class TableSource(_GroupedRows, EncodedSource):
     """An `EncodedSource` over files in which a column is bytes or text. Arguments are those of `_GroupedRows`."""
 
-    instead = (
-        ", or leave columns of bytes and text out with open_source(..., columns=[...]), or number their values: "
-        "column.combine_chunks().dictionary_encode().indices (docs/formats.md)"
-    )
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         spec = self._tables[0].spec  # in the order of the file's columns, unless they are nested
         names = list(spec) if set(spec) == set(self._names) else self._names
         self._numbers = [self._names.index(name) for name in names]
-        self.fields = tuple(names) if len(names) > 1 else None
+        self.fields = tuple(names) if len(names) > 1 or self._tables[0].are_dicts else None
+        self.instead = self._tables[0].instead
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -321,24 +356,17 @@ class TableSource(_GroupedRows, EncodedSource):
           RowError: also a null, or a group of rows that cannot be read.
         """
         columns: list[list[Any]] = [[None] * len(rows) for _ in self._numbers]
-        by_rows = self._tables[0].read_rows is not None
-        with self._unchanged(rows):
-            for column, places, values in self._by_rows(rows) if by_rows else self._by_groups(rows):
-                for place, value in zip(places.tolist(), values, strict=True):
-                    columns[column][place] = value
+        if self._is_by_rows:
+            for places, found in self._by_rows(self._numbers, rows):
+                for column, values in zip(columns, found, strict=True):
+                    _put(column, places, values)
+        else:
+            with self._unchanged(rows):
+                for number, places, values in self._by_groups(rows):
+                    _put(columns[number], places, values)
         if self.fields is None:
             return columns[0]
         return [dict(zip(self.fields, values, strict=True)) for values in zip(*columns, strict=True)]
-
-    def _by_rows(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
-        """Column, places in `rows`, and values, of files whose rows are read one by one."""
-        for file, local, offsets in self._file_of_row.split(rows):
-            read_rows, places = self._tables[file].read_rows, np.arange(len(rows))[offsets]
-            assert read_rows is not None
-            read = functools.partial(read_rows, self._numbers, local)
-            row = int(rows[places[0]]) if len(local) == 1 else None  # the feed reads several again, in halves
-            for column, values in enumerate(self._checked(read, file, row, "a row")):
-                yield column, places, values
 
     def _by_groups(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
         """Column, places in `rows`, and values, of files whose groups are decoded whole."""
@@ -354,6 +382,11 @@ class TableSource(_GroupedRows, EncodedSource):
     def _described(self) -> list[tuple[str, str]]:
         kinds = [(self._names[leaf], described(self._leaves[leaf])) for leaf in self._numbers]
         return [("row", kinds[0][1])] if self.fields is None else kinds
+
+
+def _put(column: list[Any], places: Indices, values: Sequence[Any]) -> None:
+    for place, value in zip(places.tolist(), values, strict=True):
+        column[place] = value
 
 
 def _unreadable(what: str, error: Exception, row: int | None, file: str) -> RowError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import re
@@ -29,7 +30,6 @@ from feedline._src.sources.hugging_face import (
     is_saved,
     open_dataset,
 )
-from feedline._src.sources.record_files import open_records
 
 _FILES = Format("files", ())
 """Files whose suffix is that of no format: each is a row."""
@@ -202,12 +202,14 @@ def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | Enco
     files = form.files(paths, options.store)
     if form.way == "mapped":
         return ArraySource(paths, options, files=files)
-    if form.way == "records":
-        return open_records(form, files, options)
-    assert form.open is not None
     if form.tail_bytes and files.in_store:
         files.samples([[(max(0, file.size - form.tail_bytes), form.tail_bytes)] for file in files])
-    return open_groups(form.open, files, options)
+    open_file = form.open
+    if form.open_first is not None:
+        first = next((number for number, file in enumerate(files) if file.size), 0)
+        open_file = files.opened(first, functools.partial(form.open_first, options=options))
+    assert open_file is not None
+    return open_groups(open_file, files, options)
 
 
 def _open_folder(path: str, options: OpenOptions) -> EncodedSource:
