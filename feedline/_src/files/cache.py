@@ -19,6 +19,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from feedline._src.errors import FeedError
@@ -109,16 +110,18 @@ class Cache:
         with self.checked():
             for _ in range(_TRIES):
                 file = Descriptor(in_folder(os.path.dirname(path), lambda: os.open(path, flags, 0o600)))
-                is_ours = _lock_alone(file.descriptor) and _lies_at(path, file)
+                is_ours = _lock_alone(file.descriptor) and file.lies_at(path)
                 if is_ours and not _is_complete(FileVersion.of(file.descriptor), size):
                     self._download(path, file, size, download)
                 fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # waits while another process downloads it
-                if _lies_at(path, file):
+                if file.lies_at(path):
                     opened = OpenFile(path, descriptor=os.dup(file.descriptor))
                     if _is_complete(opened.version, size):
                         touch(file.descriptor)
                         return opened
-                    _unlink(path)  # another process was killed while it downloaded, or somebody wrote to the file
+                    Path(path).unlink(
+                        missing_ok=True
+                    )  # another process was killed while it downloaded, or somebody wrote to the file
             raise FileNotFoundError(errno.ENOENT, "files are deleted again and again", path)
 
     def _download(self, path: str, file: Descriptor, size: int, download: Callable[[Descriptor], None]) -> None:
@@ -129,7 +132,7 @@ class Cache:
             download(file)
             os.utime(file.descriptor, ns=(time.time_ns(), _COMPLETE_NS))
         except BaseException:
-            _unlink(path)
+            Path(path).unlink(missing_ok=True)
             # at once: the traceback of an error keeps the descriptor open for as long as somebody has the error
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)
             raise
@@ -219,23 +222,12 @@ def _is_complete(version: FileVersion, size: int) -> bool:
     return (version.size_bytes, version.modified_ns) == (size, _COMPLETE_NS)
 
 
-def _lies_at(path: str, file: Descriptor) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.stat(path), os.fstat(file.descriptor))
-    return False
-
-
 def _lock_alone(descriptor: int) -> bool:
     """Lock a file exclusively, unless somebody has locked it. Returns whether it is locked now."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def _delete(path: str) -> bool:

@@ -78,7 +78,7 @@ class CacheFile(Descriptor):
         start = block * BLOCK_BYTES
         data = pread(self.descriptor, min(BLOCK_BYTES, self.size - start), start)
         if entry != _ENTRY.pack(_MARK, zlib.crc32(data)):
-            self.unlink()
+            self.delete()
             return None
         self.verified[block] = True
         return data
@@ -92,10 +92,10 @@ class CacheFile(Descriptor):
         os.pwrite(self.descriptor, _ENTRY.pack(_MARK, zlib.crc32(data)), self.size + _ENTRY.size * block)
         self.verified[block] = True
 
-    def unlink(self) -> None:
+    def delete(self) -> None:
         """Delete the file, unless another one lies at its path."""
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
+            if self.lies_at(self.path):
                 os.unlink(self.path)
 
 
@@ -130,7 +130,7 @@ class CachedRange:
             touch(found.descriptor)
         if found.id:
             return self._recognized(found)
-        found.unlink()
+        found.delete()
         return None
 
     def open(self) -> CacheFile:

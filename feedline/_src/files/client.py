@@ -203,23 +203,18 @@ class Client:
                     file=name,
                 )
             fetcher().counts.retries += 1
-            if failing_s >= _WARN_AFTER_S:
-                self._warn(failing_s, name, reason, limit_s)
+            now = time.monotonic()
+            if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
+                self._warned = now
+                _log.warning(
+                    "a store has failed for %.0f s, and is asked again until it has failed for %g s: %s: %s",
+                    failing_s,
+                    limit_s,
+                    name,
+                    reason,
+                )
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), limit_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    def _warn(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
-        """Log that the store is failing, at most once a minute."""
-        now = time.monotonic()
-        if now >= self._warned + _WARN_EVERY_S:
-            self._warned = now
-            _log.warning(
-                "a store has failed for %.0f s, and is asked again until it has failed for %g s: %s: %s",
-                failing_s,
-                limit_s,
-                name,
-                reason,
-            )
 
     def _meaning(self, error: Exception, key: str) -> Exception:
         """What an error of obstore says of the request for a key."""

@@ -276,6 +276,12 @@ class Descriptor:
                 parts[numbers[i]] = bytes(view[starts[i] - offset : ends[i] - offset])
         return parts
 
+    def lies_at(self, path: str) -> bool:
+        """Whether it is the file at a path, which another process may have deleted or replaced."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(path), os.fstat(self.descriptor))
+        return False
+
     def write(self, data: memoryview, offset: int) -> None:
         while data:
             count = os.pwrite(self.descriptor, data, offset)
