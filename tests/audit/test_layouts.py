@@ -15,9 +15,9 @@ def test_every_saved_state_is_resumed_and_every_mesh_spans_all_processes(counts)
     assert [launch[0].processes for launch in plan] == (counts if len(counts) > 1 else [1, 1])
     for before, after in itertools.pairwise(plan):
         saved = {layout.saves for layout in before if layout.saves}
-        assert len(saved) == 2
+        assert len(saved) == 1
         assert {layout.resumes for layout in after if layout.resumes} == saved
-        assert before[-1].killed
+        assert before[-1].saves  # its processes are killed, so nothing can come after it
     assert not any(layout.saves for layout in plan[-1])
     assert plan[-1][2].times == 2
     assert devices >= 4

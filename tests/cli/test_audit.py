@@ -65,8 +65,8 @@ def test_a_file_is_read_by_workers_too_and_compared_with_its_contents(tmp_path, 
     ("target", "processes", "layout", "place", "found", "unharmed"),
     [
         ("swapped", 1, "data", (1, 0, X), "; one device holds that row at batch 1, row 1", "permuted devices"),
-        ("by_process", 2, "resumed after kill -9", (10, 0, X), "is another row than on one device", "data"),
-        ("late_state", 2, "resumed after a stop", (2, 8, X), "is another row than on one device", "data"),
+        ("by_process", 2, "resumed, permuted", (10, 0, X), "is another row than on one device", "data"),
+        ("late_state", 2, "resumed after kill -9", (2, 8, X), "is another row than on one device", "data"),
         ("unsteady", 1, "one device", (0, 0, X), "of the source, which rows_of returns for it", None),
         ("repeating", 1, "one device", (None, None, None), "of the source comes 2 times in epoch 0", "data"),
     ],
@@ -115,7 +115,7 @@ def test_lanes_saved_by_several_processes_continue_on_others():
     outcomes = same(told)
     refused = ("two workers", "batch size × 2", "resumed, batch size × 2")
     assert {name for (name, _), outcome in outcomes.items() if outcome is None} == set(refused)
-    for name in ("resumed after a stop", "resumed after kill -9"):
+    for name in ("resumed after kill -9", "resumed, permuted"):
         assert (outcomes[name, 2], outcomes[name, 4]) == (True, True)
     assert told["different_rows"] > 366  # all items, and padding
 
@@ -126,7 +126,7 @@ def test_a_process_that_raises_is_named():
     assert code == 1
     assert told == {
         "ok": False,
-        "error": "'resumed after a stop' on 2 processes: ArithmeticError: as it was told to [process 1]",
+        "error": "'resumed after kill -9' on 2 processes: ArithmeticError: as it was told to [process 1]",
     }
 
 

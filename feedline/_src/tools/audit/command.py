@@ -20,9 +20,9 @@ class Audit:
     """See on your own data that a feed keeps its promises: the same rows on any layout, each once an epoch.
 
     It runs the feed on one CPU device, and then on several processes with several devices each, on meshes of
-    several shapes, with other threads, workers and batch sizes, stopped and killed half way and resumed on other
-    processes. Each process computes a digest of every row on its devices; the rows must equal those of one device,
-    bit by bit. Exit code 1: the first layout, batch, row and leaf that differ are printed.
+    several shapes, with other threads, workers and batch sizes, killed half way and resumed on other processes.
+    Each process computes a digest of every row on its devices; the rows must equal those of one device, bit by
+    bit. Exit code 1: the first layout, batch, row and leaf that differ are printed.
 
     Attributes:
       target: a path or glob of rows, for a feed of all leaves; or module:make_feed, found from the

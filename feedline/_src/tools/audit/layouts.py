@@ -28,8 +28,8 @@ class Layout:
         rows of the mesh on devices of one process. "across": the model axis pairs devices of different processes.
       threads, workers: of the feed; None: unchanged. `threads` is also the number of parts of each batch.
       times: multiplies the feed's batch size.
-      saves: the file to which the state is saved after each batch; the layout then stops half way.
-      killed: whether the processes end by SIGKILL.
+      saves: the file to which the state is saved after each batch. Half way its processes are killed by SIGKILL,
+        with the feed open and reading ahead.
       resumes: the file from which the state is restored.
     """
 
@@ -42,7 +42,6 @@ class Layout:
     workers: int | None = None
     times: int = 1
     saves: str = ""
-    killed: bool = False
     resumes: str = ""
 
     @property
@@ -83,8 +82,8 @@ def launches(counts: Sequence[int]) -> list[list[Layout]]:
 
     def resumed(before: int, layout: Any) -> list[Layout]:
         return [
-            layout("resumed after a stop", mesh=both, resumes=f"stopped-{before}"),
-            layout("resumed after kill -9", mesh=data, arrangement="permuted", resumes=f"killed-{before}"),
+            layout("resumed after kill -9", mesh=both, resumes=f"killed-{before}"),
+            layout("resumed, permuted", mesh=data, arrangement="permuted", resumes=f"killed-{before}"),
         ]
 
     found = []
@@ -106,11 +105,8 @@ def launches(counts: Sequence[int]) -> list[list[Layout]]:
         ]
         if count > 1:
             planned.append(layout("model across processes", mesh=both, arrangement="across"))
-        if count == 1 or count != counts[-1]:  # a later launch resumes these
-            planned += [
-                layout("stopped half way", mesh=data, saves=f"stopped-{count}"),
-                layout("killed half way", mesh=data, saves=f"killed-{count}", killed=True),
-            ]
+        if count == 1 or count != counts[-1]:  # a later launch resumes it
+            planned.append(layout("killed half way", mesh=data, saves=f"killed-{count}"))
         found.append(planned)
     if len(counts) == 1:
         found.append(resumed(1, layout))

@@ -80,8 +80,8 @@ def _launched(
     command = [sys.executable, "-m", "feedline", "launch", *options, "--", sys.executable, "-c", program]
     found: dict[int, dict[int, Result]] = collections.defaultdict(dict)  # by layout and process
     log = folder / "log"
-    # When the block ends, the launcher and all its processes are killed by SIGKILL. A layout with killed=True
-    # relies on that: its processes wait with their feeds open.
+    # When the block ends, the launcher and all its processes are killed by SIGKILL. A layout that saves relies on
+    # that: its processes wait with their feeds open.
     with contextlib.ExitStack() as stack:
         errors, group = stack.enter_context(log.open("wb")), stack.enter_context(process_group())
         launcher = subprocess.Popen(
@@ -149,7 +149,7 @@ def run_launch(folder: str, launch: int, options: tuple[Any, ...]) -> None:
             _replace(_result_file(files, number, jax.process_index()), pickle.dumps(result))
             faulthandler.cancel_dump_traceback_later()
             print(f"\n{_DONE} {number}", flush=True)  # the user's code may have printed half a line
-            if layout.killed:
+            if layout.saves:
                 signal.pause()  # with the feed open and reading ahead
     signal.pause()
 
