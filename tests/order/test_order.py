@@ -6,12 +6,12 @@ Every statistic is also applied to weaker constructions, and has to reject them.
 import numpy as np
 import order_statistics as statistics
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from order_statistics import feedlines, weak_key, weak_rounds
 
-from feedline._src.options import Order
-from feedline._src.order import epoch as order
+from feedline import Blocks, Order
+from feedline._src.order import epoch as epochs
 from feedline._src.order.epoch import keys_at, rows_at
 from feedline._src.order.permutation import FEW, LARGEST, feistel, grid, words
 
@@ -19,6 +19,8 @@ word = st.integers(0, 2**64 - 1)
 edges = [*range(FEW - 1, FEW + 3), 2**15, 2**17 - 1, 2**17, 2**17 + 1]
 near_square = st.builds(lambda side, off: side**2 + off, st.integers(2, 440), st.integers(-1, 1))
 enumerable = st.sampled_from(edges) | near_square | st.integers(1, 10_000) | st.integers(10_000, 200_000)
+size = st.integers(1, 12) | st.integers(1, 700)
+size_of_blocks = st.integers(1, 2**62) | st.integers(1, 10**6)
 huge = st.sampled_from([10**12, 2**61 + 1, LARGEST - 1, LARGEST]) | st.integers(FEW + 1, LARGEST)
 
 
@@ -38,11 +40,18 @@ def test_bijection(n, seed, epoch):
     assert is_bijection(rows_at(Order(seed), n, epoch, np.arange(n)), n)
 
 
-@given(n=huge, seed=word, epoch=word, start=st.integers(0, LARGEST), stride=st.integers(1, 2**40))
-@settings(max_examples=50, deadline=None)
-def test_huge_orders_stay_in_range_and_repeat_nothing(n, seed, epoch, start, stride):
-    positions = np.unique([(start + i * stride) % n for i in range(5000)])
-    rows = rows_at(Order(seed), n, epoch, positions)
+@given(
+    n=huge,
+    shuffle=st.just(True) | st.builds(Blocks, size_of_blocks, size_of_blocks),
+    seed=word,
+    epoch=word,
+    start=st.integers(0, LARGEST),
+    stride=st.integers(1, 2**40),
+)
+@settings(max_examples=200, deadline=None)
+def test_huge_orders_stay_in_range_and_repeat_nothing(n, shuffle, seed, epoch, start, stride):
+    positions = np.unique([0, n - 1, *((start + i * stride) % n for i in range(2000))])
+    rows = rows_at(Order(seed, shuffle), n, epoch, positions)
     assert 0 <= rows.min() <= rows.max() < n
     assert np.unique(rows).size == positions.size
 
@@ -60,6 +69,23 @@ def test_the_documented_order_where_walks_are_needed():
     assert rows_at(Order(5), 4097, 6, np.arange(4097)).tolist() == expected
 
 
+@given(
+    n=few | st.integers(1, 700),
+    rows=few | st.integers(1, 700),
+    window=few | st.integers(1, 400),
+    seed=word,
+    epoch=word,
+)
+@settings(max_examples=40, deadline=None)
+@example(n=5000, rows=1, window=3, seed=5, epoch=6)
+@example(n=10_001, rows=2, window=2500, seed=5, epoch=6)
+@example(n=14_000, rows=3000, window=2, seed=5, epoch=6)
+def test_the_documented_blocked_order(n, rows, window, seed, epoch):
+    found = rows_at(Order(seed, Blocks(rows, window)), n, epoch, np.arange(n))
+    assert is_bijection(found, n)
+    assert found.tolist() == statistics.documented_blocked_order(rows, window, n, seed, epoch)
+
+
 @given(seed=word, epoch=word, positions=st.lists(st.integers(0, 2**63 - 1), max_size=9))
 @settings(max_examples=100, deadline=None)
 def test_the_documented_key_whatever_other_positions_are_computed(seed, epoch, positions):
@@ -74,6 +100,9 @@ def test_orders_and_keys_never_change():
     assert rows_at(Order(1), 10**6, 2, first).tolist() == [647195, 208646, 44623, 296288]
     last = rows_at(Order(2**64 - 1), 2**62, 2**64 - 1, first[:3])
     assert last.tolist() == [3847008717229062489, 4528793012659664659, 340548865381143644]
+    assert rows_at(Order(1, Blocks(100, 5)), 1050, 2, first).tolist() == [311, 305, 1026, 392]
+    large = rows_at(Order(1, Blocks(341, 64)), 10**9, 2, first)
+    assert large.tolist() == [963499214, 585769190, 366083034, 69059449]
     assert keys_at(0, 0, first[:2]).tolist() == [8256955481978368055, 14950522920746716579]
 
 
@@ -87,6 +116,19 @@ def test_positions_outside_the_epoch_are_refused(n, shuffle):
             rows_at(Order(0, shuffle), n, 0, np.array([low, high]))
     with pytest.raises(IndexError, match="got -1 to -1"):
         keys_at(0, 0, np.array([-1]))
+
+
+def test_labels_in_a_batch_of_sorted_data():
+    """1,000 labels of 1,000 rows each: a batch of 1,024 has 641 different ones if all rows are shuffled."""
+    n, positions = 10**6, np.arange(500_000, 501_024)
+
+    def labels(shuffle):
+        return np.mean([np.unique(rows_at(Order(s, shuffle), n, 0, positions) // 1000).size for s in range(20)])
+
+    assert 630 < labels(True) < 652
+    few, many = labels(Blocks(rows=250, window=16)), labels(Blocks(rows=250, window=1024))
+    assert few < 17
+    assert 350 < many < 652
 
 
 # What chance would do: a p-value below one in a million was not chance.
@@ -130,5 +172,5 @@ def test_keys_have_nothing_to_do_with_the_order(monkeypatch):
         return int((rows_at(Order(seed), 1000, 0, here) == np.argsort(keys_at(seed, 0, here))).sum())
 
     assert statistics.matches([in_place(seed) for seed in seeds]) > LIMIT
-    monkeypatch.setattr(order, "words", lambda purpose, seed, epoch: words("order", seed, epoch))
+    monkeypatch.setattr(epochs, "words", lambda purpose, seed, epoch: words("order", seed, epoch))
     assert statistics.matches([in_place(seed) for seed in seeds]) < LIMIT
