@@ -69,13 +69,7 @@ def test_the_documented_order_where_walks_are_needed():
     assert rows_at(Order(5), 4097, 6, np.arange(4097)).tolist() == expected
 
 
-@given(
-    n=few | st.integers(1, 700),
-    rows=few | st.integers(1, 700),
-    window=few | st.integers(1, 400),
-    seed=word,
-    epoch=word,
-)
+@given(n=size, rows=size, window=size, seed=word, epoch=word)
 @settings(max_examples=40, deadline=None)
 @example(n=5000, rows=1, window=3, seed=5, epoch=6)
 @example(n=10_001, rows=2, window=2500, seed=5, epoch=6)
