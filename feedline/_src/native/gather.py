@@ -178,9 +178,13 @@ class RowGather(Reader):
         """See `Reader`. C widens uint16 to int32."""
         leaf = self._leaf((slice(None),) * len(self._shape))
         is_widened = self._dtype == np.uint16 and not self._shape and out.dtype == np.int32
-        has_gaps = not has_contiguous_rows(out) or (self._strides != leaf.run_bytes).any()
-        if has_gaps or (out.dtype != self._dtype and not is_widened):
+        if (self._strides != leaf.run_bytes).any():
             super().read_spans(spans, out)
+            return
+        if not has_contiguous_rows(out) or (out.dtype != self._dtype and not is_widened):
+            values = np.zeros(out.shape, self._dtype)
+            self.read_spans(spans, values)
+            out[...] = values
             return
         bad, value_bytes = Bad(), out.itemsize * math.prod(self._shape)
         arguments = (out.ctypes.data, out.strides[0], out.shape[1], value_bytes, ctypes.byref(bad))

@@ -92,7 +92,8 @@ class ArraySource(Source):
         for name, tree in trees:
             _check_shard(name, tree, *trees[0])
         parts = [jax.tree.leaves(tree) for _, tree in trees]
-        names = [name if name in self._paths else None for name, _ in trees]
+        of_files = set(self._paths)
+        names = [name if name in of_files else None for name, _ in trees]
         self._hold(list(zip(*parts, strict=True)), jax.tree.structure(trees[0][1]), names)
         if len(self) == 0:
             window = f", whose windows have {self._options.window} elements" if self._options.window else ""
