@@ -58,7 +58,7 @@ def test_raw_records_are_dicts_of_their_fields(tmp_path, is_source_of):
         ({"dtype": np.uint8, "window": 4, "stride": 5}, ValueError, "1 to window, got stride=5"),
         ({"dtype": np.uint8, "columns": "tokens"}, TypeError, "columns must be a sequence of names"),
         ({"dtype": np.uint8, "columns": ["a", "b"]}, ValueError, "holds one array, so columns gives it one name"),
-        ({"dtype": np.uint8, "cache_bytes": 1}, ValueError, r"cache_bytes is for \.parquet"),
+        ({"dtype": np.uint8, "cache_bytes": 1}, ValueError, r"cache_bytes is for .*\.parquet"),
     ],
 )
 def test_invalid_options_are_refused(tmp_path, options, error, match):
@@ -74,6 +74,6 @@ def test_mixed_formats_and_missing_columns_are_refused(tmp_path):
         feedline.open_source(tmp_path / "*")
     with pytest.raises(ValueError, match=r"some of x, y in .*b\.npz, got z"):
         feedline.open_source(tmp_path / "b.npz", columns=["x", "z"])
-    with pytest.raises(ValueError, match=r"dtype is for \.bin, \.array_record"):
+    with pytest.raises(ValueError, match=r"dtype is for \.array_record, .*\.bin"):
         feedline.open_source(tmp_path / "a.npy", dtype=np.uint8)
     assert list(feedline.open_source(tmp_path / "b.npz", columns=["y"]).spec) == ["y"]
