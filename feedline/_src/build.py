@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,9 +32,6 @@ from feedline._src.run import Sizes, Stages
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 from feedline._src.version import __version__
-
-if TYPE_CHECKING:
-    from feedline._src.loader.streams import Stream
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 _AGREEMENTS_PER_EPOCH = 3  # batch, end, leftover rows
@@ -160,9 +157,10 @@ def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes
 
 def _of_rows(options: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts) -> Stages:
     """The stages of one batch size, for rows with random access."""
-    order = source.order_for(options.order)
+    order, steps = source.order_for(options.order), options.steps_per_call
     rows = ENDLESS if metadata.rows is None else metadata.rows
-    planned = _Planned.of(options, metadata, lambda row: source.read(np.zeros(1, np.int64), row), order.seed)
+    plan, form = _planned(options, metadata, lambda row: source.read(np.zeros(1, np.int64), row), order.seed)
+    settings, bounds = _settings_and_bounds(options, plan)
     if options.reading.bad_rows == "raise":
         source.check_rows()
     try:
@@ -179,16 +177,11 @@ def _of_rows(options: FeedOptions, source: Source, metadata: SourceMetadata, res
         "order": {**order.as_json()},
         "format": source.format,
     }
-    access = RandomAccess(
-        source,
-        order,
-        Schedule(rows, planned.plan.batch_size, options.remainder, options.epochs),
-        planned.form,
-        BatchBuffers(planned.form, planned.settings.host_batches_on_cpu_devices, options.steps_per_call),
-        restarts,
-        options.steps_per_call,
-    )
-    return planned.stages(access, fingerprint)
+    schedule = Schedule(rows, plan.batch_size, options.remainder, options.epochs)
+    buffers = BatchBuffers(form, settings.host_batches_on_cpu_devices, steps)
+    access = RandomAccess(source, order, schedule, form, buffers, restarts, steps)
+    placement = _placement(options, metadata, plan)
+    return Stages(access, placement, fingerprint, options.reading, settings, bounds)
 
 
 def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
@@ -199,8 +192,8 @@ def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
     first = FirstItem(lanes)
     metadata = SourceMetadata(first.spec, None, lanes.count)
     _check(refused(options, metadata))
-    planned = _Planned.of(options, metadata, first.read, 0)
-    plan, form = planned.plan, planned.form
+    plan, form = _planned(options, metadata, first.read, seed=0)
+    settings, bounds = _settings_and_bounds(options, plan)
     fingerprint = {
         "rows": None,
         "spec": first.spec.as_json(),
@@ -223,11 +216,12 @@ def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
     if plan.agrees_on_ends:
         readers = len({process for processes in owners for process in processes})
         gather = AllGather.connect(key, readers, _AGREEMENTS_PER_EPOCH * (window + _IN_FLIGHT))
-    buffers = BatchBuffers(form, planned.settings._replace(buffer=window).host_batches_on_cpu_devices)
-    stream = Stream(
+    buffers = BatchBuffers(form, settings._replace(buffer=window).host_batches_on_cpu_devices)
+    access = Stream(
         lanes, first, form, buffers, plan.batch_size, options.remainder, options.epochs, gather, window, owners
     )
-    return planned.stages(stream, fingerprint)
+    placement = _placement(options, metadata, plan)
+    return Stages(access, placement, fingerprint, options.reading, settings, bounds)
 
 
 def _check(problems: Iterable[str]) -> None:
@@ -236,62 +230,36 @@ def _check(problems: Iterable[str]) -> None:
         raise ValueError(problem)
 
 
-class _Planned(NamedTuple):
-    """What follows from options and metadata, for this process: its plan, and the form of its part of a batch.
+def _planned(
+    options: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None], seed: int
+) -> tuple[Plan, LocalForm]:
+    """The plan of this process, and the form of its part of a batch.
 
-    `bounds` are those within which settings may be tuned. None: all are given.
+    The transform is called with the first row, which `read_first` reads, to learn what it returns.
     """
+    out = metadata.spec
+    if options.transform is not None:
+        row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
+        read_first(out.tree(row))
+        out = transformed_spec(options.transform, out, row)
+    shardings = jax.tree.leaves(options.sharding)
+    here = {device.process_index for leaf in shardings for device in leaf.addressable_devices}
+    process = here.pop() if here else jax.process_index()
+    plan = plan_of(metadata, out, options, devices_by_process(options.sharding, None), process)
+    _check(plan.problems)
+    return plan, LocalForm.of(plan, options, metadata, out, seed)
 
-    options: FeedOptions
-    metadata: SourceMetadata
-    plan: Plan
-    form: LocalForm
-    settings: Settings
-    bounds: Bounds | None
 
-    @classmethod
-    def of(
-        cls, options: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None], seed: int
-    ) -> _Planned:
-        """Plan a feed. The transform is called with the first row, which `read_first` reads."""
-        out = metadata.spec
-        if options.transform is not None:
-            row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
-            read_first(out.tree(row))
-            out = transformed_spec(options.transform, out, row)
-        shardings = jax.tree.leaves(options.sharding)
-        here = {device.process_index for leaf in shardings for device in leaf.addressable_devices}
-        process = here.pop() if here else jax.process_index()
-        plan = plan_of(metadata, out, options, devices_by_process(options.sharding, None), process)
-        _check(plan.problems)
-        return cls(
-            options,
-            metadata,
-            plan,
-            LocalForm.of(plan, options, metadata, out, seed),
-            *_settings_and_bounds(options, plan),
-        )
-
-    def stages(self, access: RandomAccess | Stream, fingerprint: dict[str, Any]) -> Stages:
-        """The stages that carry it out."""
-        plan, steps = self.plan, self.options.steps_per_call
-        names = list(plan.leaves)
-        of_rows = [name for name in names if name not in plan.own]
-        placement = Placement(
-            plan.spec,
-            tuple(with_steps_in_front(leaf, steps) for leaf in plan.reads[0].leaves.values()),
-            ragged=tuple(names.index(of_rows[i]) for i in self.metadata.ragged),
-        )
-        place_at = names.index(f"batch['{PLACE}']") if self.options.with_place else None
-        return Stages(
-            access,
-            placement,
-            fingerprint,
-            self.options.reading,
-            self.settings,
-            bounds=self.bounds,
-            place_at=place_at,
-        )
+def _placement(options: FeedOptions, metadata: SourceMetadata, plan: Plan) -> Placement:
+    names = list(plan.leaves)
+    of_rows = [name for name in names if name not in plan.own]
+    (reads,) = plan.reads
+    return Placement(
+        plan.spec,
+        tuple(with_steps_in_front(leaf, options.steps_per_call) for leaf in reads.leaves.values()),
+        ragged=tuple(names.index(of_rows[i]) for i in metadata.ragged),
+        place_at=names.index(f"batch['{PLACE}']") if options.with_place else None,
+    )
 
 
 def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:

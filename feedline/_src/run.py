@@ -38,10 +38,10 @@ class Stages:
       access: reads the process-local part of each batch.
       placement: makes global arrays of that.
       fingerprint: of the state.
-      settings: in use; they may be tuned within `bounds`, which are None if none is "auto".
+      settings: in use.
+      bounds: within which settings may be tuned; None: all are given.
       check: compares batches with other processes, if that was asked for.
       latest_values, in_step: what processes tell each other during training; None with one process.
-      place_at: the index of the leaf `place`, if there is one.
     """
 
     access: RandomAccess | Stream
@@ -49,11 +49,10 @@ class Stages:
     fingerprint: dict[str, Any]
     reading: Reading
     settings: Settings
+    bounds: Bounds | None = None
     check: ReplicaCheck | None = None
     latest_values: LatestValues | None = None
     in_step: InStep | None = None
-    bounds: Bounds | None = None
-    place_at: int | None = None
 
     def tuned(self, settings: Settings) -> Stages:
         """These stages with other settings, for the next run, with the idle host buffers that it needs."""
@@ -71,7 +70,7 @@ class Stages:
 
     def placer(self, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Placer:
         """See `Placer`."""
-        return Placer(self.placement, on_placed, self.check, self.place_at)
+        return Placer(self.placement, on_placed, self.check)
 
     @property
     def ahead(self) -> int:

@@ -39,13 +39,15 @@ class Placement:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
       plans: what this process supplies of each leaf, in the order in which JAX flattens `spec`.
       settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
-      ragged: the numbers of the leaves whose axis 1 differs between batches, all alike; `spec` has its maximum.
+      ragged: the indices of the leaves whose axis 1 differs between batches, all alike; `spec` has its maximum.
+      place_at: the index of the leaf `place`, which `Placer` adds; None: there is none.
     """
 
     spec: Any
     plans: tuple[LeafPlan, ...]
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
     ragged: tuple[int, ...] = ()
+    place_at: int | None = None
 
     def __post_init__(self) -> None:
         _prepare_jax()
@@ -124,7 +126,6 @@ class Placer:
     Args:
       on_placed: called with the times and the leaves of each batch that was placed; never raises.
       check: compares the leaves with those of other processes, before they are placed; None: nothing does.
-      place_at: the index of the leaf `place`, which is added; None: there is none.
     """
 
     def __init__(
@@ -132,19 +133,16 @@ class Placer:
         placement: Placement,
         on_placed: Callable[[PlaceTimes, Sequence[Any]], None],
         check: Callable[[list[Any], Cursor], None] | None = None,
-        place_at: int | None = None,
     ) -> None:
         self._placement = placement
         self._on_placed = on_placed
         self._check = check
-        self._place_at = place_at
 
     def __call__(self, host: LocalBatch) -> Placed:
-        leaves = host.leaves
-        if self._place_at is not None:
-            shape = self._placement.plans[self._place_at].local_shape
-            place = np.full(shape, number_of_place(host.after), np.int32)
-            leaves = [*leaves[: self._place_at], place, *leaves[self._place_at :]]
+        leaves, at = host.leaves, self._placement.place_at
+        if at is not None:
+            place = np.full(self._placement.plans[at].local_shape, number_of_place(host.after), np.int32)
+            leaves = [*leaves[:at], place, *leaves[at:]]
         if self._check is not None:
             self._check(leaves, host.after)
         batch, times = self.place(leaves)
