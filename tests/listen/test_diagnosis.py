@@ -29,7 +29,11 @@ KINDS = {
     "two steps a call": lambda **options: feedline.Feed(X, 8, ONE, steps_per_call=2, **options),
     "one batch": lambda **options: feedline.Feed({"x": X["x"][:8]}, 8, ONE, **options),
     "stream": lambda **options: feedline.Feed(stream(), 8, ONE, **options),
+    "workers": lambda **options: feedline.Feed(
+        {"x": "x.npy"}, 8, ONE, reading=feedline.Reading(workers=1), **options
+    ),
 }
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) if kind == "workers" else kind for kind in KINDS]
 
 
 @pytest.fixture
@@ -39,8 +43,10 @@ def feed():
 
 
 @pytest.mark.parametrize("epochs", [None, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_feed_is_left_where_it_was(kind, epochs):
+@pytest.mark.parametrize("kind", SLOW)
+def test_the_feed_is_left_where_it_was(kind, epochs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", X["x"])
     make = functools.partial(KINDS[kind], epochs=epochs)
     taken = 0 if kind == "one batch" else 1
     with make() as feed:
@@ -159,16 +165,6 @@ def test_wrong_use_is_an_error_with_a_fix(feed):
             next(feed)
     with pytest.raises(ValueError, match="the feed is closed"), feed.diagnose():
         pass
-
-
-@pytest.mark.slow
-def test_with_workers(tmp_path):
-    np.save(tmp_path / "x.npy", np.ones((256, 4), np.float32))
-    with feedline.Feed(tmp_path / "x.npy", 8, ONE, reading=feedline.Reading(workers=1)) as feed:
-        with feed.diagnose(steps=48) as diagnosis:
-            assert sum(1 for _ in feed) == 48
-        assert set(diagnosis.steps_s) == set(PHASES)
-        assert feed.get_state()["step"] == 0
 
 
 def test_phases_that_were_left_out():

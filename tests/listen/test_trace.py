@@ -52,8 +52,8 @@ def test_a_trace_of_each_kind_of_feed(kind, tmp_path):
     assert len(chains) == 3 * parts
     # the same sums as in the statistics, but for rounding to nanoseconds
     for stage in (*STAGES, "wait"):
-        told = getattr(after, f"{stage}_s") - getattr(before, f"{stage}_s")
-        assert trace.seconds(stage) == pytest.approx(told, abs=2e-8 * len(trace.spans)), stage
+        expected = getattr(after, f"{stage}_s") - getattr(before, f"{stage}_s")
+        assert trace.seconds(stage) == pytest.approx(expected, abs=2e-8 * len(trace.spans)), stage
     whole = [span.ended - span.began for span in trace.named("step")][:-1]  # the last one is still going on
     assert 0 < sum(whole) / 1e6 <= after.loop_s - before.loop_s + 1e-6  # which has one more, from before the trace
     tracks = list(trace.tracks.values())

@@ -274,8 +274,8 @@ def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monke
         after = taken(feed, 3)
         assert feed.reading.workers == 0
         tuner.look(feed._listener.accounts, feed._listener.circumstances)
-        (told,) = tuner.history
-        assert re.fullmatch(rf"goes back to threads \d+: workers failed with {type(error).__name__}: .*", told)
+        (sentence,) = tuner.history
+        assert re.fullmatch(rf"goes back to threads \d+: workers failed with {type(error).__name__}: .*", sentence)
     with Feed({"row": str(path)}, B, SHARDING) as plain:
         assert before + after == taken(plain, 6)
     reading = Reading(workers=1, buffer="auto")  # those that the user asked for are not replaced
@@ -318,25 +318,6 @@ def test_memory_stays_within_what_the_limit_counts(restless):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (
-            {"reading": Reading(threads=4, buffer=2, limits=Limits(host_bytes=1 << 30)), "prefetch": 4},
-            r"^Reading\.limits holds for settings that are \"auto\", and none is; leave it out, or use ",
-        ),
-        (
-            {"reading": Reading(buffer="auto", limits=Limits(host_bytes=100))},
-            r"^Limits\.host_bytes must hold 8 batches of 384 bytes, 3,072 bytes, for buffer 1 and prefetch 2, "
-            r"got 100; raise it, or use a smaller batch_size$",
-        ),
-    ],
-)
-def test_refused(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        Feed(Columns(), B, SHARDING, **arguments)
-
-
-@pytest.mark.parametrize(
     ("reading", "prefetch", "found"),
     [
         (
@@ -353,6 +334,14 @@ def test_what_a_feed_begins_with(reading, prefetch, found):
         next(feed)
         assert (feed.reading.threads, feed.reading.workers, feed.reading.buffer, feed.prefetch) == found
         assert (feed._listener.tuner is None) == (prefetch == 0)
+
+
+def test_limits_need_a_setting_to_find():
+    reading = Reading(threads=4, buffer=2, limits=Limits(host_bytes=1 << 30))
+    with pytest.raises(
+        ValueError, match=r'^Reading\.limits holds for settings that are "auto", and none is; leave '
+    ):
+        Feed(Columns(), B, SHARDING, reading=reading, prefetch=4)
 
 
 def test_a_feed_that_replaces_bad_rows_keeps_its_threads(tmp_path):

@@ -61,7 +61,8 @@ def test_a_limit_makes_the_start_smaller_and_is_never_exceeded():
 
 @pytest.mark.parametrize("limits", [Limits(host_bytes=GIB - 1), Limits(device_bytes=GIB // 2 - 1)])
 def test_a_limit_below_the_smallest_settings_is_refused(limits):
-    with pytest.raises(ValueError, match=r"must hold 4 batches of .*; raise it, or use a smaller batch_size$"):
+    match = r"^Limits\..*_bytes must hold 4 batches of .* for buffer 1 .*; raise it, or use a smaller batch_size$"
+    with pytest.raises(ValueError, match=match):
         made(limits)
 
 
