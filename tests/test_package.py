@@ -277,7 +277,7 @@ FROM_OUTSIDE = {
     "order": ["numpy"],
     "placement": ["numpy", "jax"],
     "plan": ["numpy", "jax"],
-    "listen": ["jax", "rich"],  # rich: sizes in bytes
+    "listen": ["jax"],
     "listen.tokens": ["numpy"],
     "listen.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],

@@ -212,7 +212,7 @@ def test_tokens_are_counted_by_source_and_as_they_come(packing, sharding):
                 if number % 5 == 0:
                     assert feed.statistics().tokens == counts
             assert feed.statistics().tokens == counts
-            assert f"tokens of {names[0]}: " in str(feed.statistics())
+            assert f"tokens {names[0]} " in str(feed.statistics())
             feed.seek(0)
             assert feed.statistics().tokens == dict.fromkeys(names, 0)
     with Feed({"x": np.zeros(64)}, 8, sharding) as feed:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from feedline._src.listen.report import Bound
-from feedline._src.listen.words import counted, milliseconds, percent
 
 if TYPE_CHECKING:
     from feedline._src.listen.report import Report
@@ -137,35 +136,23 @@ class Statistics:
     stores: dict[str, float] | None = None
 
     def __str__(self) -> str:
-        """Counts, mean times of a batch in milliseconds, and what is in use, as text.
+        """A line for each known value.
 
         Example:
-          >>> print(Statistics(batches=120, rows=7_680, wait_s=0.06, read_s=0.24, au=0.93, threads=2, slabs=6))
-          120 batches, 7,680 rows, 0 dropped, 0 bad, 0 bytes placed
-          ms per batch: waited 0.500, loop 0.000, read 2.00, transform 0.000, stage 0.000, place 0.000
-          ms waited: median 0.000, 99 % within 0.000, longest 0.000; AU 93 %
-          now: 0 batches ready, 2 threads, 0 workers, 6 slabs, 0 bytes of host memory
+          >>> print(Statistics(batches=120, tokens={"web": 5000}, au=0.93))  # doctest: +ELLIPSIS
+          batches                             120
+          ...
+          au                             0.930000
+          ...
+          tokens web                        5,000
         """
-        from rich.filesize import decimal
-
-        times = {"waited": self.wait_s, "loop": self.loop_s, "read": self.read_s, "transform": self.transform_s}
-        times |= {"stage": self.stage_s, "place": self.place_s}
-        each = [f"{name} {milliseconds(seconds / max(1, self.batches))}" for name, seconds in times.items()]
-        au = "not known yet" if self.au is None else percent(self.au)
-        lines = [
-            f"{counted(self.batches, 'batch')}, {counted(self.rows, 'row')}, {self.dropped_rows:,} dropped, "
-            f"{self.bad_rows:,} bad, {decimal(self.placed_bytes)} placed",
-            f"ms per batch: {', '.join(each)}",
-            f"ms waited: median {milliseconds(self.wait_p50_s)}, 99 % within {milliseconds(self.wait_p99_s)}, "
-            f"longest {milliseconds(self.wait_max_s)}; AU {au}",
-            f"now: {counted(self.ready, 'batch')} ready, {counted(self.threads, 'thread')}, "
-            f"{counted(self.workers, 'worker')}, {counted(self.slabs, 'slab')}, "
-            f"{decimal(self.host_bytes)} of host memory",
-        ]
-        lines += [f"epochs of {name}: {epochs:.4g}" for name, epochs in (self.source_epochs or {}).items()]
-        lines += [f"tokens of {name}: {tokens:,}" for name, tokens in (self.tokens or {}).items()]
-        if self.stores is not None:
-            lines.append(f"stores: {', '.join(f'{name} {value:,g}' for name, value in self.stores.items())}")
+        lines = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            for key, each in (value if isinstance(value, dict) else {"": value}).items():
+                if each is not None:
+                    number = f"{each:,}" if isinstance(each, int) else f"{each:,.6f}"
+                    lines.append(f"{f'{field.name} {key}':<20}{number:>19}")
         return "\n".join(lines)
 
 
