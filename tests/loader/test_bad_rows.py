@@ -443,7 +443,8 @@ def test_raise_names_row_epoch_and_position(sharding):
     with Feed(_too_large(), B, sharding, order=Order(SEED), reading=Reading(threads=3)) as feed:
         feed.seek(7)
         with pytest.raises(
-            RowError, match=rf"{TOO_LARGE} does not fit.*\[stage read, row \d+, epoch 7, pos"
+            RowError,
+            match=rf"JAX holds int64 as int32 .* {TOO_LARGE} does not fit.*\[stage read, row \d+, epoch 7, pos",
         ) as caught:
             list(feed)
     assert rows_at(Order(SEED), N, 7, np.array([caught.value.position])) == [caught.value.row]

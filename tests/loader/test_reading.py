@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedline import Feed, Order, Reading, RowError
+from feedline import Feed, Order, Reading
 from feedline._src.order.epoch import keys_at, rows_at
 
 
@@ -85,19 +85,6 @@ def test_the_error_of_a_transform_arrives_unchanged_after_the_batches_before_it(
         with pytest.raises(ZeroDivisionError, match="row zero"):
             next(feed)
         assert feed.get_state()["step"] == at
-
-
-def test_an_integer_that_does_not_fit_names_its_row_epoch_and_position(sharding):
-    values = np.arange(64, dtype=np.int64)
-    values[37] = 2**31 + 5
-    feed = Feed({"x": values}, 8, sharding, order=Order(shuffle=False), epochs=1)
-    with feed:
-        with pytest.raises(
-            RowError, match=r"batch\['x'\]: JAX holds int64 as int32 .* 2147483653 does not fit"
-        ) as caught:
-            list(feed)
-        assert feed.get_state()["step"] == 4
-    assert str(caught.value).endswith("[stage read, row 37, epoch 0, position 37]")
 
 
 @pytest.mark.parametrize(

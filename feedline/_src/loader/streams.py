@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -246,7 +247,8 @@ class StreamBatches:
             ends = None
             while ends is None:
                 batches, ends, failure = self._read_window()
-                yield from batches
+                while batches:
+                    yield batches.popleft()  # no longer referred to here: its memory is used again
                 if failure is not None:
                     try:
                         raise failure
@@ -257,7 +259,7 @@ class StreamBatches:
             self._epoch, self._offset, states = following, 0, {}
         return self._dropped
 
-    def _read_window(self) -> tuple[list[HostBatch], dict[int, int] | None, Exception | None]:
+    def _read_window(self) -> tuple[deque[HostBatch], dict[int, int] | None, Exception | None]:
         """Read this process's part of a window, and agree with the others on which of its batches exist.
 
         Returns:
@@ -270,7 +272,7 @@ class StreamBatches:
         place = f"{self._epoch}/{window.start % size}/{window.start // size // of_window}"
         partial_batches, failure = self._read_partial_batches(window)
         report = self._agreed(place, failure, window.start + len(partial_batches) * size)
-        batches: list[HostBatch] = []
+        batches: deque[HostBatch] = deque()
         for offset, partial in itertools.zip_longest(window, partial_batches):
             exists = self._stream.exists(offset, report.ends)
             if not exists and report.failed_at is None:

@@ -293,24 +293,23 @@ def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None
     A batch is followed by its memory. A reply may also be an error and its traceback.
     """
     _prepare(settings)
-    batches: LocalBatches | None = None
-    reply: HostBatch | tuple[Exception, str] | None
-    number = 0
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
+        try:
+            batches = LocalBatches(*pickle.loads(pickled))
+        except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
+            to_parent.send(_with_traceback(error))
+            return
+        to_parent.send(None)
         while True:
-            reply, memory = None, None
-            try:
-                if batches is None:
-                    batches = LocalBatches(*pickle.loads(pickled))
-                else:
-                    reply, memory = _made(batches, number)
-            except Exception as error:  # noqa: BLE001  of any type, from the source or the user's classes
-                reply = _with_traceback(error)
-            to_parent.send(reply)
-            if memory is not None:
-                reduction.send_handle(to_parent, memory, 0)
-                os.close(memory)
             number = to_parent.recv()
+            try:
+                batch, memory = _made(batches, number)
+            except Exception as error:  # noqa: BLE001  whatever a transform raises
+                to_parent.send(_with_traceback(error))
+                continue
+            to_parent.send(batch)
+            reduction.send_handle(to_parent, memory, 0)
+            os.close(memory)
 
 
 def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
