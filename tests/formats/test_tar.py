@@ -69,9 +69,7 @@ def link(name, kind):
     ("members", "message"),
     [
         ([], "at least one row, and .*, got .* with no records"),
-        ([("README", b"")], "at least one row"),
         ([("1.jpg", b""), ("1.txt", b""), ("2.jpg", b"")], "'2' has jpg, the first record, '1', jpg, txt"),
-        ([("1.jpg", b""), ("2.jpg", b""), ("2.txt", b"")], "same fields, and '2' has jpg, txt, the first record"),
         ([("1.jpg", b""), ("1.jpg", b"")], "each field once, and '1.jpg' comes .* a second time"),
         ([("1.jpg", b""), ("1.JPG", b"")], "each field once, and '1.JPG' comes"),
         ([("1.jpg", b""), ("2.jpg", b""), ("1.txt", b"")], "adjacent, .*'1.txt' comes after .*--sort=name"),
@@ -79,8 +77,6 @@ def link(name, kind):
         ([("1.jpg", b""), link("2.jpg", tarfile.LNKTYPE)], "regular files, and '2.jpg' is a link"),
         ([link("2.jpg", tarfile.GNUTYPE_SPARSE)], "regular files, and '2.jpg' is .*sparse"),
         ([link("2.jpg", tarfile.FIFOTYPE)], "regular files, and '2.jpg' is a link, sparse or special"),
-        ([link("2.jpg", tarfile.CHRTYPE)], "regular files, and '2.jpg' is"),
-        ([("../1.jpg", b"")], "names must not lead out of a folder"),
         ([("a/../../1.jpg", b"")], "names must not lead out of a folder, and a member is named 'a/../../1.jpg'"),
     ],
 )

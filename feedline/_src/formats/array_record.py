@@ -67,9 +67,8 @@ class Reader:
         self._opened: tuple[str, Any] | None = None
         """The path that was opened, and the reader of the library."""
         self.count = file.with_path(lambda path: self._open(path).num_records())
-        written = (
-            file.with_path(lambda path: self._open(path).writer_options_string()) or ""
-        )  # None: an old version
+        # None: it was written by an old version
+        written = file.with_path(lambda path: self._open(path).writer_options_string()) or ""
         group = re.search(r"group_size:(\d+)", written)
         if group and int(group[1]) > 1:
             warn(

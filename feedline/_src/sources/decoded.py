@@ -174,23 +174,23 @@ def _check_decoder(source: DecodedSource) -> None:
     for row in sorted({0, len(source) // 2, len(source) - 1}):
         try:
             over_zeros, over_ones = _decoded_over(source, row, 0x00), _decoded_over(source, row, 0xFF)
+            break
         except RowError as error:
             failure = failure or error
-            continue
-        for leaf, first, second in zip(source._spec.leaves, over_zeros, over_ones, strict=True):
-            differs = first != second
-            if not differs.any():
-                continue
-            found, change = "wrote other values when it was called again", "draw numbers from row.key alone"
-            if not first[differs].any() and (second[differs] == 0xFF).all():
-                found, change = "leaves a part of it unwritten", "fill the rest with zeros"
-            raise ValueError(
-                "decode must write every element of a row, and the same for the same record and row; of "
-                f"row {row} it {found}, in {leaf.name}; {change}"
-            )
-        return
-    if failure is not None:
+    else:
+        assert failure is not None  # no source is empty
         raise failure
+    for leaf, first, second in zip(source._spec.leaves, over_zeros, over_ones, strict=True):
+        differs = first != second
+        if not differs.any():
+            continue
+        found, change = "wrote other values when it was called again", "draw numbers from row.key alone"
+        if not first[differs].any() and (second[differs] == 0xFF).all():
+            found, change = "leaves a part of it unwritten", "fill the rest with zeros"
+        raise ValueError(
+            f"decode must write every element of a row, and the same for the same record and row; of row {row} it "
+            f"{found}, in {leaf.name}; {change}"
+        )
 
 
 def _decoded_over(source: DecodedSource, row: int, byte: int) -> list[Any]:
