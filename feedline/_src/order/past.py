@@ -1,7 +1,7 @@
-"""What two fingerprints say of the rows before a place of a run: what comes later may be changed in between.
+"""Compares two fingerprints by what concerns rows that were delivered: what comes later may change in between.
 
-Of a mixture, the phases of weights that have not begun may change; of a feed whose batch size changes, the batch
-sizes of later steps.
+In a mixture, phases of weights that have not begun may change; in a feed whose batch size changes, the batch sizes
+of later steps.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def phases_of_state(order: Any) -> dict[int, dict[str, Any]]:
 
 
 def _phases(fingerprint: Mapping[str, Any], key: str) -> bool:
-    """Whether the order of a fingerprint has a well-formed list of (place, value) under a key."""
+    """Whether the order of a fingerprint has a valid list of (position or step, value) under a key."""
     order = fingerprint.get("order")
     phases = order.get(key) if isinstance(order, Mapping) else None
     if not isinstance(phases, list | tuple) or not all(isinstance(each, list | tuple) for each in phases):
@@ -77,6 +77,6 @@ def _phases(fingerprint: Mapping[str, Any], key: str) -> bool:
     return key == "batch_sizes" or (of_weights and all(isinstance(counts, Mapping) for _, counts in phases))
 
 
-def _begun(phases: Any, place: int) -> list[Any]:
-    """The phases that begin before a place."""
-    return [phase for phase in phases if phase[0] < place]
+def _begun(phases: Any, end: int) -> list[Any]:
+    """The phases that begin before `end`, a position or a step."""
+    return [phase for phase in phases if phase[0] < end]
