@@ -159,8 +159,9 @@ class Column(NamedTuple):
 class Grouped:
     """A file that stores rows in groups, which are decoded whole: row groups, record batches, rows of chunks.
 
-    Leaves are numbered in the order in which JAX flattens `spec`. All functions are called from many threads. What
-    they raise is a bad row, unless it is a `FeedError` or the file was changed.
+    Or a file whose rows are read by their numbers: see `by_rows`. Leaves are numbered in the order in which JAX
+    flattens `spec`. All functions are called from many threads. What they raise is a bad row, unless it is a
+    `FeedError` or the file was changed.
 
     Attributes:
       spec: tree of `Leaf`.

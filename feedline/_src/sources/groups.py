@@ -1,4 +1,4 @@
-"""The grouped way to read: files that store rows in groups, decoded when they are needed, in a bounded cache.
+"""Tables: files that store rows in groups, decoded when needed, in a bounded cache, or that give rows by number.
 
 `GroupSource` gives rows of numbers, `TableSource` those in which a leaf is bytes or text. All else is shared.
 """
