@@ -109,8 +109,11 @@ def test_a_compressed_stream_may_have_categories_beside_its_chosen_columns(tmp_p
 
 
 def test_columns_whose_names_begin_alike_are_distinguished(tmp_path):
-    path = written(tmp_path / "x.parquet", **{"x.y": [1, 2], "x": [3, 4]})
+    lists = pa.array([[1, 2], None], pa.list_(pa.int8(), 2))
+    path = written(tmp_path / "x.parquet", **{"x.y": lists, "x": [3, 4]})
     assert feedline.open_source(path, columns=["x"])[1]["x"] == 4
+    with pytest.raises(feedline.RowError, match=r"'x\.y' has 1 null;"):
+        feedline.open_source(path).check_rows()
 
 
 # --- bytes and text ---
