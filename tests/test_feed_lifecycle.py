@@ -333,14 +333,6 @@ def test_a_feed_is_neither_copied_nor_pickled(way):
         assert [first] + [rows_in(batch) for batch in feed] == ORDER
 
 
-def test_close_before_the_first_batch_starts_nothing():
-    before = threading.enumerate()
-    feed = feed_of(Rows())
-    assert set(threading.enumerate()) <= set(before)  # nor does building it
-    feed.close()
-    assert set(threading.enumerate()) <= set(before)
-
-
 def test_close_while_another_thread_waits_in_next():
     source = Rows()
     source.gate.clear()

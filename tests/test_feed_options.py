@@ -32,6 +32,8 @@ def test_a_feed_of_options_delivers_what_one_of_arguments_does(delivered):
 def test_options_are_checked_when_they_are_made_and_do_not_change():
     with pytest.raises(ValueError, match="prefetch must be at least 0, got -1"):
         FeedOptions("missing.npy", 8, DEVICE, prefetch=-1)
+    with pytest.raises(TypeError, match=r"sharding\['x'\] must be a jax\.sharding\.Sharding, got 'data'"):
+        FeedOptions("missing.npy", 8, {"x": "data"})
     options = FeedOptions("missing.npy", [(0, 8), (4, 16)], DEVICE)  # no source is opened
     assert options.sizes[0][1] == 8
     with pytest.raises(dataclasses.FrozenInstanceError):

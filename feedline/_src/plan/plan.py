@@ -370,34 +370,20 @@ def devices_by_process(sharding: Any, processes: int | None) -> dict[int, list[i
     Raises:
       ValueError: that many processes do not divide the devices. The message names numbers that do.
     """
-    found = {id_: process for leaf in jax.tree.leaves(sharding) for id_, process in device_owners(leaf).items()}
-    ordered = sorted(found, key=lambda id_: (found[id_], id_))
+    owners = {id_: process for leaf in jax.tree.leaves(sharding) for id_, process in device_owners(leaf).items()}
+    devices = sorted(owners, key=lambda id_: (owners[id_], id_))
     if processes is None:
-        return {process: list(group) for process, group in itertools.groupby(ordered, found.__getitem__)}
-    return divided(ordered, processes)
-
-
-def divided(devices: Sequence[int], processes: int) -> dict[int, list[int]]:
-    """Devices in equal parts, the first ones to process 0.
-
-    Raises:
-      ValueError: the number of processes does not divide them. The message names numbers that do.
-
-    Example:
-      >>> divided([0, 1, 2, 3], 2)
-      {0: [0, 1], 1: [2, 3]}
-    """
+        return {process: list(group) for process, group in itertools.groupby(devices, owners.__getitem__)}
     checked_integer("processes", processes, at_least=1)
-    count = len(devices)
-    if count % processes:
-        divisors = [n for n in range(1, count + 1) if count % n == 0]
-        near = {max(n for n in divisors if n < processes), next((n for n in divisors if n > processes), count)}
+    each, left = divmod(len(devices), processes)
+    if left:
+        divisors = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+        near = [*[n for n in divisors if n < processes][-1:], *[n for n in divisors if n > processes][:1]]
         raise ValueError(
-            f"processes must divide the {count} devices of the mesh into equal parts, got {processes}; "
-            f"{' or '.join(map(str, sorted(near)))} would work"
+            f"processes must divide the {len(devices)} devices of the mesh into equal parts, got {processes}; "
+            f"{' or '.join(map(str, near))} would work"
         )
-    each = count // processes
-    return {process: list(devices[process * each : (process + 1) * each]) for process in range(processes)}
+    return {process: devices[process * each : (process + 1) * each] for process in range(processes)}
 
 
 def _lanes(rows: Indices, lanes: int, batch_size: int) -> tuple[int, ...]:
