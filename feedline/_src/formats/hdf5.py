@@ -31,6 +31,7 @@ from feedline._src.formats.table import (
     FileArray,
     Grouped,
     Leaf,
+    by_rows,
     check_memory,
     check_same_rows,
     even_groups,
@@ -136,13 +137,14 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
             for leaf, values in zip(chosen, found, strict=True)  # [places] copies: a decoder may change its row
         ]
 
-    has_bytes = any(isinstance(leaf.row, str) for leaf in leaves)
-    is_mapped = not has_bytes and not file.in_store and all(leaf.mapped is not None for leaf in leaves)
+    spec = jax.tree.map(lambda leaf: leaf.row, tree)
+    if any(isinstance(leaf.row, str) for leaf in leaves):
+        return by_rows(spec, leaves[0].rows, read_rows)
+    is_mapped = not file.in_store and all(leaf.mapped is not None for leaf in leaves)
     return Grouped(
-        jax.tree.map(lambda leaf: leaf.row, tree),
+        spec,
         [even_groups(leaf.rows, leaf.height, file.name) for leaf in leaves],
         read,
-        read_rows if has_bytes else None,
         arrays=(lambda: [jax.tree.map(lambda leaf: leaf.field_of(leaf.mapped), tree)]) if is_mapped else None,
     )
 
