@@ -21,6 +21,7 @@ HOLDS_LOCK = Load(make_s=0.030, place_s=0.0005, loop_s=0.010, busy=1.0, holds_lo
 DECODE = Load(make_s=0.050, place_s=0.0005, loop_s=0.010, busy=1.0)
 SLOW_TRANSFER = Load(make_s=0.001, place_s=0.030, loop_s=0.010)
 CALLS = Load(make_s=0.001, place_s=0.0005, loop_s=0.004, call_s=0.015)
+SERVES_TWO = dataclasses.replace(SLOW_DISK, at_a_time=2)
 UNEVEN = Load(make_s=0.006, place_s=0.0, loop_s=0.010, every=10)
 # an example that fails takes too long to be made smaller
 QUICKLY = settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])
@@ -124,6 +125,12 @@ def test_a_stream_is_opened_again_only_if_a_gain_is_predicted():
         assert (proposed and proposed.prefetch) == expected
 
 
+def test_a_change_that_was_no_gain_is_not_tried_in_other_sizes():
+    run = Run(SERVES_TWO)
+    assert len(run.tried) <= 3  # threads, room, and back to the start
+    assert run.now == START
+
+
 # --- when it begins again ---
 
 
@@ -200,9 +207,6 @@ def test_each_advice_keeps_its_promise_until_the_loop_hardly_waits(load, start):
         now = followed(now, report.change)
         assert judge(*load.measured(now)).wait_share <= report.change.wait_share + 0.02, (seen, now)
     assert len(seen) <= 4
-
-
-SERVES_TWO = dataclasses.replace(SLOW_DISK, at_a_time=2)
 
 
 @pytest.mark.parametrize("load", [*LOADS.values(), SERVES_TWO, dataclasses.replace(SERVES_TWO, every=10)])
