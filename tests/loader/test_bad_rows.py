@@ -36,7 +36,7 @@ TOO_LARGE = 2**31
 
 
 class Columns:
-    """A `RowSource` of which some rows cannot be read; its errors do not name them. Row i is full of i."""
+    """A `RowSource` with rows that cannot be read; its errors do not name them. Row i is full of i."""
 
     def __init__(self, bad=BAD, n=N, error=OSError):
         self.spec = {"row": jax.ShapeDtypeStruct((), np.int32), "wide": jax.ShapeDtypeStruct((4,), np.int32)}

@@ -111,7 +111,7 @@ def test_a_transform_that_does_not_keep_rows_is_refused(sharding, path, transfor
         next(feed)
 
 
-def test_a_transform_that_cannot_be_pickled_for_workers_is_told(sharding, path):
+def test_a_transform_that_cannot_be_pickled_for_workers_is_an_error(sharding, path):
     told = "^worker processes get a copy .* cannot be pickled: cannot pickle '_thread.lock'"
     lock = threading.Lock()
     options = {"transform": lambda batch, rows: lock and batch, "reading": Reading(workers=1)}

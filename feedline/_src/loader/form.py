@@ -112,7 +112,7 @@ class LocalForm:
 
     @functools.cached_property
     def reads(self) -> list[tuple[Indices, Cuts]]:
-        """The reads that make a batch: rows, ascending, and the leaves of which these rows are read."""
+        """The reads that make a batch: rows, ascending, and the leaves whose rows these are."""
         if not self.by_leaf:
             leaves = enumerate(self.spec.leaves)
             return [(self.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
@@ -150,7 +150,7 @@ class LocalForm:
         return own, values
 
     def mask_of(self, valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
-        """The leaf `valid` at the rows `mask`, of which `valid` are no padding."""
+        """The leaf `valid` at the rows `mask`. `valid`: which of them are not padding."""
         if bad and self.bad_rows == "mask":
             return valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
         return valid

@@ -151,7 +151,7 @@ class PartWriter:
 
 
 class Restarts:
-    """Counts the replaced workers of a feed, of which there may be `limit`."""
+    """Counts the replaced workers of a feed, `limit` at most."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0

@@ -78,7 +78,7 @@ class Staging:
         return [self._lease(*leaf, idle) for leaf, idle in zip(self._form, self._idle, strict=True)]
 
     def keep(self, idle: int) -> None:
-        """Keep so many batches' slabs while unused, from now on. Those that are idle now are unmapped."""
+        """Change `idle`, and unmap the slabs that are idle now."""
         self.most_idle = idle
         self.close()
 
