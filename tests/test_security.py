@@ -467,18 +467,6 @@ def test_a_jpeg_of_very_many_scans_is_refused(orient):
         decode_image(progressive(65), orient)
 
 
-@pytest.mark.slow
-def test_an_image_of_a_dataset_that_lies_at_a_pipe_is_not_waited_for(tmp_path):
-    import datasets
-
-    os.mkfifo(tmp_path / "pipe")
-    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
-    table = pyarrow.table({"image": pyarrow.array([{"bytes": None, "path": str(tmp_path / "pipe")}], kind)})
-    source = feedline.open_source(datasets.Dataset(table))
-    with pytest.raises(feedline.FeedError, match="is no regular file"):
-        source.records(np.arange(1))
-
-
 # --- ports ---
 
 LISTENING = """

@@ -238,7 +238,10 @@ class RemoteFile(File):
                 await asyncio.to_thread(self.cache.store, len(data), write)
 
         self._download = fetcher().run(gathered(map(part, range(0, self.size, REQUEST_BYTES))))
-        result_of(self._download, self.name)
+        try:
+            result_of(self._download, self.name)
+        finally:
+            self._download.cancel()  # an interrupt of this thread stops its requests
 
 
 def _adjacent(pieces: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[memoryview], int]]:

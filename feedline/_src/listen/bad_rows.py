@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import os
@@ -24,7 +26,6 @@ class Quarantine:
     source_rows: int | None  # None: a stream, whose items may be others in each epoch
     # the bad rows so far, each once, or the items of a stream by epoch. No more than the budget and a batch
     seen: set[int | tuple[int, int]] = dataclasses.field(default_factory=set)
-    _ends_whole: bool = False  # whether the file is known to end with a whole line
 
     def enter(self, bad: Sequence[BadRow], *, batches: int) -> None:
         """Count and write the bad rows of a batch that is about to be delivered: each row once, in any epoch.
@@ -57,17 +58,16 @@ class Quarantine:
             raise error
 
     def _append(self, path: str, line: bytes) -> None:
-        """Append a line to the file, to which other processes may append: each line by one write."""
+        """Append a line to the file, to which other processes may append."""
         try:
             with open(path, "ab+", buffering=0) as file:
-                # looked for once: later, the last byte may be that of a line which another process is writing
-                size = file.seek(0, os.SEEK_END) if file.seekable() and not self._ends_whole else 0
+                with contextlib.suppress(OSError):  # a file system may have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                size = file.seek(0, os.SEEK_END) if file.seekable() else 0
                 if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a full disk or a kill cut it off
                     line = b"\n" + line
-                self._ends_whole = False
                 while line:  # a disk that becomes full takes a part of the line, and fails at the rest
                     line = line[file.write(line) :]
-            self._ends_whole = True
         except OSError as error:
             raise OSError(
                 error.errno,
