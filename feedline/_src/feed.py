@@ -96,7 +96,7 @@ class Feed(FeedBase):
     """
 
     _name = "a feed"
-    _instead = "build another one, and set_state of this one's get_state()"
+    _instead = "build another one, and call its set_state with this one's get_state()"
 
     def __init__(
         self,

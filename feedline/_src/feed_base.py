@@ -1,4 +1,4 @@
-"""The part of `Feed` beside iteration: its state, its moves, what it shows, and the runs that read ahead."""
+"""`Feed` except iteration: its state, seeking, its properties, and the pipelines that read ahead."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 GRACE_S = 1.0
 """Grace period for threads that have nothing left to do."""
-CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
+CLOSED = "the feed is closed; to continue, build a new one and call its set_state with this one's get_state()"
 _MAX_LEAVES_SHOWN = 12
 
 
 class Delivered(NamedTuple):
-    """Batches delivered over all resumes, the place after the last of them, and a stream's state there."""
+    """Batches delivered over all resumes, the cursor after the last, and a stream's state there."""
 
     step: int
     cursor: Cursor
@@ -51,10 +51,10 @@ class Delivered(NamedTuple):
 
 
 class FeedBase(ProcessBound):
-    """What a feed is made of, where it is, and the run that reads ahead of that place.
+    """A feed's stages, its position, and the run (a pipeline) that reads ahead of it.
 
-    `_sizes` and `_delivered` say how and where it goes on: whatever changes one of them gives up the run, and the
-    next one starts after the last batch delivered. What only reads works from any thread and on a closed feed.
+    `_sizes` and `_delivered` determine the next batch: what changes one of them gives up the run, and the next
+    one starts after the last batch delivered. Methods that only read work on any thread and on a closed feed.
     """
 
     def _build(self, options: FeedOptions) -> None:
@@ -69,7 +69,7 @@ class FeedBase(ProcessBound):
         self._released = False  # the source was closed
         self._loop_began: int | None = None  # the step at which `iter` began to loop over this pass
         self._single_thread = SingleThread()  # next, seek and set_state
-        # reads ahead of the last batch delivered; None while there is none, or one is being taken from
+        # reads ahead of the last batch delivered; None: not started, or `next` is taking from it now
         self._run: Run[Placed] | None = None
         self._counted = Counters()
         self._listener = FeedListener(self._running)
@@ -96,13 +96,13 @@ class FeedBase(ProcessBound):
 
     @property
     def order(self) -> Any:
-        """Of the rows. `Order(shuffle=False)`: the source's own, as Grain datasets keep it. None: a stream's."""
+        """The rows' order. `Order(shuffle=False)`: the source's own, as of Grain datasets. None: a stream."""
         order = self._stages.access.order
         return None if order is None else order.shown
 
     @property
     def epochs(self) -> int | None:
-        """Of one pass; None: endless."""
+        """Per pass; None: endless."""
         return self._options.epochs
 
     @property
@@ -118,16 +118,16 @@ class FeedBase(ProcessBound):
 
     @property
     def prefetch(self) -> int:
-        """Placed batches that wait, at the most; 0: synchronous. The number that is in use now."""
+        """The number of placed batches that may wait, as in use now; 0: synchronous."""
         return self._stages.settings.prefetch
 
     @property
     def steps_per_call(self) -> int:
-        """Batches that `next` gives at once."""
+        """Batches that `next` returns."""
         return self._options.steps_per_call
 
     def __len__(self) -> int:
-        """How often a pass delivers: batches ÷ `steps_per_call`.
+        """Deliveries in a pass: batches ÷ `steps_per_call`.
 
         TypeError if it is endless, or a stream, or if the batch size changes.
         """
@@ -139,12 +139,12 @@ class FeedBase(ProcessBound):
 
     @property
     def spec(self) -> Any:
-        """The next batch as `jax.ShapeDtypeStruct`s with shardings, before the first one: to lower and compile."""
+        """The next batch as `jax.ShapeDtypeStruct`s with shardings, to compile a step before any batch."""
         return self._stages.placement.spec
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next batch; the last one's while the pass is exhausted."""
+        """Epoch of the next batch; of the last one if the pass is exhausted."""
         return self._stages.access.next_cursor(self._delivered.cursor).epoch
 
     @property
@@ -156,7 +156,7 @@ class FeedBase(ProcessBound):
     def steps_per_epoch(self) -> int:
         """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams.
 
-        If the batch size changes: as many as if each had the size of the next one.
+        If the batch size changes: computed with the next batch's size.
         """
         return self._stages.access.steps_per_epoch()
 
@@ -172,9 +172,9 @@ class FeedBase(ProcessBound):
         return states.make(delivered.step, delivered.cursor, self._stages.fingerprint, **lanes)
 
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-        """Which rows the batch holds that comes next after `state`. Reads no data.
+        """The rows of the batch that follows `state`. Reads no data.
 
-        After the last batch of a pass that is the first one of the next pass.
+        At the end of a pass, this is the first batch of the next pass.
 
         Returns:
           int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
@@ -184,10 +184,10 @@ class FeedBase(ProcessBound):
         return self._sizes.at(step).access.rows_of(cursor)
 
     def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
-        """Go on from a state: the next batch begins with the first row that was not delivered.
+        """Continue from a state: the next batch begins with the first undelivered row.
 
         Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine. With random
-        access the state's position is at most the number of rows, where its epoch ends.
+        access its position is at most the number of rows, the end of the epoch.
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
@@ -241,7 +241,7 @@ class FeedBase(ProcessBound):
 
         Raises:
           ValueError: the feed is closed.
-          ProcessError: with several processes, another one went to another place by `seek` or `set_state`.
+          ProcessError: with several processes, another one moved elsewhere by `seek` or `set_state`.
         """
         with self._single_thread:
             self._check_open()
@@ -249,19 +249,19 @@ class FeedBase(ProcessBound):
                 self._run = self._start()
 
     def move(self, sharding: Any) -> None:
-        """Go on on another mesh of the same processes, as from eight devices to six: the rows stay the same.
+        """Continue on another mesh of the same processes, such as six devices of eight, with the same rows.
 
         The next batch begins with the first row that was not delivered. With several processes, all of them call
         it after the same batch. The batch size must suit the new mesh. Batches that were placed ahead are dropped,
         and their rows read again.
 
         Args:
-          sharding: as of the feed.
+          sharding: as in `Feed`.
 
         Raises:
           ValueError, TypeError: the sharding does not suit the batch, or other processes own its devices. The feed
             goes on where it was.
-          ProcessError: processes move to other meshes, or after other batches.
+          ProcessError: processes differ in the mesh, or in the batch before.
 
         Example:
           >>> import jax, numpy as np
@@ -286,17 +286,17 @@ class FeedBase(ProcessBound):
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weights of a `feedline.Mixture` from the next batch on.
 
-        They are part of the state, so a feed that is restored to it goes on with them. Phases of weights that
-        begin later stay. With several processes, all of them call it after the same batch. Batches that were
+        They are part of the state, so a feed that is restored to it continues with them. Later phases of
+        weights stay. With several processes, all of them call it after the same batch. Batches that were
         placed ahead are dropped, and other rows read.
 
         Args:
           weights: by name, with any sum.
 
         Raises:
-          TypeError, ValueError: the source is no endless mixture, or the weights do not suit it. The feed goes on
+          TypeError, ValueError: not an endless mixture, or weights that do not suit it. The feed continues
             as it was.
-          ProcessError: processes give other weights, or after other batches.
+          ProcessError: processes differ in weights, or in the batch before.
 
         Example:
           >>> import jax, numpy as np
@@ -405,7 +405,7 @@ class FeedBase(ProcessBound):
         print(diagnosis)
 
     def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
-        """Draw what each thread does for each batch: a file for https://ui.perfetto.dev.
+        """Record what threads do for each batch: a file for https://ui.perfetto.dev.
 
         It holds the batches that are delivered in this context; of very many the latest (see docs/waiting.md). The
         file is written when the context is left, also by an exception. If that fails, as on a full disk, a warning
@@ -483,7 +483,7 @@ class FeedBase(ProcessBound):
     def _start(self) -> Run[Placed]:
         stages, place = self._stages, self._place()
         self._switch(stages)
-        # compare where `seek` or `set_state` went with where other processes went; a move on the spot is none
+        # compare where `seek` or `set_state` went with where other processes went; staying put is no move
         in_step = stages.in_step
         if in_step is not None and self._moved_from not in (None, place) and (found := in_step.moved(place)):
             raise out_of_step(found)
@@ -503,7 +503,7 @@ class FeedBase(ProcessBound):
         return Place(self._delivered.step, *cursor, states.digest(order) if mixed else "")
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Give up the run. Wait for its threads and those of older ones: the name of one that is stuck."""
+        """Give up the run and wait for its threads and older ones. Returns the name of a stuck one."""
         self._run = None
         return self._runs.stop(timeout_s, reads=reads)
 
@@ -532,7 +532,7 @@ class FeedBase(ProcessBound):
     def _check_not_taking(self) -> None:
         """Raise if `next` was called inside of `next`, on the same thread.
 
-        The stack says so, and not an attribute, which an interrupt could leave set.
+        Looks at the stack: an interrupt could leave an attribute set.
         """
         frame: FrameType | None = sys._getframe()
         kind: Any = type(self)

@@ -43,7 +43,7 @@ class CacheFile(Descriptor):
     """An open cache file with `size` bytes of data.
 
     Attributes:
-      id: random bytes, of the file when it was opened; b"" if it is new or was truncated.
+      id: random bytes that the file had when opened; b"" if new or truncated.
       verified: bool[blocks]: those of the file with this id that this process has written or compared with their
         checksums.
     """
@@ -71,7 +71,7 @@ class CacheFile(Descriptor):
         return self.id != b"" and self._read_id() == self.id
 
     def block(self, block: int) -> bytes | None:
-        """A block that is there with the right checksum. If that is wrong, the file is deleted."""
+        """A block; None: not stored, or with a wrong checksum, and the file was deleted."""
         entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
             return None
@@ -107,7 +107,7 @@ class CachedRange:
         self.path = cache.path(name_of(stored, start, stop))
         self._blocks = range(-(-self.size // BLOCK_BYTES))
         self._verified = b"", np.zeros(len(self._blocks), bool)
-        """The id of the file, and its verified blocks: two threads may have opened two files, one after the other
+        """The id of the file, and its verified blocks: two threads may have different files open, if one of them
         was deleted."""
         self._requests: InFlight[int, None] = InFlight()  # by their blocks
 
@@ -174,7 +174,7 @@ class CachedRange:
     # --- fetch ---
 
     def fetch(self, blocks: Iterable[int]) -> list[concurrent.futures.Future[None]]:
-        """Start to fetch those of some ascending blocks that are not in the cache, as far as this process knows.
+        """Start to fetch these ascending blocks, except those known by this process to be in the cache.
 
         Returns the requests, including those for blocks that were being fetched.
         """
@@ -222,7 +222,7 @@ class CachedRange:
 
 
 def blocks_of(starts: Indices, stops: Indices) -> Indices:
-    """The numbers of the blocks that hold some bytes, ascending."""
+    """The ascending numbers of the blocks with these bytes."""
     starts, stops = starts[stops > starts], stops[stops > starts]
     first, last = starts // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES
     longest = int((last - first).max(initial=0))

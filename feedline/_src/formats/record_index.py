@@ -3,8 +3,8 @@
 An index says where the records of a file lie. It is made once, and kept beside the file: one line, the CRC-32 of a
 JSON object and that object; then little-endian int64[records, parts, 4], the `ENTRY` of each part of each record.
 It belongs to one version of its file: size, time of modification and sampled bytes. One that is damaged, or of
-another version, is made again. A file that was built again may have the old version, but not the old headers,
-which are compared when a record is read.
+another version, is rebuilt. A rewritten file may keep its size, time and samples, but not all record headers,
+which are checked on each read.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class IndexedFile:
         return offset, header + length
 
     def read(self, records: Indices, fields: Sequence[str] | None = None) -> list[bytes]:
-        """The bytes of these fields of records, record by record; without fields, of the one part of each.
+        """The bytes of these fields of records, record by record; None: of all parts of each.
 
         Raises:
           ValueError: bytes of a record are missing.
@@ -155,9 +155,9 @@ class IndexedFile:
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
-        """No bad row: substitutes would hide that all rows have changed."""
+        """Not a bad row: substitutes would hide that all rows changed."""
         return FeedError(
-            f"an index must be that of its file, and {self._index.path} {found}. Delete that index, which is then "
+            f"an index must match its file, and {self._index.path} {found}. Delete that index, which is then "
             "made again, and build a new feed",
             stage="read",
             file=self._file.name,
@@ -175,7 +175,7 @@ class IndexedFile:
             if scan is None:
                 scan = self._scan(self._file)
                 self._file.check()
-            else:  # no other process has made it meanwhile: replacing that would disturb its reads
+            else:  # not made by another process meanwhile, whose reads this would disturb
                 self._write_index(places, scan)
         raise self._unstable()
 
@@ -229,7 +229,7 @@ class IndexedFile:
 
 
 def _replace(place: str, content: bytes, mode: int) -> None:
-    """Write a file that appears whole, whatever number of processes write it at once."""
+    """Write a file atomically, even if several processes write it at once."""
     descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place), prefix=".feedline-", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -30,7 +30,7 @@ _PER_STAGE: tuple[Literal["read", "host", "place"], ...] = ("read", "host", "pla
 
 @dataclasses.dataclass(frozen=True)
 class Circumstances:
-    """How a feed works, and on what.
+    """A feed's settings and machine.
 
     Attributes:
       stream: whether one thread reads a stream.
@@ -86,7 +86,7 @@ class ProcessTimes(NamedTuple):
     """Mean times of a batch in one process, which it publishes to the others.
 
     Attributes:
-      input_s: the time between two batches that its input allows.
+      input_s: the time per batch if only its input limited it.
       wait_share: the share of the time that its loop waits.
     """
 

@@ -28,7 +28,7 @@ from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
 _log = logging.getLogger("feedline")
-# the most deliveries announced to the source in advance: each costs as much as the order of its rows
+# the most deliveries announced to the source in advance: each costs computing its rows' order
 _MAX_ANNOUNCED = 1 << 8
 
 
@@ -129,7 +129,7 @@ class PartWriter:
         self.clock.lap("stage")
 
     def _replace_bad(self, error: RowError) -> list[BadRow]:
-        """Write all rows again after `error`, each bad one with a substitute. RowError if bad rows are raised."""
+        """Write all rows again after `error`, each bad one with a substitute. RowError if `bad_rows="raise"`."""
         index, positions, bad = self._indices(), self._positions(slice(0, len(self.offsets))), []
 
         def write(some: slice) -> None:
@@ -146,7 +146,7 @@ class PartWriter:
         return bad
 
     def _here(self, some: slice) -> slice:
-        """The rows of `buffers` that some of the rows of this part have."""
+        """Where some of the rows of this part lie in `buffers`."""
         return slice(self.first + some.start, self.first + some.stop)
 
 
@@ -225,7 +225,7 @@ class RandomAccess:
         self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
     ) -> LocalBatches:
         """The process-local batches after a cursor, read by threads of this process."""
-        # more threads than batches ahead share each batch
+        # if threads exceed the buffer, they share batches
         return LocalBatches(self, after, max(1, -(-settings.threads // settings.buffer)))
 
     def next_cursor(self, after: Cursor) -> Cursor:
@@ -272,7 +272,7 @@ class RandomAccess:
         return {"lanes": None}
 
     def locate(self, start: Cursor, offsets: Indices) -> Indices:
-        """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
+        """int64[k], read-only: the row index at these ascending offsets in the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
         for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
             index[some] = self.order.rows_at(epoch, positions)
@@ -311,7 +311,7 @@ class _RandomPart(PartWriter):
         return self.access.schedule.positions(self.start, self.offsets[some])
 
     def _read(self, some: slice, index: Indices | None) -> Indices:
-        """Unknown row indices, of all rows, are computed and read in one call for each epoch."""
+        """Without `index`, all rows' indices are computed and read in one call per epoch."""
         access = self.access
         try:
             if index is not None:
@@ -338,7 +338,7 @@ class _RandomPart(PartWriter):
         return [(i, columns, self.buffers.read[i][here]) for i, columns in self.cuts]
 
     def _substitute(self, i: int, index: int, failure: RowError) -> int:
-        """Write the first good one of the rows that the order has in place of a bad one."""
+        """Write the first good row among the order's substitutes for a bad one."""
         here = slice(i, i + 1)
         at = self._positions(here)
         place = int(at.epoch[0]), int(at.position[0])
@@ -390,8 +390,8 @@ class LocalBatches:
         self._every = every
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
-        self._announced = 0  # the first delivery not announced to the source; held by _announcing
-        # each delivery that misses parts: its memory, and how the others were made; held by _lock
+        self._announced = 0  # first delivery not announced to the source; guarded by _announcing
+        # each incomplete delivery: its memory, and its finished parts; guarded by _lock
         self._partial: dict[int, tuple[Buffers, dict[int, _Part | Exception]]] = {}
         self._next = 0  # of the iterator
 
@@ -495,5 +495,5 @@ class LocalBatches:
         return self._access.schedule.batch_at(self._origin, number * self._access.steps_per_call + step)
 
     def _cursor_before(self, number: int) -> Cursor:
-        """The cursor after the batch before a delivery, which is not normalised."""
+        """The cursor after the batch before a delivery, not normalised."""
         return self._access.schedule.after(self._start(number, -1)) if number else self._origin

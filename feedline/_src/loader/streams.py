@@ -1,7 +1,7 @@
 """Streams: rows that can only be read one after the other, as L lanes side by side.
 
 Batch k holds items k·B/L … (k+1)·B/L − 1 of each lane, so that it is the same on any topology. A process reads the
-lanes that fill a row it supplies, in windows of a few batches. After each window the processes tell each other
+lanes of the rows it supplies, in windows of a few batches. After each window the processes tell each other
 which of their lanes have ended: only then are `valid` and the number of real rows known.
 """
 
@@ -37,7 +37,7 @@ _TUPLE = "__tuple__"
 
 
 class GatherReports(Protocol):
-    """Returns the reports of all processes on a window, equal ones once. See `agreement.all_gather`."""
+    """Returns all processes' distinct reports on a window. See `agreement.all_gather`."""
 
     def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]: ...
 
@@ -51,7 +51,7 @@ class Stream:
     Attributes:
       first: the first item. It replaces bad items, and fills rows without an item, since every process has it.
       remainder: "drop": the shortest lane ends an epoch, and what others have left is read to be counted. "pad":
-        the longest lane ends it. "wrap", for one lane: batches run over it.
+        the longest lane ends it. "wrap", for one lane: batches cross it.
       gather: exchanges lane ends with the other processes; None: this process reads every lane.
       window: the number of batches for which lane ends are exchanged together.
       owners: of each lane, the processes that read it, ascending. The first one saves it.
@@ -178,7 +178,7 @@ class Report(NamedTuple):
         if self.failed_at is not None:
             return ProcessError(**self.why)
         return FeedError(
-            "a lane must give the same items each time that it is made, and one gave fewer than before",
+            "a lane must give the same items each time it is opened, and one gave fewer than before",
             stage="read",
         )
 
@@ -193,7 +193,7 @@ class StreamBatches:
         self._stream = stream
         self._watch = watch
         self._epoch, self._last_epoch = after.epoch, stream.end_of_pass(after)
-        # items of each lane before the next batch to be read, since the epoch in which the lanes were opened
+        # items of each lane before the next batch, from the start of the epoch in which it was opened
         self._offset = after.position // stream.lanes.count
         self._dropped = 0  # items left out since the previous batch
         self._lanes: list[Lane] = []
@@ -228,7 +228,7 @@ class StreamBatches:
         me = threading.current_thread()
         if me is not self._opener:
             self._reader = me
-        if self._watch.stopped():  # after `_reader` was set: who finds none there knows that nothing will be read
+        if self._watch.stopped():  # after setting `_reader`: who still sees None knows that this reads nothing
             raise FeedError("the feed was closed", stage="read")
         for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.opened)):
             if other._reader not in (None, me):
@@ -248,7 +248,7 @@ class StreamBatches:
             while ends is None:
                 batches, ends, failure = self._read_window()
                 while batches:
-                    yield batches.popleft()  # no longer referred to here: its memory is used again
+                    yield batches.popleft()  # not kept here, so its memory can be reused
                 if failure is not None:
                     try:
                         raise failure
@@ -430,7 +430,7 @@ class _StreamPart(PartWriter):
 
 
 class Lane:
-    """The items of one lane, from `state` on, of Grain's iterator after `after`. For one thread at a time.
+    """The items of one lane after `after`, where Grain's iterator has `state`. For one thread at a time.
 
     The lane ends before `last_epoch`, and continues over the ends of earlier epochs.
 
@@ -503,7 +503,7 @@ class Lane:
             return iterator
         state = unmarked(self._state)
         try:
-            if type(iterator).__module__.startswith("grain."):  # which counts on from 1.5, too
+            if type(iterator).__module__.startswith("grain."):  # which accepts 1.5 as an index
                 check_form(state, iterator.get_state())
             iterator.set_state(state)
         except Exception as error:
@@ -526,7 +526,7 @@ def _empty_epoch(epoch: int) -> FeedError:
 
 
 def check_form(state: Any, fresh: Any, name: str = "it") -> None:
-    """Refuse a state of other keys or types than that of a new iterator of Grain.
+    """Refuse a state whose keys or types are not those of a new Grain iterator.
 
     None stands for an inner iterator that has not begun, or has ended. Elements of lists are not compared:
     interleaving keeps iterators of different forms in one place.
@@ -549,7 +549,7 @@ def check_form(state: Any, fresh: Any, name: str = "it") -> None:
 
 
 def marked(state: Any) -> Any:
-    """A copy of a state for JSON, which turns tuples into lists, and Grain accepts no list in place of a tuple.
+    """A copy of a state with tuples marked, since JSON makes lists of them, which Grain does not accept.
 
     Example:
       >>> marked({"slice": (2, 5), "index": [0]})

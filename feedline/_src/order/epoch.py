@@ -6,8 +6,8 @@ O(1) memory: see `permutation`. A struct has all that determines it, and C and N
 
 *The blocked order* shuffles blocks of adjacent rows, then the rows inside each window of blocks. An epoch is a
 sequence of blocks. Its block positions w·window to (w + 1)·window form window w. A position lies in one window; a
-permutation of that window's positions, keyed by (seed, epoch, w), moves it inside the window. The block position
-and the offset in the block that it then has give the row. All of this is a closed form, in O(1) memory.
+permutation of that window's positions, keyed by (seed, epoch, w), moves it inside the window. Its new block
+position and offset in the block give the row. All of this is a closed form, in O(1) memory.
 
 *The short block.* Where `rows` does not divide n, the last block is short, and all positions behind it in the
 epoch come earlier by the rows that it lacks. So its block position must be known before a position can be looked
@@ -66,7 +66,7 @@ class RowOrder(Protocol):
         """The rows to try, in this order, in place of the bad row at a position."""
 
     def taken_before(self, epoch: int, position: int) -> tuple[Taken, ...]:
-        """The rows of each source of a mixture, or of the one source, before a position of an epoch."""
+        """What was taken of each source, one or a mixture's, before a position of an epoch."""
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, for a fingerprint."""
@@ -100,7 +100,7 @@ class SingleOrder:
 
 
 class Taken(NamedTuple):
-    """How many rows were taken of a source since the start of a run.
+    """How many rows were taken of a source since epoch 0 began.
 
     Attributes:
       name: in a mixture, else "".
@@ -243,7 +243,7 @@ class EpochOrder(ctypes.Structure):
       n: rows of the epoch.
       table: of a shuffled order with few rows its whole permutation; else NULL.
       rows: the permutation of all rows, or of the positions of a regular window.
-      block_table, blocks: the permutation of the full blocks, in one of the two ways.
+      block_table, blocks: the same of the full blocks: a table if few, and a network.
       irregular, irregular_window: the permutations and numbers of windows with fewer rows than others: that of the
         short block, and the last one.
       window_keys: of the tweaks that select the permutation of each window.

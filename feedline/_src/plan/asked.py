@@ -181,7 +181,7 @@ def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
             yield (
                 "batch sizes that change need rows with random access, one step per call and settings that are "
                 f"given, got {found}; leave that out, or, where the size is to change, build another feed and "
-                "set_state of this one's state"
+                "call its set_state with this one's state"
             )
     if source.lanes:
         yield from _refused_with_a_stream(options, source.lanes)

@@ -1,4 +1,4 @@
-"""Placed batches ahead of the consumer: the bounded hand-over, the threads that fill it, and the synchronous way.
+"""Prefetching placed batches: a bounded queue, the threads that fill it, and a synchronous variant.
 
 Threads are daemons, so that a read that never returns cannot keep the interpreter from exiting; threads that
 Grain starts in them inherit that.
@@ -144,7 +144,7 @@ class _OneByOne(Generic[H]):
 
 
 class Handover(Generic[T]):
-    """The bounded hand-over of placed batches, which several threads produce, to one consuming thread.
+    """A bounded, ordered queue of placed batches, from several threads to one consumer thread.
 
     Items are numbered from 0. Each number is put once, by any thread, in any order.
 
@@ -178,7 +178,7 @@ class Handover(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Items that are ready to be taken, without the last one: a hint, since all sides move on."""
+        """Items that are ready, except the last one (`finish`): approximate, as all threads run."""
         return 0 if self._closed else max(0, self._items.qsize() + len(self._early) - self._finished)
 
     @property
@@ -186,7 +186,7 @@ class Handover(Generic[T]):
         return self._closed
 
     def wait_for_slot(self, number: int, timeout_s: float | None = None) -> bool:
-        """Wait until this item may be made; with a timeout, at most that long. One thread a number.
+        """Wait until this item may be made, at most `timeout_s` if given. One thread per number.
 
         Returns:
           Whether it may be made. False: not yet, or closed.
@@ -295,10 +295,10 @@ class Prefetcher(Generic[H, T]):
         self._reading: dict[threading.Thread, tuple[int, int, float]] = {}
         method = weakref.WeakMethod(self._longest_read)
         watch.longest_read = lambda: None if (longest := method()) is None else longest()
-        self._next = 0  # the batch that may be read next; held by _lock
+        self._next = 0  # the batch to be read next; guarded by _lock
         self._lock = threading.Lock()
         self._one_by_one = isinstance(batches, _OneByOne)
-        # all batches ahead but one may wait for their slots, each with a thread
+        # `ahead` - 1 batches may wait for slots, each blocking a thread
         names = [f"feedline-read-{i}" for i in range(threads + ahead - 1)]
         self._threads = [
             threading.Thread(target=self._run, name="feedline-place" if self._one_by_one else name, daemon=True)
@@ -329,7 +329,7 @@ class Prefetcher(Generic[H, T]):
         """See `Run`."""
         waits = False
         try:
-            item = self._handover.take(0)  # the usual case: nothing else is asked or noted
+            item = self._handover.take(0)  # fast path, without bookkeeping
         except Empty:
             waits = True
         if waits:  # outside of the handler, so that no traceback mentions `Empty`

@@ -1,4 +1,4 @@
-"""Tables: files that store rows in groups, decoded when needed, in a bounded cache, or that give rows by number.
+"""Tables: files whose rows are stored in groups, decoded on demand into a bounded cache, or read by row number.
 
 `GroupSource` gives rows of numbers, `TableSource` those in which a leaf is bytes or text. All else is shared.
 """
@@ -29,7 +29,7 @@ from feedline._src.sources.arrays import ArraySource, reader_of
 
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]
-_ROWS_AT_ONCE = 1 << 11  # of files that are read row by row: fewer are slower, more leave the processor's cache
+_ROWS_AT_ONCE = 1 << 11  # of files that are read row by row: fewer are slower, more overflow the CPU cache
 _MAX_ROWS = 1 << 48  # of a file: sums over files stay below the largest int64
 
 
@@ -81,7 +81,7 @@ class _GroupedRows(Indexed):
     processes with the source. Arguments and errors are those of `open_groups`.
     """
 
-    _sampled: list[Any] | None = None  # what other processes compare, once the identity has it
+    _sampled: list[Any] | None = None  # set by `identity`; workers compare it
 
     def __init__(self, open_file: OpenFile, files: Any, options: OpenOptions, tables: Sequence[Grouped]) -> None:
         self._open_file, self._files, self._options, self._tables = open_file, files, options, tables
@@ -222,7 +222,7 @@ class _GroupedRows(Indexed):
     def _checked(self, read: Callable[[], T], file: int, row: int | None, what: str) -> T:
         """Call `read`. A change of the file is a FeedError, any other error a RowError."""
         check_may_read()
-        self._files[file].check()  # before: libraries may end the process over a file that was written to
+        self._files[file].check()  # before: libraries may crash on a file that was written to
         try:
             found = read()
         except FeedError:
@@ -236,7 +236,7 @@ class _GroupedRows(Indexed):
 
     @contextlib.contextmanager
     def _unchanged(self, rows: Indices) -> Iterator[None]:
-        """Refuse files with some rows in place that were written to, before a `with` block or during it.
+        """Refuse files read in place that were written to, before a `with` block or during it.
 
         Reading a mapped file that was truncated would end the process. A change explains any error in the block.
         """
@@ -288,7 +288,7 @@ class GroupSource(_GroupedRows, Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sizes and sampled bytes of every file; sampled rows, if these lie in many files."""
+        """Sizes and sampled bytes of every file; of Zarr folders, sampled rows."""
         if isinstance(self._files, Files):
             return {"kind": "groups", "files": self._file_digests()}
         self._sampled = self.sampled_rows()
@@ -408,7 +408,7 @@ def _null_error(found: str, row: int | None, file: str) -> RowError:
 
 
 def _check_same_leaves(paths: Sequence[str], tables: Sequence[Grouped]) -> None:
-    """Refuse, with a ValueError, a file of other leaves than the first one."""
+    """Refuse, with a ValueError, a file whose leaves are not the first's."""
     first: dict[str, str] = {}
     for path, table in zip(paths, tables, strict=True):
         leaves = jax.tree_util.tree_leaves_with_path(table.spec)
@@ -422,7 +422,7 @@ def _check_same_leaves(paths: Sequence[str], tables: Sequence[Grouped]) -> None:
 
 
 def _lengths_of(table: Grouped, path: str) -> list[Indices]:
-    """For each leaf the rows of each of its groups. ValueError: these cannot be."""
+    """For each leaf, the numbers of rows of its groups. ValueError: invalid."""
     lengths = [np.asarray(groups, np.int64) for groups in table.lengths]
     totals = {groups.sum(dtype=np.float64) for groups in lengths}  # float64: no overflow
     shortest = min(groups.min(initial=0) for groups in lengths)

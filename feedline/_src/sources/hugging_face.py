@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face's library `datasets`: numbers of their Arrow table as columns, other rows as records.
+"""Datasets of Hugging Face's library `datasets`: rows of numbers are read as columns, others as records.
 
 A dataset is an object of that library, or a folder of `Dataset.save_to_disk`, which the library loads.
 """
@@ -63,13 +63,13 @@ def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
         raise TypeError(
             "rows of a source have random access, and those of an IterableDataset only come one after the other; "
             "load the dataset without streaming=True, or pass it as a stream: docs/formats.md#streaming "
-            "has the class"
+            "shows how"
         )
     return _is(value, "Dataset")
 
 
 def _is(value: Any, name: str) -> bool:
-    """Whether it is an object of this class of `datasets`, which the user has imported then."""
+    """Whether it is an object of this class of `datasets`, if that was imported."""
     return isinstance(value, getattr(sys.modules.get("datasets"), name, ()))
 
 
@@ -106,14 +106,14 @@ def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Dat
     """
     if others := options.given() - {"columns"}:
         names = ", ".join(sorted(others))
-        raise ValueError(f"a dataset of Hugging Face takes the option columns alone, got {names}; leave it out")
+        raise ValueError(f"a dataset of Hugging Face takes only the option columns, got {names}; leave it out")
     return _opened(_loaded(dataset) if isinstance(dataset, str) else dataset, options)
 
 
 def _opened(
     dataset: HuggingFaceDataset, options: OpenOptions, files: Files | None = None
 ) -> DatasetRows | DatasetRecords:
-    """`files`: into which the dataset is mapped, of the expected versions; None: the present ones."""
+    """`files`: those that the dataset maps, in the expected versions; None: as they are."""
     files = files or Files([file["filename"] for file in dataset.cache_files])
     table = _plain_table(dataset, options, files)
     has_bytes = any(map(is_bytes, table.schema.types))
@@ -153,7 +153,7 @@ def _plain_table(dataset: HuggingFaceDataset, options: OpenOptions, files: Files
     if table.num_rows == 0:
         raise _no_rows()
     try:
-        table.validate()  # sizes of buffers: damaged files could end the process else
+        table.validate()  # buffer sizes: damaged files could crash the process
     except ValueError as error:
         where = f", in {', '.join(files.paths[:3])}" if files else ""
         raise ValueError(
@@ -163,7 +163,7 @@ def _plain_table(dataset: HuggingFaceDataset, options: OpenOptions, files: Files
 
 
 def _columns_of(dataset: HuggingFaceDataset) -> Sequence[str]:
-    """The columns that a format chooses. ValueError if it makes other values of those in the table."""
+    """The columns that a format chooses. ValueError if it converts the values of the table."""
     form = dataset.format
     if form["type"] == "custom" or form["format_kwargs"]:
         raise ValueError(
@@ -181,8 +181,8 @@ def _columns_of(dataset: HuggingFaceDataset) -> Sequence[str]:
 def _plain(column: Any, name: str) -> Any:
     """A `pyarrow.ChunkedArray` in the same memory, with files as their bytes, and lists as rows of one shape.
 
-    Lists of any type are rows of one shape if all of them have the same length, as `datasets.Array2D` has, and as
-    tokens have that were padded.
+    Lists of any type are rows of one shape if all of them have the same length, as those of `datasets.Array2D`
+    and padded tokens do.
     """
     if _is_file(column.type):
         return _bytes_of_files(column, name)
@@ -197,7 +197,7 @@ def _plain(column: Any, name: str) -> Any:
         return column.cast(kind)  # no copy, unless lists are null
     except ValueError as error:
         raise ValueError(
-            f"column {name!r} must have lists of one length, and they have others than the first, {kind}; pad "
+            f"column {name!r} must have lists of one length, and some differ from the first, {kind}; pad "
             "them with dataset.map, or read them by their offsets with feedline.Ragged (docs/formats.md). If the "
             "rows of this dataset were selected from others, copy them with dataset.flatten_indices(). "
             "columns=[...] leaves the column out"
@@ -243,10 +243,10 @@ def _no_rows() -> ValueError:
 class _Dataset(Indexed):
     """Rows of a dataset. Their identity does not depend on how it is cut into files and pieces.
 
-    The fingerprint that `datasets` gives is no part of it: it differs between machines, by times of files.
+    The fingerprint of `datasets` is not part of it: it depends on file times, so machines differ in it.
 
     Args:
-      files: into which the dataset is mapped; empty for one in memory.
+      files: those that the dataset maps; empty for one in memory.
       table: its columns, as `_plain_table` returns them.
     """
 
@@ -274,7 +274,7 @@ class _Dataset(Indexed):
         for row in digests.sampled(len(self), _SAMPLED_ROWS):
             try:
                 values = self._single(row)
-            except RowError:  # on all machines, or the processes are told that their data differ
+            except RowError:  # on all machines alike, or else the processes' data would differ
                 values = b"a bad row"
             for value in values.values() if isinstance(values, Mapping) else [values]:
                 data = value if isinstance(value, bytes) else np.asarray(value).tobytes()
