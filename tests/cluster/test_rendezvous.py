@@ -93,6 +93,20 @@ def test_a_process_that_ended_may_come_again_and_other_programs_are_ignored(port
         assert one.result(LONG_S) is None
 
 
+def test_an_end_is_noticed_before_the_process_that_comes_again(port):
+    """While process 0 waits a second for the line of a port scanner, a process ends, and its successor connects."""
+    first = met(port, 0, 3)
+    with dying(port, 1, 3):
+        scanner = connected(port)
+    with scanner:
+        again = connected(port)
+        again.send(b"feedline: 3 1")
+        for one in (met(port, 2, 3), first):
+            assert one.result(LONG_S) is None
+        assert again.recv(4096) == b"feedline: all joined"
+        again.close()
+
+
 @contextlib.contextmanager
 def other_program():
     """Yields a port where another program answers each connection, and closes it."""
