@@ -52,7 +52,7 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                 _print_wait(info, f"{process_names(sorted(missing))} to join", deadline)
                 warn_at = deadline
             events = ready.select(min(warn_at, deadline) - now)
-            for key, _ in sorted(events, key=lambda event: event[0].data is None):  # ends before new connections
+            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # ends before arrivals
                 if key.data is not None:  # it sends nothing more, so it has ended; it may come again
                     ready.unregister(arrived.pop(key.data))
                     missing.add(key.data)
