@@ -94,7 +94,7 @@ def test_a_process_that_ended_may_come_again_and_other_programs_are_ignored(port
 
 
 def test_an_end_is_noticed_before_the_process_that_comes_again(port):
-    """While process 0 waits a second for the line of a port scanner, a process ends, and its successor connects."""
+    """While process 0 waits for the line of a port scanner, a process ends, and its successor connects."""
     first = met(port, 0, 3)
     with dying(port, 1, 3):
         scanner = connected(port)
