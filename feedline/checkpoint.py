@@ -4,7 +4,7 @@
     Restore            restores it, on any number of processes
 
 They are arguments of a `Composite` of `orbax.checkpoint`. For its functions of version 1 a feed
-itself is a checkpointable. docs/checkpoints.md has both.
+itself is a checkpointable. docs/training.md has both.
 """
 
 from __future__ import annotations

@@ -59,17 +59,18 @@ def files(tmp_path, monkeypatch):
     np.save("label.npy", np.arange(200, dtype=np.int32) % 10)
 
 
-def run(page, section="", **more):
-    """Run all Python of a page, or of its end from a heading on. Returns the names that it defines."""
+def run(page, section="", until=None, **more):
+    """Run all Python of a page, or of its part from one heading to another. Returns the names that it defines."""
     names = _given() | more
-    for block in _blocks(page, "python", section):
+    for block in _blocks(page, "python", section, until):
         exec(compile(block, f"<{page}>", "exec"), names)  # with the name of a real file, Grain would look up lines
     return names
 
 
-def _blocks(page, language, section=""):
+def _blocks(page, language, section="", until=None):
     text = (ROOT / page).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text[text.index(section) :], re.DOTALL | re.MULTILINE)
+    part = text[text.index(section) : until and text.index(until)]
+    return re.findall(rf"^```{language}\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -122,7 +123,7 @@ def test_feed(files, capsys):
 
 
 def test_waiting(files, capsys):
-    run("docs/waiting.md", sharding=SHARDING)
+    run("docs/waiting.md", until="\n## Metrics", sharding=SHARDING)
     *_, stalls, path = capsys.readouterr().out.splitlines()
     assert stalls == "['fetch', 'preparation', 'transfer'] True 0"
     assert path == str(Path.cwd() / "trace.json")
@@ -133,7 +134,7 @@ def test_waiting(files, capsys):
 
 def test_training(files, capsys):
     with stopping():  # the signal handlers of should_stop
-        names = run("docs/training.md")
+        names = run("docs/training.md", until="\n## Checkpoints\n")
     assert (names["fitted"].progress.step, names["noisy_fit"].progress.step) == (200, 20)
     assert Path("runs/1/log.csv").read_text().count("\n") == 1 + 21
 
@@ -146,7 +147,7 @@ def test_processes(files):
 def test_checkpoints(files):
     with feedline.Feed({"image": "image.npy", "label": "label.npy"}, 64, SHARDING) as feed:
         next(feed), next(feed)
-        names = run("docs/checkpoints.md", feed=feed, sharding=SHARDING)
+        names = run("docs/training.md", section="\n## Checkpoints\n", feed=feed, sharding=SHARDING)
     # the rows of step s, the first being 1, are batch s - 1 of 64 rows, of which an epoch has 3
     for name, step in (("after_checkpoint", 3), ("at_step_41200", 41_200)):
         epoch, batch = divmod(step - 1, 3)
@@ -155,7 +156,7 @@ def test_checkpoints(files):
 
 
 def test_metrics(files, capsys):
-    run("docs/metrics.md", sharding=SHARDING)
+    run("docs/waiting.md", section="\n## Metrics", sharding=SHARDING)
     printed = capsys.readouterr().out
     told = r"^step 90, .*\nhttp://127.0.0.1:\d+/metrics\n# HELP feedline_batches_total Global batches del"
     assert re.search(told, printed, re.M)
@@ -164,7 +165,7 @@ def test_metrics(files, capsys):
 
 
 def test_streams(files):
-    names = run("docs/streams.md")
+    names = run("docs/sources.md", section="\n## Streams\n")
     assert names["stream"].get_state()["step"] == 2
 
 

@@ -13,7 +13,7 @@ from feedline._src.listen.statistics import METRICS, Statistics, samples, scalar
 from feedline._src.trainer import logs
 from feedline.trainer import TensorBoardLog
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "waiting.md").read_text()
 NUMBERS = [
     field.name
     for field in dataclasses.fields(Statistics)

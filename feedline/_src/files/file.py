@@ -426,7 +426,7 @@ def irregular(path: str | Path) -> ValueError:
     """The error for a pipe, a socket or a device in place of a file."""
     return ValueError(
         f"rows are read from regular files, in any order, and {path} is a pipe, a socket or a device; write what "
-        "it gives to a file, or yield it from a stream (docs/streams.md)"
+        "it gives to a file, or yield it from a stream (docs/sources.md#streams)"
     )
 
 

@@ -283,7 +283,7 @@ def _opened(sources: Any) -> dict[str, Source]:
         if is_stream(given):
             raise TypeError(
                 f"a mixture needs sources with random access, and {name!r} is a stream; mix streams with "
-                "grain.IterDataset.mix, as in docs/streams.md"
+                "grain.IterDataset.mix, as examples/mixture.py does"
             )
         try:
             source = as_source(given)

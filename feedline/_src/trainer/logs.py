@@ -183,7 +183,7 @@ class TensorBoardLog(_Log):
     Args:
       folder: the folder. It is made if there is none.
       feed: whose metrics are written, too, at most once a second: accelerator utilisation, rates, times of the
-        stages. Their names begin with "feedline/"; docs/metrics.md lists them.
+        stages. Their names begin with "feedline/"; docs/waiting.md lists them.
 
     Raises:
       TypeError: `folder` is not a path, or `feed` has no statistics.
