@@ -1,4 +1,4 @@
-"""What settings that a feed finds by itself may use: the user's limits, and where there is none, the machine's."""
+"""Bounds of the settings that a feed tunes: the user's limits, or else the machine's."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _MIN_THREADS = 2
 
 
 def default_threads() -> int:
-    """The threads that read if `Reading.threads` is None."""
+    """The number of reading threads for `Reading.threads=None`."""
     return min(max(own_cores(), _MIN_THREADS), DEFAULT_MAX_THREADS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Which settings may be changed, and how many batches may lie in host memory and on each device.
+    """The settings that may change, and the maximum batches in host memory and on each device.
 
-    `cores` may be kept busy by threads or workers. With `arrays_on_host`, device arrays lie in host buffers.
+    Attributes:
+      cores: how many of them threads or workers may keep busy.
+      arrays_on_host: whether device arrays lie in host buffers.
     """
 
     tunable: frozenset[str]
@@ -37,7 +39,7 @@ class Bounds:
     arrays_on_host: bool = False
 
     def allow(self, settings: Settings) -> bool:
-        """Whether settings keep the limits of memory and of worker processes."""
+        """Whether settings respect the limits of memory and of worker processes."""
         if "workers" in self.tunable and settings.workers > self.cores:
             return False
         if self.device_batches is not None and self.device_use(settings) > self.device_batches:
@@ -45,13 +47,13 @@ class Bounds:
         return self.host_use(settings) <= self.host_batches
 
     def host_use(self, settings: Settings) -> int:
-        """Most host buffers in use. During a change, reads with the old settings end in buffers of their own."""
+        """Maximum host buffers in use. During a change, reads under the old settings keep their own."""
         batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 
     def device_use(self, settings: Settings) -> int:
-        """Most batches on a device: those that wait or are being placed, as many of the settings before a
-        change, which threads may still be placing, and two in use.
+        """Maximum batches on a device: waiting or being placed, as many again that threads still place under the
+        settings before a change, and two in use.
         """
         return 2 * settings.prefetch + 2
 

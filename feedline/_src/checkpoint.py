@@ -26,7 +26,7 @@ class _Handler(ocp.CheckpointHandler):
 @ocp.args.register_with_handler(_Handler, for_save=True)
 @dataclasses.dataclass
 class Save(ocp.args.CheckpointArgs):
-    """Where a feed stands now, to be saved; the feed may go on at once.
+    """The present state of a feed, to be saved. The feed may continue at once.
 
     Rows with random access are saved by process 0, and lanes by the processes that read them.
 
@@ -34,7 +34,7 @@ class Save(ocp.args.CheckpointArgs):
       feed: a `feedline.Feed`, or any object whose `get_state` gives JSON values.
 
     Raises:
-      ProcessError: when it is saved, if another process saves another place of lanes.
+      ProcessError: when it is saved, if another process saves other positions of the lanes.
 
     Example:
       >>> import tempfile, numpy as np, jax, feedline, orbax.checkpoint as ocp
@@ -58,7 +58,9 @@ class Save(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(_Handler, for_restore=True)
 @dataclasses.dataclass
 class Restore(ocp.args.CheckpointArgs):
-    """Takes a feed to where `Save` saved it, on any number of processes and devices; the item is the state.
+    """Restores a feed to the state that `Save` saved, on any number of processes and devices.
+
+    The restored item is that state.
 
     Args:
       feed: a `feedline.Feed`, or any object with `set_state`.

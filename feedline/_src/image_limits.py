@@ -29,7 +29,7 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def check_scans(jpeg: bytes) -> None:
-    """Refuse a JPEG of so many scans that it would hold a thread for minutes."""
+    """Refuse a JPEG with so many scans that it would occupy a thread for minutes."""
     if jpeg.count(b"\xff" + _SCAN) <= _MOST_SCANS:
         return
     scans, at = 0, len(JPEG) - 1  # other data may hold these bytes, too
@@ -44,7 +44,7 @@ def check_scans(jpeg: bytes) -> None:
 
 
 def check_image(data: bytes) -> None:
-    """Refuse what is no image of a known format, or has too many pixels; of a JPEG, too many scans."""
+    """Refuse unknown formats, images with too many pixels, and JPEGs with too many scans."""
     try:
         if data.startswith(JPEG):
             check_scans(data)  # simplejpeg reads its size
@@ -55,7 +55,7 @@ def check_image(data: bytes) -> None:
 
 
 def not_an_image(data: bytes) -> ValueError:
-    """The error for what cannot be decoded."""
+    """The error for data that cannot be decoded."""
     return ValueError(
         "an image must be a whole JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or PNM, and this one begins with "
         f"{bytes(data[:16])!r} and has {len(data)} bytes; write the file again, in one of these formats, or leave "
@@ -100,7 +100,7 @@ def _check_chunks(png: bytes) -> None:
 
 
 def _size_of_tiff(data: bytes, order: str) -> tuple[int, int]:
-    """Of the first image, the only one that is decoded, or of its tiles, if these are larger."""
+    """Height and width of the first image, the only one that is decoded; or of its tiles, if they are larger."""
     (at,) = struct.unpack_from(order + "I", data, 4)
     (count,) = struct.unpack_from(order + "H", data, at)
     found: dict[int, int] = dict.fromkeys(_TIFF_SIZES, 0)
@@ -113,6 +113,6 @@ def _size_of_tiff(data: bytes, order: str) -> tuple[int, int]:
                     "it again, or leave it out"
                 )
             (value,) = struct.unpack_from(order + _TIFF_INTEGERS[kind], data, entry + 8)
-            found[tag] = max(found[tag], value)  # of a tag that comes twice, libtiff takes one of both
+            found[tag] = max(found[tag], value)  # libtiff uses either of two equal tags
     width, height, tile_width, tile_height = found.values()
     return max((height, width), (tile_height, tile_width), key=lambda size: size[0] * size[1])

@@ -28,7 +28,7 @@ Image = npt.NDArray[np.uint8]
 _IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
 _LABEL_FIELDS = ("label", "cls")
 _DIGITS = re.compile(r"(0|-?[1-9][0-9]*)\r?\n?")
-_TRIES = 10  # of a random crop that does not fit; then it is a centred one
+_TRIES = 10  # random crops that do not fit before a centred one is used
 _UINT64 = (1 << 64) - 1
 
 
@@ -77,7 +77,7 @@ def decode(
     Raises:
       ImportError: simplejpeg or OpenCV is not installed.
       ValueError: an invalid option, or records without such a field.
-      RowError: of the first, the middle and the last image none can be decoded.
+      RowError: none of the first, the middle and the last image can be decoded.
 
     Example:
       >>> import tempfile
@@ -150,13 +150,13 @@ class ImageDecoder:
         data = record if self.image is None else record[self.image]
         if not data:
             raise ValueError("an image must not be empty, and this one has 0 bytes; write the file again")
-        mirror = self.flip and uniform(row.key, 4 * _TRIES + 1) < 0.5  # no crop uses this number
+        mirror = self.flip and uniform(row.key, 4 * _TRIES + 1) < 0.5  # crops use the numbers before
         _resize_into(out["image"], self._cropped(data, row.key), mirror)
         if self.label is not None:
             out["label"][...] = _exact_label(record[self.label])
 
     def _cropped(self, data: bytes, key: int) -> Image:
-        """The part of the image that is resized; of a JPEG perhaps in a smaller resolution."""
+        """The crop before it is resized. A JPEG may be decoded at a lower resolution."""
         header = _jpeg_header(data)
         if header is None or self.orient:
             whole = _decoded_by_opencv(data, self.orient)
@@ -172,7 +172,7 @@ class ImageDecoder:
         return _part(whole, _scaled(box, header, small))
 
     def box(self, height: int, width: int, key: int) -> Box:
-        """The part of an image of this size that is used."""
+        """The crop of an image of this size."""
         for attempt in range(_TRIES if self.crop == "random" else 0):
             area, shape, down, right = (uniform(key, 4 * attempt + i) for i in range(1, 5))
             area = height * width * _between(self.scale, area)
@@ -187,7 +187,7 @@ class ImageDecoder:
 
 
 def _exact_label(value: Any) -> int:
-    """The integer that a field holds, which nothing rounds; of text only what `str` writes, and a line break."""
+    """The integer in a field, never rounded. Text must be as `str(int)` writes it; a line break may follow."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     if isinstance(text, str):
         exact = _DIGITS.fullmatch(text) is not None
@@ -203,7 +203,7 @@ def _exact_label(value: Any) -> int:
 
 
 def uniform(key: int, index: int) -> float:
-    """A uniform random number in [0, 1), of those of a key: SplitMix64 (Steele, Lea and Flood 2014).
+    """Random number `index` of a key, uniform in [0, 1): SplitMix64 (Steele, Lea and Flood 2014).
 
     It is the same on any machine and with any version. A NumPy generator would take longer to make than all
     numbers that an image needs.
@@ -219,7 +219,7 @@ def _between(limits: tuple[float, float], share: float) -> float:
 
 
 def _scaled(box: Box, size: tuple[int, int], small: tuple[int, int]) -> Box:
-    """The part of an image when it is decoded smaller: `small` is its height and width then."""
+    """The box in an image that was decoded smaller, to the height and width `small`."""
     vertical, horizontal = small[0] / size[0], small[1] / size[1]
     top, left = int(box.top * vertical), int(box.left * horizontal)
     height, width = max(1, round(box.height * vertical)), max(1, round(box.width * horizontal))

@@ -1,4 +1,4 @@
-"""What Linux says of this machine: its processors, memory nodes and GPUs, and the limits of control groups.
+"""Facts that Linux reports of this machine: processors, NUMA nodes, GPUs, and limits of control groups.
 
 `root` is the folder that has proc/, sys/ and dev/, for tests.
 """
@@ -15,7 +15,7 @@ _NO_LIMIT = 1 << 60  # cgroups of version 1 write a number near 2^63 for "no lim
 
 
 class Topology(NamedTuple):
-    """Which memory nodes (NUMA) hold the processors, the memory and the GPUs of this machine."""
+    """The NUMA nodes of this machine's processors, memory and GPUs."""
 
     processors: Mapping[int, Set[int]]  # of each node
     memory: Set[int]  # nodes from which this process may take memory

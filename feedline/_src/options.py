@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple, get_args
 
 BadRows = Literal["raise", "substitute", "mask"]
 Auto = Literal["auto"]
-"""In place of a number: the feed finds it while it runs."""
+"""Instead of a number: the feed tunes the setting while it runs."""
 _SEED_BITS = 64
 MAX_AHEAD = 1 << 16
 """The limit of `Reading.buffer` and `prefetch`, in batches: more would only exhaust memory."""
 MAX_THREADS = 1 << 12
 """The limit of reading threads and of worker processes."""
 DEFAULT_MAX_THREADS = 16
-"""The limit of reading threads that nobody asked for: by default, and in advice."""
+"""Maximum reading threads by default, and in advice."""
 MAX_COUNT = (1 << 31) - 1
 """The limit of the rows in a batch, and of the epochs of a pass."""
 _MAX_SECONDS = 1e9  # 30 years: well below the longest wait that the operating system accepts
@@ -92,19 +92,19 @@ class Settings(NamedTuple):
 
     @property
     def host_batches_on_cpu_devices(self) -> int:
-        """Process-local batches in host memory on CPU devices, whose arrays lie there: those that wait and two in
-        use come in addition.
+        """Process-local batches in host memory with CPU devices, whose arrays lie there: `host_batches`, the
+        waiting ones, and two in use.
         """
         return self.host_batches + self.prefetch + 2
 
     @property
     def device_batches(self) -> int:
-        """Batches on a device: those that wait, one being placed, one in use."""
+        """Batches on a device: the waiting ones, one being placed, one in use."""
         return self.prefetch + 2
 
     @property
     def shared_batches(self) -> int:
-        """Process-local batches on their way from workers, at most."""
+        """Maximum process-local batches in flight from workers."""
         return self.workers and self.workers * (2 * max(1, self.buffer // self.workers) + 3)
 
 
@@ -140,16 +140,16 @@ class Limits:
 class Reading:
     """How rows are read on the host.
 
-    `threads`, `workers` and `buffer` may be "auto": the feed finds them while it runs, within `limits`, and never
-    changes a batch by it. docs/feed.md, "Automatic settings", says how.
+    `threads`, `workers` and `buffer` may be "auto": the feed tunes them while it runs, within `limits`. Batches
+    stay the same. docs/feed.md, "Automatic settings", says how.
 
     Attributes:
       threads: the threads that read rows with random access, and place the batches; 0 is the same as 1. None:
         the cores that this process may use, divided by the processes that share them, at least 2 and at most 16.
         Batches of streams, and batches that workers read, are placed by one thread.
-      workers: worker processes, for Python transforms that hold the GIL. 0: none. Each
-        takes seconds to start, and opens the source's files again. Up to
-        workers · (2 · max(1, buffer // workers) + 3) process-local batches are on their way, in host memory.
+      workers: worker processes, for Python transforms that hold the GIL. 0: none. Each takes seconds to start, and
+        opens the source's files again. Up to workers · (2 · max(1, buffer // workers) + 3) process-local batches
+        are in flight, in host memory.
       buffer: how many host batches may be read ahead.
         Host bytes = (buffer + 1) × process-local batch.
       bad_rows: what to do with a bad row: one that cannot be read, whose shapes or dtypes differ from the first

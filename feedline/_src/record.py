@@ -14,7 +14,7 @@ class PartTimes(NamedTuple):
 
     Attributes:
       stage_s: getting host memory, and writing casts, cuts and results of the transform into it.
-      read_cpu_s, host_cpu_s: the processor time of the thread: while it read; in the other two together.
+      read_cpu_s, host_cpu_s: the thread's CPU time while it read, and in the other two stages together.
     """
 
     thread: str

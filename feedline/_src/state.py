@@ -90,7 +90,7 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
 
 
 def order_and_position(state: Any) -> tuple[Any, int]:
-    """The order of a state's first epoch and its position there, before it is checked; else None and 0."""
+    """The order and the position of a state in epoch 0, which is not validated yet. Otherwise (None, 0)."""
     fingerprint = state.get("fingerprint") if isinstance(state, Mapping) else None
     if (
         not isinstance(fingerprint, Mapping)
@@ -184,7 +184,7 @@ def _natural(state: Mapping[str, Any], name: str) -> int:
 
 
 def _different(one: Any, two: Any) -> tuple[Any, Any]:
-    """Both values; of dicts that are too long to be shown the items that differ."""
+    """Both values. Of dicts that are too long to be shown, only the items that differ."""
     if not (isinstance(one, Mapping) and isinstance(two, Mapping)) or len(repr((one, two))) <= 2 * _SHOWN:
         return one, two
     names = [name for name in {**one, **two} if one.get(name) != two.get(name)]

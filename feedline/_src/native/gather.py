@@ -43,7 +43,7 @@ class _LeafStruct(ctypes.Structure):
         ("run_bytes", ctypes.c_int64),
     )
     offsets_array: Indices | None = None
-    """Keeps alive what `offsets` points to."""
+    """Owns the memory that `offsets` points to."""
     row_shape: tuple[int, ...] = ()
     """The shape of a row with only the wanted columns."""
 
@@ -127,7 +127,7 @@ class RowGather(Reader):
         assert compiled is not None
         self._library = compiled
         self._parts = [part for part in parts if len(part)]
-        # not taken from a row: of a 1-D array that is a scalar, which has lost the byte order
+        # not of a row: a row of a 1-D array is a scalar, which has lost the byte order
         super().__init__(self._parts[0].dtype, self._parts[0].shape[1:])
         self._bases = np.array([part.ctypes.data for part in self._parts], np.uint64)
         self._strides = np.array([part.strides[0] for part in self._parts], np.int64)

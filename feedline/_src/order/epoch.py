@@ -46,7 +46,7 @@ class RowOrder(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of the keys of a transform, and of the rows that replace bad ones."""
+        """The seed of a transform's keys, and of the substitutes for bad rows."""
 
     @property
     def rows(self) -> int:
@@ -63,10 +63,10 @@ class RowOrder(Protocol):
         """What the C library needs for these positions; None where it cannot compute them."""
 
     def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
-        """The rows to try, in this order, in place of the bad row at a position."""
+        """The rows to try, in this order, instead of the bad row at a position."""
 
     def taken_before(self, epoch: int, position: int) -> tuple[Taken, ...]:
-        """What was taken of each source, one or a mixture's, before a position of an epoch."""
+        """How many rows of each source come before a position of an epoch. Only a mixture has several sources."""
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, for a fingerprint."""
@@ -176,7 +176,7 @@ def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArr
 
 
 def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.int64]:
-    """The rows to try, in this order, in place of a bad row at a position of an epoch.
+    """The rows to try, in this order, instead of a bad row at a position of an epoch.
 
     Args:
       seed: below 2⁶⁴.

@@ -177,7 +177,7 @@ class Span(NamedTuple):
 
     @property
     def table(self) -> Table:
-        """Not held, since a run may have many phases, most of which are over."""
+        """Looked up each time: a run may have many phases, and most of them are over."""
         return table_of(self.counts)
 
     def taken(self, position: int) -> tuple[int, ...]:
@@ -250,7 +250,7 @@ class MixtureOrder:
       orders: the order of each source.
       phases: the weights, by ascending start; the first one starts at 0.
       end: when an epoch ends.
-      seed: of the keys of a transform, and of the rows that replace bad ones.
+      seed: of a transform's keys, and of the substitutes for bad rows.
 
     Raises:
       ValueError: `end` is "all_exhausted", and a source is never exhausted.
@@ -305,7 +305,7 @@ class MixtureOrder:
         """The row index at each position of an epoch.
 
         Args:
-          epoch: each source goes on where the epoch before left it.
+          epoch: each source continues where the epoch before left it.
           positions: int64[k] in [0, rows); or a range of step 1. They are fastest if they ascend.
 
         Returns:

@@ -1,7 +1,6 @@
-"""Compares two fingerprints by what concerns rows that were delivered: what comes later may change in between.
+"""Compares two fingerprints by what determined the rows delivered so far. What determines later rows may differ.
 
-In a mixture, phases of weights that have not begun may change; in a feed whose batch size changes, the batch sizes
-of later steps.
+That is, the weights of a mixture's later phases may differ, and the batch sizes of later steps.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def common(
     if all(_phases(each, "batch_sizes") for each in both):
         for each in both:
             each["order"] = {**each["order"], "batch_sizes": _begun(each["order"]["batch_sizes"], step)}
-    else:  # a constant batch size may be another one after each restore, so it says nothing of the past
+    else:  # a constant batch size may change at each restore, so it does not describe the past
         for each in both:
             if isinstance(each.get("order"), Mapping):
                 each["order"] = {key: value for key, value in each["order"].items() if key != "batch_sizes"}
@@ -41,7 +40,7 @@ def common(
 
 
 def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
-    """How to go on at the cursor with other weights, if two orders differ in nothing but weights before it.
+    """How to resume at the cursor with other weights, if the two orders differ only in weights before it.
 
     Args:
       saved, own: the orders of both fingerprints, as `common` returns them.

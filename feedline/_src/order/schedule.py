@@ -46,7 +46,7 @@ class BatchPositions:
     valid: npt.NDArray[np.bool_]
 
     def part(self, here: slice) -> BatchPositions:
-        """Those of some adjacent rows."""
+        """The epochs and positions of some adjacent rows."""
         return BatchPositions(self.epoch[here], self.position[here], self.valid[here])
 
     def stretches(self) -> Iterator[tuple[int, slice]]:

@@ -26,8 +26,8 @@ Cut = tuple[int, Columns, npt.NDArray[Any]]
 WillRead = Callable[[Indices, int], bool]
 """(rows, ahead): start to fetch these rows, which are read `ahead` batches later. False: too early; ask again."""
 OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
-"""The order that a source brings along: that of a mixture, or of a Grain dataset after `repeat()`, which is one
-endless epoch. "": it takes any."""
+"""The order that a source defines itself: that of a mixture, or the single endless epoch of a Grain dataset after
+`repeat()`. "": it accepts any order."""
 Record = bytes | Mapping[str, Any]
 """The bytes of a row; or of a row with several fields their values by name, of which at least one is bytes."""
 _MAX_LEAVES_SHOWN = 8
@@ -39,7 +39,7 @@ _ROW_SOURCE_MEMBERS = ("__len__", "spec", "identity", "read", "close")
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Where rows of a batch stand: four arrays with a value for each row. Read-only.
+    """Epochs, positions, indices and keys of rows of a batch: four read-only arrays, with a value for each row.
 
     A transform gets one as its second argument.
 
@@ -180,7 +180,7 @@ class Indexed:
         return None
 
     def check_rows(self) -> None:
-        """Refuse rows that are found to be bad without reading all, for a feed that raises bad rows.
+        """Raise for bad rows that metadata or samples show. A feed calls it when built with `bad_rows="raise"`.
 
         Raises:
           RowError: there are some.
@@ -241,7 +241,7 @@ class Source(Indexed):
     Attributes:
       spec: a tree of `jax.ShapeDtypeStruct`, of one row.
       format: how rows are read, for a state: "columns", "records" or "mixture".
-      own_order: the order that it brings along.
+      own_order: the order that it defines itself.
       shuffled: whether the order is shuffled unless the user gives one.
       reads_columns: whether `read_cuts` takes some leaves and some columns; else it takes all leaves, whole.
       positioned: whether rows depend on their epoch and position, so that `read_cuts` must get `Rows`.
@@ -268,7 +268,7 @@ class Source(Indexed):
         return None
 
     def order_for(self, asked: Order | None) -> RowOrder:
-        """The order in which a feed reads that was asked for this one."""
+        """The order of a feed over this source. `asked`: the one that its user asked for."""
         return SingleOrder(asked or Order(shuffle=self.shuffled), self.epoch_rows)
 
     def tokens_of(self, rows: Indices) -> Indices | None:
@@ -276,15 +276,15 @@ class Source(Indexed):
         return None
 
     def with_weights(self, weights: Mapping[str, float], position: int) -> Source:
-        """A mixture with other weights from a position on.
+        """This mixture with other weights from a position on.
 
         Raises:
-          TypeError, ValueError: it is none; or the weights, or the position, do not suit it.
+          TypeError, ValueError: the source is no mixture; or the weights or the position do not suit it.
         """
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """A mixture with the weights that a state's order has before a position, and this one has not."""
+        """This source; a mixture with the weights that the order of a state had before a position."""
         return self
 
     def padded_length(self, rows: Indices) -> int:
@@ -341,7 +341,7 @@ def whole_cuts(out: Any) -> list[Cut]:
 
 
 def indices_of(rows: Rows | Indices) -> Indices:
-    """int64[k]: the row indices of rows whose positions may be known."""
+    """int64[k]: the row indices, whether or not positions come with them."""
     return rows.index if isinstance(rows, Rows) else rows
 
 
@@ -350,7 +350,7 @@ class EncodedSource(Indexed):
 
     Attributes:
       fields: the names of the fields of a record; None: a record is one `bytes`.
-      instead: another way to arrays than decoding, for the error of a feed that was given bytes.
+      instead: another way to get arrays than decoding, for the error of a feed that was given bytes.
     """
 
     fields: Sequence[str] | None

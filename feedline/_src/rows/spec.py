@@ -34,7 +34,7 @@ class Leaf:
 
     @property
     def bytes(self) -> int:
-        """Of one row, in the dtype of the source."""
+        """Bytes of one row, in the dtype of the source."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -130,7 +130,7 @@ def _check_nothing_is_lost(values: Array, cast: Array, leaf: Leaf, rows: npt.NDA
 
 
 def _lost(values: Array, cast: Array) -> npt.NDArray[np.bool_]:
-    """Which values became others, or infinite, when they were cast."""
+    """True for integers that the cast changed, and for finite floats that it made infinite."""
     lost: npt.NDArray[np.bool_] = np.zeros(values.shape, np.bool_)
     if values.dtype.kind == "c":
         lost = _lost(values.real, cast.real) | _lost(values.imag, cast.imag)
