@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from background import PATIENCE_S, arrived, spawn
@@ -18,6 +19,7 @@ from feedline._src.files.cache import Cache
 from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.client import RemoteObject
 from feedline._src.files.file import Version
+from feedline._src.files.files import Files
 from feedline._src.files.store import Url
 
 
@@ -52,7 +54,7 @@ def test_a_damaged_block_is_fetched_again(tmp_path, damage):
         assert block.read_all() == data
         path = Path(block.path)
         path.write_bytes(damage(path.read_bytes()))
-        assert block.read_all() is None
+        assert cached(cache, "x", 1000).read_all() is None
 
 
 def test_the_least_recently_used_files_are_evicted(tmp_path):
@@ -67,29 +69,34 @@ def test_the_least_recently_used_files_are_evicted(tmp_path):
     assert there >= {3, *range(90, 120)}
 
 
-def test_a_failed_download_holds_up_nobody_while_its_error_is_kept(tmp_path, monkeypatch):
-    cache, waits, flock = Cache(str(tmp_path), 100_000), threading.Event(), fcntl.flock
+def test_a_failed_fetch_of_a_whole_file_holds_up_nobody_while_its_error_is_kept(store, options, monkeypatch):
+    store.objects["/x.bin"], waits, flock = b"bytes", threading.Event(), fcntl.flock
+    files = [Files([f"{store.url}/x.bin"], options)[0] for _ in range(3)]
+    waiting = []
 
-    def download(file):
-        waiting.append(spawn(whole))
-        arrived(waits)
-        raise feedline.FeedError("no store", stage="read")
-
-    def noted(*arguments):
-        if threading.current_thread() is not threading.main_thread():
+    def noted(descriptor, operation):
+        if threading.current_thread() is waiter and operation == fcntl.LOCK_SH:
             waits.set()
-        flock(*arguments)
+        flock(descriptor, operation)
+
+    def fails_once(method, *request):
+        if method == "GET" and not waiting:
+            waiting.append(spawn(whole))
+            arrived(waits)
+            return 404
+        return None
 
     def whole():
-        found = cache.whole("x", 5, lambda file: file.write(memoryview(b"bytes"), 0))
-        return os.pread(found.descriptor, 5, 0)
+        nonlocal waiter
+        waiter = threading.current_thread()
+        return Path(files[1].path()).read_bytes()
 
+    waiter = None
     monkeypatch.setattr(fcntl, "flock", noted)
-    waiting = []
-    with pytest.raises(feedline.FeedError) as kept:
-        cache.whole("x", 5, download)
-    waiting.append(spawn(whole))
-    assert [each.result(PATIENCE_S) for each in waiting] == [b"bytes", b"bytes"]
+    store.fault = fails_once
+    with pytest.raises(feedline.FeedError, match="is not there any more") as kept:
+        files[0].path()
+    assert waiting[0].result(PATIENCE_S) == Path(files[2].path()).read_bytes() == b"bytes"
     assert kept.tb is not None  # as a notebook keeps the last one
 
 
@@ -152,6 +159,17 @@ def test_a_whole_file_of_the_cache_that_is_damaged_in_use_is_fetched_again(store
         DAMAGE[damage](path)
 
 
+class Given(NamedTuple):
+    """An object that is fetched without a store."""
+
+    url: str
+    version: Version
+    data: bytes
+
+    async def fetch(self, start, stop):
+        return self.data[start:stop]
+
+
 def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
     """Another program may delete the folder before each of their system calls."""
     folder = str(tmp_path / "cache")
@@ -162,7 +180,7 @@ def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
             data = bytes([i % 40]) * 5000
             block = put(cache, i % 40, data)
             assert block.read_all() in (None, data)
-            whole = cache.whole(f"{i % 40:040}", 5000, lambda file, data=data: file.write(memoryview(data), 0))
+            whole = CachedRange(cache, Given(f"{i % 40}", Version(5000, "tag"), data), 0, 5000).whole()
             assert os.pread(whole.descriptor, 5000, 0) == data
             Cache(folder, None)
 

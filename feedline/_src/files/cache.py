@@ -1,11 +1,7 @@
 """The cache on local disk: a folder with a size limit, shared by all processes and jobs of a host.
 
-Its files hold ranges of objects (`CachedRange`), or are *whole files*: an object for a library that opens files by
-path. A complete whole file has the modification time `_COMPLETE_NS`, in 1970, which any write changes. A process
-locks it exclusively while it downloads it, and shared while it uses it; a locked file is not evicted.
-
-The least recently used files are evicted first, by the time of access. It is set explicitly, since many file
-systems do not keep it.
+The least recently used files are evicted first, except locked ones, by the time of access. It is set explicitly,
+since many file systems do not keep it.
 """
 
 from __future__ import annotations
@@ -19,12 +15,11 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
-from feedline._src.files.file import Descriptor, FileVersion, OpenFile, check_may_open
+from feedline._src.files.file import FileVersion, check_may_open
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
@@ -33,8 +28,6 @@ AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and no
 _LARGEST_SEGMENT_BYTES = 1 << 26
 _SEGMENTS = 32  # at least this number of cache files fits into a cache: each is evicted whole
 _TRIES = 100  # then give up: another program deletes the folder each time just before a file is made in it
-_WHOLE = ".whole"
-_COMPLETE_NS = 10**9
 _KEPT = 0.9  # the share of the limit that remains after an eviction, so that not every block causes one
 _STORED = 1 / 32  # after storing this share of the limit, a process counts all files: others store blocks, too
 _TOUCH_NS = 60 * 10**9  # an access within this time of the last one is not noted
@@ -95,81 +88,43 @@ class Cache:
                 file=self._folder,
             ) from error
 
-    # --- whole files ---
+    # --- the limit ---
 
-    def whole(self, name: str, size: int, download: Callable[[Descriptor], None]) -> OpenFile:
-        """The whole file of an object, locked while it is open. One process downloads it, while others wait.
-
-        Args:
-          download: writes all bytes to an open file.
-
-        Raises:
-          FeedError: also if there is no room for it beside other locked files.
-        """
-        path, flags = self.path(name) + _WHOLE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    def make_room(self, needed_bytes: int) -> None:
+        """Evict files for a whole one. FeedError: too many others are locked."""
         with self.checked():
-            for _ in range(_TRIES):
-                file = Descriptor(in_folder(os.path.dirname(path), lambda: os.open(path, flags, 0o600)))
-                is_ours = _lock_alone(file.descriptor) and file.lies_at(path)
-                if is_ours and not _is_complete(FileVersion.of(file.descriptor), size):
-                    self._download(path, file, size, download)
-                fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # waits while another process downloads it
-                if file.lies_at(path):
-                    opened = OpenFile(path, descriptor=os.dup(file.descriptor))
-                    if _is_complete(opened.version, size):
-                        touch(file.descriptor)
-                        return opened
-                    Path(path).unlink(
-                        missing_ok=True
-                    )  # another process was killed while it downloaded, or somebody wrote to the file
-            raise FileNotFoundError(errno.ENOENT, "files are deleted again and again", path)
-
-    def _download(self, path: str, file: Descriptor, size: int, download: Callable[[Descriptor], None]) -> None:
-        """Fill an exclusively locked file, which may hold what a killed process left."""
-        try:
-            os.ftruncate(file.descriptor, 0)
-            self._make_room(size)
-            download(file)
-            os.utime(file.descriptor, ns=(time.time_ns(), _COMPLETE_NS))
-        except BaseException:
-            Path(path).unlink(missing_ok=True)
-            # at once: the traceback of an error keeps the descriptor open for as long as somebody has the error
-            fcntl.flock(file.descriptor, fcntl.LOCK_UN)
-            raise
-
-    def _make_room(self, size: int) -> None:
-        kept = self._evict(max(0, self.limit_bytes - size))
-        if kept + size > self.limit_bytes:
+            kept = self._evict(max(0, self.limit_bytes - needed_bytes))
+        if kept + needed_bytes > self.limit_bytes:
             raise FeedError(
-                f"a file that a library opens by path is kept whole in the cache, and {size} bytes beside the "
-                f"{kept} in use are more than its cache_bytes={self.limit_bytes}; raise cache_bytes of "
+                f"a file that a library opens by path is kept whole in the cache, and {needed_bytes} bytes beside "
+                f"the {kept} in use are more than its cache_bytes={self.limit_bytes}; raise cache_bytes of "
                 "feedline.Store, or use another folder for the cache",
                 stage="read",
                 file=self._folder,
             )
 
-    # --- the limit ---
-
     def store(self, size: int, write: Callable[[], None]) -> None:
-        """Call `write`, which adds these bytes to a file, and evict files if need be."""
+        """Call `write`, which adds these bytes to a file, and evict files if need be: all beyond the limit, and
+        half of the cache for as long as the disk is full and there is anything to evict.
+        """
         with self.checked():
-            self.with_space(write)
+            while not self._is_written(write):
+                pass
             self._uncounted += size
             if self._uncounted > self.limit_bytes * _STORED:
                 self._uncounted = 0
                 self._evict(self.limit_bytes)
 
-    def with_space(self, write: Callable[[], None]) -> None:
-        """Call `write`. While the disk is full, half of the cache is evicted, as long as there is any."""
-        while True:
-            try:
-                return write()
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                size = self._size()
-                if self._evict(size // 2) >= size:
-                    raise
+    def _is_written(self, write: Callable[[], None]) -> bool:
+        """Call `write`. False: the disk is full, and files were evicted."""
+        try:
+            write()
+        except OSError as error:
+            size = self._size()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._evict(size // 2) >= size:
+                raise
+            return False
+        return True
 
     def _size(self) -> int:
         return sum(size for _, size, _ in self._found())
@@ -217,12 +172,7 @@ def touch(file: int | str) -> FileVersion:
     return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _is_complete(version: FileVersion, size: int) -> bool:
-    """Whether a whole file was downloaded to its end, and nobody has written to it since."""
-    return (version.size_bytes, version.modified_ns) == (size, _COMPLETE_NS)
-
-
-def _lock_alone(descriptor: int) -> bool:
+def lock_alone(descriptor: int) -> bool:
     """Lock a file exclusively, unless somebody has locked it. Returns whether it is locked now."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,10 +181,10 @@ def _lock_alone(descriptor: int) -> bool:
 
 
 def _delete(path: str) -> bool:
-    """Delete a file, unless it is a whole one that a process has locked. Returns whether it is gone."""
+    """Delete a file that nobody has locked. Returns whether it is gone."""
     try:
-        with contextlib.ExitStack() as stack:
-            if path.endswith(_WHOLE) and not _lock_alone(stack.enter_context(open(path, "rb")).fileno()):
+        with open(path, "rb") as file:
+            if not lock_alone(file.fileno()):
                 return False
             os.unlink(path)
     except FileNotFoundError:

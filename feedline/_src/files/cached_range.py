@@ -4,6 +4,9 @@ The file is sparse, and filled in any order and by any process. First comes the 
 mark and its CRC-32, written after the block), then an id. So truncating a file destroys its id, and a killed
 process leaves no mark for half a block. A file without an id, or with a wrong checksum, is deleted. Files are
 opened for each read, so that a deleted one gives its space back.
+
+A library that opens files by path needs a *whole file*: one that is complete, cut off after the data, and renamed.
+Its modification time is in 1970, which any write changes.
 """
 
 from __future__ import annotations
@@ -11,32 +14,31 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import fcntl
 import functools
 import hashlib
 import itertools
 import os
 import secrets
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, touch
+from feedline._src.errors import FeedError
+from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, lock_alone, touch
 from feedline._src.files.client import RemoteObject
-from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, fetcher, gathered
-from feedline._src.files.file import Descriptor, Indices, pread
+from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, fetcher, gathered, result_of
+from feedline._src.files.file import Descriptor, Indices, OpenFile, pread
 
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
 _BLOCKS_A_REQUEST = REQUEST_BYTES // BLOCK_BYTES
-
-
-def name_of(stored: RemoteObject, start: int, stop: int) -> str:
-    """The name of the file for a range of bytes of a version of an object."""
-    text = f"2\n{stored.url}\n{stored.version.tag}\n{start}-{stop}"
-    return hashlib.sha256(text.encode()).hexdigest()[:40]
+_TRIES = 100  # then give up: another program changes the files of the cache during each read
+_WHOLE_NS = 10**9
 
 
 class CacheFile(Descriptor):
@@ -70,21 +72,19 @@ class CacheFile(Descriptor):
         """Whether nobody has truncated it. If so, what was read before is right."""
         return self.id != b"" and self._read_id() == self.id
 
-    def block(self, block: int) -> bytes | None:
-        """A block; None: not stored, or with a wrong checksum, and the file was deleted."""
+    def has(self, block: int) -> bool:
+        """Whether a block is there. If its checksum is wrong, the file is deleted."""
+        if self.verified[block]:
+            return True
         entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
-            return None
+            return False
         start = block * BLOCK_BYTES
         data = pread(self.descriptor, min(BLOCK_BYTES, self.size - start), start)
-        if entry != _ENTRY.pack(_MARK, zlib.crc32(data)):
+        self.verified[block] = entry == _ENTRY.pack(_MARK, zlib.crc32(data))
+        if not self.verified[block]:
             self.delete()
-            return None
-        self.verified[block] = True
-        return data
-
-    def has(self, block: int) -> bool:
-        return bool(self.verified[block]) or self.block(block) is not None
+        return bool(self.verified[block])
 
     def write_block(self, block: int, data: memoryview) -> None:
         """Write a block, then its entry."""
@@ -104,9 +104,10 @@ class CachedRange:
 
     def __init__(self, cache: Cache, stored: RemoteObject, start: int, stop: int) -> None:
         self._cache, self._object, self._start, self.size = cache, stored, start, stop - start
-        self.path = cache.path(name_of(stored, start, stop))
-        self._blocks = range(-(-self.size // BLOCK_BYTES))
-        self._verified = b"", np.zeros(len(self._blocks), bool)
+        text = f"2\n{stored.url}\n{stored.version.tag}\n{start}-{stop}"
+        self.path = cache.path(hashlib.sha256(text.encode()).hexdigest()[:40])
+        self.blocks = range(-(-self.size // BLOCK_BYTES))
+        self._verified = b"", np.zeros(len(self.blocks), bool)
         """The id of the file, and its verified blocks: two threads may have different files open, if one of them
         was deleted."""
         self._requests: InFlight[int, None] = InFlight()  # by their blocks
@@ -115,22 +116,19 @@ class CachedRange:
     def verified(self) -> npt.NDArray[np.bool_]:
         """bool[blocks]: which are in the cache as far as this process knows, without a look into the file."""
         if self._verified[0] and not os.path.exists(self.path):
-            self._verified = b"", np.zeros(len(self._blocks), bool)
+            self._verified = b"", np.zeros(len(self.blocks), bool)
         return self._verified[1]
 
     # --- the file ---
 
     def find(self) -> CacheFile | None:
         """The file of the cache; None: there is none."""
-        with self._cache.checked():
-            try:
-                found = CacheFile(self.path, os.open(self.path, os.O_RDWR | os.O_CLOEXEC), self.size)
-            except FileNotFoundError:
-                return None
+        with self._cache.checked(), contextlib.suppress(FileNotFoundError):
+            found = CacheFile(self.path, os.open(self.path, os.O_RDWR | os.O_CLOEXEC), self.size)
             touch(found.descriptor)
-        if found.id:
-            return self._recognized(found)
-        found.delete()
+            if found.id:
+                return self._recognized(found)
+            found.delete()
         return None
 
     def open(self) -> CacheFile:
@@ -140,9 +138,9 @@ class CachedRange:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             with self._cache.checked():
                 descriptor = in_folder(os.path.dirname(self.path), lambda: os.open(self.path, flags, 0o600))
-                found = CacheFile(self.path, descriptor, self.size)
-                if not found.id:  # else another process has just made it
-                    self._cache.with_space(found.begin)
+            found = CacheFile(self.path, descriptor, self.size)
+            if not found.id:  # else another process has just made it
+                self._cache.store(0, found.begin)
         return self._recognized(found)
 
     def _recognized(self, file: CacheFile) -> CacheFile:
@@ -154,15 +152,31 @@ class CachedRange:
             self._verified = file.id, file.verified
         return file
 
-    def read_all(self) -> bytes | None:
-        """All bytes; None if some of them are not in the cache."""
-        if self.size == 0:
-            return b""
-        file = self.find()
-        if file is None:
-            return None
-        parts = list(map(file.block, self._blocks))
-        return b"".join(part for part in parts if part is not None) if None not in parts else None
+    def cached(self, offsets: Indices, lengths: Indices) -> list[bytes] | None:
+        """Parts of the range, none of which end beyond it; None: some are not in the cache."""
+        if file := self.find():
+            blocks = blocks_of(offsets, offsets + lengths).tolist()
+            found = file.read(offsets, lengths) if all(map(file.has, blocks)) else None
+            if file.is_intact:
+                return found
+        return None
+
+    def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
+        """Parts of the range, none of which end beyond it. Those that are not in the cache are fetched."""
+        for _ in range(_TRIES):
+            if (found := self.cached(offsets, lengths)) is not None:
+                return found
+            self.fetch_all(blocks_of(offsets, offsets + lengths).tolist())
+        raise self.unstable(_TRIES)
+
+    def unstable(self, times: int) -> FeedError:
+        """The error for files that other programs change all the time."""
+        return FeedError(
+            "the files of a cache must stay as they are for as long as a read takes, and those of "
+            f"{self._object.url} were changed {times} times; look for the program that writes to them",
+            stage="read",
+            file=str(self._object.url),
+        )
 
     def write(self, blocks: Sequence[int], data: bytes) -> None:
         """Write adjacent blocks, and evict other files if need be."""
@@ -170,6 +184,45 @@ class CachedRange:
         for i, block in enumerate(blocks):
             part = view[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
             self._cache.store(len(part), functools.partial(file.write_block, block, part))
+
+    def whole(self) -> OpenFile:
+        """The whole file of a range of all bytes, locked against eviction for as long as it is open.
+
+        One process of the host fetches it, and others wait. FeedError: also if there is no room for it beside
+        other locked files.
+        """
+        path = f"{self.path}.whole"
+        for _ in range(_TRIES):
+            with self._cache.checked(), contextlib.suppress(FileNotFoundError):
+                whole = OpenFile(path)
+                fcntl.flock(whole.descriptor, fcntl.LOCK_SH)
+                is_right = (whole.version.size_bytes, whole.version.modified_ns) == (self.size, _WHOLE_NS)
+                if is_right and whole.is_at_its_path:
+                    touch(whole.descriptor)
+                    return whole
+                os.unlink(path)  # somebody wrote to it
+            file = self.open()
+            try:
+                if not lock_alone(file.descriptor):
+                    fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # waits for the process that fetches it
+                elif file.lies_at(self.path):
+                    self._make_whole(file, path)
+            finally:  # at once: whoever keeps an error keeps the descriptor, by its traceback
+                fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+        raise self.unstable(_TRIES)
+
+    def _make_whole(self, file: CacheFile, path: str) -> None:
+        """Fetch all blocks, and turn the file into a whole one, unless somebody has deleted it."""
+        self._cache.make_room(self.size - os.fstat(file.descriptor).st_blocks * 512)
+        try:
+            self.fetch_all(self.blocks)
+        finally:
+            self.cancel()  # an interrupt of this thread stops its requests
+        if file.lies_at(self.path) and all(map(file.has, self.blocks)):
+            with self._cache.checked(), contextlib.suppress(FileNotFoundError):
+                os.ftruncate(file.descriptor, self.size)
+                os.utime(file.descriptor, ns=(time.time_ns(), _WHOLE_NS))
+                os.rename(self.path, path)
 
     # --- fetch ---
 
@@ -184,6 +237,11 @@ class CachedRange:
             missing, lambda new: [(run, self._fetch_missing(run)) for run in _requests(new)]
         )
         return list(dict.fromkeys(requests.values()))
+
+    def fetch_all(self, blocks: Iterable[int]) -> None:
+        """Fetch these ascending blocks, and wait for them."""
+        for request in self.fetch(blocks):
+            result_of(request, self._object.url)
 
     def is_near(self, block: int) -> bool:
         """Whether a block is in the cache, or is being fetched."""
@@ -205,12 +263,17 @@ class CachedRange:
         for some in _requests(missing):
             await self._fetch(some)
 
+    def read_all(self) -> bytes | None:
+        """All bytes; None if some of them are not in the cache."""
+        found = self.cached(np.array([0]), np.array([self.size])) if self.size else [b""]
+        fetcher().counts.cached += found is not None
+        return None if found is None else found[0]
+
     async def all(self) -> bytes:
         """All bytes, from the cache, or else fetched and put there."""
         found = await asyncio.to_thread(self.read_all)
-        fetcher().counts.cached += found is not None
         if found is None:
-            found = b"".join(await gathered(map(self._fetch, _requests(self._blocks))))
+            found = b"".join(await gathered(map(self._fetch, _requests(self.blocks))))
         return found
 
     async def _fetch(self, blocks: Sequence[int]) -> bytes:

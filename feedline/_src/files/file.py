@@ -291,8 +291,8 @@ class Descriptor:
 class OpenFile(Descriptor):
     """An open file of a version; None: the present one. FeedError: it has another version."""
 
-    def __init__(self, path: str, version: FileVersion | None = None, descriptor: int | None = None) -> None:
-        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor)
+    def __init__(self, path: str, version: FileVersion | None = None) -> None:
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         self.path, self.version = path, version or FileVersion.of(self.descriptor)
         if version is not None:
             self.check()

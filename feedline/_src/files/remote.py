@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
-import functools
 import io
 import itertools
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import AHEAD, BLOCK_BYTES, cache_of
-from feedline._src.files.cached_range import CachedRange, blocks_of, name_of
+from feedline._src.files.cached_range import CachedRange, blocks_of
 from feedline._src.files.client import RemoteObject, client_of
-from feedline._src.files.fetcher import AT_ONCE, MOST, REQUEST_BYTES, fetcher, gathered, result_of
-from feedline._src.files.file import Bytes, Descriptor, File, Indices, OpenFile, T, Version, place_in
+from feedline._src.files.fetcher import AT_ONCE, MOST, fetcher, gathered, result_of
+from feedline._src.files.file import Bytes, File, Indices, OpenFile, T, Version, place_in
 from feedline._src.files.mapped import MappedObject
 from feedline._src.files.store import Store, Url
 from feedline._src.native.library import library
 
 _log = logging.getLogger("feedline")
-_TRIES, _WHOLE_TRIES = 100, 10
+_WHOLE_TRIES = 10
 _HEADER_BYTES = 1 << 14  # what a file object reads at once of headers
 _EXACT_BYTES = 1 << 17  # up to this size, as of footers, only these bytes are fetched, and not their blocks
 _SMALL_BYTES = 1 << 18  # a smaller object is fetched whole for its samples
 _CHECKED_SEGMENTS = 16  # of a mapped object at each read, which takes a system call for each
-_VIEWS_AT_ONCE = 1024  # of one system call (IOV_MAX)
 _DOWNLOADS = 8  # whole objects that are downloaded at once, each by many requests
 
 
@@ -50,8 +46,8 @@ class RemoteFile(File):
         self._complete = 0
         """The number of segments, from the first one, that the cache was found to have completely."""
         self._mapped: MappedObject | None = None
+        self._bytes = self._range(0, self.size)  # for the whole file
         self._whole: OpenFile | None = None
-        self._download: concurrent.futures.Future[Any] | None = None
 
     def _range(self, start: int, stop: int) -> CachedRange:
         return CachedRange(self.cache, self._object, start, stop)
@@ -60,54 +56,23 @@ class RemoteFile(File):
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         lengths = np.clip(self.size - offsets, 0, lengths)
-        parts = [bytearray(length) for length in lengths.tolist()]
-        self._read_into(offsets, parts)
-        return [bytes(part) for part in parts]
-
-    def read_rows(self, offsets: Indices, out: Bytes) -> None:
-        length = out.shape[1]
-        if len(offsets) and int(offsets.max()) + length > self.size:
-            super().read_rows(offsets, out)  # raises
-        firsts = np.append(0, np.flatnonzero(np.diff(offsets) != length) + 1)[: len(offsets)]  # of adjacent rows
-        ends = np.append(firsts[1:], len(offsets))[: len(firsts)]
-        rows = [out[first:end].reshape(-1) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
-        self._read_into(offsets[firsts], rows)
-
-    def _read_into(self, offsets: Indices, buffers: Sequence[Any]) -> None:
-        """Fill each buffer with the bytes at its offset, none of which lie beyond the end."""
-        views = [memoryview(buffer) for buffer in buffers]
-        self._wait_for(blocks_of(offsets, offsets + np.array([len(view) for view in views], np.int64)))
-        pieces: dict[int, list[tuple[int, memoryview]]] = {}
-        for start, view in zip(offsets.tolist(), views, strict=True):
-            while view:
+        requests = self.fetch(blocks_of(offsets, offsets + lengths))  # of all segments at once
+        for request in requests:
+            result_of(request, self.name)
+        pieces: dict[int, list[tuple[int, int, int]]] = {}
+        for part, (start, length) in enumerate(zip(offsets.tolist(), lengths.tolist(), strict=True)):
+            while length:
                 number, offset = divmod(start, self._step)
-                piece, view = view[: self._step - offset], view[self._step - offset :]
-                pieces.setdefault(number, []).append((offset, piece))
-                start += len(piece)
-        for number, some in pieces.items():
-            self._read_segment(number, some)
-
-    def _read_segment(self, number: int, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill buffers with the bytes at these offsets in a segment."""
-        segment, size = self._segments[number], sum(len(piece) for _, piece in pieces)
-        starts = np.array([offset for offset, _ in pieces])
-        blocks = blocks_of(starts, starts + [len(piece) for _, piece in pieces]).tolist()
-        for _ in range(_TRIES):
-            file = segment.open()
-            if not all(map(file.has, blocks)):  # they were evicted
-                for request in segment.fetch(blocks):
-                    result_of(request, self.name)
-            elif sum(os.preadv(file.descriptor, *some) for some in _adjacent(pieces)) == size and file.is_intact:
-                return
-        raise self._unstable(_TRIES)
-
-    def _unstable(self, times: int) -> FeedError:
-        return FeedError(
-            "the files of a cache must stay as they are for as long as a read takes, and those of "
-            f"{self.name} were changed {times} times; look for the program that writes to them",
-            stage="read",
-            file=self.name,
-        )
+                taken = min(length, self._step - offset)
+                pieces.setdefault(number, []).append((part, offset, taken))
+                start, length = start + taken, length - taken
+        found = [b""] * len(offsets)
+        for number in sorted(pieces):
+            parts, starts, sizes = zip(*pieces[number], strict=True)
+            read = self._segments[number].read(np.array(starts), np.array(sizes))
+            for part, data in zip(parts, read, strict=True):
+                found[part] += data
+        return found
 
     # --- fetch ---
 
@@ -120,10 +85,6 @@ class RemoteFile(File):
         each = self._step // BLOCK_BYTES
         for number, some in itertools.groupby(blocks.tolist(), lambda block: block // each):
             yield self._segments[number], [block - number * each for block in some]
-
-    def _wait_for(self, blocks: Indices) -> None:
-        for request in self.fetch(blocks):
-            result_of(request, self.name)
 
     def fetch_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
@@ -140,10 +101,8 @@ class RemoteFile(File):
     def close(self) -> None:
         """Give up what is being fetched, and let the cache evict the file of `path`."""
         self._whole = None
-        for segment in self._segments:
-            segment.cancel()
-        if self._download is not None:
-            self._download.cancel()
+        for each in (*self._segments, self._bytes):
+            each.cancel()
 
     # --- mapped ---
 
@@ -190,7 +149,7 @@ class RemoteFile(File):
 
     async def _samples(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         if self.size <= _SMALL_BYTES:
-            data = await self._range(0, self.size).all()
+            data = await self._bytes.all()
             return [data[at : at + length] for at, length in ranges]
         spans = [(min(at, self.size), min(at + length, self.size)) for at, length in ranges]
         return await gathered(self._range(*span).all() for span in spans)
@@ -218,46 +177,14 @@ class RemoteFile(File):
             else:
                 if whole.is_at_its_path:
                     return found
-        raise self._unstable(_WHOLE_TRIES)
+        raise self._bytes.unstable(_WHOLE_TRIES)
 
     def _local(self) -> OpenFile:
-        """The whole file of the object, which is downloaded unless the cache has it."""
+        """The whole file of the object, which is fetched unless the cache has it."""
         whole = self._whole
         if whole is None or not whole.is_at_its_path:
-            name = name_of(self._object, 0, self.size)
-            whole = self._whole = self.cache.whole(name, self.size, self._download_to)
+            whole = self._whole = self._bytes.whole()
         return whole
-
-    def _download_to(self, file: Descriptor) -> None:
-        at_once = asyncio.Semaphore(AT_ONCE)  # bounds the parts that wait for the disk
-
-        async def part(start: int) -> None:
-            async with at_once:
-                data = await self._object.fetch(start, min(start + REQUEST_BYTES, self.size))
-                write = functools.partial(file.write, memoryview(data), start)
-                await asyncio.to_thread(self.cache.store, len(data), write)
-
-        self._download = fetcher().run(gathered(map(part, range(0, self.size, REQUEST_BYTES))))
-        try:
-            result_of(self._download, self.name)
-        finally:
-            self._download.cancel()  # an interrupt of this thread stops its requests
-
-
-def _adjacent(pieces: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[memoryview], int]]:
-    """Pieces that lie one behind the other, as of the records of a file, for one system call: views and offset."""
-    views: list[memoryview] = []
-    offset = stop = 0
-    for start, view in pieces:
-        if views and (start != stop or len(views) == _VIEWS_AT_ONCE):
-            yield views, offset
-            views = []
-        if not views:
-            offset = start
-        views.append(view)
-        stop = start + len(view)
-    if views:
-        yield views, offset
 
 
 def fetch_whole(files: Sequence[RemoteFile]) -> None:
@@ -274,10 +201,8 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
     _log.info("%d objects, %d bytes in all, are downloaded unless the cache has them", len(files), size)
     with concurrent.futures.ThreadPoolExecutor(_DOWNLOADS) as threads:
         try:
-            for _ in threads.map(RemoteFile.path, files):
-                pass
+            list(threads.map(RemoteFile.path, files))
         except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
             for file in files:
                 file.close()
             raise
