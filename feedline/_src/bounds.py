@@ -57,9 +57,6 @@ class Bounds:
         """
         return 2 * settings.prefetch + 2
 
-    def without_workers(self) -> Bounds:
-        return dataclasses.replace(self, tunable=self.tunable - {"workers"})
-
 
 def bounds_of(
     limits: Limits,

@@ -16,7 +16,7 @@ import numpy as np
 
 from feedline._src.agreement.monitor import close_on_abort, failure
 from feedline._src.cluster.cores import own_cores
-from feedline._src.listen.listening import BatchListener
+from feedline._src.listen.accounts import Accounts
 from feedline._src.listen.report import Report
 from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, judge
@@ -93,9 +93,9 @@ class MeshIterator(ProcessBound):
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
         super().__init__()
         self._prefetch = prefetch
-        self._listener = BatchListener(prefetch + 2 if prefetch else 0)
+        self._accounts = Accounts(prefetch + 2 if prefetch else 0)
         idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
-        source = self._source = _Batches(iterable, sharding, copy, idle, self._listener)
+        source = self._source = _Batches(iterable, sharding, copy, idle, self._accounts)
         watch = Watch(Reading())
         self._prefetcher: Run[Placed] = (
             Prefetcher.of_iterator(source, source.place, prefetch, watch)
@@ -135,7 +135,7 @@ class MeshIterator(ProcessBound):
             self._prefetcher.close()
             raise
         state, part, local_bytes = placed.metadata
-        self._listener.delivered(BatchRecord(asked, time.perf_counter(), [part], placed.times))
+        self._accounts.delivered(BatchRecord(asked, time.perf_counter(), [part], placed.times))
         self._batches += 1
         self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
         self._placed_bytes += local_bytes
@@ -151,7 +151,7 @@ class MeshIterator(ProcessBound):
             batches=self._batches,
             rows=self._rows,
             placed_bytes=self._placed_bytes,
-            **self._listener.accounts.times(self._listener.accounts.window()),
+            **self._accounts.times(self._accounts.window()),
             ready=self._prefetcher.waiting,
             slabs=self._source.staging.mapped,
             host_bytes=self._source.staging.mapped_bytes,
@@ -163,7 +163,7 @@ class MeshIterator(ProcessBound):
         Raises:
           ValueError: too few batches were delivered. Those that were read before the loop began do not count.
         """
-        window = self._listener.accounts.window()
+        window = self._accounts.window()
         if window is None:
             raise ValueError(
                 "a report needs batches that were read after the loop began, and this iterator delivered "
@@ -173,7 +173,7 @@ class MeshIterator(ProcessBound):
             Settings(0, 0, 1, self._prefetch),  # the batch that was read waits for its slot
             own_cores(),
             stream=True,
-            gil_wait_s=self._listener.accounts.gil_wait_s(),
+            gil_wait_s=self._accounts.gil_wait_s(),
             process=jax.process_index(),
         )
         return judge(window, how)
@@ -210,12 +210,10 @@ class MeshIterator(ProcessBound):
 class _Batches:
     """Reads the user's iterator: validates, copies and places each batch. Called by the placement thread."""
 
-    def __init__(
-        self, iterable: Iterable[Any], sharding: Any, copy: bool, idle: int, listener: BatchListener
-    ) -> None:
+    def __init__(self, iterable: Iterable[Any], sharding: Any, copy: bool, idle: int, accounts: Accounts) -> None:
         self.iterator: Any = iter(iterable)
         self._settings = JaxSettings.of_this_thread()
-        self._sharding, self._copy, self._idle, self._listener = sharding, copy, idle, listener
+        self._sharding, self._copy, self._idle, self._accounts = sharding, copy, idle, accounts
         self._form: tuple[RowSpec, list[bool]] | None = None  # of the last batch, and which leaves were copied
         self._placer: tuple[RowSpec, Placement, Placer] | None = None  # for batches of this spec
         self.staging = Staging([], idle)
@@ -239,7 +237,7 @@ class _Batches:
         if self._placer is None or given.spec != self._placer[0]:
             with self._settings.applied():
                 placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
-            self._placer = given.spec, placement, Placer(placement, self._listener.placed)
+            self._placer = given.spec, placement, Placer(placement, self._accounts.placed)
         _, placement, placer = self._placer
         batch, times = placer.place(given.leaves)
         if self._copy:  # else the iterator might write into the memory of its arrays before they are copied

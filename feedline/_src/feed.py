@@ -238,13 +238,10 @@ class Feed(FeedBase):
         except Closed:
             raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else CLOSED) from None
         except Exception as error:
-            tuner, chosen = self._listener.tuner, self._running.settings.workers > 0
-            job_failed = isinstance(error, ProcessError)
-            if job_failed or not chosen or tuner is None or not tuner.does_without_workers(error):
+            # threads read again from the last batch delivered. If it is the data that is bad, they raise it, too
+            if isinstance(error, ProcessError) or (start := self._listener.give_up_workers(error)) is None:
                 raise
-            # the user asked for no workers, so threads read again from the last batch delivered. If it is the
-            # data that is bad, they raise the same error
-            self._tune(tuner.start)
+            self._tune(start)
             return self._take()
 
     def _warn_of_partial_pass(self) -> None:

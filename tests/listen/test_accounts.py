@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 import jax
 import numpy as np
@@ -23,8 +24,9 @@ def delivered(accounts, asked, taken, part=(0.0, 0.0, 0.0), placing=(0.0, 0.0), 
     parts, placed = [PartTimes("read", began, *part, 0.01, 0.02)], PlaceTimes("place", *placing, 0.001)
     accounts.delivered(BatchRecord(asked, taken, parts, placed))
     if ready_s is not None:
-        accounts.transferred((placing[0], ready_s))
-    accounts.add_up_many()
+        accounts._transfers.append((placing[0], ready_s))
+    if len(accounts._records) >= 16:
+        accounts.sums()
 
 
 def latest(accounts):
@@ -61,7 +63,19 @@ def test_the_time_of_a_break_is_not_the_loops_own():
     assert accounts.sums()["loop_s"] == 4.0
     window = accounts.window()
     assert (window.loop_s, window.wait_s) == (2 / 4, 1.5 / 4)  # the first wait of the pass counts
-    assert len(accounts.window(since=4.0).batches) == 3
+
+
+def test_a_window_after_a_change_has_only_batches_that_were_made_since():
+    accounts = Accounts(ahead=-2)
+    for asked in (1.0, 2.0, 3.0):
+        delivered(accounts, asked, asked)
+    accounts.restarted(ahead=1)
+    assert accounts.window(current=True) is None
+    assert len(accounts.window().batches) == 3
+    now = time.perf_counter()
+    for step in range(1, 7):
+        delivered(accounts, now + step, now + step)
+    assert len(accounts.window(current=True).batches) == 3  # without the three of a pipeline that begins
 
 
 def test_a_rare_pause_of_the_loop_is_left_out_and_a_wait_for_each_tenth_step_is_not():
@@ -81,7 +95,7 @@ def test_a_transfer_that_ends_after_the_batch_was_taken_is_late():
     delivered(accounts, 1.0, 1.0, placing=(0.5, 0.1), ready_s=0.1)
     delivered(accounts, 2.0, 2.0, placing=(1.5, 0.1))
     delivered(accounts, 3.0, 3.0, placing=(2.5, 0.1))
-    accounts.transferred((1.5, 1.25))  # ready at 2.75, and taken at 2.0
+    accounts._transfers.append((1.5, 1.25))  # ready at 2.75, and taken at 2.0
     assert [batch.late_s for batch in latest(accounts)] == [0.75, None]
     window = accounts.window()
     assert accounts.times(window)["transfer_s"] == pytest.approx((0.1 + 1.25) / 2)
@@ -98,7 +112,7 @@ def test_a_glance_counts_where_the_loop_was(kind):
     accounts, step_s = Accounts(ahead=-2), 1.0
     for step in range(1, 21):
         at = step + 0.25 if kind == "next" else step + 0.75  # in `next` until 0.5
-        accounts.glanced(Glance(at, computes=step % 4 == 0, idle=step % 4 > 1))
+        accounts._glanced(Glance(at, computes=step % 4 == 0, idle=step % 4 > 1))
         delivered(accounts, step * step_s, step * step_s + 0.5)
         if step == 7:
             assert (accounts.window().idle_s, accounts.window().wait_s) == (None, 0.5)  # too few
@@ -117,7 +131,7 @@ def test_glances_while_the_buffers_fill_and_in_breaks_and_pauses_do_not_count():
         began, now = now, now + (40.0 if step == 50 else 1.0)
         elsewhere = step in (1, 2, 3, 20, 50)  # the step compiles; a break; a pause
         for glance in range(20 if step == 50 else 1):
-            accounts.glanced(Glance(began + 0.5 + glance, not elsewhere, elsewhere))
+            accounts._glanced(Glance(began + 0.5 + glance, not elsewhere, elsewhere))
         if step == 20:
             accounts.interrupted()
         delivered(accounts, now, now)

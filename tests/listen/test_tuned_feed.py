@@ -47,7 +47,7 @@ def restless(monkeypatch):
         draw, lock = random.Random(seed), threading.Lock()
         changes = []
 
-        def look(self, accounts, circumstances):
+        def look(self, window, how):
             pass
 
         def proposal(self):
@@ -269,12 +269,10 @@ def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monke
     monkeypatch.setattr("feedline._src.loader.workers.WorkerBatches", failing(error))
     with Feed({"row": str(path)}, B, SHARDING, reading=Reading(workers="auto")) as feed:
         before = taken(feed, 3)
-        tuner = feed._listener.tuner
-        tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
+        feed._listener.tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
         after = taken(feed, 3)
         assert feed.reading.workers == 0
-        tuner.look(feed._listener.accounts, feed._listener.circumstances)
-        (sentence,) = tuner.history
+        (sentence,) = feed._listener.tuner.history
         assert re.fullmatch(rf"goes back to threads \d+: workers failed with {type(error).__name__}: .*", sentence)
     with Feed({"row": str(path)}, B, SHARDING) as plain:
         assert before + after == taken(plain, 6)

@@ -2,15 +2,12 @@
 
 import dataclasses
 import itertools
-import time
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from simulated import ALL, START, Load, bounds, exhaustive
 
-from feedline._src.listen import tuning as module
-from feedline._src.listen.accounts import Window
 from feedline._src.listen.tuning import MAX_CHANGES, Tuner
 from feedline._src.listen.verdict import judge
 from feedline._src.options import Settings
@@ -36,6 +33,13 @@ LOADS = {
 }
 
 
+def looked(tuner, window, how):
+    """What a tuner proposes, which is taken up."""
+    tuner.look(window, how)
+    proposal, tuner.proposal = tuner.proposal, None
+    return proposal
+
+
 class Run:
     """A loop over a simulated feed that does what the search proposes, until it ends."""
 
@@ -56,7 +60,7 @@ class Run:
     def look(self):
         window, how = self.load.measured(self.now, self.at, self.noise, seed=next(self.looks))
         self.at = window.batches[-1].taken
-        proposed = self.tuner.propose(window, how)
+        proposed = looked(self.tuner, window, how)
         if proposed is not None:
             assert proposed != self.now
             self.now = proposed
@@ -121,7 +125,7 @@ def test_a_stream_is_opened_again_only_if_a_gain_is_predicted():
     for load, expected in [({"make_s": 0.030}, None), ({"make_s": 0.008, "every": 10}, 8)]:
         window, how = Load(place_s=0.0, loop_s=0.010, **load).measured(START._replace(threads=1))
         how = dataclasses.replace(how.having(threads=0), stream=True)
-        proposed = Tuner(limits, how.settings).propose(window, how)
+        proposed = looked(Tuner(limits, how.settings), window, how)
         assert (proposed and proposed.prefetch) == expected
 
 
@@ -156,7 +160,7 @@ def test_a_single_long_wait_or_a_slower_step_is_no_reason():
     run = Run(MEMORY)
     window, how = MEMORY.measured(run.now, run.at + 1000)
     batches = [window.batches[0]._replace(wait_s=0.2), *window.batches[1:]]
-    assert run.tuner.propose(dataclasses.replace(window, batches=batches), how) is None
+    assert looked(run.tuner, dataclasses.replace(window, batches=batches), how) is None
     run.at += 1000
     run.load = dataclasses.replace(MEMORY, loop_s=0.1)
     assert [run.look() for _ in range(5)] == [None] * 5
@@ -182,8 +186,10 @@ def test_a_faster_trial_that_keeps_too_many_cores_busy_is_not_kept():
 def test_workers_that_fail_are_not_tried_again_and_the_search_is_a_whole_one():
     run = Run(HOLDS_LOCK)
     assert run.now.workers
-    run.tuner.give_up_workers("WorkerError: no /dev/shm", START)
-    assert run.tuner.history[-1] == "goes back to threads 2: workers failed with WorkerError: no /dev/shm"
+    run.tuner = run.tuner.without_workers(OSError("no /dev/shm"))
+    assert run.tuner.history[-1] == "goes back to threads 2: workers failed with OSError: no /dev/shm"
+    assert run.tuner.proposal == START
+    run.tuner.proposal = None
     run.now, run.load = START, SLOW_DISK
     run.settle().assert_optimal()
     assert run.now.workers == 0
@@ -225,65 +231,12 @@ def test_advice_that_is_followed_in_vain_comes_to_an_end(load, start):
         assert report.advice.startswith("no setting helps: storage is slower than training; ")
 
 
-# --- the tuner: from the thread that judges to the training thread ---
-
-
-class Accounts:
-    """The latest batches with the settings in use; and how often somebody looked at them."""
-
-    def __init__(self, settings=START, at=-1e6):
-        window, self.how = SLOW_DISK.measured(settings, at)
-        self.batches = [*window.batches]
-        self.looks = 0
-
-    def window(self, since):
-        self.looks += 1
-        return Window.of([batch for batch in self.batches if batch.taken > since])
-
-
-@pytest.fixture
-def tuner(monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
-    return Tuner(bounds(SLOW_DISK), START)
-
-
-def looked(tuner, accounts):
-    tuner.look(accounts, lambda: accounts.how)
-    return tuner.proposal
-
-
-def test_a_proposal_stays_until_it_is_taken_up(tuner):
-    accounts = Accounts()
-    proposal = looked(tuner, accounts)
-    assert proposal.threads > START.threads
-    assert [looked(tuner, accounts), looked(tuner, accounts)] == [proposal] * 2
-    assert accounts.looks == 1
-    tuner.changed()
-    assert tuner.proposal is None
-
-
-def test_settings_are_judged_by_batches_that_were_taken_after_the_change(tuner):
-    proposal = looked(tuner, Accounts())
-    tuner.changed()
-    before = Accounts(proposal)
-    assert looked(tuner, before) is None
-    assert len(tuner.history) == 1  # nothing was judged
-    after = Accounts(proposal, at=time.perf_counter())
-    after.batches = before.batches + after.batches
-    looked(tuner, after)
-    assert tuner.history[1].startswith(f"keeps threads 2 → {proposal.threads}, buffer 2 → {proposal.buffer}: ")
-
-
-def test_workers_that_fail_while_somebody_judges_are_given_up_at_the_next_look(tuner):
-    accounts = Accounts()
-    window = accounts.window
-
-    def fail(since):
-        assert tuner.does_without_workers(OSError("no room"))
-        return window(since)
-
-    accounts.window = fail
-    assert looked(tuner, accounts) is None  # what it would propose is of before
-    accounts.window = window
-    looked(tuner, accounts)
-    assert list(tuner.history)[-2:-1] == ["goes back to threads 2: workers failed with OSError: no room"]
+def test_a_proposal_stays_until_it_is_taken_up():
+    tuner = Tuner(bounds(SLOW_DISK), START)
+    for load in (SLOW_DISK, MEMORY):
+        tuner.look(*load.measured(START))
+        assert tuner.proposal.threads == 8
+    tuner.proposal = None  # an interrupt came before the feed took it up
+    tuner.look(*MEMORY.measured(START))
+    assert tuner.proposal.threads == 8
+    assert len(tuner.history) == 1

@@ -1,7 +1,7 @@
 """What the batches of a feed cost: sums over all of them, and the times of the latest ones, to judge by.
 
-The training thread appends one record per batch. The threads that place batches add the records up, and so does
-whoever asks for a number.
+The training thread appends one record per batch. Threads that place batches add the records up, and so does any
+reader of the numbers.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import operator
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from feedline._src.listen.devices import Glance
-from feedline._src.record import BatchRecord
+from feedline._src.listen.devices import Glance, StepWatch, TransferWatch
+from feedline._src.record import BatchRecord, PlaceTimes
 
+_log = logging.getLogger("feedline")
 _LATEST = 256
 """Batches whose times are kept one by one."""
 _ADD_UP_EVERY, _MAX_RECORDS = 16, 1 << 12
@@ -34,7 +36,7 @@ Entry = BatchRecord | float
 
 
 class BatchTimes(NamedTuple):
-    """The times of one delivered batch, in seconds. Those before `follows` are summed over all batches."""
+    """The times of one delivered batch, in seconds. Sums over all batches are kept of those before `follows`."""
 
     read_s: float  # these four: summed over the threads that made it
     transform_s: float
@@ -64,15 +66,11 @@ _SUMMED = BatchTimes._fields[: BatchTimes._fields.index("follows")]
 
 
 class Accounts:
-    """Adds up what the batches of one feed cost.
+    """What the batches of an iterator cost. It holds no reference to a feed or a pipeline.
 
-    `delivered` and `interrupted` are for the training thread; the other methods may be called by any. `ahead`:
-    batches that may have been made before the first one is taken. They and the next two, while the first steps
-    compile, only count in the sums, because their waits do not show how fast the feed is.
-
-    Attributes:
-      delivered: takes the `BatchRecord` of a batch. It only appends.
-      transferred: takes (when placing of a batch began, the seconds until all of its arrays were ready).
+    The training thread calls `delivered` and `interrupted`, which only append. Any thread may call the rest.
+    `ahead`: batches that may have been made before the first one is taken. They and the next two, while the first
+    steps compile, only count in the sums, because their waits do not show how fast the feed is.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -83,6 +81,7 @@ class Accounts:
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
         self._before: float | None = None  # when the batch before was taken; None after a break
         self._filling = ahead + 2  # batches still to come that are not judged
+        self._restarted_at = -math.inf
         # glances in the loop's own time (idle, and how long that time was), and in `next` (computing)
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
         self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
@@ -90,30 +89,47 @@ class Accounts:
         self._transfers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_LATEST)
         self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
         self._gil_waits_s: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
-        self.delivered = self._records.append
-        self.transferred = self._transfers.append
+        self._watch_step = StepWatch(self._glanced)
+        self._watch_transfer = TransferWatch(self._transfers.append)
+        self._failed = False
+
+    def delivered(self, record: BatchRecord) -> None:
+        """A batch is about to be delivered."""
+        self._records.append(record)
 
     def interrupted(self) -> None:
         """The loop over the batches ended, or goes on elsewhere: the time until the next `next` is not its own."""
         self._records.append(time.perf_counter())
 
-    def glanced(self, glance: Glance) -> None:
-        """A thread looked at the devices."""
-        self._gil_waits_s.append(glance.gil_wait_s)
-        self._glances.append(glance)
-
-    def changed(self, ahead: int) -> None:
+    def restarted(self, ahead: int) -> None:
         """The loop goes on with other settings, with which `ahead` batches may be made ahead."""
         self._add_up()
         self._filling = ahead + 2
+        self._restarted_at = time.perf_counter()
         self.interrupted()
 
-    def add_up_many(self) -> bool:
-        """Add up the records if there are many, unless another thread does. Returns whether there were."""
-        many = len(self._records) >= _ADD_UP_EVERY
-        if many:
-            self._add_up(timeout_s=0)
-        return many
+    def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
+        """A batch was placed. Once there are 16 records, adds them up and judges."""
+        try:
+            if all(array.is_ready() for array in arrays):
+                self._transfers.append((times.began, times.place_s))
+            else:
+                self._watch_transfer(arrays, times.began)
+            self._watch_step.placed(arrays)
+            if len(self._records) >= _ADD_UP_EVERY:
+                self._add_up(timeout_s=0)
+                self._judge()
+        except Exception:  # noqa: BLE001  a fault in a listener must not end training
+            if not self._failed:
+                self._failed = True
+                _log.exception("feedline could not judge how its feed works")
+
+    def _judge(self) -> None:
+        """Records were added up, on a thread that places batches."""
+
+    def _glanced(self, glance: Glance) -> None:
+        self._gil_waits_s.append(glance.gil_wait_s)
+        self._glances.append(glance)
 
     def gil_wait_s(self) -> float:
         """How long a thread that released the GIL waits for it: the median of the latest samples."""
@@ -134,7 +150,7 @@ class Accounts:
         waits = sorted(batch.wait_s for batch in self._latest.copy()) or [0.0]
         return {
             **sums,
-            "wait_p50_s": waits[math.ceil(0.5 * len(waits)) - 1],
+            "wait_p50_s": statistics.median_low(waits),
             "wait_p99_s": waits[math.ceil(0.99 * len(waits)) - 1],
             "wait_max_s": self._max_wait_s,
             "transfer_s": statistics.fmean(transfers.values()) if transfers else None,
@@ -142,13 +158,12 @@ class Accounts:
             "wait_share": window and window.wait_share,
         }
 
-    def window(self, since: float = -math.inf) -> Window | None:
-        """The latest batches to judge by, of those that were taken after `since`; None: too few."""
+    def window(self, *, current: bool = False) -> Window | None:
+        """The latest batches to judge by; None: too few. `current`: only those since `restarted`."""
         self._add_up()
+        since = self._restarted_at if current else -math.inf
         latest = [batch for batch in self._latest.copy() if batch.taken > since]
-        longest_s = _longest_s(latest)
-        idle = [idle for idle, loop_s in self._idle.copy() if loop_s <= longest_s]
-        return Window.of(latest, _share(idle), _share(self._computing.copy()) or 0.0)
+        return Window.of(latest, self._idle.copy(), self._computing.copy())
 
     def record_with(self, recorder: Callable[[Entry], None] | None) -> None:
         """From now on call `recorder` with each entry, in order, on one thread at a time. None: no longer.
@@ -226,27 +241,34 @@ class Window:
 
     @classmethod
     def of(
-        cls, latest: Sequence[BatchTimes], idle_share: float | None = None, computing_share: float = 0.0
+        cls,
+        latest: Sequence[BatchTimes],
+        idle: Iterable[tuple[bool, float]] = (),
+        computing: Collection[bool] = (),
     ) -> Window | None:
         """The batches to judge by; None if the loop has not taken two batches one after the other.
 
         A rare pause of the loop, such as for an evaluation, counts as a usual step. Time in `next` while
-        the devices still computed counts as the loop's own: `computing_share` of the waits. `idle_share`: of the
-        loop's own time.
+        the devices still computed counts as the loop's own.
+
+        Args:
+          idle: glances in the loop's own time: whether the devices were idle, and how long that time was.
+          computing: glances in `next`: whether the devices computed.
         """
         if not any(batch.follows for batch in latest):
             return None
         longest_s = _longest_s(latest)
         usual_s = longest_s / _PAUSE_FACTOR
         loops_s = [usual_s if batch.loop_s > longest_s else batch.loop_s for batch in latest]
-        idle_s = None if idle_share is None else idle_share * statistics.fmean(loops_s)
+        idle_share = _share([idle for idle, loop_s in idle if loop_s <= longest_s])
+        computing_share = _share(computing) or 0.0
         batches = [
             batch._replace(
                 wait_s=batch.wait_s * (1 - computing_share), loop_s=loop_s + batch.wait_s * computing_share
             )
             for batch, loop_s in zip(latest, loops_s, strict=True)
         ]
-        return cls(batches, idle_s)
+        return cls(batches, None if idle_share is None else idle_share * statistics.fmean(loops_s))
 
     def mean(self, field: str) -> float:
         """The mean of a field of `BatchTimes`."""
@@ -283,7 +305,7 @@ class Window:
         return max(0.0, 1 - self.wait_share - (self.idle_s or 0.0) / self.period_s) if self.period_s else 1.0
 
 
-def _share(samples: Sequence[bool]) -> float | None:
+def _share(samples: Collection[bool]) -> float | None:
     return statistics.fmean(samples) if len(samples) >= _MIN_GLANCES else None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from feedline._src.listen.listening import BatchListener
+from feedline._src.listen.accounts import Accounts
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.loader.form import HostBatch
 from feedline._src.order.schedule import Cursor
@@ -107,7 +107,7 @@ class DiagnosingPipeline:
         stages: Stages,
         after: Cursor,
         lanes: dict[str, Any] | None,
-        listener: BatchListener,
+        listener: Accounts,
         steps: int,
         diagnosis: Diagnosis,
         over: Callable[[], None] | None = None,

@@ -8,8 +8,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -17,12 +16,11 @@ from feedline._src.cluster.cores import own_cores
 from feedline._src.errors import FeedError
 from feedline._src.listen.accounts import Accounts, Window
 from feedline._src.listen.bad_rows import Quarantine
-from feedline._src.listen.devices import StepWatch, TransferWatch
 from feedline._src.listen.report import Report
 from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, ProcessTimes, judge
 from feedline._src.options import Settings
-from feedline._src.record import BatchRecord, Counters, PlaceTimes
+from feedline._src.record import BatchRecord, Counters
 from feedline._src.run import Stages
 
 if TYPE_CHECKING:
@@ -31,47 +29,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("feedline")
 _WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0
 """A warning says once that the loop waited for more than a fifth of a minute: "highly input-bound" in XProf."""
+_JUDGE_EVERY_S = 0.25
 _PUBLISH_EVERY_S, _PUBLISHED_PER_S = 5.0, 500
 """By all processes together: with thousands of them, each publishes more rarely."""
 
 
-class BatchListener:
-    """Keeps the accounts of an iterator of batches.
-
-    It holds no reference to a feed or a pipeline, so that reference counting frees a dropped feed.
-    """
-
-    def __init__(self, ahead: int) -> None:
-        self.accounts = Accounts(ahead)
-        self._steps = StepWatch(self.accounts.glanced)
-        self._transfers = TransferWatch(self.accounts.transferred)
-        self._failed = False
-        self.interrupted = self.accounts.interrupted
-
-    def delivered(self, record: BatchRecord) -> None:
-        """A batch is about to be delivered."""
-        self.accounts.delivered(record)
-
-    def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
-        """A batch was placed. Every 16 batches, adds up the accounts and judges them."""
-        try:
-            if all(array.is_ready() for array in arrays):
-                self.accounts.transferred((times.began, times.place_s))
-            else:
-                self._transfers(arrays, times.began)
-            self._steps.placed(arrays)
-            if self.accounts.add_up_many():
-                self._judge()
-        except Exception:  # noqa: BLE001  a fault in a listener must not end training
-            if not self._failed:
-                self._failed = True
-                _log.exception("feedline could not judge how its feed works")
-
-    def _judge(self) -> None:
-        """Records were added up. On a thread that places batches."""
-
-
-class FeedListener(BatchListener):
+class FeedListener(Accounts):
     """All that follows from the accounts of one feed.
 
     Attributes:
@@ -86,12 +49,13 @@ class FeedListener(BatchListener):
         self._judging = threading.Lock()
         self._minute = time.monotonic(), 0.0  # when it began, and the seconds waited until then
         self._warned = False
-        self._published_at = time.monotonic()
+        self._judged_at = self._published_at = time.monotonic()
         self.tuner: Tuner | None = None
+        self._tunable: frozenset[str] = frozenset()
         if tunes and stages.bounds is not None:
             from feedline._src.listen.tuning import Tuner
 
-            self.tuner = Tuner(stages.bounds, stages.settings)
+            self.tuner, self._tunable = Tuner(stages.bounds, stages.settings), stages.bounds.tunable
 
     @property
     def proposal(self) -> Settings | None:
@@ -102,15 +66,22 @@ class FeedListener(BatchListener):
         """A batch is about to be delivered. RowError if its bad rows exceed the budget."""
         if record.bad:
             self._quarantine.enter(record.bad, batches=record.batches)
-        self.accounts.delivered(record)
+        super().delivered(record)
 
     def changed(self, stages: Stages) -> None:
         """The loop goes on with the settings of `stages`."""
         self._stages = stages
         self._quarantine.rows = stages.access.local_rows
-        self.accounts.changed(stages.ahead)
+        self.restarted(stages.ahead)
         if self.tuner is not None:
-            self.tuner.changed()
+            self.tuner.proposal = None
+
+    def give_up_workers(self, error: Exception) -> Settings | None:
+        """Workers failed. The settings to go on with if tuning chose the workers; else None."""
+        if self.tuner is None or not self._stages.settings.workers or "workers" not in self._tunable:
+            return None
+        self.tuner = self.tuner.without_workers(error)
+        return self.tuner.proposal
 
     def statistics(self, counted: Counters, ready: int) -> Statistics:
         """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
@@ -118,7 +89,7 @@ class FeedListener(BatchListener):
         fetcher = sys.modules.get("feedline._src.files.fetcher")  # which is imported with the first store
         return Statistics(
             **counted._asdict(),
-            **self.accounts.times(self._window()),
+            **self.times(self._window()),
             ready=ready,
             threads=stages.settings.threads,
             workers=stages.settings.workers,
@@ -146,35 +117,36 @@ class FeedListener(BatchListener):
             stages.settings,
             own_cores(),
             stream=bool(stages.access.owners),
-            gil_wait_s=self.accounts.gil_wait_s(),
+            gil_wait_s=self.gil_wait_s(),
             may_use_workers=stages.access.may_use_workers,
             process=jax.process_index(),
-            found=frozenset() if tuner is None or stages.bounds is None else stages.bounds.tunable,
+            found=self._tunable,
             searching=tuner is not None and not tuner.settled,
         )
 
     def _window(self) -> Window | None:
         """The latest batches; if there are enough of them, those since the settings changed."""
-        since = None if self.tuner is None else self.accounts.window(self.tuner.changed_at)
-        return since or self.accounts.window()
+        return self.window(current=True) or self.window()
 
     def _judge(self) -> None:
         # a thread that comes meanwhile leaves it to the one inside; nobody waits, so an interrupt does no harm
-        if self._judging.acquire(blocking=False):
-            try:
-                self._warn_if_waiting()
-                self._publish()
-                if self.tuner is not None:
-                    self.tuner.look(self.accounts, self.circumstances)
-            finally:
-                self._judging.release()
+        if time.monotonic() - self._judged_at < _JUDGE_EVERY_S or not self._judging.acquire(blocking=False):
+            return
+        try:
+            self._judged_at = time.monotonic()
+            self._warn_if_waiting()
+            self._publish()
+            if self.tuner is not None and (window := self.window(current=True)) is not None:
+                self.tuner.look(window, self.circumstances())
+        finally:
+            self._judging.release()
 
     def _warn_if_waiting(self) -> None:
         """Log the verdict, once, if the loop waited for more than a fifth of a minute."""
         now, (began, before_s) = time.monotonic(), self._minute
         if self._warned or now - began < _WARN_AFTER_S:
             return
-        wait_s = self.accounts.sums()["wait_s"]
+        wait_s = self.sums()["wait_s"]
         self._minute = now, wait_s
         if wait_s - before_s <= _WAITS_TOO_LONG * (now - began):
             return

@@ -1,22 +1,21 @@
 """Finds the settings of a feed that are "auto", while it trains.
 
-A search follows the advice of the report: it tries the settings with which the loop is predicted to wait least. A
-trial that makes a step at least 3 % shorter becomes the new start. The search ends when the loop hardly waits, or
-when no change promises a gain.
+A search tries what the report advises: the settings with which the loop is predicted to wait least. A trial that
+makes a step at least 3 % shorter becomes the new start. The search ends when the loop hardly waits, or when no
+change promises a gain.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
-import math
 import textwrap
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import NamedTuple
 
 from feedline._src.bounds import Bounds
-from feedline._src.listen.accounts import Accounts, Window
+from feedline._src.listen.accounts import Window
 from feedline._src.listen.report import Change
 from feedline._src.listen.verdict import Circumstances, best_settings, shares_gil
 from feedline._src.listen.words import milliseconds, percent
@@ -38,7 +37,6 @@ _PAUSE_S = 60.0
 """Minimum time between two searches; doubled after each."""
 _MAX_THREADS = 64
 _MAX_HISTORY = 32
-_LOOK_EVERY_S = 0.25
 _MAX_ERROR_LENGTH = 200
 
 
@@ -64,85 +62,52 @@ class Measured(NamedTuple):
 
 
 class Tuner:
-    """Searches for settings. Time is that of the batches.
+    """Searches for settings.
 
     Threads that place batches call `look`, one at a time. The training thread reads `proposal`, gives up its
-    pipeline, and calls `changed`; until then there is no other proposal, so an interrupt in between makes it do
-    the same again.
+    pipeline, and resets it. Until then the proposal stays, so an interrupt in between loses nothing.
 
     Attributes:
       proposal: settings to go on with; None: those in use.
-      start: the initial settings, without workers.
-      changed_at: when settings changed last.
       history: what came of each trial, the latest 32 sentences.
     """
 
     def __init__(self, bounds: Bounds, start: Settings) -> None:
         self.proposal: Settings | None = None
-        self.start = start
-        self.changed_at = -math.inf
         self.history: collections.deque[str] = collections.deque(maxlen=_MAX_HISTORY)
-        self._bounds = bounds
-        self._asked = start  # the settings that were proposed last
-        self._search: Generator[Settings, tuple[Window, Circumstances]] | None = None
+        self._bounds, self._start = bounds, start
+        self._search = self._searches(start)
+        self._asked = next(self._search)  # the settings that were proposed last
         self._searching = True
-        self._looked_at = -math.inf
-        self._failed: str | None = None  # why workers failed, until the next look
 
     @property
     def settled(self) -> bool:
         """Whether the search has ended, and its result is in use."""
         return not self._searching and self.proposal is None
 
-    def look(self, accounts: Accounts, circumstances: Callable[[], Circumstances]) -> None:
-        """Propose a change if the batches since the last one suffice to judge by."""
-        now = time.perf_counter()
-        if self.proposal is not None or now - self._looked_at < _LOOK_EVERY_S:
+    def look(self, window: Window, how: Circumstances) -> None:
+        """Judge the settings in use by batches that were made with them, and propose others that may be better."""
+        if self.proposal is not None:
             return
-        self._looked_at = now
-        how, failed = circumstances(), self._failed
-        if failed is not None:
-            self.give_up_workers(failed, how.settings)
-            self._failed = None
-        window = accounts.window(self.changed_at)
-        proposal = None if window is None else self.propose(window, how)
-        if self._failed is None:  # the training thread may have given up workers meanwhile
-            self.proposal = proposal
-
-    def changed(self) -> None:
-        """The proposal was taken up: later batches are made with it."""
-        self.changed_at = time.perf_counter()
-        self.proposal = None
-
-    def does_without_workers(self, error: Exception) -> bool:
-        """Whether the feed can go on with `start` after workers failed, because the search chose them."""
-        chosen = "workers" in self._bounds.tunable
-        if chosen:
-            self._failed = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_ERROR_LENGTH)  # in one line
-        return chosen
-
-    def give_up_workers(self, reason: str, now: Settings) -> None:
-        """Workers failed, and are not tried again: begin a new search at the settings `now`."""
-        self._note(f"goes back to threads {now.threads}: workers failed with {reason}")
-        self._bounds = self._bounds.without_workers()
-        self._asked, self._search, self._searching = now, None, True
-
-    def propose(self, window: Window, how: Circumstances) -> Settings | None:
-        """The settings to go on with; None: those in use. `window`: batches that were made with these."""
         if how.settings != self._asked:  # the last proposal has not been taken up
-            return self._asked
-        if not _is_enough(window):
-            return None
-        if self._search is None:
-            self._search = self._searches(window, how)
-            self._asked = next(self._search)
-        else:
+            self.proposal = self._asked
+        elif _is_enough(window):
             self._asked = self._search.send((window, how))
-        return None if self._asked == how.settings else self._asked
+            self.proposal = None if self._asked == how.settings else self._asked
 
-    def _searches(self, window: Window, how: Circumstances) -> Generator[Settings, tuple[Window, Circumstances]]:
-        """Yields settings to go on with, and is sent the batches that were made with them."""
+    def without_workers(self, error: Exception) -> Tuner:
+        """After workers failed: a tuner that proposes the first settings, and does not try workers again."""
+        bounds = dataclasses.replace(self._bounds, tunable=self._bounds.tunable - {"workers"})
+        tuner = Tuner(bounds, self._start)
+        tuner.proposal, tuner.history = self._start, self.history
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_ERROR_LENGTH)  # in one line
+        tuner._note(f"goes back to threads {self._start.threads}: workers failed with {reason}")
+        return tuner
+
+    def _searches(self, best: Settings) -> Generator[Settings, tuple[Window, Circumstances]]:
+        """Yields settings to go on with, and is sent batches that were made with them."""
         pause_s = _PAUSE_S
+        window, how = yield best
         while True:
             best, before, ended = yield from self._trials(window, how)
             self._searching = False
