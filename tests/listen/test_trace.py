@@ -75,7 +75,7 @@ def test_the_events_of_one_batch():
     placed = PlaceTimes("feedline-read-10", 102.0, 0.5, 0.1)
     records = [BatchRecord(102.0, 103.0, parts, placed, 7, (1, 20), 60), 105.0]
     given = {"transfers": {102.0: 0.75}, "begins": lambda place: (place[0], place[1] + 4), "nbytes": 99}
-    events = Events(records, 99.0, 110.0, 3, **given)
+    events = Events(records, 110.0, 3, **given)
     assert events.origin == 100.0
     made = list(events)
     names = [e["args"]["name"] for e in made if e["name"] == "thread_name"]

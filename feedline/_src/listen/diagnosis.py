@@ -50,8 +50,8 @@ class Diagnosis:
     @property
     def au(self) -> float | None:
         """Accelerator utilisation: time of a step on the resident batch ÷ time of a step as it is."""
-        whole, resident = self.steps_s.get(PHASES[0]), self.steps_s.get(PHASES[-1])
-        return None if not whole or resident is None else min(1.0, resident / whole)
+        whole_s, resident_s = self.steps_s.get(PHASES[0]), self.steps_s.get(PHASES[-1])
+        return None if whole_s is None or resident_s is None else min(1.0, resident_s / whole_s)
 
     @property
     def stalls_s(self) -> dict[str, float]:
@@ -107,7 +107,7 @@ class DiagnosingPipeline:
         stages: Stages,
         after: Cursor,
         lanes: dict[str, Any] | None,
-        listener: Accounts,
+        accounts: Accounts,
         steps: int,
         diagnosis: Diagnosis,
         over: Callable[[], None] | None = None,
@@ -120,7 +120,7 @@ class DiagnosingPipeline:
                 f"{read_ahead} to drain the buffers, got steps={steps}; use {max(200, least)}"
             )
         self._stages, self._after, self._lanes = stages, after, lanes
-        self._place = stages.placer(listener.placed)
+        self._place = stages.placer(accounts.placed)
         self._diagnosis, self._over = diagnosis, over
         self._steps = steps // len(PHASES)
         # meanwhile buffers drain, which in the first phase were filled while the step compiled
@@ -129,7 +129,7 @@ class DiagnosingPipeline:
         self._run: Run[Placed] | None = None  # of the phase
         self._closed = False
         self._further_passes = 0  # loops begun after the last phase
-        self._ending: tuple[str, float] | None = None  # a phase that gave its last batch, and since when it counts
+        self._ending: tuple[str, float] | None = None  # a phase that gave its last batch; when counting began
         self._batches = self._of_all_phases()
 
     def start(self) -> None:
@@ -212,7 +212,8 @@ class DiagnosingPipeline:
     def _placed_again(self) -> Iterator[Placed]:
         """One host batch again and again, placed by threads like the feed's own batches."""
         if self._host is not None:
-            repeated, watch = _Repeated(self._host), Watch(self._stages.reading)
+            repeated = (self._host for _ in itertools.count())
+            watch = Watch(self._stages.reading)
             yield from self._taken_from(run_over(repeated, self._place, self._stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:
@@ -237,16 +238,3 @@ class DiagnosingPipeline:
 def _wait_for_devices() -> None:
     """Until all that the loop has dispatched is done: a loop that never waits for its steps runs ahead of them."""
     jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
-
-
-class _Repeated:
-    """An iterator that gives one host batch again and again."""
-
-    def __init__(self, host: HostBatch) -> None:
-        self._host = host
-
-    def __next__(self) -> HostBatch:
-        return self._host
-
-    def close(self) -> None:
-        """Nothing to close."""

@@ -66,7 +66,7 @@ class FeedListener(Accounts):
         """A batch is about to be delivered. RowError if its bad rows exceed the budget."""
         if record.bad:
             self._quarantine.enter(record.bad, batches=record.batches)
-        super().delivered(record)
+        self._records.append(record)
 
     def changed(self, stages: Stages) -> None:
         """The loop goes on with the settings of `stages`."""

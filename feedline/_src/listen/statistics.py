@@ -49,19 +49,12 @@ def _field(name: str, help: str, default: float | None = 0, *, label: str = "", 
     return dataclasses.field(default=default, metadata={"metric": metric, "value": value})
 
 
-def _stage(stage: str) -> Any:
-    """A field with the time of a stage, summed over threads."""
-    text = (
-        "Time of a stage, summed over its threads: read (rows), transform, stage (casts and copies into host "
-        "buffers), place (the calls that place batches)."
-    )
-    return _field("stage_seconds_total", text, 0.0, label="stage", value=stage)
-
-
-def _stage_cpu(stage: str) -> Any:
-    """A field with the processor time of a stage."""
-    text = "Processor time of a stage: read, host (transform and stage), place."
-    return _field("stage_cpu_seconds_total", text, 0.0, label="stage", value=stage)
+_STAGE = (
+    "stage_seconds_total",
+    "Time of a stage, summed over its threads: read (rows), transform, stage (casts and copies into host "
+    "buffers), place (the calls that place batches).",
+)
+_STAGE_CPU = "stage_cpu_seconds_total", "Processor time of a stage: read, host (transform and stage), place."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,13 +88,13 @@ class Statistics:
     restarts: int = _field("worker_restarts_total", "Worker processes that ended and were replaced.")
     wait_s: float = _field("wait_seconds_total", "Time for which the training loop waited in next().", 0.0)
     loop_s: float = _field("loop_seconds_total", "The training loop's own time between two calls of next().", 0.0)
-    read_s: float = _stage("read")
-    transform_s: float = _stage("transform")
-    stage_s: float = _stage("stage")
-    place_s: float = _stage("place")
-    read_cpu_s: float = _stage_cpu("read")
-    host_cpu_s: float = _stage_cpu("host")
-    place_cpu_s: float = _stage_cpu("place")
+    read_s: float = _field(*_STAGE, 0.0, label="stage", value="read")
+    transform_s: float = _field(*_STAGE, 0.0, label="stage", value="transform")
+    stage_s: float = _field(*_STAGE, 0.0, label="stage", value="stage")
+    place_s: float = _field(*_STAGE, 0.0, label="stage", value="place")
+    read_cpu_s: float = _field(*_STAGE_CPU, 0.0, label="stage", value="read")
+    host_cpu_s: float = _field(*_STAGE_CPU, 0.0, label="stage", value="host")
+    place_cpu_s: float = _field(*_STAGE_CPU, 0.0, label="stage", value="place")
     au: float | None = _field(
         "au_ratio",
         "Accelerator utilisation: the share of the time in which the devices computed, as far as that is known.",
@@ -161,9 +154,11 @@ _STORE_REQUESTS = Metric(
     "Requests of this process to stores: first, retry (after an error), hedge (the first took long).",
     "request",
 )
-_STORE_BYTES = Metric("feedline_store_fetched_bytes_total", "Bytes that were fetched from stores.")
-_STORE_CACHED = Metric("feedline_store_cached_blocks_total", "Blocks that were found in the cache on local disk.")
-_STORE_WAIT = Metric("feedline_store_wait_seconds_total", "Time for which threads waited for blocks from stores.")
+_STORES = {
+    "fetched_bytes": Metric("feedline_store_fetched_bytes_total", "Bytes that were fetched from stores."),
+    "cached": Metric("feedline_store_cached_blocks_total", "Blocks that were found in the cache on local disk."),
+    "wait_s": Metric("feedline_store_wait_seconds_total", "Time for which threads waited for blocks from stores."),
+}
 _BOUND = Metric(
     "feedline_bound",
     "1 for what limits training, 0 for all else: read, host (transform, casts and copies), place, compute "
@@ -181,7 +176,7 @@ _DESCRIBED = "".join(f"      {field.name}: {field.metadata['metric'].help}\n" fo
 Statistics.__doc__ = f"{Statistics.__doc__}\n    Attributes:\n{_DESCRIBED}"
 METRICS = (
     *dict.fromkeys(field.metadata["metric"] for field in _FIELDS),
-    *(_STORE_REQUESTS, _STORE_BYTES, _STORE_CACHED, _STORE_WAIT, _BOUND, _HEADROOM),
+    *(_STORE_REQUESTS, *_STORES.values(), _BOUND, _HEADROOM),
 )
 """All metrics. Totals count from when the feed was built; ratios, percentiles and means are of late batches."""
 
@@ -205,9 +200,7 @@ def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tu
         yield _STORE_REQUESTS, "first", stores["requests"] - stores["retries"] - stores["hedged"]
         yield _STORE_REQUESTS, "retry", stores["retries"]
         yield _STORE_REQUESTS, "hedge", stores["hedged"]
-        yield _STORE_BYTES, "", stores["fetched_bytes"]
-        yield _STORE_CACHED, "", stores["cached"]
-        yield _STORE_WAIT, "", stores["wait_s"]
+        yield from ((metric, "", stores[name]) for name, metric in _STORES.items())
     if report is not None:
         yield from ((_BOUND, bound, float(bound == report.bound)) for bound in get_args(Bound))
         yield from ((_HEADROOM, stage, headroom) for stage, headroom in report.headroom.items())

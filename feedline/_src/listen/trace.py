@@ -40,7 +40,6 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
     file = file_of_process(path, process, processes)
     records: collections.deque[Entry] = collections.deque(maxlen=MAX_BATCHES)
     accounts.record_with(records.append)
-    began = time.perf_counter()
     try:
         yield file
     finally:
@@ -49,7 +48,6 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
         try:
             events = Events(
                 records,
-                began,
                 ended,
                 process,
                 transfers=accounts.transfers(),
@@ -63,14 +61,10 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
                 "origin_monotonic_s": events.origin,
                 "origin_unix_s": time.time() - (time.perf_counter() - events.origin),
             }
-            write_trace(file, events, facts)
+            _write(file, events, facts)
         except OSError as error:
-            _log.warning(
-                "the trace could not be written to %s: %s. Training goes on; free that disk, or choose a path on "
-                "another one, and trace again",
-                file,
-                error,
-            )
+            fix = "Training goes on; free that disk, or choose a path on another one, and trace again"
+            _log.warning("the trace could not be written to %s: %s. %s", file, error, fix)
         except Exception:  # noqa: BLE001  a fault in a listener must not end training
             _log.exception("feedline could not write the trace %s", file)
 
@@ -90,7 +84,7 @@ def file_of_process(path: str | os.PathLike[str], process: int, processes: int) 
     return path
 
 
-def write_trace(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -> None:
+def _write(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -> None:
     """Write the file whole, or not at all; compressed if it ends in ".gz". OSError: it could not be written."""
     with (
         written_whole(path) as partial,
@@ -109,7 +103,7 @@ class Events:
 
     Args:
       records: the oldest first.
-      began, ended: of the trace; the last step lasts until `ended`.
+      ended: when the trace ended, and so the last step.
       transfers: when placing began → the seconds until all arrays were ready, where that is known.
       begins: the epoch and position at which a batch begins, from the place after the batch before.
       nbytes: of the process-local part of a batch.
@@ -118,7 +112,6 @@ class Events:
     def __init__(
         self,
         records: Iterable[Entry],
-        began: float,
         ended: float,
         process: int,
         *,
@@ -131,7 +124,7 @@ class Events:
         self._transfers, self._begins, self._nbytes = transfers, begins, nbytes
         batches = [record for record in self._records if isinstance(record, BatchRecord)]
         times = (min([b.asked, b.placed.began, *(part.began for part in b.parts)]) for b in batches)
-        self.origin = min(times, default=began)
+        self.origin = min(times, default=ended)
         threads = {part.thread for b in batches for part in b.parts} | {b.placed.thread for b in batches}
         # numbers that differ between processes, so that files of several can be merged
         self._tracks = {name: process * 10_000 + n for n, name in enumerate([*sorted(threads), LOOP], start=1)}
@@ -159,14 +152,13 @@ class Events:
         batch = {**step, "epoch": epoch, "position": position, "rows": record.rows, "bytes": self._nbytes}
         placing_middle = placed.thread, (placed.began + placed_at) / 2
         for part in record.parts:
-            transform_at = part.began + part.read_s
-            stage_at = transform_at + part.transform_s
-            yield self._span("read", part.thread, part.began, transform_at, step)
-            if part.transform_s:
-                yield self._span("transform", part.thread, transform_at, stage_at, step)
-            if part.stage_s:
-                yield self._span("stage", part.thread, stage_at, part.ended, step)
-            yield from self._arrow((part.thread, (part.began + transform_at) / 2), placing_middle)
+            at = part.began
+            for name in ("read", "transform", "stage"):
+                ended = at + getattr(part, f"{name}_s")
+                if ended > at or name == "read":
+                    yield self._span(name, part.thread, at, ended, step)
+                at = ended
+            yield from self._arrow((part.thread, part.began + part.read_s / 2), placing_middle)
         yield self._span("place", placed.thread, placed.began, placed_at, batch)
         read_at = max((part.ended for part in record.parts), default=placed.began)
         yield from self._state("read ahead", read_at, max(read_at, placed.began), step)
