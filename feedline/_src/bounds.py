@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from feedline._src.cluster.cores import own_cores, own_processes
-from feedline._src.machine import limits as limits_of_group
+from feedline._src.machine import memory
 from feedline._src.options import DEFAULT_MAX_THREADS, Limits, Settings
 
 _HOST_SHARE = 0.25
@@ -109,12 +107,4 @@ def _device_batches(limits: Limits, shard_bytes: int, devices: Sequence[Any], *,
 
 
 def _host_bytes() -> int:
-    return int(_HOST_SHARE * _usable_memory()) // own_processes()
-
-
-def _usable_memory() -> int:
-    """The bytes of memory that this process may use: of the machine, or of its control group if that is less."""
-    group = None
-    with contextlib.suppress(OSError, ValueError):  # no cgroups, or in a form that is not known
-        group = limits_of_group().memory_bytes
-    return min(filter(None, (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), group)))
+    return int(_HOST_SHARE * memory()[0]) // own_processes()

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import weakref
 
 import jax
 import numpy as np
@@ -112,7 +113,7 @@ def test_a_glance_counts_where_the_loop_was(kind):
     accounts, step_s = Accounts(ahead=-2), 1.0
     for step in range(1, 21):
         at = step + 0.25 if kind == "next" else step + 0.75  # in `next` until 0.5
-        accounts._glanced(Glance(at, computes=step % 4 == 0, idle=step % 4 > 1))
+        accounts._glances.append(Glance(at, computes=step % 4 == 0, idle=step % 4 > 1))
         delivered(accounts, step * step_s, step * step_s + 0.5)
         if step == 7:
             assert (accounts.window().idle_s, accounts.window().wait_s) == (None, 0.5)  # too few
@@ -131,11 +132,20 @@ def test_glances_while_the_buffers_fill_and_in_breaks_and_pauses_do_not_count():
         began, now = now, now + (40.0 if step == 50 else 1.0)
         elsewhere = step in (1, 2, 3, 20, 50)  # the step compiles; a break; a pause
         for glance in range(20 if step == 50 else 1):
-            accounts._glanced(Glance(began + 0.5 + glance, not elsewhere, elsewhere))
+            accounts._glances.append(Glance(began + 0.5 + glance, not elsewhere, elsewhere))
         if step == 20:
             accounts.interrupted()
         delivered(accounts, now, now)
     assert (accounts.window().loop_s, accounts.window().idle_s) == (pytest.approx(0.99, abs=0.01), 0.0)
+
+
+def test_no_cycle_keeps_the_accounts_alive():
+    """A cycle would keep a dropped feed's source and buffers until the garbage collector runs."""
+    accounts = Accounts(ahead=0)
+    accounts.placed(PlaceTimes("place", 0.0, 0.0, 0.0), [jax.numpy.zeros(2)])
+    gone = weakref.ref(accounts)
+    del accounts
+    assert gone() is None
 
 
 # --- asked for by several threads ---

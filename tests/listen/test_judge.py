@@ -145,7 +145,8 @@ def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
 
 
 def process(number, read=0.004, wait=0.0, loop=0.010):
-    return ProcessTimes(number, read, 0.0, 0.001, input_s=(read + 0.001) / 2, wait_share=wait / (wait + loop))
+    stages_s = {"read": read, "host": 0.0, "place": 0.001}
+    return ProcessTimes(number, stages_s, input_s=(read + 0.001) / 2, wait_share=wait / (wait + loop))
 
 
 def test_the_process_that_reads_slowly_is_the_straggler():

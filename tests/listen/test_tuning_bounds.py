@@ -6,7 +6,6 @@ import pytest
 
 from feedline._src import bounds as module
 from feedline._src.bounds import Bounds, bounds_of
-from feedline._src.machine import GroupLimits
 from feedline._src.options import Limits, Settings
 
 START, ALL = Settings(8, 0, 2, 2), frozenset(Settings._fields)
@@ -24,7 +23,7 @@ class Device:
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
-    monkeypatch.setattr(module, "_usable_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(module, "memory", lambda: (64 * GIB, GIB))
     monkeypatch.setattr(module, "own_processes", lambda: 4)
     monkeypatch.setattr(module, "own_cores", lambda: 6)
 
@@ -64,17 +63,6 @@ def test_a_limit_below_the_smallest_settings_is_refused(limits):
     match = r"^Limits\..*_bytes must hold 4 batches of .* for buffer 1 .*; raise it, or use a smaller batch_size$"
     with pytest.raises(ValueError, match=match):
         made(limits)
-
-
-@pytest.mark.parametrize(("group", "expected"), [(None, 16), (16 * GIB, 4)])
-def test_the_memory_of_the_control_group_counts(monkeypatch, group, expected):
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "own_processes", lambda: 4)
-    monkeypatch.setattr(module, "limits_of_group", lambda: GroupLimits(memory_bytes=group))
-    monkeypatch.setattr(
-        module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * GIB // 4096}.__getitem__
-    )
-    assert made()[0].host_batches == expected
 
 
 def test_workers_are_at_most_as_many_as_the_cores_unless_the_user_chose_them():

@@ -23,14 +23,12 @@ from feedline._src.listen.devices import Glance, StepWatch, TransferWatch
 from feedline._src.record import BatchRecord, PlaceTimes
 
 _log = logging.getLogger("feedline")
-_LATEST = 256
-"""Batches whose times are kept one by one."""
-_ADD_UP_EVERY, _MAX_RECORDS = 16, 1 << 12
-"""A placing thread adds records up once there are 16; if none does, the latest 4,096 are kept."""
-_SAMPLES, _MIN_GLANCES = 64, 8
-"""Latest samples of the GIL and of the devices that count; with fewer glances a share is not known."""
-_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50
-"""A pause: the loop's own time is longer than 20 × the median, in at most one of 50 batches."""
+_LATEST = 256  # batches whose times are kept one by one
+_ADD_UP_EVERY = 16  # records, by a placing thread
+_MAX_RECORDS = 1 << 12  # that wait to be added up; older ones are dropped
+_SAMPLES, _MIN_GLANCES = 64, 8  # of the GIL and of the devices: the latest that count, and how many a share needs
+_PAUSE_FACTOR = 20  # a pause: the loop's own time > 20 × the median,
+_BATCHES_PER_PAUSE = 50  # in at most one of 50 batches
 Entry = BatchRecord | float
 """The record of a batch, or the time of a break: the loop ended, or goes on elsewhere."""
 
@@ -89,7 +87,7 @@ class Accounts:
         self._transfers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_LATEST)
         self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
         self._gil_waits_s: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
-        self._watch_step = StepWatch(self._glanced)
+        self._watch_step = StepWatch(self._glances.append)  # no method, which would make a cycle
         self._watch_transfer = TransferWatch(self._transfers.append)
         self._failed = False
 
@@ -126,10 +124,6 @@ class Accounts:
 
     def _judge(self) -> None:
         """Records were added up, on a thread that places batches."""
-
-    def _glanced(self, glance: Glance) -> None:
-        self._gil_waits_s.append(glance.gil_wait_s)
-        self._glances.append(glance)
 
     def gil_wait_s(self) -> float:
         """How long a thread that released the GIL waits for it: the median of the latest samples."""
@@ -221,6 +215,7 @@ class Accounts:
             self._latest.append(batch)
         while self._glances and self._glances[0].at < entry.taken:
             glance = self._glances.popleft()
+            self._gil_waits_s.append(glance.gil_wait_s)
             if judged and glance.at >= entry.asked:
                 self._computing.append(glance.computes)
             elif judged and before is not None and glance.at >= before:

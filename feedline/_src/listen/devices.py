@@ -18,18 +18,12 @@ import jax
 
 from feedline._src.runtime.exit import close_at_exit, exits
 
-_MAX_WATCHED = 2
-"""Batches whose transfers are watched at a time, and so kept alive."""
-_MEAN_INTERVAL_S = 0.05
-"""Mean time between two glances; more where a glance takes long."""
-_MAX_LISTING_SHARE = 0.01
-"""Share of the time that listing the live arrays may take."""
-_IN_TRANSFER = 8
-"""Batches placed last that may still be in transfer."""
-_GLANCE_FOR_S = 30.0
-"""No glances while no batch was placed for this long."""
-_MEASURED_S = 1e-3
-"""For how long a glance measures the processor time of this process."""
+_MAX_WATCHED = 2  # batches whose transfers are watched at a time, and so kept alive
+_MEAN_INTERVAL_S = 0.05  # between two glances; more where listing the live arrays takes long
+_MAX_LISTING_SHARE = 0.01  # of the time
+_IN_TRANSFER = 8  # batches placed last that may still be in transfer
+_GLANCE_FOR_S = 30.0  # no glances while no batch was placed for this long
+_MEASURED_S = 1e-3  # for how long a glance measures the processor time of this process
 
 
 class TransferWatch:

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from feedline._src.listen.tuning import Tuner
 
 _log = logging.getLogger("feedline")
-_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0
-"""A warning says once that the loop waited for more than a fifth of a minute: "highly input-bound" in XProf."""
+_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # warn of a fifth of a minute: "highly input-bound" in XProf
 _JUDGE_EVERY_S = 0.25
-_PUBLISH_EVERY_S, _PUBLISHED_PER_S = 5.0, 500
-"""By all processes together: with thousands of them, each publishes more rarely."""
+_PUBLISH_EVERY_S = 5.0
+_PUBLISHED_PER_S = 500  # by all processes together: of thousands, each publishes more rarely
 
 
 class FeedListener(Accounts):

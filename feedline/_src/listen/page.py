@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import textwrap
 from collections.abc import Iterator
@@ -40,15 +39,6 @@ def written_whole(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def save(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write a page (.html) or a picture (.svg). What `Report.save` does."""
-    target = Path(path)
-    if target.suffix not in (".html", ".svg"):
-        raise ValueError(f"a report is saved as .html or as .svg, got {str(target)!r}; rename it")
-    with written_whole(target) as partial:
-        partial.write_text(page(report) if target.suffix == ".html" else svg(report), encoding="utf-8")
 
 
 def page(report: Report) -> str:

@@ -26,8 +26,7 @@ except ModuleNotFoundError as error:
         "pip install '.[prometheus]'"
     ) from error
 
-_PORT = 9464
-"""Where exporters of OpenTelemetry inside a program listen, too. 9400 is that of NVIDIA's exporter."""
+_PORT = 9464  # as exporters of OpenTelemetry use; 9400 is that of NVIDIA's exporter
 _Family = CounterMetricFamily | GaugeMetricFamily
 
 
@@ -123,10 +122,6 @@ class FeedCollector(Collector):
             check_feed(feed)
         self._feeds = {name: weakref.ref(feed) for name, feed in named.items()}
         self._process = str(jax.process_index())
-
-    def describe(self) -> Iterable[_Family]:
-        """All metrics without values, for a registry."""
-        return [_family(metric) for metric in METRICS]
 
     def collect(self) -> Iterable[_Family]:
         """All metrics with their values now. Called when Prometheus asks."""

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from feedline._src.listen.words import STAGES, counted, factor, milliseconds, percent
@@ -167,9 +168,14 @@ class Report:
           ValueError: the name ends in something else.
           OSError: the file cannot be written. What was there before is then unchanged.
         """
-        from feedline._src.listen.page import save
+        from feedline._src.listen import page
 
-        save(self, path)
+        target = Path(path)
+        if target.suffix not in (".html", ".svg"):
+            raise ValueError(f"a report is saved as .html or as .svg, got {str(target)!r}; rename it")
+        with page.written_whole(target) as partial:
+            text = page.page(self) if target.suffix == ".html" else page.svg(self)
+            partial.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
         """The picture, for a notebook."""
@@ -181,11 +187,7 @@ class Report:
 def report_of(feed: object) -> Report | None:
     """The report of a feed for a display; None: there is none, or too few batches were delivered to judge by.
 
-    It takes about two milliseconds, and never raises: what only observes must not end training.
-
-    Example:
-      >>> report_of(object()) is None  # it has no report
-      True
+    It takes about two milliseconds. It never raises, because what only observes must not end training.
     """
     report: Callable[[], Report | None] = getattr(feed, "report", lambda: None)
     try:

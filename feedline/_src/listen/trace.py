@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import gzip
 import itertools
 import json
@@ -47,7 +48,7 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
         accounts.record_with(None)
         try:
             events = Events(
-                records,
+                list(records),
                 ended,
                 process,
                 transfers=accounts.transfers(),
@@ -98,10 +99,11 @@ def _write(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -> Non
         file.write("\n]}\n")
 
 
+@dataclasses.dataclass
 class Events:
     """The events of all batches that were recorded. The earliest time in the records, `origin`, is 0.
 
-    Args:
+    Attributes:
       records: the oldest first.
       ended: when the trace ended, and so the last step.
       transfers: when placing began → the seconds until all arrays were ready, where that is known.
@@ -109,47 +111,43 @@ class Events:
       nbytes: of the process-local part of a batch.
     """
 
-    def __init__(
-        self,
-        records: Iterable[Entry],
-        ended: float,
-        process: int,
-        *,
-        transfers: Mapping[float, float],
-        begins: Callable[[tuple[int, int]], Sequence[int]],
-        nbytes: int,
-    ) -> None:
-        self._records = list(records)
-        self._ended, self._process = ended, process
-        self._transfers, self._begins, self._nbytes = transfers, begins, nbytes
-        batches = [record for record in self._records if isinstance(record, BatchRecord)]
+    records: Sequence[Entry]
+    ended: float
+    process: int
+    transfers: Mapping[float, float]
+    begins: Callable[[tuple[int, int]], Sequence[int]]
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        batches = [record for record in self.records if isinstance(record, BatchRecord)]
         times = (min([b.asked, b.placed.began, *(part.began for part in b.parts)]) for b in batches)
-        self.origin = min(times, default=ended)
+        self.origin = min(times, default=self.ended)
         threads = {part.thread for b in batches for part in b.parts} | {b.placed.thread for b in batches}
         # numbers that differ between processes, so that files of several can be merged
-        self._tracks = {name: process * 10_000 + n for n, name in enumerate([*sorted(threads), LOOP], start=1)}
-        self._ids = itertools.count(process << 32)  # Perfetto refuses flows whose id is no integer
+        first = self.process * 10_000 + 1
+        self._tracks = {name: number for number, name in enumerate([*sorted(threads), LOOP], start=first)}
+        self._ids = itertools.count(self.process << 32)  # Perfetto refuses flows whose id is no integer
 
     def __iter__(self) -> Iterator[Event]:
         changes: list[tuple[float, int]] = []  # of the number of placed batches that wait
-        for record, following in itertools.zip_longest(self._records, self._records[1:]):
+        for record, following in itertools.zip_longest(self.records, self.records[1:]):
             if isinstance(record, BatchRecord):
-                ended = following.asked if isinstance(following, BatchRecord) else following or self._ended
+                ended = following.asked if isinstance(following, BatchRecord) else following or self.ended
                 yield from self._batch(record, ended)
                 changes += [(_placed_at(record), 1), (record.taken, -1)]
         ready = 0
         for at, change in sorted(changes):
             ready += change
             yield self._event("C", "ready", LOOP, at, args={"batches": ready})
-        yield self._event("M", "process_name", LOOP, args={"name": f"feedline, process {self._process}"})
+        yield self._event("M", "process_name", LOOP, args={"name": f"feedline, process {self.process}"})
         for track in self._tracks:
             yield self._event("M", "thread_name", track, args={"name": track})
 
     def _batch(self, record: BatchRecord, step_ended: float) -> Iterator[Event]:
         """Events of a batch: its parts, placing, waiting and step, with arrows from one to the next."""
         placed, placed_at, step = record.placed, _placed_at(record), {"step": record.step}
-        epoch, position = self._begins(record.before)
-        batch = {**step, "epoch": epoch, "position": position, "rows": record.rows, "bytes": self._nbytes}
+        epoch, position = self.begins(record.before)
+        batch = {**step, "epoch": epoch, "position": position, "rows": record.rows, "bytes": self.nbytes}
         placing_middle = placed.thread, (placed.began + placed_at) / 2
         for part in record.parts:
             at = part.began
@@ -162,7 +160,7 @@ class Events:
         yield self._span("place", placed.thread, placed.began, placed_at, batch)
         read_at = max((part.ended for part in record.parts), default=placed.began)
         yield from self._state("read ahead", read_at, max(read_at, placed.began), step)
-        ready_s = self._transfers.get(placed.began)
+        ready_s = self.transfers.get(placed.began)
         if ready_s is not None and ready_s > placed.place_s:
             yield from self._state("transfer", placed.began, placed.began + ready_s, step)
         yield from self._state("ready", placed_at, record.taken, step)
@@ -189,7 +187,7 @@ class Events:
 
     def _event(self, phase: str, name: str, track: str, at: float | None = None, **more: Any) -> Event:
         when = {} if at is None else {"ts": self._us(at)}
-        where = {"pid": self._process, "tid": self._tracks[track]}
+        where = {"pid": self.process, "tid": self._tracks[track]}
         return {"ph": phase, "cat": "feedline", "name": name, **where, **when, **more}
 
     def _us(self, at: float) -> float:

@@ -22,19 +22,12 @@ from feedline._src.listen.words import milliseconds, percent
 from feedline._src.options import Settings
 
 _log = logging.getLogger("feedline")
-LITTLE = 0.02
-"""A wait share below which nothing is changed."""
-MAX_CHANGES = 12
-"""Trials of one search; then it goes back to the best settings."""
-_MIN_GAIN = 0.03
-"""The share of a step by which a trial must be faster to be kept."""
-_LONGER_WAIT = 0.2
-"""A new search begins if the wait grew by this share of a step."""
-_MIN_BATCHES, _MIN_S = 32, 5.0
-_ENOUGH_BATCHES = 128
-"""Settings are judged by 32 batches that took five seconds or longer, or by 128."""
-_PAUSE_S = 60.0
-"""Minimum time between two searches; doubled after each."""
+LITTLE = 0.02  # below this wait share nothing is changed
+MAX_CHANGES = 12  # trials of one search; then it goes back to the best settings
+_MIN_GAIN = 0.03  # a trial is kept if a step became shorter by this share
+_LONGER_WAIT = 0.2  # a new search begins if the wait grew by this share of a step
+_MIN_BATCHES, _MIN_S, _ENOUGH_BATCHES = 32, 5.0, 128  # judged by 32 batches and five seconds, or by 128 batches
+_PAUSE_S = 60.0  # minimum time between two searches; doubled after each
 _MAX_THREADS = 64
 _MAX_HISTORY = 32
 _MAX_ERROR_LENGTH = 200
@@ -91,7 +84,9 @@ class Tuner:
             return
         if how.settings != self._asked:  # the last proposal has not been taken up
             self.proposal = self._asked
-        elif _is_enough(window):
+            return
+        count, span_s = len(window.batches), window.batches[-1].taken - window.batches[0].taken
+        if count >= _ENOUGH_BATCHES or (count >= _MIN_BATCHES and span_s >= _MIN_S):
             self._asked = self._search.send((window, how))
             self.proposal = None if self._asked == how.settings else self._asked
 
@@ -140,7 +135,7 @@ class Tuner:
             return useful and self._bounds.allow(settings)
 
         while measured.wait_share > LITTLE and len(tried) <= MAX_CHANGES:
-            limited = how.on_cores(self._bounds.cores)
+            limited = dataclasses.replace(how, cores=min(how.cores, self._bounds.cores))
             found = best_settings(window, limited, self._bounds.tunable, may_try, max_threads=_MAX_THREADS)
             if found is None:
                 break
@@ -157,8 +152,7 @@ class Tuner:
             self._note(f"keeps {change}: {gave}, before {measured}")
             best, measured, window, how, in_vain = trial, gave, trial_window, trial_how, []
         why = "the loop hardly waits" if measured.wait_share <= LITTLE else f"tried {len(tried) - 1} settings"
-        names = self._bounds.tunable - ({"threads"} if best.workers else set())  # no threads read beside workers
-        settings = ", ".join(f"{name} {value}" for name, value in best._asdict().items() if name in names)
+        settings = ", ".join(f"{name} {getattr(best, name)}" for name in sorted(self._bounds.tunable))
         self._note(f"stays with {settings}: {measured}; {why}")
         return best, measured, ended
 
@@ -170,9 +164,3 @@ class Tuner:
     def _note(self, sentence: str) -> None:
         self.history.append(sentence)
         _log.info("tuning %s", sentence)
-
-
-def _is_enough(window: Window) -> bool:
-    """Whether a window is long enough to judge by."""
-    count, span_s = len(window.batches), window.batches[-1].taken - window.batches[0].taken
-    return count >= _ENOUGH_BATCHES or (count >= _MIN_BATCHES and span_s >= _MIN_S)

@@ -13,18 +13,13 @@ from feedline._src.listen.report import Bound, Change, Report, Straggler
 from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 from feedline._src.options import DEFAULT_MAX_THREADS, Settings
 
-LITTLE = 0.05
-"""Below this wait share, training counts as limited by compute, as in XProf."""
-_STRAGGLER_FACTOR = 1.2
-"""The input of a straggler takes longer than this × the median of the others."""
-_MAX_GIL_WAIT_S = 1e-3
-"""Longer waits mean that Python is competing for the GIL (switch interval: 5 ms), or programs for processors."""
-_MIN_CPU_S = 2e-3
-"""Threads that need less processor time per batch cannot hold the GIL for long."""
+LITTLE = 0.05  # below this wait share, training counts as limited by compute, as in XProf
+_STRAGGLER_FACTOR = 1.2  # a straggler's input takes longer than this × the median of the others
+_MAX_GIL_WAIT_S = 1e-3  # longer waits mean that Python competes for the GIL (switch interval: 5 ms)
+_MIN_CPU_S = 2e-3  # threads that need less processor time per batch cannot hold the GIL for long
 _MOSTLY = 0.5
-_MAX_REMAINING_WAIT = 0.9
-"""A change is advised if the predicted wait is below this share of the present one."""
-_MAX_BATCHES = 32
+_MAX_REMAINING_WAIT = 0.9  # a change is advised if it is predicted to leave less than this share of the wait
+_MAX_BATCHES = 32  # of buffer and prefetch
 _PER_STAGE: tuple[Literal["read", "host", "place"], ...] = ("read", "host", "place")
 
 
@@ -77,32 +72,27 @@ class Circumstances:
         """These circumstances with other settings."""
         return dataclasses.replace(self, settings=self.settings._replace(**settings))
 
-    def on_cores(self, cores: int) -> Circumstances:
-        """These circumstances with at most this number of cores."""
-        return dataclasses.replace(self, cores=min(cores, self.cores))
-
 
 class ProcessTimes(NamedTuple):
     """Mean times of a batch in one process, which it publishes to the others.
 
     Attributes:
+      stages_s: thread-seconds of "read", "host" and "place".
       input_s: the time per batch if only its input limited it.
       wait_share: the share of the time that its loop waits.
     """
 
     process: int
-    read_s: float
-    host_s: float
-    place_s: float
+    stages_s: Mapping[str, float]
     input_s: float
     wait_share: float
 
     @classmethod
     def of(cls, window: Window, how: Circumstances) -> ProcessTimes:
         """The times of this process."""
-        read_s, host_s, place_s = (window.mean(f"{name}_s") for name in _PER_STAGE)
-        input_s = (read_s + host_s + place_s) / how.readers
-        return cls(how.process, read_s, host_s, place_s, input_s, window.wait_s / max(1e-12, window.period_s))
+        stages_s = _stages_s(window)
+        input_s = sum(stages_s.values()) / how.readers
+        return cls(how.process, stages_s, input_s, window.wait_s / max(1e-12, window.period_s))
 
 
 def judge(
@@ -111,16 +101,16 @@ def judge(
     """The report on a feed. `others`: the times of all processes, if there are several."""
     alone_s, slow = _alone_s(window, how), straggler(others)
     bound, held_up = _bound(window, how, alone_s)
-    change = None
-    if bound in _PER_STAGE and window.wait_s >= window.late_s and (slow is None or slow.process == how.process):
-        best = best_settings(window, how, {*Settings._fields} - how.found)
-        change = None if best is None else Change.of(how.settings, *best)
     compute_s = max(1e-9, window.loop_s - window.late_s)
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     headroom["compute"] = window.period_s / compute_s
+    change = None
     if slow is not None and slow.process != how.process:
         advice = f"look at process {slow.process}: its own report says what to change there"
     else:
+        if bound in _PER_STAGE and window.wait_s >= window.late_s:
+            best = best_settings(window, how, {*Settings._fields} - how.found)
+            change = None if best is None else Change.of(how.settings, *best)
         advice = _advice(bound if slow is None else slow.stage, held_up, change, window, how, headroom)
     wait_share = max([window.wait_share, *(each.wait_share for each in others)])
     return Report(
@@ -155,12 +145,9 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
     usual_s = statistics.median(each.input_s for each in others)
     if slowest.wait_share < LITTLE or slowest.input_s < _STRAGGLER_FACTOR * usual_s:
         return None
-    found = []
-    for stage in _PER_STAGE:
-        own_s = float(getattr(slowest, f"{stage}_s"))
-        others_s = float(statistics.median(getattr(each, f"{stage}_s") for each in others))
-        found.append(Straggler(slowest.process, stage, own_s, others_s, slowest.wait_share))
-    return max(found, key=lambda each: each.stage_s - each.others_s)
+    usually_s = {stage: statistics.median(each.stages_s[stage] for each in others) for stage in _PER_STAGE}
+    stage = max(_PER_STAGE, key=lambda name: slowest.stages_s[name] - usually_s[name])
+    return Straggler(slowest.process, stage, slowest.stages_s[stage], usually_s[stage], slowest.wait_share)
 
 
 def shares_gil(window: Window, how: Circumstances) -> bool:
@@ -197,9 +184,14 @@ def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) ->
     return max(0.0, each_s - loop_s, cpu_s - loop_s, uneven_s)
 
 
+def _stages_s(window: Window) -> dict[str, float]:
+    """Thread-seconds a batch of each stage."""
+    return {name: window.mean(f"{name}_s") for name in _PER_STAGE}
+
+
 def _alone_s(window: Window, how: Circumstances) -> dict[str, float]:
     """For each stage the time between two batches, if it were the only one."""
-    alone_s: dict[str, float] = {name: window.mean(f"{name}_s") / how.readers for name in _PER_STAGE}
+    alone_s = {name: seconds / how.readers for name, seconds in _stages_s(window).items()}
     if how.reader == "workers":  # one thread places what they read
         alone_s["place"] *= how.readers
     if window.late_s > LITTLE * window.loop_s:  # transfers are slower than the loop, so they count as a limit
