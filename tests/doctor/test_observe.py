@@ -12,10 +12,10 @@ import numpy as np
 import feedline
 from feedline._src.tools.doctor.job import Ran, job_findings
 from feedline._src.tools.doctor.observe import Record
-from feedline._src.tools.doctor.sampling import FETCH, INPUT, PLACE, StepProfile, activity, room_of, user_line
+from feedline._src.tools.doctor.sampling import FETCH, INPUT, PLACE, activity, room_of, user_line
 from feedline._src.tools.doctor.unrolled import unrolled
 
-X, LARGE = np.ones((4, 4), np.float32), np.ones(99)
+X = np.ones((4, 4), np.float32)
 
 
 def program(function, *arguments):
@@ -105,32 +105,3 @@ def test_the_line_of_a_packaged_program_is_its_own():
     thread.start()
     thread.join()
     assert [(each.kind, each.line) for each in seen] == [(INPUT, "/x/site-packages/mine/train.py:1")]
-
-
-def test_a_profile_of_steps_leaves_that_of_the_user_alone():
-    mine = lambda *_: None  # noqa: E731
-    sys.setprofile(mine)
-    profile = StepProfile(Record(print).guarded)
-    profile.begin()
-    assert sys.getprofile() is mine
-    profile.end()
-    assert sys.getprofile() is mine
-    sys.setprofile(None)
-    assert profile.steps == 0
-
-
-def test_a_profile_of_steps_sees_what_each_step_does():
-    profile, values = StepProfile(Record(print).guarded), [jnp.float32(i) for i in range(9)]
-    for value in values:
-        profile.end()
-        profile.begin()
-        jax.device_put({"x": LARGE})
-        jnp.asarray(X), jnp.float32(0.1), value * 2, jax.device_put(value, jax.devices()[0])  # small, or there
-        if float(value) == 3:
-            break
-    profile.end()
-    assert sys.getprofile() is None
-    assert {(seen.kind, seen.text): count for seen, count in profile.lines.items()} == {
-        (PLACE, 'jax.device_put({"x": LARGE})'): 3,
-        (FETCH, "if float(value) == 3:"): 3,
-    }

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from feedline._src.machine import Topology, as_list, limits, memory, topology
 from feedline._src.tools.cli.terminal import in_bytes
-from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
+from feedline._src.tools.doctor.findings import Finding, Severity, first_three, made
 
 _SHARED_BYTES = 1 << 30
 _FREE_SHARE = 0.1
@@ -205,17 +204,18 @@ def feed_findings(target: str) -> Iterator[Finding]:
             for path, array in jax.tree_util.tree_leaves_with_path(batch):
                 name = jax.tree_util.keystr(path)
                 leaves[name] = Leaf.of(name, array, leaves.get(name))
-    yield from made(batch_checks(list(leaves.values())))
+    yield from batch_findings(list(leaves.values()))
 
 
-def batch_checks(leaves: Sequence[Leaf]) -> dict[str, Callable[[], Finding]]:
-    """All checks of a batch."""
-    checks = {
-        "sharding of the batch": sharding,
-        "dtypes of the batch": dtypes,
-        "number of leaves": number_of_leaves,
-    }
-    return {name: functools.partial(check, leaves) for name, check in checks.items()}
+def batch_findings(leaves: Sequence[Leaf]) -> Iterator[Finding]:
+    """Check a batch."""
+    yield from made(
+        {
+            "sharding of the batch": lambda: sharding(leaves),
+            "dtypes of the batch": lambda: dtypes(leaves),
+            "number of leaves": lambda: number_of_leaves(leaves),
+        }
+    )
 
 
 def sharding(leaves: Sequence[Leaf]) -> Finding:
@@ -223,7 +223,7 @@ def sharding(leaves: Sequence[Leaf]) -> Finding:
     devices = max(leaf.devices for leaf in leaves)
     whole = [leaf for leaf in leaves if leaf.replicated and leaf.devices > 1 and leaf.nbytes >= _REPLICATED_BYTES]
     surplus = sum(leaf.nbytes * (leaf.devices - 1) for leaf in whole)
-    shown = listed([f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in whole])
+    shown = first_three([f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in whole])
     return Finding(
         "unknown" if devices == 1 else "warning" if whole else "ok",
         f"{shown} on each of {devices} devices: {in_bytes(surplus)} more than sharded, each batch"
@@ -238,7 +238,7 @@ def dtypes(leaves: Sequence[Leaf]) -> Finding:
     """Whether the batch is shipped in wider dtypes than its values need."""
     size, wide = sum(leaf.nbytes for leaf in leaves), [leaf for leaf in leaves if leaf.saved_bytes]
     total = sum(leaf.saved_bytes for leaf in wide)
-    shown = listed([f"{leaf.name} is {leaf.dtype} and fits {leaf.narrower}" for leaf in wide])
+    shown = first_three([f"{leaf.name} is {leaf.dtype} and fits {leaf.narrower}" for leaf in wide])
     return Finding(
         "ok" if not wide else "warning" if total >= _SAVED_SHARE * size else "note",
         f"in {_BATCHES} batches {shown}: {in_bytes(total)} of {in_bytes(size)} a batch could be saved",

@@ -85,11 +85,11 @@ def _sorted(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda found: _ORDER.index(found.severity))
 
 
-def listed(items: Sequence[str], between: str = ", ") -> str:
+def first_three(items: Sequence[str], between: str = ", ") -> str:
     """The first three of a list.
 
     Example:
-      >>> listed(["a", "b", "c", "d", "e"])
+      >>> first_three(["a", "b", "c", "d", "e"])
       'a, b, c and 2 more'
     """
     return between.join(items[:_MAX_LISTED]) + f" and {len(items) - _MAX_LISTED} more" * (len(items) > _MAX_LISTED)

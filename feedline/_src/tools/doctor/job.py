@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -15,35 +14,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedline._src.tools.cli.terminal import in_bytes
-from feedline._src.tools.doctor.checks import Leaf, batch_checks
-from feedline._src.tools.doctor.findings import Finding, Severity, listed, made
+from feedline._src.tools.doctor.checks import Leaf, batch_findings
+from feedline._src.tools.doctor.findings import Finding, first_three, made
 from feedline._src.tools.doctor.observe import LOOP
 from feedline._src.tools.doctor.start import NOT_OBSERVED
 from feedline._src.tools.process_group import process_group
 
 Object = Mapping[str, Any]
 _GRACE_S = 15.0
-_CUSTOMIZE = '''"""Written by feedline, for the processes of one command."""
+_JAX = """# Written by feedline for the processes of one command: `import jax` finds this file before jax itself.
 import sys
 
-folder = {folder!r}
-sys.path[:] = [path for path in sys.path if path != folder]
-this = sys.modules.pop("sitecustomize")
+folder = __file__.rpartition("/")[0]
+del sys.modules["jax"]
+place = sys.path.index(folder)
+del sys.path[place]
 try:
-    import sitecustomize  # this Python's own
-except ImportError:
-    pass
-sys.modules.setdefault("sitecustomize", this)
+    import jax  # the real one, which takes the place of this module in sys.modules
+finally:
+    sys.path.insert(place, folder)  # processes that multiprocessing spawns get this path
 try:
     from feedline._src.tools.doctor.start import begin
-except ImportError as error:
-    with open(folder + "/{not_observed}", "w") as file:
-        file.write(f"{{sys.executable}} cannot import feedline: {{error}}")
-else:
     begin(folder, {given!r})
-'''
-_MIN_SAMPLES = 40
-_LARGE_SHARE = 0.05  # of the loop's time: a warning
+except Exception as error:
+    with open(folder + "/{not_observed}", "w") as file:
+        file.write(f"the doctor failed in {{sys.executable}}: {{type(error).__name__}}: {{error}}")
+"""
+_MIN_SAMPLES = 200
 _IDLE_SHARE = 0.5  # of the steps: before fewer, the devices idle too rarely to matter
 _GROWTH_STEPS, _HOST_BYTES = 60, 64 << 20
 _FED_BACK_BYTES = 64 << 10
@@ -71,13 +68,12 @@ def run(
 ) -> Ran:
     """Run the command, and `start.begin` in each of its Python processes. No process of it outlives this call.
 
-    Python imports `sitecustomize` when it starts. PYTHONPATH leads it to one that installs the hooks. So the
-    script is not changed, and processes that the command starts are observed, too. After `limit_s` seconds the job
-    gets SIGINT, as by Ctrl-C; 15 s later, it is killed.
+    PYTHONPATH leads to a module `jax` that imports the real one, and then installs the hooks. So the script is not
+    changed, and processes that the command starts are observed, too. After `limit_s` seconds the job gets SIGINT,
+    as by Ctrl-C; 15 s later, it is killed.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
-        text = _CUSTOMIZE.format(folder=folder, given=given, not_observed=NOT_OBSERVED)
-        Path(folder, "sitecustomize.py").write_text(text)
+        Path(folder, "jax.py").write_text(_JAX.format(given=given, not_observed=NOT_OBSERVED))
         path = ":".join(filter(None, (folder, environ.get("PYTHONPATH", ""))))
         terminal = sys.stdin is not None and sys.stdin.isatty()  # which would stop a job that reads from it
         with process_group() as group:
@@ -94,7 +90,7 @@ def run(
         for file in sorted(Path(folder).glob("*.json")):
             with contextlib.suppress(ValueError):  # another program's: the hooks replace whole files
                 found.append(json.loads(file.read_text()))
-        reason, failed = "no process of the command imported jax, or it ended at once", Path(folder, NOT_OBSERVED)
+        reason, failed = "no process of the command imported jax by PYTHONPATH, or it ended at once", Path(folder, NOT_OBSERVED)
         if failed.exists():
             reason = failed.read_text()
     found.sort(key=lambda each: -sum(function["calls"] for function in each.get("functions", ())))
@@ -125,21 +121,23 @@ def job_findings(ran: Ran) -> Iterator[Finding]:
         return
     process = ran.processes[0]
     step = step_of(process)
-    checks = {
-        "transfers to the host": functools.partial(lines, process, step, "fetch"),
-        "transfers to the devices": functools.partial(lines, process, step, "place"),
-        "waiting for input": functools.partial(lines, process, step, "input"),
-        "recompilation": functools.partial(recompilation, process["compiled"]),
-        "donation": functools.partial(donation, process["functions"]),
-        "unrolled loops": functools.partial(unrolled_loops, process["functions"]),
-        "memory that grows": functools.partial(growing_memory, process["steps"], process["growths"]),
-        "GIL": functools.partial(gil, process["samples"]),
-    }
-    leaves = [Leaf(**leaf) for leaf in step["batch"]] if step else []
-    yield from made(checks | (batch_checks(leaves) if leaves else {}))
-    if not leaves:
+    yield from made(
+        {
+            "transfers to the host": lambda: lines(process, step, "fetch"),
+            "transfers to the devices": lambda: lines(process, step, "place"),
+            "waiting for input": lambda: lines(process, step, "input"),
+            "recompilation": lambda: recompilation(process["compiled"]),
+            "donation": lambda: donation(process["functions"]),
+            "unrolled loops": lambda: unrolled_loops(process["functions"]),
+            "memory that grows": lambda: growing_memory(process["steps"], process["growths"]),
+            "GIL": lambda: gil(process["samples"]),
+        }
+    )
+    if step and step["batch"]:
+        yield from batch_findings([Leaf(**leaf) for leaf in step["batch"]])
+    else:
         reason = "no compiled function was called in a loop with a new argument each time"
-        yield from (Finding("unknown", reason, name=name) for name in batch_checks([]))
+        yield Finding("unknown", reason, name="the batch")
     for where, why in process["failures"].items():
         yield Finding("unknown", f"failed: {why}", name=f"hook for {where}")
 
@@ -159,29 +157,29 @@ def step_of(process: Object) -> Object | None:
     return max(looped, key=lambda function: function["calls"] * (1 + function["argument_bytes"]), default=None)
 
 
-_KINDS: Mapping[str, tuple[Severity, str, str]] = {
+_KINDS: Mapping[str, tuple[float, str, str]] = {
     "fetch": (
-        "note",
+        0.05,
         "keep results on the devices and fetch them every ten steps or more, several at once by jax.device_get",
         "the next step is enqueued only once the devices have computed the value: meanwhile they idle",
     ),
     "place": (
-        "warning",
+        0.01,  # the transfer itself, which this thread does not wait for, takes longer
         "a feedline.Feed, or feedline.prefetch_to_mesh(batches, sharding): another thread places the batches",
         "the training thread copies the batch before it can enqueue the step, and the devices wait for it",
     ),
     "input": (
-        "note",
+        0.05,
         "print(feed.report()) names the slow stage; feedline.prefetch_to_mesh(batches, sharding) reads ahead",
         "the devices idle until the batch is there",
     ),
 }
-"""By what the training thread does: the severity if a line takes little time, but in each step; fix and reason."""
+"""By kind of activity: the share of the loop's time that is a warning, the fix and the reason."""
 
 
 def lines(process: Object, step: Object | None, kind: str) -> Finding:
     """The lines at which the training thread was sampled, and their share of the loop's time."""
-    severity_in_each, fix, why = _KINDS[kind]
+    large, fix, why = _KINDS[kind]
     if step and kind == "place" and step["numpy_bytes"]:
         size = in_bytes(step["numpy_bytes"])
         text = f"{step['name']} ({step['line']}) gets NumPy arrays, {size} in each call"
@@ -190,18 +188,13 @@ def lines(process: Object, step: Object | None, kind: str) -> Finding:
     if step is None or samples["samples"] < _MIN_SAMPLES:
         return Finding("unknown", _TOO_SHORT)
     found = [line for line in samples["lines"] if line["kind"] == kind]
-    always = [line for line in found if line["profiled_steps"] == samples["profiled_steps"] > 1]
     share = sum(line["share"] for line in found)
     # nothing is lost while the devices still have steps to do, as in a loop that prints every fiftieth loss
     idle = max(f["idle_share"] for f in process["functions"] if f["calls"] >= step["calls"] / 2)
-    severity: Severity = "warning" if share >= _LARGE_SHARE else severity_in_each if always else "ok"
-    shown = [
-        f"{line['line']} {line['text']} ({line['share']:.1%}{', in each step' if line in always else ''})"
-        for line in found
-    ]
+    shown = [f"{line['line']} {line['text']} ({line['share']:.1%})" for line in found]
     return Finding(
-        severity if idle >= _IDLE_SHARE else "ok",
-        f"{share:.1%} of the loop's time, in {samples['samples']:,} samples: {listed(shown, '; ')}. Before "
+        "warning" if share >= large and idle >= _IDLE_SHARE else "ok",
+        f"{share:.1%} of the loop's time, in {samples['samples']:,} samples: {first_three(shown, '; ')}. Before "
         f"{idle:.0%} of the steps the devices had nothing left to do",
         fix,
         why,
@@ -222,7 +215,7 @@ def recompilation(compiled: Sequence[Object]) -> Finding:
     ]
     return Finding(
         "ok" if not found else "warning" if max(each["times"] for each in found) > LOOP else "note",
-        listed(shown, "; "),
+        first_three(shown, "; "),
         "keep shapes (the last batch: remainder='pad' or 'drop') and dtypes, call jax.jit once, outside the loop, "
         "and pass values that change as arrays, not as static arguments",
         "the devices idle while a step is compiled",
@@ -231,15 +224,11 @@ def recompilation(compiled: Sequence[Object]) -> Finding:
 
 def donation(functions: Sequence[Object]) -> Finding:
     """Whether a function gets its own results back without donating them."""
-    found = [
-        {"name": f["name"], "line": f["line"], "fed_back_bytes": max(f["fed_back"])}
-        for f in functions
-        if sum(n >= _FED_BACK_BYTES for n in f["fed_back"]) >= LOOP - 1
-    ]
-    shown = [f"{in_bytes(f['fed_back_bytes'])} of its results to {f['name']} ({f['line']})" for f in found]
+    found = [f for f in functions if sum(n >= _FED_BACK_BYTES for n in f["fed_back"]) >= LOOP - 1]
+    shown = [f"{in_bytes(max(f['fed_back']))} of its results to {f['name']} ({f['line']})" for f in found]
     return Finding(
         "warning" if found else "ok",
-        f"came back as arguments, and were not donated: {listed(shown)}",
+        f"came back as arguments, and were not donated: {first_three(shown)}",
         "jax.jit(..., donate_argnums=...) with the number of the state, if nothing uses the old state afterwards",
         "the old and the new state are both in memory during the step; with donation the new one takes its place",
     )
@@ -247,14 +236,15 @@ def donation(functions: Sequence[Object]) -> Finding:
 
 def unrolled_loops(functions: Sequence[Object]) -> Finding:
     """Whether a Python loop was unrolled into a compiled function."""
-    found = [{"name": f["name"], "line": f["line"], **f["unrolled"]} for f in functions if f["unrolled"]]
     shown = [
-        f"{f['name']} ({f['line']}) holds {f['repeats']} equal iterations of {f['body']} operations at {f['loop']}"
-        for f in found
+        f"{f['name']} ({f['line']}) holds {found['repeats']} equal iterations of {found['body']} operations at "
+        f"{found['loop']}"
+        for f in functions
+        if (found := f["unrolled"])
     ]
     return Finding(
-        "warning" if found else "ok",
-        listed(shown, "; "),
+        "warning" if shown else "ok",
+        first_three(shown, "; "),
         "jax.lax.scan over stacked parameters, or lax.fori_loop; for gradients with jax.checkpoint on the body",
         "each iteration is a copy in the program, and for gradients all intermediate results are kept",
     )
@@ -267,7 +257,7 @@ def growing_memory(steps: int, growths: Sequence[Object]) -> Finding:
     grown = [g for g in growths if g["what"] != "host" or g["last"] - g["first"] >= _HOST_BYTES]
     return Finding(
         "warning" if grown else "ok",
-        listed([each["text"] for each in grown], "; "),
+        first_three([each["text"] for each in grown], "; "),
         "drop what refers to it: a list, a closure, a metric that is never fetched (feedline.trainer.MemoryWatch)",
         "the job fails for lack of memory once it has run for long enough",
     )
@@ -281,7 +271,8 @@ def gil(samples: Object | None) -> Finding:
     shown = [f"thread {each['name']!r} was busy for {each['busy_share']:.0%} at {each['line']}" for each in busy]
     return Finding(
         "warning" if busy and samples["late_share"] >= _LATE_SHARE else "ok",
-        f"{samples['late_share']:.0%} of {samples['samples']:,} waits for the GIL took over 3 ms; {listed(shown)}",
+        f"{samples['late_share']:.0%} of {samples['samples']:,} waits for the GIL took over 3 ms; "
+        f"{first_three(shown)}",
         "do that work in processes (Reading(workers=...)), or with libraries that release the GIL, such as NumPy",
         "only one thread at a time runs Python: the training thread waits for it, and enqueues steps late",
     )

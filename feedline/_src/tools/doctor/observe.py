@@ -22,14 +22,15 @@ import jax
 import numpy as np
 
 from feedline._src.tools.doctor.checks import Leaf
-from feedline._src.tools.doctor.findings import listed
-from feedline._src.tools.doctor.sampling import Sampler, StepProfile, host_bytes, user_line
+from feedline._src.tools.doctor.findings import first_three
+from feedline._src.tools.doctor.sampling import Sampler, user_line
 from feedline._src.tools.doctor.unrolled import unrolled
 from feedline._src.trainer.memory import MemoryWatch
 
 LOOP = 3
 """Calls of a function from which it counts as a step of a loop."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
+_MOVED_BYTES = 256  # smaller arrays are scalars, such as learning rates
 _LOOKED_AT = range(4)  # the calls of which arguments, their values and results are looked at
 
 
@@ -50,7 +51,7 @@ class Record:
     def begin_loop(self, step: Function) -> None:
         """Observe a loop, of which the calls of `step` are the steps."""
         self.memory = MemoryWatch(every=5, warm_up=10, on_growth="ignore")
-        self.profile, self.sampler = StepProfile(self.guarded), Sampler(self.guarded, self.write)
+        self.sampler = Sampler(self.guarded, self.write)
         self.step = step
 
     def count_compilation(self, event: str, duration_secs: float, **about: Any) -> None:
@@ -90,7 +91,7 @@ class Record:
             "failures": dict(self.failures),
             "functions": [function.as_object() for function in list(self.functions.values())],
             "compiled": [{"line": line, "name": name, **how} for (line, name), how in list(self.compiled.items())],
-            "samples": self.sampler.as_object(self.profile) if self.step else None,
+            "samples": self.sampler.as_object() if self.step else None,
             "steps": self.step.calls if self.step else 0,
             "growths": [{"text": str(growth), **growth._asdict()} for growth in growths],
         }
@@ -107,7 +108,7 @@ def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
     """`jax.jit` or `jax.pmap`, which return a decorator if they get no function: jax.jit(static_argnums=0)."""
 
     @functools.wraps(usual)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         function = usual(*args, **kwargs)
         return watched(function) if args or "fun" in kwargs else lambda decorated: watched(function(decorated))
 
@@ -118,7 +119,7 @@ def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
             function = Watched(function, record.functions.get(key) or Function(record, *key))
         return function  # noqa: RET504  it is the function itself if the hook failed
 
-    return made
+    return wrapped
 
 
 class Watched:
@@ -203,8 +204,6 @@ class Function:
             return False
         if not self.calls:
             record.functions[self.name, self.line] = self
-        if record.step is self:
-            record.profile.end()
         self._idle_devices[record.devices_idle()] += 1
         disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # then nothing was traced before
         if self.calls == 1 and hasattr(function, "trace") and not disabled:
@@ -217,7 +216,8 @@ class Function:
             before = dict.fromkeys(named) if self._batch is None else self._batch
             new = {name: leaf for name, leaf in named.items() if name in before and self._is_new(name, leaf)}
             self._batch = {name: Leaf.of(name, leaf, before[name]) for name, leaf in new.items()}
-        self.numpy_bytes = host_bytes((args, kwargs))
+        large = [leaf for leaf in named.values() if isinstance(leaf, np.ndarray) and leaf.nbytes >= _MOVED_BYTES]
+        self.numpy_bytes = sum(leaf.nbytes for leaf in large)
         self.argument_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in named.values())
         self._arguments = {name: weakref.ref(leaf) for name, leaf in named.items() if _is_array(leaf)}
         return True
@@ -251,7 +251,6 @@ class Function:
             record.begin_loop(self)
         if record.step is self:
             record.memory.after_step()
-            record.profile.begin()
 
     def as_object(self) -> dict[str, Any]:
         """JSON values."""
@@ -270,7 +269,7 @@ def _gone() -> None:
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """What differs between the arguments of two calls; empty if nothing does."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return listed([f"{name}: {before.get(name, 'none')} → {after.get(name, 'none')}" for name in names])
+    return first_three([f"{name}: {before.get(name, 'none')} → {after.get(name, 'none')}" for name in names])
 
 
 def _named(args: Any, kwargs: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the training thread waits for: samples of its stack, a profile of a few steps, and who holds the GIL."""
+"""What the training thread waits for, from samples of its stack, and who holds the GIL."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
-
-import jax
-import numpy as np
 
 Guarded = Callable[[str], contextlib.AbstractContextManager[None]]
 _FEEDLINE = str(Path(__file__).parents[3]) + os.sep
@@ -44,8 +41,6 @@ _INTERVAL_S = 0.002
 _LATE_S = 0.003
 """Longer waits mean that Python code is competing for the GIL (switch interval: 5 ms)."""
 _THREADS_EVERY, _WRITE_EVERY = 250, 1000  # samples: about 0.5 s and 2 s
-_PROFILED_STEPS, _MAX_EVENTS = 3, 100_000
-_MOVED_BYTES = 256
 
 
 class Activity(NamedTuple):
@@ -71,7 +66,10 @@ def activity(frame: FrameType | None) -> Activity:
     inner = stack[max(outermost, 0) : stack.index(user)]
     kind = FETCH if not inner and _IN_C.search(text) else ""
     for each in inner:
-        kind = INPUT if _is_next(each) else _OF_JAX[each.f_code.co_name] if moves_data(each) else kind
+        if _is_next(each):
+            kind = INPUT
+        elif room(each) == "jax":
+            kind = _OF_JAX.get(each.f_code.co_name, kind)
     if kind != INPUT and any(each.f_code.co_filename.endswith(_COMPILING) for each in inner):
         kind = ""
     return Activity(kind, shown(user.f_code.co_filename, user.f_lineno), text)
@@ -83,11 +81,6 @@ def _stack(frame: FrameType | None) -> list[FrameType]:
 
 def _is_next(frame: FrameType) -> bool:
     return frame.f_code.co_name == "__next__"
-
-
-def moves_data(frame: FrameType) -> bool:
-    """Whether this is a function of jax that fetches or places."""
-    return frame.f_code.co_name in _OF_JAX and room(frame) == "jax"
 
 
 def _source(file: str, line: int) -> str:
@@ -180,66 +173,18 @@ class Sampler:
                 first = self._threads.get(thread.native_id, (now,))[0]
                 self._threads[thread.native_id] = first, now, thread.name, line
 
-    def as_object(self, profile: StepProfile) -> dict[str, Any]:
+    def as_object(self) -> dict[str, Any]:
         """JSON values: shares of the samples for each line, and how busy the other threads of Python were."""
         samples, seconds = max(1, self._samples), max(1e-9, self._ended - self._began)
         return {
             "samples": self._samples,
             "late_share": self._late / samples,
-            "profiled_steps": profile.steps,
-            "lines": [
-                {**seen._asdict(), "share": self._seen[seen] / samples, "profiled_steps": profile.lines[seen]}
-                for seen in sorted({*self._seen, *profile.lines}, key=lambda seen: -self._seen[seen])
-            ],
+            "lines": [{**seen._asdict(), "share": n / samples} for seen, n in self._seen.copy().most_common()],
             "threads": [
                 {"name": name, "busy_share": (last - first) / seconds, "line": line}
                 for first, last, name, line in list(self._threads.values())
             ],
         }
-
-
-class StepProfile:
-    """The lines between two calls of the step that fetch or place, from a profile of three steps.
-
-    It finds what each step does, where samples of a short line are a matter of chance. A profile function of the
-    user's is left alone. A loop with too much Python between two steps is not profiled any more.
-    """
-
-    def __init__(self, guarded: Guarded) -> None:
-        self._guarded = guarded
-        self.steps = 0
-        self.lines: Counter[Activity] = Counter()
-        self._seen: set[Activity] = set()
-        self._events = 0
-
-    def begin(self) -> None:
-        """Profile this thread, after a call of the step."""
-        if self.steps < _PROFILED_STEPS and self._events <= _MAX_EVENTS and sys.getprofile() is None:
-            self._seen, self._events = set(), 0
-            sys.setprofile(self._note)
-
-    def end(self) -> None:
-        """End the profile, before the next call."""
-        if sys.getprofile() == self._note:
-            sys.setprofile(None)
-            self.steps += 1
-            self.lines.update(self._seen)
-
-    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
-        self._events += 1
-        if self._events > _MAX_EVENTS:  # no step follows, or only after so much Python that a profile is too slow
-            sys.setprofile(None)
-        elif event == "call" and moves_data(frame):
-            with self._guarded("profiling"):
-                seen = activity(frame)
-                if seen.kind == FETCH or (seen.kind == PLACE and host_bytes(dict(frame.f_locals))):
-                    self._seen.add(seen)
-
-
-def host_bytes(tree: Any) -> int:
-    """Bytes of the NumPy arrays in a tree, but for small ones: scalars, learning rates."""
-    sizes = [leaf.nbytes for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
-    return sum(size for size in sizes if size >= _MOVED_BYTES)
 
 
 def cpu_seconds(thread: threading.Thread) -> float:

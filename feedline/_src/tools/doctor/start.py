@@ -1,21 +1,14 @@
-"""What runs in each Python process of a command: begins to observe it, or diagnoses its feed.
-
-`begin` is called when Python starts. It imports no jax before the script does.
-"""
+"""What runs in each process of a command that imports jax: it begins to observe the job, or diagnoses its feed."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
-import importlib.abc
 import json
 import os
 import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,55 +18,17 @@ NOT_OBSERVED = "not_observed.txt"
 
 
 def begin(folder: str, task: str) -> None:
-    """Observe or diagnose this process as soon as it has imported jax, and write results into a folder.
+    """Called once jax has been imported, before a device is used. Results are written into the folder.
 
     The task is "observe", or "diagnose 8 200" with the batches to take before, and those of the diagnosis.
     """
-    install = functools.partial(_install, Path(folder), *task.split())
-    if "jax" in sys.modules:  # a sitecustomize of the user's has imported it
-        install()
+    kind, *numbers = task.split()
+    if kind == "observe":
+        from feedline._src.tools.doctor.observe import Record, install
+
+        install(Record(functools.partial(write, Path(folder))))
     else:
-        sys.meta_path.insert(0, _AfterImport(install))
-
-
-def _install(folder: Path, task: str, *numbers: str) -> None:
-    """Runs right after `import jax`, before any device is used. The job imports jax whatever happens here."""
-    try:
-        if task == "observe":
-            from feedline._src.tools.doctor.observe import Record, install
-
-            install(Record(functools.partial(write, folder)))
-        else:
-            _Diagnosing(folder, *map(int, numbers))
-    except Exception as error:  # noqa: BLE001  the reason is reported
-        (folder / NOT_OBSERVED).write_text(f"the doctor failed: {type(error).__name__}: {error}")
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds jax as usual, and calls `install` once jax has been executed.
-
-    It stays until then: `importlib.util.find_spec("jax")` looks for jax without importing it.
-    """
-
-    def __init__(self, install: Callable[[], None]) -> None:
-        self._install = install
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "jax":
-            return None
-        further = sys.meta_path[sys.meta_path.index(self) + 1 :]  # the finders before this one did not find it
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in further)), None)
-        if spec is not None and spec.loader is not None:
-            usual = spec.loader.exec_module
-
-            def execute(module: ModuleType) -> None:
-                usual(module)
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                    self._install()
-
-            spec.loader.exec_module = execute  # type: ignore[method-assign]
-        return spec
+        _Diagnosing(Path(folder), *map(int, numbers))
 
 
 def write(folder: Path, result: Any) -> None:
