@@ -345,7 +345,7 @@ def test_a_command_that_cannot_be_observed(command):
     found = {check.name: check for check in job.job_findings(job.run(command, os.environ, None))}
     assert found["the command"].severity == "ok"
     assert found["the job"].severity == "unknown"
-    assert "no process of the command imported jax" in found["the job"].finding
+    assert "no process imported jax by PYTHONPATH" in found["the job"].finding
 
 
 def test_a_python_that_cannot_import_feedline_is_named(tmp_path):

@@ -66,7 +66,7 @@ class Ran(NamedTuple):
 def run(
     command: Sequence[str], environ: Mapping[str, str], limit_s: float | None = None, given: str = "observe"
 ) -> Ran:
-    """Run the command, and `start.begin` in each of its Python processes. No process of it outlives this call.
+    """Run the command, and `start.begin` in its processes that import jax. No process of it outlives this call.
 
     PYTHONPATH leads to a module `jax` that imports the real one, and then installs the hooks. So the script is not
     changed, and processes that the command starts are observed, too. After `limit_s` seconds the job gets SIGINT,
@@ -86,13 +86,11 @@ def run(
             stopped = _is_stopped(process, group, limit_s)
             os.killpg(group, signal.SIGKILL)
             process.wait()
-        found = []
-        for file in sorted(Path(folder).glob("*.json")):
-            with contextlib.suppress(ValueError):  # another program's: the hooks replace whole files
-                found.append(json.loads(file.read_text()))
-        reason, failed = "no process of the command imported jax by PYTHONPATH, or it ended at once", Path(folder, NOT_OBSERVED)
-        if failed.exists():
-            reason = failed.read_text()
+        found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.json"))]
+        failed = Path(folder, NOT_OBSERVED)
+        reason = (
+            failed.read_text() if failed.exists() else "no process imported jax by PYTHONPATH, or it ended at once"
+        )
     found.sort(key=lambda each: -sum(function["calls"] for function in each.get("functions", ())))
     code = process.returncode
     return Ran(128 - code if code < 0 else code, stopped, found, "" if found else reason)
