@@ -5,7 +5,6 @@ plan and its threads: what all of them supply is put together, and compared with
 other, or with the lanes' items taken in turn.
 """
 
-import dataclasses
 import functools
 import json
 import threading
@@ -20,17 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from local_forms import planned
 
-from feedline._src.loader.form import LocalForm
 from feedline._src.loader.random_access import RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.loader.streams import Stream
 from feedline._src.options import Blocks, Order, Reading, Settings
 from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.order.schedule import Cursor, Schedule
-from feedline._src.placement.plan import plan_leaf, union_of_rows
 from feedline._src.prefetch.watch import Watch
-from feedline._src.rows.spec import RowSpec
 from feedline._src.run import run_over
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.as_source import as_source
@@ -51,13 +48,12 @@ class Leg(NamedTuple):
     prefetch: int
     batches: int
 
-    def plans(self, spec):
-        """For each process, what it supplies of each leaf."""
-        shapes = {name: (self.size, *leaf.shape) for name, leaf in spec.items()}
+    def planned(self, spec, remainder, lanes):
+        """The plan, and the form of each process's part."""
         shardings = {name: NamedSharding(self.mesh, CUTS[name]) for name in spec}
-        return [
-            [plan_leaf(shardings[name], shapes[name], owned, name) for name in spec] for owned in self.processes
-        ]
+        return planned(
+            spec, self.size, shardings, self.processes, lanes=lanes, remainder=remainder, prefetch=self.prefetch
+        )
 
 
 @st.composite
@@ -73,12 +69,6 @@ def legs(draw):
 
 
 JOURNEYS = st.lists(legs(), min_size=2, max_size=4)
-
-
-def form_of(spec, plans, remainder):
-    rows = RowSpec.of(spec)
-    mask = plans[0].rows if remainder == "pad" else None
-    return LocalForm(rows, None, 0, rows, plans, union_of_rows(plans), False, mask, 1)
 
 
 class Together:
@@ -98,16 +88,16 @@ class Together:
         return [json.loads(said) for _, said in found]
 
 
-def travel(journey, spec, remainder, open_sources):
+def travel(journey, spec, remainder, open_sources, lane_count=0):
     """The batches that were delivered, their sizes, and the cursor after the last one.
 
-    `open_sources(leg, forms, cursor, lanes, together)` gives, for each process, its host batches from there on.
+    `open_sources(leg, plan, forms, cursor, lanes, together)` gives each process's host batches from there on.
     """
     cursor, lanes, delivered, sizes = Cursor(0, 0), {}, [], []
     for leg in journey:
-        plans = leg.plans(spec)
-        together = Together(len(plans))
-        sources = open_sources(leg, [form_of(spec, own, remainder) for own in plans], cursor, lanes, together)
+        plan, forms = leg.planned(spec, remainder, lane_count)
+        together = Together(len(forms))
+        sources = open_sources(leg, plan, forms, cursor, lanes, together)
         numbers, watch = Settings(leg.threads, 0, 2, leg.prefetch), Watch(Reading())
         keep = lambda host: host  # noqa: E731  batches stay on the host
         runs = [run_over(batches, keep, numbers, watch) for batches in sources]
@@ -120,7 +110,7 @@ def travel(journey, spec, remainder, open_sources):
                 held = [item for one in found for item in (one.lanes or {}).items()]
                 assert all(dict(held)[lane] == state for lane, state in held)
                 cursor, lanes = Cursor(*json.loads(json.dumps(after))), json.loads(json.dumps(dict(held)))
-                delivered.append(put_together(leg.size, plans, [one.leaves for one in found], remainder))
+                delivered.append(put_together(leg.size, forms, [one.leaves for one in found], remainder))
                 sizes.append(leg.size)
         together.end()
         for run in runs:
@@ -129,11 +119,12 @@ def travel(journey, spec, remainder, open_sources):
     return delivered, sizes, cursor
 
 
-def put_together(size, plans, found, remainder):
+def put_together(size, forms, found, remainder):
     """The rows of a global batch, and which are valid, from what each process supplies; its replicas agree."""
     row, wide = np.full(size, -1), np.full((size, WIDE), -1)
     valid = np.ones(size, bool)
-    for (narrow_plan, wide_plan), leaves in zip(plans, found, strict=True):
+    for form, leaves in zip(forms, found, strict=True):
+        narrow_plan, wide_plan = form.plans
         narrow, *mask, columns = leaves
         assert len(mask) == (remainder == "pad")
         for whole, here, values in [
@@ -188,7 +179,7 @@ SOURCES = {
 def test_rows_with_random_access(n, source, remainder, shuffle, journey):
     rows, order = as_source(SOURCES[source](n)), SingleOrder(Order(3, shuffle), n)
 
-    def open_sources(leg, forms, cursor, lanes, together):
+    def open_sources(leg, plan, forms, cursor, lanes, together):
         schedule, numbers, watch = (
             Schedule(n, leg.size, remainder, None),
             Settings(leg.threads, 0, 2, leg.prefetch),
@@ -248,22 +239,20 @@ def test_streams_and_lanes(stream, journey):
     lanes = lanes_of(lengths)
     first = FirstItem(lanes)
 
-    def open_sources(leg, forms, cursor, states, together):
+    def open_sources(leg, plan, forms, cursor, states, together):
+        window, owners = plan.settings.buffer, plan.lane_owners
         definitions = [
-            Stream(lanes, first, form, BatchBuffers(form, 3), leg.size, remainder, None, None, 1, ())
-            for form in forms
-        ]
-        if any(len(one.local_lanes) < lanes.count for one in definitions):  # else they need not ask
-            gathers = [functools.partial(together.gather, process) for process in range(len(definitions))]
-            definitions = [
-                dataclasses.replace(one, gather=gather, window=max(1, leg.prefetch))
-                for one, gather in zip(definitions, gathers, strict=True)
-            ]
+            Stream(
+                lanes, first, form, BatchBuffers(form, 3), leg.size, remainder, None, window, owners,
+                functools.partial(together.gather, process) if plan.agrees_on_ends else None,
+            )
+            for process, form in enumerate(forms)
+        ]  # fmt: skip
         numbers, watch = Settings(0, 0, 1, leg.prefetch), Watch(Reading())
         return [one.open(cursor, states, numbers, watch) for one in definitions]
 
     spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first.item)
-    delivered, sizes, cursor = travel(journey, spec, remainder, open_sources)
+    delivered, sizes, cursor = travel(journey, spec, remainder, open_sources, lanes.count)
     alone = [[int(item["row"]) for item in lanes.make_lane(lane, lanes.count)] for lane in range(lanes.count)]
     if lanes.count == 1:
         places = [(epoch, row) for epoch in range(cursor.epoch + 2) for row in alone[0]]

@@ -19,7 +19,6 @@ from feedline._src.agreement.replicas import ReplicaCheck
 from feedline._src.errors import ProcessError
 from feedline._src.loader.streams import Report
 from feedline._src.order.schedule import Cursor
-from feedline._src.placement.place import Placement
 
 _KEY = "feedline/feed/0/1"
 _MOST_READERS = 1024
@@ -88,11 +87,11 @@ def _replicas(processes: int, costs: Costs) -> Outcome:
     checks = []
     for process in (0, 1):
         spec = jax.ShapeDtypeStruct((rows, 8), np.float32, sharding=sharding_of(processes, process, replicas=2))
-        checks.append({"spec": spec, "plans": Placement.of(spec).plans})
+        checks.append(spec)
 
     def work(service: Coordination) -> None:
-        given = checks[service.process]
-        check = ReplicaCheck(service, _KEY, every=1, batch_size=rows, epoch_rows=None, **given)
+        spec = checks[service.process]
+        check = ReplicaCheck(service, _KEY, every=1, batch_size=rows, epoch_rows=None, spec=spec)
         for batch in range(1, 5):
             check([np.zeros((32, 8), np.float32)], Cursor(0, batch * rows))
 

@@ -58,7 +58,7 @@ def _transfer(mb, leaves, count, scale):
         return slabs
 
     hosts = {"pageable": lambda: [np.full(leaf.shape, 1, np.uint8) for leaf in spec], "staged": staged}
-    placement, shardings = Placement.of(spec), [leaf.sharding for leaf in spec]
+    placement, shardings = Placement(spec), [leaf.sharding for leaf in spec]
     pinned = jax.device_put(
         [np.full(leaf.shape, 1, np.uint8) for leaf in spec],
         [sharding.with_memory_kind("pinned_host") for sharding in shardings],

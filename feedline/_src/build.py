@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,9 +22,9 @@ from feedline._src.loader.random_access import RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import ENDLESS, Schedule
-from feedline._src.placement.place import Placement, with_steps_in_front
-from feedline._src.placement.plan import as_shardings
-from feedline._src.plan.asked import PLACE, SourceMetadata, refused
+from feedline._src.placement.place import Placement
+from feedline._src.placement.plan import as_shardings, device_parts
+from feedline._src.plan.asked import SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
 from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
@@ -32,6 +32,9 @@ from feedline._src.run import Sizes, Stages
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 from feedline._src.version import __version__
+
+if TYPE_CHECKING:
+    from feedline._src.loader.streams import Stream
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 _AGREEMENTS_PER_EPOCH = 3  # batch, end, leftover rows
@@ -157,10 +160,8 @@ def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes
 
 def _of_rows(options: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts) -> Stages:
     """The stages of one batch size, for rows with random access."""
-    order, steps = source.order_for(options.order), options.steps_per_call
-    rows = ENDLESS if metadata.rows is None else metadata.rows
-    plan, form = _planned(options, metadata, lambda row: source.read(np.zeros(1, np.int64), row), order.seed)
-    settings, bounds = _settings_and_bounds(options, plan)
+    order = source.order_for(options.order)
+    planned = _Planned.of(options, metadata, lambda row: source.read(np.zeros(1, np.int64), row), order.seed)
     if options.reading.bad_rows == "raise":
         source.check_rows()
     try:
@@ -170,18 +171,11 @@ def _of_rows(options: FeedOptions, source: Source, metadata: SourceMetadata, res
             f"the identity of a RowSource must be made of JSON values, that of {source.kind} is not: "
             f"{error}; convert NumPy's numbers with int() or float()"
         ) from error
-    fingerprint = {
-        "rows": rows,
-        "spec": metadata.spec.as_json(),
-        "data": digest,
-        "order": {**order.as_json()},
-        "format": source.format,
-    }
-    schedule = Schedule(rows, plan.batch_size, options.remainder, options.epochs)
-    buffers = BatchBuffers(form, settings.host_batches_on_cpu_devices, steps)
-    access = RandomAccess(source, order, schedule, form, buffers, restarts, steps)
-    placement = _placement(options, metadata, plan)
-    return Stages(access, placement, fingerprint, options.reading, settings, bounds)
+    rows = ENDLESS if metadata.rows is None else metadata.rows
+    schedule = Schedule(rows, planned.plan.batch_size, options.remainder, options.epochs)
+    form, steps = planned.form, options.steps_per_call
+    access = RandomAccess(source, order, schedule, form, planned.buffers(), restarts, steps)
+    return planned.stages(access, rows=rows, data=digest, order={**order.as_json()}, format=source.format)
 
 
 def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
@@ -192,15 +186,8 @@ def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
     first = FirstItem(lanes)
     metadata = SourceMetadata(first.spec, None, lanes.count)
     _check(refused(options, metadata))
-    plan, form = _planned(options, metadata, first.read, seed=0)
-    settings, bounds = _settings_and_bounds(options, plan)
-    fingerprint = {
-        "rows": None,
-        "spec": first.spec.as_json(),
-        "data": states.digest(first.identity),
-        "order": None,
-        "format": "stream" if lanes.count == 1 else f"{lanes.count} lanes",
-    }
+    planned = _Planned.of(options, metadata, first.read, seed=0)
+    plan = planned.plan
     owners, window = plan.lane_owners, plan.settings.buffer
     shared = sum(len(processes) > 1 for processes in owners)
     if lanes is options.source and shared and lanes.count % plan.shards:
@@ -216,12 +203,20 @@ def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
     if plan.agrees_on_ends:
         readers = len({process for processes in owners for process in processes})
         gather = AllGather.connect(key, readers, _AGREEMENTS_PER_EPOCH * (window + _IN_FLIGHT))
-    buffers = BatchBuffers(form, settings._replace(buffer=window).host_batches_on_cpu_devices)
     access = Stream(
-        lanes, first, form, buffers, plan.batch_size, options.remainder, options.epochs, gather, window, owners
+        lanes,
+        first,
+        planned.form,
+        planned.buffers(),
+        batch_size=plan.batch_size,
+        remainder=options.remainder,
+        epochs=options.epochs,
+        window=window,
+        owners=owners,
+        gather=gather,
     )
-    placement = _placement(options, metadata, plan)
-    return Stages(access, placement, fingerprint, options.reading, settings, bounds)
+    kind = "stream" if lanes.count == 1 else f"{lanes.count} lanes"
+    return planned.stages(access, rows=None, data=states.digest(first.identity), order=None, format=kind)
 
 
 def _check(problems: Iterable[str]) -> None:
@@ -230,57 +225,75 @@ def _check(problems: Iterable[str]) -> None:
         raise ValueError(problem)
 
 
-def _planned(
-    options: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None], seed: int
-) -> tuple[Plan, LocalForm]:
-    """The plan of this process, and the form of its part of a batch.
+@dataclasses.dataclass(frozen=True)
+class _Planned:
+    """What follows from the options and the metadata of a source, of rows and of a stream alike.
 
-    The transform is called with the first row, which `read_first` reads, to learn what it returns.
+    Attributes:
+      plan: of this process.
+      settings: to begin with.
+      bounds: within which they may be tuned; None: all are given.
     """
-    out = metadata.spec
-    if options.transform is not None:
-        row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
-        read_first(out.tree(row))
-        out = transformed_spec(options.transform, out, row)
-    shardings = jax.tree.leaves(options.sharding)
-    here = {device.process_index for leaf in shardings for device in leaf.addressable_devices}
-    process = here.pop() if here else jax.process_index()
-    plan = plan_of(metadata, out, options, devices_by_process(options.sharding, None), process)
-    _check(plan.problems)
-    return plan, LocalForm.of(plan, options, metadata, out, seed)
 
+    options: FeedOptions
+    plan: Plan
+    form: LocalForm
+    settings: Settings
+    bounds: Bounds | None
 
-def _placement(options: FeedOptions, metadata: SourceMetadata, plan: Plan) -> Placement:
-    names = list(plan.leaves)
-    of_rows = [name for name in names if name not in plan.own]
-    (reads,) = plan.reads
-    return Placement(
-        plan.spec,
-        tuple(with_steps_in_front(leaf, options.steps_per_call) for leaf in reads.leaves.values()),
-        ragged=tuple(names.index(of_rows[i]) for i in metadata.ragged),
-        place_at=names.index(f"batch['{PLACE}']") if options.with_place else None,
-    )
+    @classmethod
+    def of(
+        cls, options: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None], seed: int
+    ) -> _Planned:
+        """The transform is called with the first row, which `read_first` reads, to learn what it returns."""
+        out = metadata.spec
+        if options.transform is not None:
+            row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
+            read_first(out.tree(row))
+            out = transformed_spec(options.transform, out, row)
+        here = {
+            device.process_index
+            for leaf in jax.tree.leaves(options.sharding)
+            for device in leaf.addressable_devices
+        }
+        process = here.pop() if here else jax.process_index()
+        owners = devices_by_process(options.sharding, None)
+        plan = plan_of(metadata, out, options, owners, process, default_threads())
+        _check(plan.problems)
+        (part,) = plan.reads
+        bad_rows = options.reading.bad_rows
+        form = LocalForm(metadata.spec, out, part, options.transform, seed, bad_rows, metadata.ragged)
+        tunable = options.tunable
+        if plan.lanes:  # the placement thread reads it
+            tunable &= {"prefetch"}
+        if bad_rows != "raise":  # a row that only workers cannot read would be replaced there
+            tunable -= {"workers"}
+        settings, bounds = plan.settings, None
+        if tunable:
+            bounds, settings = bounds_of(
+                options.reading.limits,
+                tunable,
+                settings,
+                local_bytes=options.steps_per_call * (part.local_bytes + part.read_bytes),
+                shard_bytes=plan.memory.device_bytes // plan.settings.device_batches,
+                devices=[d for leaf in jax.tree.leaves(plan.spec) for d in leaf.sharding.addressable_devices],
+            )
+        return cls(options, plan, form, settings, bounds)
 
+    def buffers(self) -> BatchBuffers:
+        """Memory for process-local batches."""
+        return BatchBuffers(self.form, self.settings.host_batches_on_cpu_devices, self.options.steps_per_call)
 
-def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:
-    """The settings to begin with, and the bounds within which they may be tuned."""
-    settings, tunable = options.first_settings(default_threads()), options.tunable
-    if plan.lanes:  # the placement thread reads it
-        settings, tunable = settings._replace(threads=0), tunable & {"prefetch"}
-    if options.reading.bad_rows != "raise":  # a row that only workers cannot read would be replaced there
-        tunable -= {"workers"}
-    if not tunable:
-        return settings, None
-    (reads,) = plan.reads
-    bounds, settings = bounds_of(
-        options.reading.limits,
-        tunable,
-        settings,
-        local_bytes=options.steps_per_call * (reads.local_bytes + reads.read_bytes),
-        shard_bytes=plan.memory.device_bytes // plan.settings.device_batches,
-        devices=[d for leaf in jax.tree.leaves(plan.spec) for d in leaf.sharding.addressable_devices],
-    )
-    return settings, bounds
+    def stages(self, access: RandomAccess | Stream, **fingerprint: Any) -> Stages:
+        """The stages with this access. `fingerprint`: all of it but the spec."""
+        names, form = list(self.plan.leaves), self.form
+        placement = Placement(
+            self.plan.spec,
+            self.options.steps_per_call * form.part.local_bytes,
+            ragged=tuple(names.index(form.out.leaves[i].name) for i in form.ragged),
+        )
+        fingerprint["spec"] = form.spec.as_json()
+        return Stages(access, placement, fingerprint, self.options.reading, self.settings, self.bounds)
 
 
 def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) -> Sizes:
@@ -304,7 +317,6 @@ def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) 
                 batch_size=stages.access.batch_size * options.steps_per_call,
                 epoch_rows=stages.fingerprint["rows"],
                 spec=stages.placement.spec,
-                plans=stages.placement.plans,
             )
         connected = dataclasses.replace(stages, check=check, latest_values=latest_values, in_step=in_step)
         by_step.append((step, connected))
@@ -350,10 +362,8 @@ def described(options: FeedOptions, stages: Stages, place: list[Any] | None = No
 
 def _layout(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
     """Where the parts of a leaf lie: the devices in the order of their parts, and a digest of all of it."""
-    indices: dict[Any, tuple[slice, ...]] = sharding.devices_indices_map(shape)  # type: ignore[assignment]
     parts = sorted(
-        ([range(size)[cut].start for cut, size in zip(index, shape, strict=True)], device.id)
-        for device, index in indices.items()
+        ([start for start, _ in part], device) for device, part in device_parts(sharding, shape).items()
     )
     devices = ", ".join(str(device) for _, device in parts[:8]) + (", …" if len(parts) > 8 else "")
     spec = getattr(sharding, "spec", type(sharding).__name__)

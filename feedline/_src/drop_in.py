@@ -22,7 +22,7 @@ from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, judge
 from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
-from feedline._src.placement.place import Placed, Placement, Placer, sharded_like
+from feedline._src.placement.place import Placed, Placement, sharded_like
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
@@ -80,6 +80,7 @@ class _HostBatch(NamedTuple):
 
     spec: RowSpec
     leaves: list[Any]
+    nbytes: int
     state: Any
     times: PartTimes
 
@@ -134,12 +135,12 @@ class MeshIterator(ProcessBound):
             self._closed = True
             self._prefetcher.close()
             raise
-        state, part, local_bytes = placed.metadata
-        self._accounts.delivered(BatchRecord(asked, time.perf_counter(), [part], placed.times))
+        host: _HostBatch = placed.metadata
+        self._accounts.delivered(BatchRecord(asked, time.perf_counter(), [host.times], placed.times))
         self._batches += 1
         self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
-        self._placed_bytes += local_bytes
-        self._state = state
+        self._placed_bytes += host.nbytes
+        self._state = host.state
         return placed.batch
 
     def statistics(self) -> Statistics:
@@ -215,7 +216,7 @@ class _Batches:
         self._settings = JaxSettings.of_this_thread()
         self._sharding, self._copy, self._idle, self._accounts = sharding, copy, idle, accounts
         self._form: tuple[RowSpec, list[bool]] | None = None  # of the last batch, and which leaves were copied
-        self._placer: tuple[RowSpec, Placement, Placer] | None = None  # for batches of this spec
+        self._placement: tuple[RowSpec, Placement] | None = None  # for batches of this spec
         self.staging = Staging([], idle)
         self._closed = False
 
@@ -230,20 +231,19 @@ class _Batches:
             state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
             stage_s, stage_cpu_s = watch.lap()
         times = PartTimes(this_thread(), watch.began, read_s, 0.0, stage_s, read_cpu_s, stage_cpu_s)
-        return _HostBatch(spec, leaves, state, times)
+        return _HostBatch(spec, leaves, sum(leaf.nbytes for leaf in leaves), state, times)
 
     def place(self, given: _HostBatch) -> Placed:
         """Place a batch, and note how long that takes."""
-        if self._placer is None or given.spec != self._placer[0]:
+        if self._placement is None or given.spec != self._placement[0]:
             with self._settings.applied():
-                placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
-            self._placer = given.spec, placement, Placer(placement, self._accounts.placed)
-        _, placement, placer = self._placer
-        batch, times = placer.place(given.leaves)
+                spec = sharded_like(given.spec.tree(given.leaves), self._sharding)
+                self._placement = given.spec, Placement(spec, given.nbytes)
+        placed = self._placement[1].placed(given, self._accounts.placed)
         if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
-            pairs = zip(jax.tree.leaves(batch), given.leaves, strict=True)
+            pairs = zip(jax.tree.leaves(placed.batch), given.leaves, strict=True)
             jax.block_until_ready([array for array, leaf in pairs if isinstance(leaf, jax.Array)])
-        return Placed(batch, (given.state, given.times, placement.local_bytes), times)
+        return placed
 
     def close(self) -> None:
         self.staging.close()

@@ -14,7 +14,7 @@ from feedline._src.loader.form import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import Cursor
-from feedline._src.placement.place import Placed, Placement, Placer
+from feedline._src.placement.place import Placed, Placement
 from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import PlaceTimes
@@ -56,8 +56,7 @@ class Stages:
 
     def tuned(self, settings: Settings) -> Stages:
         """These stages with other settings, for the next run, with the idle host buffers that it needs."""
-        ahead = settings._replace(buffer=1) if self.access.owners else settings
-        self.access.buffers.staging.keep(ahead.host_batches_on_cpu_devices)  # as many as `build` keeps
+        self.access.buffers.staging.keep(settings.host_batches_on_cpu_devices)  # as many as `build` keeps
         return dataclasses.replace(self, settings=settings)
 
     def reweighted(self, change: Callable[[RandomAccess | Stream], RandomAccess | Stream]) -> Stages:
@@ -68,9 +67,15 @@ class Stages:
         order = {**self.fingerprint["order"], **access.order.as_json()}
         return dataclasses.replace(self, access=access, fingerprint={**self.fingerprint, "order": order})
 
-    def placer(self, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Placer:
-        """See `Placer`."""
-        return Placer(self.placement, on_placed, self.check)
+    def placer(self, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Callable[[HostBatch], Placed]:
+        """A function that checks and places a host batch, for any thread. `on_placed`: see `Placement.placed`."""
+
+        def place(host: HostBatch) -> Placed:
+            if self.check is not None:
+                self.check(host.leaves, host.after)
+            return self.placement.placed(host, on_placed)
+
+        return place
 
     @property
     def ahead(self) -> int:

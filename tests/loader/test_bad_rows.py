@@ -17,17 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from local_forms import planned
 
 from feedline import Feed, FeedError, Order, Reading, RowError
-from feedline._src.loader.form import LocalForm
 from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.order.epoch import SingleOrder, rows_at, substitutes_at
 from feedline._src.order.schedule import Cursor, Schedule
-from feedline._src.placement.plan import plan_leaf, union_of_rows
 from feedline._src.rows.bad_rows import find_bad_rows
 from feedline._src.rows.source import UserSource
-from feedline._src.rows.spec import RowSpec
 
 N, B, EPOCHS, SEED = 50, 16, 2, 5
 BAD = {3, 25, 26, 49}  # 25 and 49 are among the elements that a fingerprint samples
@@ -256,27 +254,30 @@ def test_every_split_into_processes_takes_the_same_rows(data):
     order = [(e, p, int(rows_at(Order(SEED), n, e, np.array([p]))[0])) for e, p in at]
     rows = np.array([spare(e, p, n, bad) if row in bad else row for e, p, row in order])
     valid = wanted.valid & ~(np.array([row in bad for _, _, row in order]) & (policy == "mask"))
-    for owned in processes:
-        plans = [
-            plan_leaf(NamedSharding(mesh, CUTS[name]), (size, *leaf.shape), owned, name)
-            for name, leaf in source.spec.items()
-        ]
-        spec = RowSpec.of(source.spec)
-        transform = (lambda batch, rows: jax.tree.map(np.copy, batch)) if transforms else None
-        mask = plans[0].rows
-        form = LocalForm(spec, transform, SEED, spec, plans, union_of_rows(plans), False, mask, 1, policy)
+    _, forms = planned(
+        source.spec,
+        size,
+        {name: NamedSharding(mesh, CUTS[name]) for name in source.spec},
+        processes,
+        seed=SEED,
+        transform=(lambda batch, rows: jax.tree.map(np.copy, batch)) if transforms else None,
+        reading=Reading(bad_rows=policy),
+        remainder=remainder,
+    )
+    for form in forms:
         one, buffers = SingleOrder(Order(SEED), n), BatchBuffers(form, 2)
         access = RandomAccess(UserSource(source), one, schedule, form, buffers, Restarts(0))
         batches = LocalBatches(access, start, data.draw(st.integers(1, 3)))
         parts = data.draw(st.permutations(range(batches.parts)))
         (batch,) = [one for one in [batches.read(0, part) for part in parts] if one]
         narrow, mask_leaf, values = batch.leaves
-        np.testing.assert_array_equal(narrow, rows[plans[0].rows])
+        of_narrow, of_wide = form.plans
+        np.testing.assert_array_equal(narrow, rows[of_narrow.rows])
         np.testing.assert_array_equal(
-            values, np.repeat(rows[plans[1].rows, None], 4, axis=1)[:, plans[1].columns[0]]
+            values, np.repeat(rows[of_wide.rows, None], 4, axis=1)[:, of_wide.columns[0]]
         )
-        np.testing.assert_array_equal(mask_leaf, valid[mask])
-        met = [i for i in union_of_rows(plans).tolist() if wanted.valid[i] and order[i][2] in bad]
+        np.testing.assert_array_equal(mask_leaf, valid[form.own_rows])
+        met = [i for i in form.part.rows.tolist() if wanted.valid[i] and order[i][2] in bad]
         assert [one.at for one in batch.bad] == met
         assert pickle.loads(pickle.dumps(batch.bad)) == batch.bad
 

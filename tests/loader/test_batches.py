@@ -8,15 +8,13 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from local_forms import planned
 
-from feedline._src.loader.form import LocalForm
 from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Order
 from feedline._src.order.epoch import SingleOrder, rows_at
 from feedline._src.order.schedule import Cursor, Schedule
-from feedline._src.placement.plan import plan_leaf, union_of_rows
-from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.arrays import ArraySource
 
 BATCH = 16
@@ -40,26 +38,27 @@ CUTS = {"narrow": PartitionSpec("model"), "wide": PartitionSpec("data", "model")
 def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
     """For a process that owns some devices of a 4 × 2 mesh."""
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-    devices = [jax.devices()[i] for i in owned]
-    plans = [
-        plan_leaf(NamedSharding(mesh, CUTS[name]), (BATCH, *SOURCE[name].shape[1:]), devices, name)
-        for name in SOURCE
-    ]
     source = ArraySource([SOURCE])
-    spec = RowSpec.of(source.spec)
     double = (
         (lambda batch, rows: {name: values * 2 for name, values in batch.items()})
         if way == "transformed"
         else None
     )
-    form = LocalForm(spec, double, 0, spec, plans, union_of_rows(plans), way == "by leaf", None, 0)
+    _, (form, *_) = planned(
+        source.spec,
+        BATCH,
+        {name: NamedSharding(mesh, CUTS[name]) for name in SOURCE},
+        [[jax.devices()[i] for i in owned], [device for device in jax.devices() if device.id not in owned]],
+        reads_columns=way == "by leaf",
+        transform=double,
+    )
     batches = LocalBatches(access_of(source, Order(seed=3), form), Cursor(0, 0), parts)
     order = np.concatenate([rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
     for k in range(5):
         read = [batches.read(k, part) for part in reversed(range(batches.parts))]
         (leaves,) = [batch.leaves for batch in read if batch]
         rows = order[k * BATCH : (k + 1) * BATCH]
-        for found, name, plan in zip(leaves, SOURCE, plans, strict=True):
+        for found, name, plan in zip(leaves, SOURCE, form.plans, strict=True):
             expected = SOURCE[name][rows[plan.rows]] * (2 if double else 1)
             for axis, column in enumerate(plan.columns, start=1):
                 expected = expected.take(np.arange(expected.shape[axis])[column], axis)
@@ -76,10 +75,8 @@ def test_the_memory_of_a_batch_that_failed_is_freed_with_its_error():
         raise ZeroDivisionError
 
     source = ArraySource([SOURCE])
-    spec = RowSpec.of(source.spec)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    plans = [plan_leaf(sharding, (BATCH, *x.shape[1:]), jax.devices()[:1], "x") for x in SOURCE.values()]
-    form = LocalForm(spec, fails, 0, spec, plans, plans[0].rows, False, None, 0)
+    device = jax.devices()[0]
+    _, (form,) = planned(source.spec, BATCH, device, [[device]], transform=fails)
     batches = LocalBatches(access_of(source, Order(), form), Cursor(0, 0), 2)
     gc.disable()
     try:

@@ -53,7 +53,7 @@ def struct_of(layout, dtype):
 def test_what_was_placed_is_gathered(leaves):
     spec = {"x": [struct_of(*leaf) for leaf in leaves]}
     values = [numbered(layout.shape).astype(dtype) for layout, dtype in leaves]
-    batch = Placement.of(spec).place(values)
+    batch = Placement(spec).place(values)
     assert jax.tree.structure(batch) == jax.tree.structure(spec)
     for array, value, (layout, dtype) in zip(batch["x"], values, leaves, strict=True):
         assert array.dtype == dtype
@@ -72,10 +72,9 @@ class Pair(NamedTuple):
 def test_leaves_are_taken_in_the_order_in_which_jax_flattens_the_spec():
     rows = {"b": Pair(jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((4,), np.int32)), "a": np.int32(0)}
     sharding = {"b": Pair(BY_ROW, BY_ROW_AND_COLUMN), "a": REPLICATED}
-    placement = Placement.of(sharded_spec(rows, 8, sharding))
+    placement = Placement(sharded_spec(rows, 8, sharding))
     a, y, x = np.arange(8, dtype=np.int32), np.arange(8, 16, dtype=np.int32), numbered((8, 4))
     batch = placement.place([a, y, x])
-    assert [plan.global_shape for plan in placement.plans] == [(8,), (8,), (8, 4)]
     assert np.asarray(batch["a"]).tolist() == a.tolist()
     assert np.asarray(batch["b"].y).tolist() == y.tolist()
     assert np.asarray(batch["b"].x).tolist() == x.tolist()
@@ -84,16 +83,12 @@ def test_leaves_are_taken_in_the_order_in_which_jax_flattens_the_spec():
 
 @given(layout=any_layout, dealt=processes)
 @settings(max_examples=100, deadline=None)
-def test_the_plan_of_a_process_follows_from_its_devices_and_the_global_shape_from_its_part(layout, dealt):
+def test_the_global_shape_follows_from_the_part_of_a_process(layout, dealt):
     spec = {"x": struct_of(layout, np.int32)}
     for devices in devices_of(layout.sharding, dealt).values():
+        local = cut(numbered(layout.shape), plan_leaf(layout.sharding, layout.shape, devices, "x"))
         with only(devices):
-            (plan,) = Placement.of(spec).plans
-            local = cut(numbered(layout.shape), plan)
             assert sharded_like({"x": local}, layout.sharding) == spec
-        expected = plan_leaf(layout.sharding, layout.shape, devices, "x")
-        assert plan.rows.tolist() == expected.rows.tolist()
-        assert plan.local_shape == expected.local_shape == local.shape
 
 
 def test_a_part_that_the_devices_of_its_process_do_not_divide_is_refused():
@@ -120,9 +115,9 @@ def test_a_leaf_that_does_not_fit_is_named():
         sharded_spec(rows, 8, BY_ROW_AND_COLUMN)
     with pytest.raises(ValueError, match=r"^batch\['x'\]\[0\]: the batch size must .* got 7; 6 or 8 would work$"):
         sharded_spec(rows, 7, BY_ROW_AND_COLUMN)
-    spec = {"x": [jax.ShapeDtypeStruct((8,), np.uint8, sharding=SingleDeviceSharding(DEVICES[0]))]}
+    first = SingleDeviceSharding(DEVICES[0])
     with only(DEVICES[1:]), pytest.raises(ValueError, match=r"^batch\['x'\]\[0\]: this process owns no device"):
-        Placement.of(spec)
+        sharded_like({"x": [np.zeros(8, np.uint8)]}, first)
 
 
 def test_one_sharding_for_each_subtree():

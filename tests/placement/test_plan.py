@@ -145,11 +145,12 @@ class FakeSharding:
     real: Any
     dealt: Any
 
+    @property
+    def device_set(self):
+        return {FakeDevice(device.id, self.dealt[device.id]) for device in self.real.device_set}
+
     def devices_indices_map(self, shape):
-        return {
-            FakeDevice(device.id, self.dealt[device.id]): index
-            for device, index in self.real.devices_indices_map(shape).items()
-        }
+        return self.real.devices_indices_map(shape)
 
 
 @given(layout=any_layout, dealt=processes)

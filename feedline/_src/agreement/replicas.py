@@ -13,7 +13,7 @@ import numpy.typing as npt
 from feedline._src.agreement.coordination import Comparison, Coordination
 from feedline._src.errors import ProcessError
 from feedline._src.order.schedule import Cursor
-from feedline._src.placement.plan import LeafPlan, replicas
+from feedline._src.placement.plan import plan_leaf, replicas
 
 _BLOCKS = 32  # checksums of each leaf of a batch: an error names the block of rows that differs
 _KEPT = 8  # checks that stay in the service: a process that is further behind is not compared
@@ -37,18 +37,16 @@ class ReplicaCheck:
         batch_size: int,
         epoch_rows: int | None,
         spec: Any,
-        plans: Sequence[LeafPlan],
     ) -> None:
         self._process = service.process
         self._path = f"{key}/replicas"
         self._every = every
         self._batch_size = batch_size
         self._epoch_rows = epoch_rows or 0
-        self._names: list[str] = []
-        self._plans = plans
+        self._leaves: list[tuple[str, Any]] = []  # names and specs
         self._shared: dict[int, list[int]] = {}  # by the first process of those that read them, too: leaves
         for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(spec)):
-            self._names.append(f"batch{jax.tree_util.keystr(path)}")
+            self._leaves.append((f"batch{jax.tree_util.keystr(path)}", leaf))
             (group,) = [group for group in replicas(leaf.sharding, leaf.shape) if service.process in group]
             if len(group) > 1:
                 self._shared.setdefault(min(group), []).append(i)
@@ -70,11 +68,12 @@ class ReplicaCheck:
             leaf = next(i for i, (one, two) in enumerate(zip(own, theirs, strict=True)) if one != two)
             sums = zip(own[leaf], theirs[leaf], strict=True)
             block = next(i for i, (one, two) in enumerate(sums) if one != two)
-            rows = self._plans[shared[leaf]].rows
+            name, spec = self._leaves[shared[leaf]]
+            rows = plan_leaf(spec.sharding, spec.shape, spec.sharding.addressable_devices, name).rows
             rows = rows[_blocks(len(rows))[block]]
             raise ProcessError(
                 "processes that own the same rows must read the same bytes: "
-                f"processes {self._process} and {other} differ in {self._names[shared[leaf]]}, first among rows "
+                f"processes {self._process} and {other} differ in {name}, first among rows "
                 f"{rows[0]} to {rows[-1]} of the batch before epoch {after.epoch}, position {after.position}. "
                 "Compare their copies of the data; where rows are augmented, draw from rows.key or seed Grain's "
                 "random maps",

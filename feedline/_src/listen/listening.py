@@ -44,7 +44,7 @@ class FeedListener(Accounts):
         super().__init__(stages.ahead)
         self._stages = stages
         process, rows = jax.process_index(), stages.fingerprint["rows"]
-        self._quarantine = Quarantine(stages.reading, stages.access.local_rows, process, rows)
+        self._quarantine = Quarantine(stages.reading, len(stages.access.form.part.rows), process, rows)
         self._judging = threading.Lock()
         self._minute = time.monotonic(), 0.0  # when it began, and the seconds waited until then
         self._warned = False
@@ -70,7 +70,7 @@ class FeedListener(Accounts):
     def changed(self, stages: Stages) -> None:
         """The loop goes on with the settings of `stages`."""
         self._stages = stages
-        self._quarantine.rows = stages.access.local_rows
+        self._quarantine.rows = len(stages.access.form.part.rows)
         self.restarted(stages.ahead)
         if self.tuner is not None:
             self.tuner.proposal = None

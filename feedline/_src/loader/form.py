@@ -15,8 +15,8 @@ from feedline._src.options import BadRows
 from feedline._src.order.epoch import keys_at
 from feedline._src.order.schedule import BatchPositions, Cursor
 from feedline._src.placement.plan import Columns, Indices, LeafPlan
-from feedline._src.plan.asked import VALID, CheckedOptions, SourceMetadata, Transform
-from feedline._src.plan.plan import Plan
+from feedline._src.plan.asked import PLACE, VALID, Transform
+from feedline._src.plan.plan import ProcessReads
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.source import Rows
@@ -26,6 +26,7 @@ from feedline._src.runtime.threads import annotation
 
 Cuts = list[tuple[int, Columns]]
 """The number of each of some leaves, and the columns that are read of it."""
+_EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31: places of neighbouring epochs are far apart
 
 
 class Progress(Protocol):
@@ -64,58 +65,41 @@ class LocalForm:
     Attributes:
       spec, out: the spec of a row in the source, and after the transform.
       seed: of the keys that the transform gets.
-      plans: for each leaf of `out` the rows and columns that this process supplies; `rows`: the union of the rows.
-      by_leaf: True: of each leaf only its own rows and columns are read. False: `rows` are read, with all columns.
-      mask: the rows that this process supplies of the leaf `valid`, which is inserted at `mask_at`.
+      part: what this process reads and places.
       bad_rows: as in `Reading`.
       ragged: the numbers of the leaves whose axis 1 is as long as each batch needs.
     """
 
     spec: RowSpec
-    transform: Transform | None
-    seed: int
     out: RowSpec
-    plans: Sequence[LeafPlan]
-    rows: Indices
-    by_leaf: bool
-    mask: Indices | None
-    mask_at: int
+    part: ProcessReads
+    transform: Transform | None = None
+    seed: int = 0
     bad_rows: BadRows = "raise"
     ragged: tuple[int, ...] = ()
 
-    @classmethod
-    def of(cls, plan: Plan, options: CheckedOptions, source: SourceMetadata, out: RowSpec, seed: int) -> LocalForm:
-        """The form that follows from the plan of one process."""
-        (reads,) = plan.reads
-        names = list(plan.leaves)
-        of_rows = [name for name in names if name not in plan.own]
-        valid = f"batch['{VALID}']" if f"batch['{VALID}']" in plan.own else None
-        return cls(
-            spec=source.spec,
-            transform=options.transform,
-            seed=seed,
-            out=out,
-            plans=[reads.leaves[name] for name in of_rows],
-            rows=reads.rows,
-            by_leaf=reads.by_leaf,
-            mask=None if valid is None else reads.leaves[valid].rows,
-            mask_at=0 if valid is None else sum(name in of_rows for name in names[: names.index(valid)]),
-            bad_rows=options.reading.bad_rows,
-            ragged=source.ragged,
-        )
+    @functools.cached_property
+    def plans(self) -> list[LeafPlan]:
+        """For each leaf of `out` the rows and columns that this process supplies."""
+        return [self.part.leaves[leaf.name] for leaf in self.out.leaves]
 
-    def read_shapes(self) -> list[tuple[int, ...]]:
-        """The shape of each leaf of the process-local batch as it is read."""
-        if self.by_leaf:
-            return [plan.local_shape for plan in self.plans]
-        return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
+    @functools.cached_property
+    def own(self) -> dict[str, LeafPlan]:
+        """The leaves that feedline adds to the batch, by name. All have the same rows."""
+        names = {leaf.name for leaf in self.out.leaves}
+        return {name: plan for name, plan in self.part.leaves.items() if name not in names}
+
+    @functools.cached_property
+    def own_rows(self) -> Indices | None:
+        """The rows of the global batch for which this process supplies the `own` leaves; None: there are none."""
+        return next((plan.rows for plan in self.own.values()), None)
 
     @functools.cached_property
     def reads(self) -> list[tuple[Indices, Cuts]]:
         """The reads that make a batch: rows, ascending, and the leaves whose rows these are."""
-        if not self.by_leaf:
+        if not self.part.by_leaf:
             leaves = enumerate(self.spec.leaves)
-            return [(self.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
+            return [(self.part.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
         groups: dict[bytes, tuple[Indices, Cuts]] = {}
         for i, plan in enumerate(self.plans):
             groups.setdefault(plan.rows.tobytes(), (plan.rows, []))[1].append((i, plan.columns))
@@ -135,29 +119,31 @@ class LocalForm:
         for i, values in read.items():
             check_fits(values, self.out.leaves[i], index)
             own = part
-            if not self.by_leaf:
+            if not self.part.by_leaf:
                 own, values = self._cut(self.plans[i], part, values)
             np.copyto(leaves[i][own], values, casting="unsafe")
 
     def _cut(self, plan: LeafPlan, part: slice, values: Array) -> tuple[slice, Array]:
         """Of whole rows, those columns and rows of a leaf that are placed; and where the rows lie in it."""
-        rows = self.rows[part]
+        rows = self.part.rows[part]
         own = slice(*np.searchsorted(plan.rows, [rows[0], rows[-1] + 1]))
-        if len(plan.rows) < len(self.rows):
+        if len(plan.rows) < len(self.part.rows):
             values = values[np.searchsorted(rows, plan.rows[own])]
         for axis, column in enumerate(plan.columns, start=1):
             values = values[(slice(None),) * axis + (column,)]
         return own, values
 
-    def mask_of(self, valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
-        """The leaf `valid` at the rows `mask`. `valid`: which of them are not padding."""
+    def valid(self, real: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
+        """The leaf `valid` of one batch. `real`: which of the `own_rows` are not padding."""
         if bad and self.bad_rows == "mask":
-            return valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
-        return valid
+            return real & ~np.isin(self.own_rows, [row.at for row in bad])  # type: ignore[arg-type]
+        return real
 
-    def with_mask(self, leaves: list[Array], mask: Array) -> list[Array]:
-        """The leaves of the batch with `valid` inserted."""
-        return [*leaves[: self.mask_at], mask, *leaves[self.mask_at :]]
+    def with_own(self, leaves: list[Array], valid: npt.NDArray[np.bool_], after: Cursor) -> list[Array]:
+        """The leaves of a batch with the `own` ones inserted, where `valid` and the cursor after it say so."""
+        values = {VALID: valid, PLACE: np.full(valid.shape, number_of_place(after), np.int32)}
+        own, of_rows = {f"batch['{key}']": value for key, value in values.items()}, iter(leaves)
+        return [own[name] if name in self.own else next(of_rows) for name in self.part.leaves]
 
     def rows_at(self, positions: BatchPositions, index: Indices) -> Rows:
         """Rows at these positions, with their keys. `index`: their row indices."""
@@ -183,6 +169,16 @@ class LocalForm:
                     f"as {array.dtype}{list(array.shape)}, expected {leaf.dtype}{[len(rows.index), *leaf.shape]}"
                 )
         return [as_array(leaf.name, array) for leaf, array in zip(self.out.leaves, leaves, strict=True)]
+
+
+def number_of_place(after: Cursor) -> int:
+    """A number below 2^31 made of a place in the data. Different places share one with a chance of 2^-31.
+
+    Example:
+      >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
+      (64, 506952177)
+    """
+    return (after.epoch * _EPOCH_FACTOR + after.position) % (1 << 31)
 
 
 def _called(transform: Transform, batch: Any, rows: Rows) -> Any:

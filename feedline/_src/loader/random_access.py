@@ -117,9 +117,7 @@ class PartWriter:
         if direct:
             return
         here = self._here(some)
-        changed = {
-            i: read[i][here] for i, _ in self.cuts if form.transform is not None or read[i] is not leaves[i]
-        }
+        changed = {i: read[i][here] for i, _ in self.cuts if i in form.part.changed}
         if form.transform is not None:
             rows = form.rows_at(self._positions(some), index)
             changed = dict(enumerate(form.transformed(form.transform, list(changed.values()), rows)))
@@ -196,10 +194,6 @@ class RandomAccess:
     @property
     def batch_size(self) -> int:
         return self.schedule.batch_size
-
-    @property
-    def local_rows(self) -> int:
-        return len(self.form.rows)
 
     @property
     def may_use_workers(self) -> bool:
@@ -453,12 +447,12 @@ class LocalBatches:
             bad += bad_here
             rows += schedule.real_rows(start)
             dropped_rows += schedule.dropped_rows(after, start)
-            if form.mask is not None:
-                masks.append(form.mask_of(schedule.positions(start, form.mask).valid, bad_here))
+            if form.own_rows is not None:
+                masks.append(form.valid(schedule.positions(start, form.own_rows).valid, bad_here))
             after = schedule.after(start)
         leaves = buffers.leaves
         if masks:
-            leaves = form.with_mask(leaves, masks[0] if steps == 1 else np.stack(masks))
+            leaves = form.with_own(leaves, masks[0] if steps == 1 else np.stack(masks), after)
         return HostBatch(leaves, after, None, rows, dropped_rows, [each.times for each in parts], bad)
 
     def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:

@@ -28,6 +28,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.loader.form import LocalForm
+from feedline._src.plan.plan import Form
 from feedline._src.rows.spec import Array
 
 Slab = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -56,7 +57,7 @@ class Staging:
       True
     """
 
-    def __init__(self, form: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], idle: int) -> None:
+    def __init__(self, form: Sequence[Form], idle: int) -> None:
         self._form = list(form)
         self.most_idle = idle
         self._idle = self._new_idle()
@@ -144,7 +145,7 @@ class Buffers(NamedTuple):
     """The memory of one process-local batch.
 
     Attributes:
-      read: the leaves as the source writes them, in its dtypes and with the shapes of `LocalForm.read_shapes`.
+      read: the leaves as the source writes them, in its dtypes and with the shapes of `ProcessReads.as_read`.
       leaves: the leaves as they are placed. Where a leaf needs neither transform nor cast, the array in `read`.
       direct: whether that is so for all leaves.
     """
@@ -174,12 +175,8 @@ class BatchBuffers:
             ((*several, *plan.local_shape), leaf.placed_dtype)
             for plan, leaf in zip(form.plans, form.out.leaves, strict=True)
         ]
-        read = [
-            ((*several, *shape), leaf.dtype)
-            for shape, leaf in zip(form.read_shapes(), form.spec.leaves, strict=True)
-        ]
-        # without a transform, a leaf that needs no change is read into the memory from which it is placed
-        changed = [i for i, leaf in enumerate(read) if form.transform is not None or leaf != placed[i]]
+        read = [((*several, *shape), dtype) for shape, dtype in form.part.as_read]
+        changed = form.part.changed  # other leaves are read into the memory from which they are placed
         self._read_at = [len(placed) + changed.index(i) if i in changed else i for i in range(len(read))]
         self._placed = len(placed)
         self._direct = not changed

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -65,19 +64,15 @@ class Stream:
     batch_size: int
     remainder: Remainder
     epochs: int | None
-    gather: GatherReports | None
     window: int
     owners: tuple[tuple[int, ...], ...]
+    gather: GatherReports | None = None
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
     opened: list[StreamBatches] = dataclasses.field(default_factory=list)
     order: ClassVar[None] = None
     may_use_workers: ClassVar[bool] = False
     restarted: ClassVar[int] = 0
     steps_per_call: ClassVar[int] = 1
-
-    @property
-    def local_rows(self) -> int:
-        return len(self.form.rows)
 
     def with_weights(self, weights: Mapping[str, float], position: int) -> Stream:
         """TypeError: it is mixed by Grain."""
@@ -92,10 +87,10 @@ class Stream:
         """Items of each lane in a batch."""
         return self.batch_size // self.lanes.count
 
-    @functools.cached_property
-    def local_lanes(self) -> list[int]:
+    @property
+    def local_lanes(self) -> Sequence[int]:
         """The lanes that this process reads: those with a row that it supplies."""
-        return sorted({row // self.items for row in self.form.rows.tolist()})
+        return self.form.part.lanes
 
     def exists(self, offset: int, ends: Mapping[int, int]) -> bool:
         """Whether there is a batch after `offset` items of each lane, if these lanes have ended."""
@@ -336,8 +331,8 @@ class StreamBatches:
         # padding repeats items, which count once
         bad = [row for row in partial.bad if row.at % items < real[row.at // items]]
         leaves = partial.leaves
-        if form.mask is not None:
-            leaves = form.with_mask(leaves, form.mask_of(form.mask % items < real[form.mask // items], bad))
+        if (rows := form.own_rows) is not None:
+            leaves = form.with_own(leaves, form.valid(rows % items < real[rows // items], bad), partial.after)
         return partial._replace(leaves=leaves, rows=int(real.sum()), dropped_rows=self._dropped, bad=bad)
 
     def _agreed(self, place: str, failure: Exception | None, read: int) -> Report:

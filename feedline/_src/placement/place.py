@@ -4,66 +4,77 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from feedline._src.order.schedule import Cursor
 from feedline._src.placement.plan import (
-    LeafPlan,
     check_divides,
     check_multiples,
     check_rank,
+    device_parts,
     plan_leaf,
     shards_of,
 )
 from feedline._src.record import PlaceTimes
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
-_EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31: places of neighbouring epochs are far apart
 HostLeaf = np.ndarray[Any, Any] | jax.Array
+
+
+class LocalBatch(Protocol):
+    """What placing needs of this process's part of a batch: its leaves."""
+
+    @property
+    def leaves(self) -> list[Any]: ...
+    def _replace(self, *, leaves: list[Any]) -> Any: ...
+
+
+class Placed(NamedTuple):
+    """A global batch on the mesh, the host batch without its leaves, and how it was placed."""
+
+    batch: Any
+    metadata: Any
+    times: PlaceTimes
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The shardings of a batch, and the part of each leaf that this process supplies.
+    """Makes global arrays of host batches. Any thread may call it.
 
     Leaves are placed one by one. One `jax.device_put` of the list takes longer for any number of leaves: 0.56 in
     place of 0.48 ms for 16 leaves on eight CPU devices (jax 0.10).
 
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
-      plans: what this process supplies of each leaf, in the order in which JAX flattens `spec`.
-      settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
+      local_bytes: of this process's part of a batch.
       ragged: the indices of the leaves whose axis 1 differs between batches, all alike; `spec` has its maximum.
-      place_at: the index of the leaf `place`, which `Placer` adds; None: there is none.
+      settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
     """
 
     spec: Any
-    plans: tuple[LeafPlan, ...]
-    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    local_bytes: int = 0
     ragged: tuple[int, ...] = ()
-    place_at: int | None = None
+    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
     def __post_init__(self) -> None:
         _prepare_jax()
 
-    @classmethod
-    def of(cls, spec: Any) -> Placement:
-        """The placement of a batch whose leaves have these shapes, dtypes and shardings.
+    def placed(self, host: LocalBatch, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Placed:
+        """Place a batch, and note how long that takes.
 
-        Raises:
-          ValueError: a sharding cannot divide its leaf, or this process owns no device of it.
+        Args:
+          on_placed: called with the times and the global arrays; never raises.
         """
-        plans = [
-            plan_leaf(leaf.sharding, leaf.shape, leaf.sharding.addressable_devices, _name(path))
-            for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
-        ]
-        return cls(spec, tuple(plans))
+        watch = Stopwatch()
+        with annotation("place"):
+            batch = self.place(host.leaves)
+        times = PlaceTimes(this_thread(), watch.began, *watch.lap())
+        on_placed(times, jax.tree.leaves(batch))
+        return Placed(batch, host._replace(leaves=[]), times)
 
     def place(self, leaves: Sequence[HostLeaf]) -> Any:
         """The global arrays of process-local `leaves`. Returns before the transfers are done.
@@ -75,15 +86,6 @@ class Placement:
         with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
-
-    @functools.cached_property
-    def local_bytes(self) -> int:
-        """Bytes of this process's part of a batch."""
-        leaves = jax.tree.leaves(self.spec)
-        return sum(
-            math.prod(plan.local_shape) * leaf.dtype.itemsize
-            for plan, leaf in zip(self.plans, leaves, strict=True)
-        )
 
     # computed once: for a small batch on several devices, placing costs mostly Python time
     @functools.cached_property
@@ -100,73 +102,6 @@ class Placement:
             else:
                 places.append(functools.partial(place, leaf.sharding, leaf.shape))
         return places
-
-
-class LocalBatch(Protocol):
-    """What placing needs of this process's part of a batch: its leaves, and the cursor after it."""
-
-    @property
-    def leaves(self) -> list[Any]: ...
-    @property
-    def after(self) -> Cursor: ...
-    def _replace(self, *, leaves: list[Any]) -> Any: ...
-
-
-class Placed(NamedTuple):
-    """A global batch on the mesh, the host batch without its leaves, and how it was placed."""
-
-    batch: Any
-    metadata: Any
-    times: PlaceTimes
-
-
-class Placer:
-    """Places host batches for a feed, and notes how long that takes. Any thread may call it.
-
-    Args:
-      on_placed: called with the times and the leaves of each batch that was placed; never raises.
-      check: compares the leaves with those of other processes, before they are placed; None: nothing does.
-    """
-
-    def __init__(
-        self,
-        placement: Placement,
-        on_placed: Callable[[PlaceTimes, Sequence[Any]], None],
-        check: Callable[[list[Any], Cursor], None] | None = None,
-    ) -> None:
-        self._placement = placement
-        self._on_placed = on_placed
-        self._check = check
-
-    def __call__(self, host: LocalBatch) -> Placed:
-        leaves, at = host.leaves, self._placement.place_at
-        if at is not None:
-            place = np.full(self._placement.plans[at].local_shape, number_of_place(host.after), np.int32)
-            leaves = [*leaves[:at], place, *leaves[at:]]
-        if self._check is not None:
-            self._check(leaves, host.after)
-        batch, times = self.place(leaves)
-        return Placed(batch, host._replace(leaves=[]), times)
-
-    def place(self, leaves: Sequence[HostLeaf]) -> tuple[Any, PlaceTimes]:
-        """The global arrays of process-local leaves, and how long placing took."""
-        watch = Stopwatch()
-        with annotation("place"):
-            batch = self._placement.place(leaves)
-        place_s, cpu_s = watch.lap()
-        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s)
-        self._on_placed(times, jax.tree.leaves(batch))
-        return batch, times
-
-
-def number_of_place(after: Cursor) -> int:
-    """A number below 2^31 made of a place in the data. Different places share one with a chance of 2^-31.
-
-    Example:
-      >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
-      (64, 506952177)
-    """
-    return (after.epoch * _EPOCH_FACTOR + after.position) % (1 << 31)
 
 
 @functools.cache
@@ -207,17 +142,19 @@ def _place_local(sharding: Sharding, shape: tuple[int, ...], values: HostLeaf) -
         array: jax.Array = jax.make_array_from_process_local_data(sharding, values, shape)
         return array
     # from device to device
-    indices: Any = sharding.addressable_devices_indices_map(shape)
-    # where this process's part begins along each axis, of all starts that its devices have
-    starts = [sorted({cut[axis].indices(size)[0] for cut in indices.values()}) for axis, size in enumerate(shape)]
+    parts = device_parts(sharding, shape)
+    devices: Collection[Any] = sharding.addressable_devices
+    held = [(device, parts[device.id]) for device in devices]
+    # along each axis, the starts of all parts on the devices of this process
+    starts = [sorted({start for start, _ in ranges}) for ranges in zip(*(part for _, part in held), strict=True)]
     shards = []
-    for device, cut in indices.items():
-        local = []
-        for axis, size in enumerate(shape):
-            start, stop, _ = cut[axis].indices(size)
-            first = starts[axis].index(start) * (stop - start)
-            local.append(slice(first, first + stop - start))
-        shards.append(jax.device_put(values[tuple(local)], device, may_alias=False))
+    for device, part in held:
+        first = [
+            all_starts.index(start) * (stop - start)
+            for all_starts, (start, stop) in zip(starts, part, strict=True)
+        ]
+        local = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(first, part, strict=True))
+        shards.append(jax.device_put(values[local], device, may_alias=False))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
@@ -285,13 +222,6 @@ def with_steps(spec: Any, steps: int) -> Any:
         return jax.ShapeDtypeStruct((steps, *one.shape), one.dtype, sharding=sharding)
 
     return jax.tree.map(leaf, spec)
-
-
-def with_steps_in_front(plan: LeafPlan, steps: int) -> LeafPlan:
-    """What a process supplies of a leaf [steps, B, ...], of which the first axis is not split."""
-    if steps == 1:
-        return plan
-    return LeafPlan((steps, *plan.global_shape), np.arange(steps), (plan.rows, *plan.columns))
 
 
 def _name(path: Any) -> str:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | npt.NDArray[np.int64], ...]
-Index = tuple[slice, ...]
-"""The part of a leaf that a device holds: a slice for each axis."""
+Part = tuple[tuple[int, int], ...]
+"""The part of a leaf that a device holds: (start, stop) along each axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,20 +66,19 @@ def plan_leaf(
         the leaf's name in the message.
     """
     check_divides(sharding, global_shape, name)
-    indices = sharding.devices_indices_map(global_shape).items()
-    return leaf_part([index for device, index in indices if device in devices], global_shape, name)
+    ids = {device.id for device in devices}
+    parts = device_parts(sharding, global_shape).items()
+    return leaf_plan([part for device, part in parts if device in ids], global_shape, name)
 
 
-def leaf_part(indices: Collection[Index], global_shape: tuple[int, ...], name: str) -> LeafPlan:
-    """The smallest part of a leaf that holds what the devices of a process hold."""
-    if not indices:
+def leaf_plan(parts: Collection[Part], global_shape: tuple[int, ...], name: str) -> LeafPlan:
+    """The smallest part of a leaf that holds the parts of a process's devices."""
+    if not parts:
         raise ValueError(
             f"{name}: this process owns no device of the sharding's mesh, so it can supply no rows. "
             "Build the mesh from devices of every process that runs the feed, or do not build the feed here"
         )
-    rows, *columns = (
-        _union({index[axis].indices(size)[:2] for index in indices}) for axis, size in enumerate(global_shape)
-    )
+    rows, *columns = (_union(set(ranges)) for ranges in zip(*parts, strict=True))
     return LeafPlan(
         global_shape,
         rows,
@@ -87,24 +86,27 @@ def leaf_part(indices: Collection[Index], global_shape: tuple[int, ...], name: s
     )
 
 
-def device_parts(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> dict[int, Index]:
+def device_parts(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> dict[int, Part]:
     """{device id: its part of a leaf}. The devices of an `AbstractMesh` are numbered from 0 in row-major order."""
     mesh = _abstract_mesh(sharding)
     if mesh is None:
-        indices: Mapping[Any, Index] = sharding.devices_indices_map(global_shape)
-        return {device.id: index for device, index in indices.items()}
+        indices: Mapping[Any, tuple[slice, ...]] = sharding.devices_indices_map(global_shape)
+        return {
+            device.id: tuple(along.indices(size)[:2] for along, size in zip(index, global_shape, strict=True))
+            for device, index in indices.items()
+        }
     spec: Any = sharding.spec  # type: ignore[attr-defined]
     sizes, names = tuple(mesh.shape.values()), list(mesh.shape)
     places = np.indices(sizes).reshape(len(sizes), -1)  # [mesh axis, device]
-    starts = []
+    ranges = []
     for entry, size in itertools.zip_longest(spec, global_shape):
         axes = [names.index(axis) for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis]
         part = np.zeros(places.shape[1], np.int64)
         for axis in axes:
             part = part * sizes[axis] + places[axis]
         width = size // math.prod(sizes[axis] for axis in axes)
-        starts.append([slice(start, start + width) for start in (part * width).tolist()])
-    return dict(enumerate(zip(*starts, strict=True)))
+        ranges.append([(start, start + width) for start in (part * width).tolist()])
+    return dict(enumerate(zip(*ranges, strict=True)))
 
 
 def device_owners(sharding: jax.sharding.Sharding) -> dict[int, int]:
@@ -137,13 +139,11 @@ def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> 
 
     Example: [[0, 1], [2, 3]] for axes data=2, model=2 on four one-device processes and `P("data")`.
     """
-    ranges = [range(size) for size in global_shape]
-    groups: dict[frozenset[Any], list[int]] = {}
-    parts: dict[int, set[Any]] = {}
-    indices: Mapping[Any, tuple[slice, ...]] = sharding.devices_indices_map(global_shape)
-    for device, index in indices.items():
-        bounds = tuple((r[i].start, r[i].stop) for r, i in zip(ranges, index, strict=True))
-        parts.setdefault(device.process_index, set()).add(bounds)
+    owners = device_owners(sharding)
+    parts: dict[int, set[Part]] = {}
+    for device, part in device_parts(sharding, global_shape).items():
+        parts.setdefault(owners[device], set()).add(part)
+    groups: dict[frozenset[Part], list[int]] = {}
     for process in sorted(parts):
         groups.setdefault(frozenset(parts[process]), []).append(process)
     return list(groups.values())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -28,10 +28,11 @@ from feedline._src.placement.place import broadcast, check_not_split, sharded_sp
 from feedline._src.placement.plan import (
     Indices,
     LeafPlan,
+    Part,
     check_rank,
     device_owners,
     device_parts,
-    leaf_part,
+    leaf_plan,
     shards_of,
     union_of_rows,
 )
@@ -44,6 +45,9 @@ from feedline._src.plan.asked import (
     with_own_leaves,
 )
 from feedline._src.rows.spec import RowSpec
+
+Form = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and dtype of an array."""
 
 
 class Epoch(NamedTuple):
@@ -112,7 +116,9 @@ class ProcessReads:
       by_leaf: whether it reads of each leaf only its own rows and columns, or `rows` with all columns.
       cuts: whether it reads columns or rows that it does not place.
       local_bytes: of its part of a batch, as it is placed.
-      read_bytes: of the leaves that are cast, cut or transformed on the host, as they are read before.
+      as_read: shape and dtype of each leaf that rows give, as it is read.
+      changed: the numbers of those leaves that are cast, cut or transformed on the host. They are read into other
+        memory than they are placed from.
     """
 
     process: int
@@ -123,7 +129,13 @@ class ProcessReads:
     by_leaf: bool
     cuts: bool
     local_bytes: int
-    read_bytes: int
+    as_read: tuple[Form, ...]
+    changed: tuple[int, ...]
+
+    @property
+    def read_bytes(self) -> int:
+        """Of the leaves that are `changed`, as they are read."""
+        return _bytes(self.as_read[leaf] for leaf in self.changed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -226,6 +238,7 @@ def plan_of(
     options: CheckedOptions,
     processes: Mapping[int, Collection[int]],
     process: int | None = None,
+    default_threads: int = 0,
 ) -> Plan:
     """The plan of a feed.
 
@@ -233,6 +246,7 @@ def plan_of(
       out: of a row after the transform.
       processes: {process: ids of its devices}.
       process: only its part is computed. None: those of all processes that own a device of the sharding.
+      default_threads: the number of threads where none is given.
     """
     multiple, shards = multiple_of(out, options.sharding, source.lanes)
     given_size = options.sizes[0][1]
@@ -248,49 +262,39 @@ def plan_of(
         problems.append(str(error))
     leaves = _by_name(batch)
     parts = {name: device_parts(leaf.sharding, leaf.shape) for name, leaf in leaves.items()}
-
-    def plans_of(owner: int) -> dict[str, LeafPlan]:
-        """What the devices of a process hold of each leaf."""
-        return {
-            name: leaf_part([of[device] for device in processes[owner] if device in of], leaves[name].shape, name)
-            for name, of in parts.items()
-        }
-
-    owners = [
-        owner for owner, ids in processes.items() if any(not of.keys().isdisjoint(ids) for of in parts.values())
-    ]
+    owners = {
+        owner: ids
+        for owner, ids in processes.items()
+        if any(not of.keys().isdisjoint(ids) for of in parts.values())
+    }
     if process is not None and process not in owners:
         raise ValueError(
             f"process {process} owns no device of the sharding's mesh, so it can supply no rows. Build the mesh "
             "from devices of every process that runs the feed, or do not build the feed there (process "
-            f"{owners[0]} owns some)"
+            f"{min(owners)} owns some)"
         )
-    reads = [
-        _reads_of(owner, processes[owner], plans_of(owner), source, out, options, leaves, list(of_rows))
-        for owner in (owners if process is None else [process])
-    ]
-    settings = options.first_settings(default_threads=0)
+    if process is not None and not source.lanes:  # all processes must know the owners of each lane
+        owners = {process: owners[process]}
+    reads = _reads_of(owners, parts, leaves, source, out, options)
+    settings = options.first_settings(default_threads)
     lane_owners: list[list[int]] = [[] for _ in range(source.lanes)]
+    for owner in sorted(reads):
+        for lane in reads[owner].lanes:
+            lane_owners[lane].append(owner)
     if source.lanes:
-        for owner in sorted(owners):
-            for lane in _lanes(union_of_rows(list(plans_of(owner).values())), source.lanes, size):
-                lane_owners[lane].append(owner)
         apart = any(owners != lane_owners[0] for owners in lane_owners)
         if apart and "prefetch" in options.tunable:
             problems.append(
                 "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
                 'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
             )
-        settings = settings._replace(buffer=max(1, settings.prefetch) if apart else 1)
-    length = None
-    if source.rows is not None and isinstance(options.batch_size, int) and not problems:
-        batches = Schedule(source.rows, size, options.remainder, options.epochs).batches_of_pass(0)
-        length = None if batches == ENDLESS else batches // options.steps_per_call
+        settings = settings._replace(threads=0, buffer=max(1, settings.prefetch) if apart else 1)
+    asked = list(reads.values()) if process is None else [reads[process]]
     steps = options.steps_per_call
     return Plan(
         rows=source.rows,
         lanes=source.lanes,
-        row_spec=source.spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in source.spec.leaves]),
+        row_spec=source.spec.structs,
         spec=with_steps(batch, steps),
         leaves=leaves,
         own=frozenset(leaves) - of_rows.keys(),
@@ -300,54 +304,74 @@ def plan_of(
         shards=shards,
         problems=tuple(problems),
         processes=len(processes),
-        reads=tuple(reads),
+        reads=tuple(asked),
         lane_owners=tuple(map(tuple, lane_owners)),
         remainder=options.remainder,
-        length=length,
+        length=None if problems else _length(source, options),
         settings=settings,
         memory=Memory.of(
-            steps * max(each.local_bytes for each in reads),
-            steps * max(each.read_bytes for each in reads),
+            steps * max(each.local_bytes for each in asked),
+            steps * max(each.read_bytes for each in asked),
             steps * _bytes((leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in leaves.values()),
             settings,
         ),
     )
 
 
+def _length(source: SourceMetadata, options: CheckedOptions) -> int | None:
+    """Deliveries of a pass; None: endless, unknown, or of sizes that change."""
+    if source.rows is None or not isinstance(options.batch_size, int):
+        return None
+    schedule = Schedule(source.rows, options.batch_size, options.remainder, options.epochs)
+    batches = schedule.batches_of_pass(0)
+    return None if batches == ENDLESS else batches // options.steps_per_call
+
+
 def _reads_of(
-    process: int,
-    devices: Collection[int],
-    plans: Mapping[str, LeafPlan],
+    owners: Mapping[int, Collection[int]],
+    parts: Mapping[str, Mapping[int, Part]],
+    leaves: Mapping[str, jax.ShapeDtypeStruct],
     source: SourceMetadata,
     out: RowSpec,
     options: CheckedOptions,
-    leaves: Mapping[str, jax.ShapeDtypeStruct],
-    names: Sequence[str],
-) -> ProcessReads:
-    """What a process reads and places. `names`: the leaves that rows give, without those that feedline adds."""
-    of_rows = [plans[name] for name in names]
-    rows = union_of_rows(of_rows)
-    transformed = options.transform is not None
-    cut = not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows)
-    # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
-    by_leaf = cut and source.reads_columns and not transformed and options.reading.bad_rows == "raise"
-    placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
-    row = source.spec.leaves
-    shapes = [shape for shape, _ in placed] if by_leaf else [(len(rows), *leaf.shape) for leaf in row]
-    read = [(shape, leaf.dtype) for shape, leaf in zip(shapes, row, strict=True)]
-    # without a transform, a leaf that needs no change is read into the memory from which it is placed
-    before = read if transformed else [form for form, after in zip(read, placed, strict=True) if form != after]
-    return ProcessReads(
-        process=process,
-        devices=tuple(sorted(devices)),
-        rows=rows,
-        lanes=_lanes(rows, source.lanes, of_rows[0].global_shape[0]),
-        leaves=plans,
-        by_leaf=by_leaf,
-        cuts=cut and not by_leaf,
-        local_bytes=_bytes((plan.local_shape, leaves[name].dtype) for name, plan in plans.items()),
-        read_bytes=_bytes(before),
-    )
+) -> dict[int, ProcessReads]:
+    """What each process reads and places.
+
+    Args:
+      owners: {process: ids of its devices}.
+      parts: of each leaf of the global batch, {device id: its part}.
+      leaves: of the global batch: those of `out`, and those that feedline adds.
+    """
+    found = {}
+    for owner, ids in owners.items():
+        plans = {
+            name: leaf_plan([of[device] for device in ids if device in of], leaves[name].shape, name)
+            for name, of in parts.items()
+        }
+        of_rows = [plans[leaf.name] for leaf in out.leaves]
+        rows = union_of_rows(of_rows)
+        cut = not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows)
+        transformed = options.transform is not None
+        # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
+        by_leaf = cut and source.reads_columns and not transformed and options.reading.bad_rows == "raise"
+        placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
+        read = [
+            (placed[i][0] if by_leaf else (len(rows), *leaf.shape), leaf.dtype)
+            for i, leaf in enumerate(source.spec.leaves)
+        ]
+        found[owner] = ProcessReads(
+            process=owner,
+            devices=tuple(sorted(ids)),
+            rows=rows,
+            lanes=_lanes(rows, source.lanes, of_rows[0].global_shape[0]),
+            leaves=plans,
+            by_leaf=by_leaf,
+            cuts=cut and not by_leaf,
+            local_bytes=_bytes((plan.local_shape, leaves[name].dtype) for name, plan in plans.items()),
+            as_read=tuple(read),
+            changed=tuple(i for i, form in enumerate(read) if transformed or form != placed[i]),
+        )
+    return found
 
 
 def multiple_of(out: RowSpec, sharding: Any, lanes: int = 0) -> tuple[int, int]:
@@ -395,7 +419,7 @@ def placed_rows(out: RowSpec) -> Any:
     return out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
 
 
-def _bytes(arrays: Iterable[tuple[tuple[int, ...], np.dtype[Any]]]) -> int:
+def _bytes(arrays: Iterable[Form]) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
 
 

@@ -163,10 +163,7 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
 
 def _held(leaf: Any) -> dict[int, list[Span]]:
     """For each device the range that it holds of each axis of a leaf."""
-    return {
-        device: [part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)]
-        for device, index in device_parts(leaf.sharding, leaf.shape).items()
-    }
+    return {device: list(part) for device, part in device_parts(leaf.sharding, leaf.shape).items()}
 
 
 def _spans(indices: Any) -> list[Span]:
