@@ -176,50 +176,54 @@ class Feed(FeedBase):
             if self._exhausted:
                 raise StopIteration
             try:
-                if len(self._runs.alive) > 1:
-                    self._runs.remove_ended(self._run)
-                before, steps = self._delivered, self._options.steps_per_call
-                if self._sizes.changes and self._diagnosed is None and self._stages is not self._running:
-                    self._stop(0, reads=False)
-                if (proposal := self._listener.proposal) is not None:
-                    self._tune(proposal)
-                with annotation("wait", step=before.step + steps):
-                    run, placed = self._take()
-                before = self._delivered  # a signal handler may have taken one meanwhile
-                _, after, lanes, rows, dropped_rows, parts, bad = placed.metadata
-                delivered = Delivered(before.step + steps, after, lanes)
-                counted = self._counted
-                counted = Counters(
-                    counted.batches + steps,
-                    counted.rows + rows,
-                    counted.dropped_rows + dropped_rows,
-                    counted.bad_rows + len(bad),
-                    counted.placed_bytes + self._running.placement.local_bytes,
-                )
-                record = BatchRecord(
-                    asked, time.perf_counter(), parts, placed.times,
-                    delivered.step, before.cursor, rows, bad, counted.batches,
-                )  # fmt: skip
-                self._listener.delivered(record)
-                if self._running.in_step is not None and self._diagnosed is None:
-                    self._running.in_step.batches = counted.batches // steps
-                # last, and at once: an interrupt comes before all or counts as one after `next`
-                self._counted, self._delivered, self._run = counted, delivered, run
-                if self._closed:  # meanwhile, by another thread or a signal handler
-                    self._run = None
-                return placed.batch
+                return self._next(asked)
             except BaseException as error:
-                self._loop_began = None
-                if self._running.in_step is not None and not isinstance(error, StopIteration):
-                    self._running.in_step.failed_at = self._running.in_step.batches
-                self._listener.interrupted()
-                stuck = (
-                    self._closed
-                    or isinstance(error, StallError | ProcessError)
-                    or not isinstance(error, Exception)
-                )
-                self._stop(0 if stuck else GRACE_S, reads=False)
+                self._give_up(error)
                 raise
+
+    def _next(self, asked: float) -> Any:
+        """Take a batch, count it, and tell the listener. `asked`: when `next` was called."""
+        if len(self._runs.alive) > 1:
+            self._runs.remove_ended(self._run)
+        steps = self._options.steps_per_call
+        if self._sizes.changes and self._diagnosed is None and self._stages is not self._running:
+            self._stop(0, reads=False)
+        if (proposal := self._listener.proposal) is not None:
+            self._tune(proposal)
+        with annotation("wait", step=self._delivered.step + steps):
+            run, placed = self._take()
+        before = self._delivered  # a signal handler may have taken one meanwhile
+        _, after, lanes, rows, dropped_rows, parts, bad = placed.metadata
+        delivered = Delivered(before.step + steps, after, lanes)
+        counted = self._counted
+        counted = Counters(
+            counted.batches + steps,
+            counted.rows + rows,
+            counted.dropped_rows + dropped_rows,
+            counted.bad_rows + len(bad),
+            counted.placed_bytes + self._running.placement.local_bytes,
+        )
+        record = BatchRecord(
+            asked, time.perf_counter(), parts, placed.times,
+            delivered.step, before.cursor, rows, bad, counted.batches,
+        )  # fmt: skip
+        self._listener.delivered(record)
+        if self._running.in_step is not None and self._diagnosed is None:
+            self._running.in_step.batches = counted.batches // steps
+        # last, and at once: an interrupt comes before all or counts as one after `next`
+        self._counted, self._delivered, self._run = counted, delivered, run
+        if self._closed:  # meanwhile, by another thread or a signal handler
+            self._run = None
+        return placed.batch
+
+    def _give_up(self, error: BaseException) -> None:
+        """Give up the run after an error of `next`, or its end."""
+        self._loop_began = None
+        if self._running.in_step is not None and not isinstance(error, StopIteration):
+            self._running.in_step.failed_at = self._running.in_step.batches
+        self._listener.interrupted()
+        stuck = self._closed or isinstance(error, StallError | ProcessError) or not isinstance(error, Exception)
+        self._stop(0 if stuck else GRACE_S, reads=False)
 
     def _take(self) -> tuple[Run[Placed], Placed]:
         """The next item, and its run. If there is none, one is started after the last batch delivered.

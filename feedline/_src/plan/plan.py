@@ -28,7 +28,6 @@ from feedline._src.placement.place import broadcast, check_not_split, sharded_sp
 from feedline._src.placement.plan import (
     Indices,
     LeafPlan,
-    Part,
     check_rank,
     device_owners,
     device_parts,
@@ -261,21 +260,14 @@ def plan_of(
     except ValueError as error:
         problems.append(str(error))
     leaves = _by_name(batch)
-    parts = {name: device_parts(leaf.sharding, leaf.shape) for name, leaf in leaves.items()}
-    owners = {
-        owner: ids
-        for owner, ids in processes.items()
-        if any(not of.keys().isdisjoint(ids) for of in parts.values())
-    }
-    if process is not None and process not in owners:
+    # each process must know the owners of all lanes
+    some = processes if process is None or source.lanes else {process: processes.get(process, ())}
+    reads = _reads_of(some, leaves, source, out, options)
+    if process is not None and process not in reads:
         raise ValueError(
             f"process {process} owns no device of the sharding's mesh, so it can supply no rows. Build the mesh "
-            "from devices of every process that runs the feed, or do not build the feed there (process "
-            f"{min(owners)} owns some)"
+            "from devices of every process that runs the feed, or do not build the feed there"
         )
-    if process is not None and not source.lanes:  # all processes must know the owners of each lane
-        owners = {process: owners[process]}
-    reads = _reads_of(owners, parts, leaves, source, out, options)
     settings = options.first_settings(default_threads)
     lane_owners: list[list[int]] = [[] for _ in range(source.lanes)]
     for owner in sorted(reads):
@@ -328,22 +320,22 @@ def _length(source: SourceMetadata, options: CheckedOptions) -> int | None:
 
 
 def _reads_of(
-    owners: Mapping[int, Collection[int]],
-    parts: Mapping[str, Mapping[int, Part]],
+    processes: Mapping[int, Collection[int]],
     leaves: Mapping[str, jax.ShapeDtypeStruct],
     source: SourceMetadata,
     out: RowSpec,
     options: CheckedOptions,
 ) -> dict[int, ProcessReads]:
-    """What each process reads and places.
+    """What each process reads and places that owns a device of the sharding. Arguments as of `plan_of`.
 
     Args:
-      owners: {process: ids of its devices}.
-      parts: of each leaf of the global batch, {device id: its part}.
       leaves: of the global batch: those of `out`, and those that feedline adds.
     """
+    parts = {name: device_parts(leaf.sharding, leaf.shape) for name, leaf in leaves.items()}
     found = {}
-    for owner, ids in owners.items():
+    for owner, ids in processes.items():
+        if all(of.keys().isdisjoint(ids) for of in parts.values()):
+            continue
         plans = {
             name: leaf_plan([of[device] for device in ids if device in of], leaves[name].shape, name)
             for name, of in parts.items()
