@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from local_forms import planned
 
-from feedline._src.loader.random_access import RandomAccess, Restarts
+from feedline._src.loader.random_access import RandomAccess
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.loader.streams import Stream
 from feedline._src.options import Blocks, Order, Reading, Settings
@@ -185,7 +185,7 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
             Settings(leg.threads, 0, 2, leg.prefetch),
             Watch(Reading()),
         )
-        ways = [RandomAccess(rows, order, schedule, form, BatchBuffers(form, 3), Restarts(0)) for form in forms]
+        ways = [RandomAccess(rows, order, schedule, form, BatchBuffers(form, 3)) for form in forms]
         return [way.open(cursor, None, numbers, watch) for way in ways]
 
     delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)
@@ -243,7 +243,7 @@ def test_streams_and_lanes(stream, journey):
         window, owners = plan.settings.buffer, plan.lane_owners
         definitions = [
             Stream(
-                lanes, first, form, BatchBuffers(form, 3), leg.size, remainder, None, window, owners,
+                first, form, BatchBuffers(form, 3), leg.size, remainder, None, window, owners,
                 functools.partial(together.gather, process) if plan.agrees_on_ends else None,
             )
             for process, form in enumerate(forms)

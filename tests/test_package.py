@@ -219,7 +219,7 @@ OF_FEEDLINE = {
     "runtime": [],
     "order": ["order", "native", "options"],  # native: the same order in C
     "order.schedule": [],
-    "placement": ["placement", "order.schedule", "record", "runtime.threads"],  # on the thread that places
+    "placement": ["placement", "record", "runtime.threads"],  # on the thread that places
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "record": [],  # values that stages return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ from feedline._src.agreement.in_step import Place
 from feedline._src.bounds import Bounds, bounds_of, default_threads
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import LocalForm, transformed_spec
-from feedline._src.loader.random_access import RandomAccess, Restarts
+from feedline._src.loader.random_access import RandomAccess
+from feedline._src.loader.restarts import Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import ENDLESS, Schedule
@@ -28,9 +29,10 @@ from feedline._src.plan.asked import SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
 from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
+from feedline._src.rows.spec import RowSpec
 from feedline._src.run import Sizes, Stages
-from feedline._src.sources.as_source import as_source
-from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
+from feedline._src.sources.as_source import opened
+from feedline._src.sources.lanes import Lanes
 from feedline._src.version import __version__
 
 if TYPE_CHECKING:
@@ -128,7 +130,7 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
     """
     with _collective(options, "feed.set_weights") as collective:
         sizes = sizes.map(
-            lambda stages: stages.reweighted(lambda access: access.with_weights(weights, place.position))
+            lambda stages: stages.reweighted(stages.access.source.with_weights(weights, place.position))
         )
         collective.agree(described(options, sizes.first, list(place)))
     return sizes
@@ -138,17 +140,15 @@ def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes
     """This process's own part of a build. The source is opened once, and stays that of a running feed."""
     if options.reading.quarantine is not None:
         open(options.reading.quarantine, "ab").close()  # so that a missing folder is seen now, not after hours
-    if is_stream(options.source):
-        return Sizes(((0, _of_stream(options, Lanes.of(options.source), key)),))
-    if running is not None and isinstance(access := running.first.access, RandomAccess):
-        source, restarts, owned = access.source, access.restarts, running.source
+    if running is not None:
+        source, restarts, owned = running.first.access.source, running.first.restarts, running.source
     else:
-        source, restarts = as_source(options.source), Restarts(options.reading.restart)
+        source, restarts = opened(options.source), Restarts(options.reading.restart)
         owned = None if source is options.source else source
     metadata = SourceMetadata.of(source)
     _check(refused(options, metadata))
     of_size = {
-        size: _of_rows(dataclasses.replace(options, batch_size=size), source, metadata, restarts)
+        size: _stages(dataclasses.replace(options, batch_size=size), source, metadata, restarts, key)
         for size in dict.fromkeys(size for _, size in options.sizes)
     }
     if not isinstance(options.batch_size, int):
@@ -158,11 +158,18 @@ def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes
     return Sizes(tuple((step, of_size[size]) for step, size in options.sizes), owned)
 
 
-def _of_rows(options: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts) -> Stages:
-    """The stages of one batch size, for rows with random access."""
-    order = source.order_for(options.order)
-    planned = _Planned.of(options, metadata, lambda row: source.read(np.zeros(1, np.int64), row), order.seed)
-    if options.reading.bad_rows == "raise":
+def _stages(
+    options: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts, key: str | None
+) -> Stages:
+    """The stages of one batch size."""
+    order = None if metadata.lanes else source.order_for(options.order)
+    plan, out = _planned(options, source, metadata)
+    (part,) = plan.reads
+    transform, bad_rows, steps = options.transform, options.reading.bad_rows, options.steps_per_call
+    seed = 0 if order is None else order.seed
+    form = LocalForm(metadata.spec, out, part, transform, seed, bad_rows, metadata.ragged)
+    settings, bounds = _settings_and_bounds(options, plan)
+    if bad_rows == "raise":
         source.check_rows()
     try:
         digest = states.digest(source.identity)
@@ -172,30 +179,40 @@ def _of_rows(options: FeedOptions, source: Source, metadata: SourceMetadata, res
             f"{error}; convert NumPy's numbers with int() or float()"
         ) from error
     rows = ENDLESS if metadata.rows is None else metadata.rows
-    schedule = Schedule(rows, planned.plan.batch_size, options.remainder, options.epochs)
-    form, steps = planned.form, options.steps_per_call
-    access = RandomAccess(source, order, schedule, form, planned.buffers(), restarts, steps)
-    return planned.stages(access, rows=rows, data=digest, order={**order.as_json()}, format=source.format)
+    fingerprint = {
+        "rows": None if order is None else rows,
+        "spec": metadata.spec.as_json(),
+        "data": digest,
+        "order": None if order is None else {**order.as_json()},
+        "format": source.format,
+    }
+    buffers = BatchBuffers(form, settings.host_batches_on_cpu_devices, steps)
+    access: RandomAccess | Stream
+    if order is None:
+        access = _stream(options, source, plan, form, buffers, key)
+    else:
+        schedule = Schedule(rows, plan.batch_size, options.remainder, options.epochs)
+        access = RandomAccess(source, order, schedule, form, buffers, steps)
+    names = list(plan.leaves)
+    ragged = tuple(names.index(out.leaves[i].name) for i in metadata.ragged)
+    placement = Placement(plan.spec, steps * part.local_bytes, ragged)
+    return Stages(access, placement, fingerprint, options.reading, settings, restarts, bounds)
 
 
-def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
-    """The stages of a stream, or of several lanes."""
+def _stream(
+    options: FeedOptions, source: Any, plan: Plan, form: LocalForm, buffers: BatchBuffers, key: str | None
+) -> Stream:
     from feedline._src.agreement.all_gather import AllGather
     from feedline._src.loader.streams import Stream
 
-    first = FirstItem(lanes)
-    metadata = SourceMetadata(first.spec, None, lanes.count)
-    _check(refused(options, metadata))
-    planned = _Planned.of(options, metadata, first.read, seed=0)
-    plan = planned.plan
     owners, window = plan.lane_owners, plan.settings.buffer
     shared = sum(len(processes) > 1 for processes in owners)
-    if lanes is options.source and shared and lanes.count % plan.shards:
+    if isinstance(options.source, Lanes) and shared and plan.lanes % plan.shards:
         _log.warning(
             "%d of %d lanes run on several processes: the batch axis has %d shards, and some hold a part of a "
             "lane's rows; with a multiple of %d lanes each would run where its rows are",
             shared,
-            lanes.count,
+            plan.lanes,
             plan.shards,
             plan.shards,
         )
@@ -203,20 +220,9 @@ def _of_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
     if plan.agrees_on_ends:
         readers = len({process for processes in owners for process in processes})
         gather = AllGather.connect(key, readers, _AGREEMENTS_PER_EPOCH * (window + _IN_FLIGHT))
-    access = Stream(
-        lanes,
-        first,
-        planned.form,
-        planned.buffers(),
-        batch_size=plan.batch_size,
-        remainder=options.remainder,
-        epochs=options.epochs,
-        window=window,
-        owners=owners,
-        gather=gather,
+    return Stream(
+        source, form, buffers, plan.batch_size, options.remainder, options.epochs, window, owners, gather
     )
-    kind = "stream" if lanes.count == 1 else f"{lanes.count} lanes"
-    return planned.stages(access, rows=None, data=states.digest(first.identity), order=None, format=kind)
 
 
 def _check(problems: Iterable[str]) -> None:
@@ -225,75 +231,40 @@ def _check(problems: Iterable[str]) -> None:
         raise ValueError(problem)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Planned:
-    """What follows from the options and the metadata of a source, of rows and of a stream alike.
+def _planned(options: FeedOptions, source: Source, metadata: SourceMetadata) -> tuple[Plan, RowSpec]:
+    """The plan of this process, and the spec of a row after the transform, which is called with the first row."""
+    out = metadata.spec
+    if options.transform is not None:
+        row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
+        source.read(np.zeros(1, np.int64), out.tree(row))
+        out = transformed_spec(options.transform, out, row)
+    shardings = jax.tree.leaves(options.sharding)
+    here = {device.process_index for leaf in shardings for device in leaf.addressable_devices}
+    process = here.pop() if here else jax.process_index()
+    plan = plan_of(metadata, out, options, devices_by_process(options.sharding, None), process, default_threads())
+    _check(plan.problems)
+    return plan, out
 
-    Attributes:
-      plan: of this process.
-      settings: to begin with.
-      bounds: within which they may be tuned; None: all are given.
-    """
 
-    options: FeedOptions
-    plan: Plan
-    form: LocalForm
-    settings: Settings
-    bounds: Bounds | None
-
-    @classmethod
-    def of(
-        cls, options: FeedOptions, metadata: SourceMetadata, read_first: Callable[[Any], None], seed: int
-    ) -> _Planned:
-        """The transform is called with the first row, which `read_first` reads, to learn what it returns."""
-        out = metadata.spec
-        if options.transform is not None:
-            row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
-            read_first(out.tree(row))
-            out = transformed_spec(options.transform, out, row)
-        here = {
-            device.process_index
-            for leaf in jax.tree.leaves(options.sharding)
-            for device in leaf.addressable_devices
-        }
-        process = here.pop() if here else jax.process_index()
-        owners = devices_by_process(options.sharding, None)
-        plan = plan_of(metadata, out, options, owners, process, default_threads())
-        _check(plan.problems)
-        (part,) = plan.reads
-        bad_rows = options.reading.bad_rows
-        form = LocalForm(metadata.spec, out, part, options.transform, seed, bad_rows, metadata.ragged)
-        tunable = options.tunable
-        if plan.lanes:  # the placement thread reads it
-            tunable &= {"prefetch"}
-        if bad_rows != "raise":  # a row that only workers cannot read would be replaced there
-            tunable -= {"workers"}
-        settings, bounds = plan.settings, None
-        if tunable:
-            bounds, settings = bounds_of(
-                options.reading.limits,
-                tunable,
-                settings,
-                local_bytes=options.steps_per_call * (part.local_bytes + part.read_bytes),
-                shard_bytes=plan.memory.device_bytes // plan.settings.device_batches,
-                devices=[d for leaf in jax.tree.leaves(plan.spec) for d in leaf.sharding.addressable_devices],
-            )
-        return cls(options, plan, form, settings, bounds)
-
-    def buffers(self) -> BatchBuffers:
-        """Memory for process-local batches."""
-        return BatchBuffers(self.form, self.settings.host_batches_on_cpu_devices, self.options.steps_per_call)
-
-    def stages(self, access: RandomAccess | Stream, **fingerprint: Any) -> Stages:
-        """The stages with this access. `fingerprint`: all of it but the spec."""
-        names, form = list(self.plan.leaves), self.form
-        placement = Placement(
-            self.plan.spec,
-            self.options.steps_per_call * form.part.local_bytes,
-            ragged=tuple(names.index(form.out.leaves[i].name) for i in form.ragged),
-        )
-        fingerprint["spec"] = form.spec.as_json()
-        return Stages(access, placement, fingerprint, self.options.reading, self.settings, self.bounds)
+def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:
+    """The settings to begin with, and the bounds within which they may be tuned; None: all are given."""
+    tunable = options.tunable
+    if plan.lanes:  # the placement thread reads it
+        tunable &= {"prefetch"}
+    if options.reading.bad_rows != "raise":  # a row that only workers cannot read would be replaced there
+        tunable -= {"workers"}
+    if not tunable:
+        return plan.settings, None
+    (reads,) = plan.reads
+    bounds, settings = bounds_of(
+        options.reading.limits,
+        tunable,
+        plan.settings,
+        local_bytes=options.steps_per_call * (reads.local_bytes + reads.read_bytes),
+        shard_bytes=plan.memory.device_bytes // plan.settings.device_batches,
+        devices=[d for leaf in jax.tree.leaves(plan.spec) for d in leaf.sharding.addressable_devices],
+    )
+    return settings, bounds
 
 
 def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) -> Sizes:

@@ -199,12 +199,12 @@ class FeedBase(ProcessBound):
         """
         order, position = states.order_and_position(state)
         sizes = self._sizes.map(
-            lambda stages: stages.reweighted(lambda access: access.with_weights_of(order, position))
+            lambda stages: stages.reweighted(stages.access.source.with_weights_of(order, position))
         )
         step, cursor = states.check(state, sizes.at(self._delivered.step).fingerprint, allow)
         access, lanes = self._stages.access, None
         if access.owners:
-            lanes = states.check_lanes(state, len(access.owners), [str(lane) for lane in access.local_lanes])
+            lanes = states.check_lanes(state, len(access.owners), [str(lane) for lane in access.form.part.lanes])
         self._go_to(Delivered(step, cursor, lanes), sizes)
 
     def seek(self, epoch: int, position: int = 0) -> None:
@@ -321,11 +321,11 @@ class FeedBase(ProcessBound):
         ready = self._runs.waiting
         statistics = self._listener.statistics(self._counted, ready)
         access = self._stages.access
-        taken = access.taken_before(self._delivered.cursor)
+        taken = () if access.order is None else access.order.taken_before(*self._delivered.cursor)
         return dataclasses.replace(
             statistics,
             source_epochs={each.name: each.rows / each.order.rows for each in taken if each.name} or None,
-            tokens=self._token_counts(taken, access.tokens_of),
+            tokens=self._token_counts(taken, access.source.tokens_of),
         )
 
     def report(self) -> Report:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from feedline._src.agreement.monitor import close_on_abort
 from feedline._src.loader.form import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
+from feedline._src.loader.restarts import Restarts
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placed, Placement
@@ -39,6 +40,7 @@ class Stages:
       placement: makes global arrays of that.
       fingerprint: of the state.
       settings: in use.
+      restarts: of worker processes.
       bounds: within which settings may be tuned; None: all are given.
       check: compares batches with other processes, if that was asked for.
       latest_values, in_step: what processes tell each other during training; None with one process.
@@ -49,6 +51,7 @@ class Stages:
     fingerprint: dict[str, Any]
     reading: Reading
     settings: Settings
+    restarts: Restarts
     bounds: Bounds | None = None
     check: ReplicaCheck | None = None
     latest_values: LatestValues | None = None
@@ -59,13 +62,15 @@ class Stages:
         self.access.buffers.staging.keep(settings.host_batches_on_cpu_devices)  # as many as `build` keeps
         return dataclasses.replace(self, settings=settings)
 
-    def reweighted(self, change: Callable[[RandomAccess | Stream], RandomAccess | Stream]) -> Stages:
+    def reweighted(self, source: Source) -> Stages:
         """These stages with other weights of the mixture; what is read and placed by whom stays."""
-        access = change(self.access)
-        if access.order is None:
+        if source is self.access.source:
             return self
-        order = {**self.fingerprint["order"], **access.order.as_json()}
-        return dataclasses.replace(self, access=access, fingerprint={**self.fingerprint, "order": order})
+        order = source.order_for(None)
+        assert isinstance(self.access, RandomAccess)  # a stream has no weights
+        access = dataclasses.replace(self.access, source=source, order=order)
+        fingerprint = {**self.fingerprint, "order": {**self.fingerprint["order"], **order.as_json()}}
+        return dataclasses.replace(self, access=access, fingerprint=fingerprint)
 
     def placer(self, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Callable[[HostBatch], Placed]:
         """A function that checks and places a host batch, for any thread. `on_placed`: see `Placement.placed`."""
@@ -127,7 +132,7 @@ def run_of(
     if settings.workers and isinstance(access, RandomAccess):
         from feedline._src.loader.workers import WorkerBatches
 
-        workers = WorkerBatches(access, after, settings)
+        workers = WorkerBatches(access, after, settings, stages.restarts)
         watch.on_stall, watch.on_stop = workers.end_stuck_workers, workers.stop_waiting
         return run_over(workers, place, settings, watch)
     return run_over(access.open(after, lanes, settings, watch), place, settings, watch)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from local_forms import planned
 
-from feedline._src.loader.random_access import LocalBatches, RandomAccess, Restarts
+from feedline._src.loader.random_access import LocalBatches, RandomAccess
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Order
 from feedline._src.order.epoch import SingleOrder, rows_at
@@ -22,7 +22,7 @@ BATCH = 16
 
 def access_of(source, order, form):
     schedule = Schedule(40, BATCH, "wrap", None)
-    return RandomAccess(source, SingleOrder(order, 40), schedule, form, BatchBuffers(form, 2), Restarts(0))
+    return RandomAccess(source, SingleOrder(order, 40), schedule, form, BatchBuffers(form, 2))
 
 
 SOURCE = {

@@ -92,7 +92,7 @@ class FeedListener(Accounts):
             ready=ready,
             threads=stages.settings.threads,
             workers=stages.settings.workers,
-            restarts=stages.access.restarted,
+            restarts=stages.restarts.count,
             slabs=staging.mapped,
             host_bytes=staging.mapped_bytes,
             stores=None if fetcher is None else fetcher.counted(),

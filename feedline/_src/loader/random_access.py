@@ -7,19 +7,17 @@ after an origin, and each is read in parts. `PartWriter` writes a part, also of 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.errors import FeedError, RowError, WorkerError
+from feedline._src.errors import FeedError, RowError
 from feedline._src.loader.form import Cuts, HostBatch, LocalForm, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
-from feedline._src.order.epoch import RowOrder, Taken
+from feedline._src.order.epoch import RowOrder
 from feedline._src.order.schedule import ENDLESS, BatchPositions, Cursor, Schedule
 from feedline._src.placement.plan import Indices
 from feedline._src.record import PartTimes
@@ -27,7 +25,6 @@ from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_r
 from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
-_log = logging.getLogger("feedline")
 # the most deliveries announced to the source in advance: each costs computing its rows' order
 _MAX_ANNOUNCED = 1 << 8
 
@@ -148,30 +145,6 @@ class PartWriter:
         return slice(self.first + some.start, self.first + some.stop)
 
 
-class Restarts:
-    """Counts the replaced workers of a feed, `limit` at most."""
-
-    def __init__(self, limit: int) -> None:
-        self.count = 0
-        self._limit = limit
-
-    @property
-    def left(self) -> bool:
-        return self.count < self._limit
-
-    def use(self, error: WorkerError) -> None:
-        """Count a worker that is to be replaced, and log why it ended. Raises `error` if none is left."""
-        if not self.left:
-            if self._limit:
-                error.add_note(
-                    f"feedline: Reading(restart={self._limit}) has replaced {self.count} workers of this feed "
-                    "already; find what ends them, or raise restart"
-                )
-            raise error
-        self.count += 1
-        _log.warning("%s. It is replaced (restart %d of %d)", error.message, self.count, self._limit)
-
-
 @dataclasses.dataclass(frozen=True)
 class RandomAccess:
     """Which rows each batch holds, and how a part of one is read. The arithmetic on cursors is pure.
@@ -185,11 +158,9 @@ class RandomAccess:
     schedule: Schedule
     form: LocalForm
     buffers: BatchBuffers
-    restarts: Restarts
     steps_per_call: int = 1
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
     owners: ClassVar[tuple[tuple[int, ...], ...]] = ()
-    local_lanes: ClassVar[list[int]] = []
 
     @property
     def batch_size(self) -> int:
@@ -198,22 +169,6 @@ class RandomAccess:
     @property
     def may_use_workers(self) -> bool:
         return self.steps_per_call == 1 and self.source.picklable
-
-    @property
-    def restarted(self) -> int:
-        return self.restarts.count
-
-    def with_weights(self, weights: Mapping[str, float], position: int) -> RandomAccess:
-        """See `Source`."""
-        return self._reading(self.source.with_weights(weights, position))
-
-    def with_weights_of(self, order: Any, position: int) -> RandomAccess:
-        """See `Source`."""
-        source = self.source.with_weights_of(order, position)
-        return self if source is self.source else self._reading(source)
-
-    def _reading(self, source: Source) -> RandomAccess:
-        return dataclasses.replace(self, source=source, order=source.order_for(None))
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
@@ -241,7 +196,7 @@ class RandomAccess:
 
     def check_cursor(self, cursor: Cursor) -> None:
         """ValueError if the number of batches left in the pass is no multiple of the steps per call."""
-        self.taken_before(cursor)  # refuses an epoch of a mixture that is too late
+        self.order.taken_before(*cursor)  # refuses an epoch of a mixture that is too late
         for problem in self.schedule.refused_steps(cursor, self.steps_per_call):
             raise ValueError(problem)
 
@@ -255,12 +210,6 @@ class RandomAccess:
             start = self.schedule.batch_at(after, step)
             rows.append(np.where(self.schedule.positions(start, offsets).valid, self.locate(start, offsets), -1))
         return rows[0] if self.steps_per_call == 1 else np.stack(rows)
-
-    def taken_before(self, cursor: Cursor) -> tuple[Taken, ...]:
-        return self.order.taken_before(*cursor)
-
-    def tokens_of(self, rows: Indices) -> Indices | None:
-        return self.source.tokens_of(rows)
 
     def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
         return {"lanes": None}

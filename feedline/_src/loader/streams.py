@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -48,7 +48,7 @@ class Stream:
     A cursor's position counts the items of all lanes together.
 
     Attributes:
-      first: the first item. It replaces bad items, and fills rows without an item, since every process has it.
+      source: the first item. It replaces bad items, and fills rows without an item, since every process has it.
       remainder: "drop": the shortest lane ends an epoch, and what others have left is read to be counted. "pad":
         the longest lane ends it. "wrap", for one lane: batches cross it.
       gather: exchanges lane ends with the other processes; None: this process reads every lane.
@@ -57,8 +57,7 @@ class Stream:
       opened: the iterators that were opened and not yet closed, in this order.
     """
 
-    lanes: Lanes
-    first: FirstItem
+    source: FirstItem
     form: LocalForm
     buffers: BatchBuffers
     batch_size: int
@@ -71,36 +70,26 @@ class Stream:
     opened: list[StreamBatches] = dataclasses.field(default_factory=list)
     order: ClassVar[None] = None
     may_use_workers: ClassVar[bool] = False
-    restarted: ClassVar[int] = 0
-    steps_per_call: ClassVar[int] = 1
 
-    def with_weights(self, weights: Mapping[str, float], position: int) -> Stream:
-        """TypeError: it is mixed by Grain."""
-        raise TypeError("only a feedline.Mixture has weights that change, and this feed reads a stream")
-
-    def with_weights_of(self, order: Any, position: int) -> Stream:
-        """Itself."""
-        return self
+    @property
+    def lanes(self) -> int:
+        """The number of all lanes."""
+        return self.source.lanes
 
     @property
     def items(self) -> int:
         """Items of each lane in a batch."""
-        return self.batch_size // self.lanes.count
-
-    @property
-    def local_lanes(self) -> Sequence[int]:
-        """The lanes that this process reads: those with a row that it supplies."""
-        return self.form.part.lanes
+        return self.batch_size // self.lanes
 
     def exists(self, offset: int, ends: Mapping[int, int]) -> bool:
         """Whether there is a batch after `offset` items of each lane, if these lanes have ended."""
         if self.remainder == "pad":
-            return len(ends) < self.lanes.count or offset < max(ends.values())
+            return len(ends) < self.lanes or offset < max(ends.values())
         return not ends or offset + self.items <= min(ends.values())
 
     def real(self, offset: int, ends: Mapping[int, int]) -> npt.NDArray[np.int64]:
         """int64[lanes]: how many items each lane gives to the batch after `offset` items."""
-        counts = np.full(self.lanes.count, self.items, np.int64)
+        counts = np.full(self.lanes, self.items, np.int64)
         for lane, items in ends.items():
             counts[lane] = min(max(items - offset, 0), self.items)
         return counts
@@ -134,16 +123,9 @@ class Stream:
     def check_cursor(self, cursor: Cursor) -> None:
         """Any cursor will do."""
 
-    def taken_before(self, cursor: Cursor) -> tuple[()]:
-        """Unknown: streams are mixed before feedline reads them."""
-        return ()
-
-    def tokens_of(self, rows: npt.NDArray[np.int64]) -> None:
-        """Unknown: its rows have no numbers."""
-
     def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
         """The state of each lane that this process reads, None before its first epoch; and who saves each lane."""
-        mine = dict.fromkeys(str(lane) for lane in self.local_lanes)
+        mine = dict.fromkeys(str(lane) for lane in self.form.part.lanes)
         return {"lanes": lanes or mine, "writers": [processes[0] for processes in self.owners]}
 
 
@@ -189,7 +171,7 @@ class StreamBatches:
         self._watch = watch
         self._epoch, self._last_epoch = after.epoch, stream.end_of_pass(after)
         # items of each lane before the next batch, from the start of the epoch in which it was opened
-        self._offset = after.position // stream.lanes.count
+        self._offset = after.position // stream.lanes
         self._dropped = 0  # items left out since the previous batch
         self._lanes: list[Lane] = []
         self._batches = self._read(states)
@@ -236,8 +218,8 @@ class StreamBatches:
             after = Cursor(self._epoch, self._offset)
             last_epoch = self._last_epoch if self._stream.remainder == "wrap" else self._epoch + 1
             self._lanes = [
-                Lane(self._stream.lanes, lane, after, states.get(str(lane)), last_epoch)
-                for lane in self._stream.local_lanes
+                Lane(self._stream.source.opener, lane, after, states.get(str(lane)), last_epoch)
+                for lane in self._stream.form.part.lanes
             ]
             ends = None
             while ends is None:
@@ -284,7 +266,7 @@ class StreamBatches:
         found: list[HostBatch] = []
         try:
             for offset in window:
-                after = Cursor(self._epoch, (offset + window.step) * self._stream.lanes.count)
+                after = Cursor(self._epoch, (offset + window.step) * self._stream.lanes)
                 partial = self._read_partial(after)
                 if partial is None:
                     break
@@ -301,7 +283,7 @@ class StreamBatches:
             taken = {lane.index: lane.take(stream.items) for lane in self._lanes}
         if stream.remainder != "pad" and any(len(items) < stream.items for items in taken.values()):
             return None
-        filler = [_Item(stream.first.item, after.epoch, 0)]
+        filler = [_Item(stream.source.item, after.epoch, 0)]
         items = []
         ((rows, cuts),) = form.reads
         for row in rows.tolist():
@@ -310,11 +292,11 @@ class StreamBatches:
         in_lane = np.array([item.position for item in items], np.int64)
         positions = BatchPositions(
             np.array([item.epoch for item in items], np.int64),
-            in_lane * stream.lanes.count + rows // stream.items,
+            in_lane * stream.lanes + rows // stream.items,
             np.ones(len(items), bool),
         )
         buffers, records = stream.buffers.lease(), [item.record for item in items]
-        bad = _StreamPart(form, rows, cuts, buffers, 0, clock, stream.first, records, positions).write()
+        bad = _StreamPart(form, rows, cuts, buffers, 0, clock, stream.source, records, positions).write()
         return HostBatch(
             leaves=buffers.leaves,
             after=Cursor(self._lanes[0].epoch, self._lanes[0].position) if stream.remainder == "wrap" else after,
@@ -363,7 +345,7 @@ class StreamBatches:
                 stage="read",
             )
         if self._stream.remainder == "drop":
-            self._dropped += sum(self._read_out().values()) - self._offset * self._stream.lanes.count
+            self._dropped += sum(self._read_out().values()) - self._offset * self._stream.lanes
         return following
 
     def _read_out(self) -> dict[int, int]:
@@ -394,7 +376,7 @@ class _Item(NamedTuple):
 class _StreamPart(PartWriter):
     """Items as the rows of a batch. A stream has no row indices; positions are used in their place."""
 
-    first_item: FirstItem
+    source: FirstItem
     records: list[Any]
     positions: BatchPositions
 
@@ -407,7 +389,7 @@ class _StreamPart(PartWriter):
     def _read(self, some: slice, index: Indices | None) -> Indices:
         for i in range(some.start, some.stop):
             try:
-                write_record(self.records[i], self.first_item.spec, self.buffers.read, i)
+                write_record(self.records[i], self.form.spec, self.buffers.read, i)
             except (TypeError, ValueError, OverflowError) as error:
                 message = f"every item must have the form of the first: {error}"
                 raise RowError(message, stage="read", row=int(self.positions.position[i])) from error
@@ -415,7 +397,7 @@ class _StreamPart(PartWriter):
 
     def _substitute(self, i: int, index: int, failure: RowError) -> int:
         """Write the stream's first item in place of a bad one."""
-        self.records[i] = self.first_item.item
+        self.records[i] = self.source.item
         try:
             self._write(slice(i, i + 1), None)
         except RowError as again:

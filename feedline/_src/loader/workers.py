@@ -31,6 +31,7 @@ import numpy as np
 from feedline._src.errors import FeedError, WorkerError
 from feedline._src.loader.form import HostBatch
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
+from feedline._src.loader.restarts import Restarts
 from feedline._src.options import Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.rows.spec import Array
@@ -63,8 +64,9 @@ class WorkerBatches:
     Called and closed by one thread at a time. Workers start with the first `next`.
     """
 
-    def __init__(self, access: RandomAccess, origin: Cursor, settings: Settings) -> None:
+    def __init__(self, access: RandomAccess, origin: Cursor, settings: Settings, restarts: Restarts) -> None:
         self._access = access
+        self._restarts = restarts
         self._after = origin
         self._settings = settings
         self._workers: list[Worker] = []
@@ -88,7 +90,7 @@ class WorkerBatches:
                 stuck, self._stuck = self._stuck, None
                 if ended.lacks_guard:
                     raise ended.reported from None
-                self._access.restarts.use(stuck or ended.reported)
+                self._restarts.use(stuck or ended.reported)
                 self.close()  # the others, too: the next ones begin with the batch that is missing
                 continue
             finally:
@@ -109,7 +111,7 @@ class WorkerBatches:
         worker = self._awaited
         if worker is None:
             return False
-        replaced = self._access.restarts.left
+        replaced = self._restarts.left
         self._stuck = WorkerError(
             f"a worker process must deliver batches, and no batch came within Reading.stall_error_s = {limit_s:g} "
             "s, so the workers were killed; look for a read or a transform that hangs, or a process that was "

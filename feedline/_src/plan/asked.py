@@ -156,13 +156,14 @@ class SourceMetadata:
 
     @classmethod
     def of(cls, source: Source) -> SourceMetadata:
-        """The metadata of rows with random access."""
+        """The metadata of a source, or of the first item of a stream."""
         rows = source.epoch_rows
         if rows < 1:
             raise ValueError(f"a source must have at least one row, {source.kind} has {rows}; check what wrote it")
         return cls(
             RowSpec.of(source.spec),
             rows if rows < ENDLESS else None,
+            source.lanes,
             own_order=source.own_order,
             reads_columns=source.reads_columns,
             ragged=source.ragged_leaves,

@@ -240,6 +240,7 @@ class Source(Indexed):
 
     Attributes:
       spec: a tree of `jax.ShapeDtypeStruct`, of one row.
+      lanes: of a stream, whose only row is its first item; 0: rows with random access.
       format: how rows are read, for a state: "columns", "records" or "mixture".
       own_order: the order that it defines itself.
       shuffled: whether the order is shuffled unless the user gives one.
@@ -250,6 +251,7 @@ class Source(Indexed):
     """
 
     spec: Any
+    lanes: int = 0
     format: str = "columns"
     own_order: OwnOrder = ""
     shuffled: bool = True

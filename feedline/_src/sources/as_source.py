@@ -97,6 +97,11 @@ def _of_records(source: Any) -> Source:
         ) from error
 
 
+def opened(source: Any) -> Source:
+    """What `as_source` returns; for a stream its first item."""
+    return FirstItem(Lanes.of(source)) if is_stream(source) else as_source(source)
+
+
 def opened_metadata(source: Any) -> SourceMetadata:
     """The metadata of a user's source, which is closed if it was opened here.
 
@@ -104,12 +109,9 @@ def opened_metadata(source: Any) -> SourceMetadata:
       ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
       FeedError: only a row tells its spec, and that row cannot be read.
     """
-    if is_stream(source):
-        lanes = Lanes.of(source)
-        return SourceMetadata(FirstItem(lanes).spec, None, lanes.count)
-    opened = as_source(source)
+    found = opened(source)
     try:
-        return SourceMetadata.of(opened)
+        return SourceMetadata.of(found)
     finally:
-        if opened is not source:
-            opened.close()
+        if found is not source:
+            found.close()

@@ -16,6 +16,8 @@ from absl import flags
 
 from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
+from feedline._src.order.schedule import ENDLESS
+from feedline._src.rows.source import Indices, Source
 from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import as_arrays, digest_of, write_record
 
@@ -83,16 +85,19 @@ def is_stream(source: Any) -> TypeGuard[Lanes | grain.IterDataset[Any]]:
     return isinstance(source, grain.IterDataset | Lanes)
 
 
-class FirstItem:
-    """The first item of the first lane that has one. It gives the spec, and fills rows for which no item is left.
+class FirstItem(Source):
+    """The first item of the first lane that has one: the source of a stream, of which it is the only row.
 
-    Its iterator is closed at once, and the item read twice: each pipeline opens the lanes on its own thread, so
-    that Grain's threads end with that pipeline.
+    It gives the spec, and fills rows for which no item is left. Its iterator is closed at once, and the item read
+    twice: each pipeline opens the lanes on its own thread, so that Grain's threads end with that pipeline.
 
     Raises:
       ValueError: no lane has an item.
       FeedError: reading one failed.
     """
+
+    kind = "a stream"
+    epoch_rows = ENDLESS
 
     def __init__(self, lanes: Lanes) -> None:
         for lane in range(lanes.count):
@@ -110,16 +115,23 @@ class FirstItem:
         else:
             found = "an IterDataset" if lanes.count == 1 else f"{lanes.count} lanes"
             raise ValueError(f"a source must have at least one row, got {found} without an item")
-        self.spec = RowSpec.of(as_arrays(self.item))
+        self._spec = RowSpec.of(as_arrays(self.item))
+        self.spec = self._spec.structs
+        self.opener, self.lanes = lanes, lanes.count
+        self.format = "stream" if lanes.count == 1 else f"{lanes.count} lanes"
+
+    def __len__(self) -> int:
+        """Of an item; the length of the stream is not known."""
+        return 1
 
     @property
     def identity(self) -> dict[str, Any]:
         """A digest of the item, which is all that identifies a stream before it is read."""
         return {"kind": "stream", "first": digest_of(self.item)}
 
-    def read(self, out: Any) -> None:
-        """Write the item to index 0 of each leaf of `out`."""
-        write_record(self.item, self.spec, jax.tree_util.tree_leaves(out), 0)
+    def read(self, rows: Indices, out: Any) -> None:
+        for i in range(len(rows)):
+            write_record(self.item, self._spec, jax.tree_util.tree_leaves(out), i)
 
 
 def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError:

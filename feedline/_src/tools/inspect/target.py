@@ -15,9 +15,8 @@ from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import transformed_spec
 from feedline._src.plan.asked import SourceMetadata
 from feedline._src.plan.plan import Plan, devices_by_process, multiple_of, placed_rows, plan_of
-from feedline._src.rows.spec import Array, RowSpec
-from feedline._src.sources.as_source import as_source
-from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
+from feedline._src.rows.spec import Array
+from feedline._src.sources.as_source import opened
 from feedline._src.tools.targets import Change, MakeFeed, build_feed
 
 _ROWS_SHOWN = 3
@@ -82,18 +81,13 @@ def _devices(mesh: Mesh | AbstractMesh, processes: int) -> Any:
 
 def first_rows(source: Any) -> tuple[SourceMetadata, list[Array]]:
     """Open a source as `feedline.Feed` takes it, and read its first rows: its metadata, and each leaf of them."""
-    if is_stream(source):
-        lanes = Lanes.of(source)
-        item = FirstItem(lanes)
-        first = _empty(item.spec, 1)
-        item.read(item.spec.tree(first))
-        return SourceMetadata(item.spec, None, lanes.count), first
-    opened = as_source(source)
+    found = opened(source)
     try:
-        metadata = SourceMetadata.of(opened)
-        first = _empty(metadata.spec, min(len(opened), _ROWS_SHOWN))
+        metadata = SourceMetadata.of(found)
+        rows = min(len(found), _ROWS_SHOWN)
+        first = [np.empty((rows, *leaf.shape), leaf.dtype) for leaf in metadata.spec.leaves]
         try:
-            opened.read(np.arange(len(first[0]), dtype=np.int64), metadata.spec.tree(first))
+            found.read(np.arange(rows, dtype=np.int64), metadata.spec.tree(first))
         except FeedError:
             raise
         except Exception as error:
@@ -102,9 +96,5 @@ def first_rows(source: Any) -> tuple[SourceMetadata, list[Array]]:
             ) from error
         return metadata, first
     finally:
-        if opened is not source:
-            opened.close()
-
-
-def _empty(spec: RowSpec, rows: int) -> list[Array]:
-    return [np.empty((rows, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
+        if found is not source:
+            found.close()
