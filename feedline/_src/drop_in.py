@@ -103,8 +103,7 @@ class MeshIterator(ProcessBound):
             if prefetch
             else Synchronous(source, source.place, watch)
         )
-        self._stateful = hasattr(source.iterator, "get_state")
-        self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
+        self._state = source.state()
         self._batches = self._rows = self._placed_bytes = 0
         self._started = self._exhausted = self._closed = False
         weakref.finalize(self, self._prefetcher.close).atexit = False
@@ -181,7 +180,7 @@ class MeshIterator(ProcessBound):
 
     def get_state(self) -> Any:
         """The state of the user's iterator after the last batch delivered."""
-        if not self._stateful:
+        if not self._source.stateful:
             raise TypeError("the iterator given to prefetch_to_mesh has no get_state, so there is none to forward")
         return self._state
 
@@ -212,7 +211,8 @@ class _Batches:
     """Reads the user's iterator: validates, copies and places each batch. Called by the placement thread."""
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, copy: bool, idle: int, accounts: Accounts) -> None:
-        self.iterator: Any = iter(iterable)
+        self._iterator: Any = iter(iterable)
+        self.stateful = hasattr(self._iterator, "get_state")
         self._settings = JaxSettings.of_this_thread()
         self._sharding, self._copy, self._idle, self._accounts = sharding, copy, idle, accounts
         self._form: tuple[RowSpec, list[bool]] | None = None  # of the last batch, and which leaves were copied
@@ -223,15 +223,19 @@ class _Batches:
     def __next__(self) -> _HostBatch:
         with self._settings.applied():
             watch = Stopwatch()
-            batch = next(self.iterator)
+            batch = next(self._iterator)
             read_s, read_cpu_s = watch.lap()
             arrays = jax.tree_util.tree_map_with_path(_checked, batch)
             spec = RowSpec.of(arrays)
             leaves = self._in_placed_dtypes(jax.tree.leaves(arrays), spec)
-            state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
+            state = self.state()
             stage_s, stage_cpu_s = watch.lap()
         times = PartTimes(this_thread(), watch.began, read_s, 0.0, stage_s, read_cpu_s, stage_cpu_s)
         return _HostBatch(spec, leaves, sum(leaf.nbytes for leaf in leaves), state, times)
+
+    def state(self) -> Any:
+        """A copy of the iterator's state; None: it has none."""
+        return copies.deepcopy(self._iterator.get_state()) if self.stateful else None
 
     def place(self, given: _HostBatch) -> Placed:
         """Place a batch, and note how long that takes."""
@@ -247,7 +251,7 @@ class _Batches:
 
     def close(self) -> None:
         self.staging.close()
-        close = getattr(self.iterator, "close", None)
+        close = getattr(self._iterator, "close", None)
         if close is not None and not self._closed:
             self._closed = True
             close()

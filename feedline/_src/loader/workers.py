@@ -202,7 +202,7 @@ class Worker:
                 return reply._replace(leaves=leaves)
             if reply is not None:
                 error, text = reply
-                error.__cause__ = _TracebackOfWorkerError(text)
+                error.add_note(f"feedline: in a worker process:\n{text}")
                 raise error
             self._began = True
 
@@ -237,13 +237,6 @@ def end(workers: Sequence[Worker]) -> None:
             worker.process.kill()
     for worker in workers:
         worker.process.join(END_S)
-
-
-class _TracebackOfWorkerError(Exception):
-    """The traceback of an error in a worker process, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 def _in_memory(leaves: Sequence[Array]) -> int:
@@ -367,5 +360,4 @@ def _with_traceback(error: Exception) -> tuple[Exception, str]:
         with contextlib.suppress(Exception):
             words = str(error)
         error = WorkerError(f"a worker process raised {kind}, which cannot be pickled: {words}", stage="read")
-        error.add_note(text)
     return error, text
