@@ -170,7 +170,7 @@ def test_images_and_text_are_encoded_rows(select):
     source = pickle.loads(pickle.dumps(feedline.open_source(dataset)))
     assert isinstance(source, EncodedSource)
     assert source.fields == ("image", "text", "label", "box")
-    assert repr(source).endswith("image bytes, text bytes, label int64[], box float32[2]>")
+    assert repr(source).endswith("image bytes, text bytes, label int64[], box float32[2], from datasets.Dataset>")
     order = np.random.default_rng(0).integers(0, len(dataset), 60)
     for row, record in zip(order.tolist(), source.records(order), strict=True):
         original = row if select is None else select[row]
@@ -219,7 +219,6 @@ def of(values, kind):
 
 DAY = datetime.datetime(2026, 11, 22)
 REFUSED = {
-    "null": (lambda: of([1, None, 3], Value("int32")), ValueError, r"'x' is null in 1 of 3 rows, .* row 1; fill"),
     "ragged": (lambda: of([[1], [1, 2]], List(Value("int8"))), ValueError, "must have lists of one length.*; pad"),
     "time": (lambda: of([DAY], Value("timestamp[us]")), TypeError, "dataset.cast_column.*#hugging-face-datasets"),
     "empty": (lambda: of([], Value("int8")), ValueError, "at least one row"),
@@ -245,6 +244,18 @@ def test_what_is_refused(case):
         feedline.open_source(dataset)
     if kind is TypeError and case not in ("splits", "a stream"):
         assert feedline.open_source(dataset, columns=["good"]).spec.keys() == {"good"}
+
+
+def test_nulls_are_known_when_a_feed_is_built_and_replaced_if_it_shall():
+    source = feedline.open_source(of([[1, 2], None, [3, 4], [5, 6]], List(Value("int8"), length=2)))
+    with pytest.raises(feedline.RowError, match=r"'x' has 1 null; fill nulls"):
+        feedline.Feed(source, 4, jax.devices()[0])
+    reading = feedline.Reading(bad_rows="substitute")
+    order = feedline.Order(shuffle=False)
+    with feedline.Feed(source, 4, jax.devices()[0], order=order, epochs=1, reading=reading) as feed:
+        rows = np.asarray(next(feed)["x"])
+        assert feed.statistics().bad_rows == 1
+    np.testing.assert_array_equal(rows[[0, 2, 3]], [[1, 2], [3, 4], [5, 6]])
 
 
 def test_nulls_and_lists_of_rows_that_were_left_out_do_not_matter():
@@ -286,17 +297,32 @@ def test_a_saved_folder_is_the_dataset_that_it_loads_as(tmp_path, variant):
             jax.tree.map(np.testing.assert_array_equal, opened[row], expected[row])
 
 
-def test_files_at_paths_are_refused_until_they_are_saved(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("1.jpg").write_bytes(JPEGS[1])
-    dataset = Dataset.from_dict({"image": ["1.jpg"]}, features=Features({"image": Image()}))
-    with pytest.raises(ValueError, match=r"1 of 1 in column 'image' lie at paths; .*save_to_disk\(folder\)"):
-        feedline.open_source(dataset)
-    dataset.save_to_disk("saved")  # with the bytes of the image
-    source = feedline.open_source("saved")
-    monkeypatch.chdir("/")
-    for opened in (source, pickle.loads(pickle.dumps(source))):
-        assert opened[0] == JPEGS[1]
+def test_images_of_an_imagefolder_are_read_from_their_paths(tmp_path):
+    for i in range(6):
+        (tmp_path / "images" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / "ab"[i % 2] / f"{i}.jpg").write_bytes(JPEGS[i])
+    dataset = datasets.load_dataset(
+        "imagefolder", data_dir=str(tmp_path / "images"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    source = feedline.open_source(dataset.select([5, 0, 3]))
+    copy = pickle.loads(pickle.dumps(source))
+    dataset.save_to_disk(tmp_path / "saved")  # with the bytes of the images
+    inside = feedline.open_source(datasets.load_from_disk(tmp_path / "saved").select([5, 0, 3]))
+    assert source.identity == copy.identity == inside.identity
+    expected = [JPEGS[5], JPEGS[0], JPEGS[1]]  # "train" has a/0, a/2, a/4, b/1, b/3, b/5
+    for opened in (source, copy, inside):
+        records = opened.records(np.arange(3))
+        assert [(record["image"], record["label"]) for record in records] == list(
+            zip(expected, [1, 0, 1], strict=True)
+        )
+    (tmp_path / "images" / "a" / "0.jpg").write_bytes(JPEGS[7])
+    with pytest.raises(feedline.FeedError, match=r"must not change while a feed reads it.*a/0\.jpg") as changed:
+        source.records(np.arange(3))
+    assert not isinstance(changed.value, feedline.RowError)
+    (tmp_path / "images" / "b" / "1.jpg").unlink()
+    with pytest.raises(feedline.RowError, match=r"there is none at '.*b/1\.jpg'; .*save_to_disk") as missing:
+        copy.records(np.array([0, 2, 0]))
+    assert missing.value.row == 2
 
 
 def test_a_damaged_folder_is_refused(tmp_path):

@@ -26,6 +26,7 @@ class Files(Sequence[File]):
 
     Attributes:
       open_files: local files that were read last, open; also indices of these files, within one bound.
+      selected: int64[k], the row of the files that each row of their source is; None: they are the same.
 
     Args:
       paths: of local files, and addresses of objects, which are all asked for at once.
@@ -35,6 +36,8 @@ class Files(Sequence[File]):
     Raises:
       As `File`; FeedError: also if the store cannot be read.
     """
+
+    selected: Indices | None = None
 
     def __init__(
         self,

@@ -140,10 +140,10 @@ class Column(NamedTuple):
         """How many rows have one."""
         return 0 if self.null is None else int(self.null.sum())
 
-    def take(self, rows: Indices) -> list[Any]:
-        """Copies of these values: NumPy scalars or arrays, or bytes."""
+    def take(self, rows: Indices) -> Any:
+        """Copies of these values: an array of numbers, or a list of bytes."""
         if self.ends is None:
-            return list(self.values[rows])
+            return self.values[rows]
         starts, stops = self.ends[rows], self.ends[rows + 1]
         if len(rows) and not ((starts >= 0) & (starts <= stops) & (stops <= len(self.values))).all():
             raise ValueError("positions of values must lie within the column, and do not; the file is damaged")

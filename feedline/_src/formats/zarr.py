@@ -96,6 +96,7 @@ class ZarrFolders(list[ZarrFolder]):
     """The folders of a source by their numbers: what `Files` are for formats whose rows lie in many files."""
 
     in_store = False  # what is in a store is fetched by the format
+    digests = None  # the source samples its rows
 
     def __init__(self, paths: Sequence[str], store: Store | None = None) -> None:
         super().__init__(ZarrFolder(path, store) for path in paths)

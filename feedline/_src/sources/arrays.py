@@ -36,7 +36,7 @@ Read = Callable[["File", OpenOptions], list[Any]]
 T = TypeVar("T")
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
 _MAX_SAMPLES_A_SHARD = 16
-_CHECKS_A_READ = 4  # files, at some 5 µs each: checks must cost less than the copy
+CHECKS_A_READ = 4  # files, at some 5 µs each: checks must cost less than the copy
 
 
 class ArraySource(Source):
@@ -52,7 +52,7 @@ class ArraySource(Source):
         structure. The source has the rows of the first shard, then of the second, and so on.
       options: dtype, columns and windows (see `feedline.open_source`).
       read: None: by the suffix of each file.
-      files: those of the shards, if they are open; or, of arrays in memory, those that must not change.
+      files: those of the shards, if they are open.
 
     Raises:
       ValueError: no rows, or leaves or shards that do not fit together.
@@ -79,12 +79,13 @@ class ArraySource(Source):
         self._given, self._options, self._read_file = list(shards), options or OpenOptions(), read
         leaves = [leaf for shard in shards for leaf in jax.tree.leaves(shard, is_leaf=is_list)]
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
-        self.picklable = len(self._paths) == len(leaves)  # every leaf is a path
         if files is None and self._paths:
             from feedline._src.files.files import Files
 
             files = Files(list(dict.fromkeys(self._paths)), self._options.store)
-        self._opened, self._files = files, cast("Sequence[File]", files or ())
+        self._opened, self._files = files, list(files or ())
+        self._selected = None if files is None else files.selected
+        self.picklable = bool(self._files) and len(self._paths) == len(leaves)  # every leaf is a path
         if files is not None and files.in_store and read is None:  # headers into the cache, all at once
             heads = [_mapped_format(path).head_bytes for path in files.paths]
             files.samples([[(0, length)] if length else [] for length in heads])
@@ -95,6 +96,8 @@ class ArraySource(Source):
         of_files = set(self._paths)
         names = [name if name in of_files else None for name, _ in trees]
         self._hold(list(zip(*parts, strict=True)), jax.tree.structure(trees[0][1]), names)
+        if self._selected is not None:
+            self._rows = len(self._selected)
         if len(self) == 0:
             window = f", whose windows have {self._options.window} elements" if self._options.window else ""
             raise ValueError(f"a source must have at least one row, got none in {trees[0][0]}{window}; check it")
@@ -150,7 +153,7 @@ class ArraySource(Source):
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
         self._files_to_check = itertools.cycle(list(self._files))  # of a list: threads share this iterator
-        self._checks = min(_CHECKS_A_READ, len(self._files))
+        self._checks = min(CHECKS_A_READ, len(self._files))
         in_files = any(isinstance(part, FileArray) for parts in leaves for part in parts)
         self.is_remote = self._opened is not None and self._opened.in_store and in_files
         self._store_readers: list[Reader] = []
@@ -182,7 +185,7 @@ class ArraySource(Source):
 
     @property
     def arrays(self) -> ArraySource | None:
-        return None if self.is_remote else self
+        return None if self.is_remote or self._selected is not None else self
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
@@ -195,6 +198,7 @@ class ArraySource(Source):
         """
         source = cls.__new__(cls)
         source._opened, source._files = None, [file for each in sources for file in each._files]
+        source._selected = None
         parts: list[Any] = [
             tuple(itertools.chain(*leaves)) for leaves in zip(*(each._leaves for each in sources), strict=True)
         ]
@@ -208,7 +212,7 @@ class ArraySource(Source):
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
-        _check(self._files[:_CHECKS_A_READ])
+        _check(self._files[:CHECKS_A_READ])
         if self._opened is not None and self._read_file is not None:  # elsewhere it may be read in groups
             return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
@@ -221,11 +225,20 @@ class ArraySource(Source):
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`; errors as `read`."""
-        self._checked_read(_read, indices_of(rows), cuts)
+        self._checked_read(_read, self._stored_rows(indices_of(rows)), cuts)
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
         """See `Source`. The C library does this in a single call, including the computation of the rows."""
+        if self._selected is not None:
+            return super().read_ordered(order, epoch, positions, cuts)
         return self._checked_read(_read_ordered, order, epoch, positions, cuts)
+
+    def _stored_rows(self, rows: Indices) -> Indices:
+        """The rows of the arrays that are these rows of the source."""
+        if self._selected is None:
+            return rows
+        self.check_range(rows)
+        return self._selected[rows]
 
     def read_spans(self, spans: Spans, out: Array) -> None:
         """Write rows of the only leaf side by side, and zeros after the last of each row of `out`.
@@ -285,6 +298,7 @@ class ArraySource(Source):
 
     def file_of(self, row: int) -> str | None:
         """The file that holds a row of the first leaf; None if that is memory."""
+        row = int(self._stored_rows(np.array([row]))[0])
         for part, name in zip(self._leaves[0], self._names, strict=True):
             if row < len(part):
                 return part.file.name if isinstance(part, FileArray) else name or file_at(part[row:].ctypes.data)

@@ -18,7 +18,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.file import File, LruCache, check_may_open
-from feedline._src.files.files import Files, Place
+from feedline._src.files.files import Place
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import Column, Grouped, Leaf, described
 from feedline._src.rows import digests
@@ -48,7 +48,7 @@ def open_groups(
       ValueError: no rows, or files that do not fit together.
       FeedError: a file does not have the expected version, or sampled rows have other values.
     """
-    tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files))]
+    tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files.paths))]
     if all(table.arrays is not None for table in tables):
         return ArraySource(files.paths, options, functools.partial(_arrays_in, open_file), files)
     if any(isinstance(leaf, str) for leaf in jax.tree.leaves(tables[0].spec)):
@@ -132,9 +132,9 @@ class _GroupedRows(Indexed):
                 found = f"{name!r} has {counts.sum():,} null{plural}{files}"
                 raise _null_error(found, None, self._paths[int(np.argmax(counts > 0))])
 
-    def _file_digests(self) -> list[Any]:
-        """Sizes and sampled bytes of the files: no path, so a moved data set stays the same."""
-        found: list[Any] = self._files.digests
+    def _file_digests(self) -> list[Any] | None:
+        """Sizes and sampled bytes of the files: no path, so a moved data set stays the same. None: of folders."""
+        found: list[Any] | None = self._files.digests
         for file in self._files:
             file.check()
         return found
@@ -194,15 +194,16 @@ class _GroupedRows(Indexed):
                 yield places[some], self._rows_of(file, leaves, ordered[some])
 
     def _rows_of(self, file: int, leaves: Sequence[int], local: Indices) -> Sequence[Any]:
-        """The values of rows of a file, for each leaf. The error names the first that cannot be read."""
+        """The values of rows of a file, for each leaf. The error names one that cannot be read."""
         read_rows, first = self._tables[file].read_rows, int(self._file_of_row.firsts[file])
         assert read_rows is not None
         try:
             return self._checked(lambda: read_rows(leaves, local), file, first + int(local[0]), "a row")
-        except RowError:
-            for row in local[:, None] if len(local) > 1 else ():
-                self._rows_of(file, leaves, row)
-            raise
+        except RowError as error:
+            failure = error
+        for half in np.array_split(local, 2) if len(local) > 1 else ():
+            self._rows_of(file, leaves, half)
+        raise failure
 
     def _group(self, leaf: int, group: int, file: int) -> Column:
         """The rows of a group, from memory, the cache or its file."""
@@ -289,8 +290,8 @@ class GroupSource(_GroupedRows, Source):
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file; of Zarr folders, sampled rows."""
-        if isinstance(self._files, Files):
-            return {"kind": "groups", "files": self._file_digests()}
+        if (digests_of_files := self._file_digests()) is not None:
+            return {"kind": "groups", "files": digests_of_files}
         self._sampled = self.sampled_rows()
         return {"kind": "groups", "rows": self._sampled}
 
@@ -395,9 +396,8 @@ def _unreadable(what: str, error: Exception, row: int | None, file: str) -> RowE
 
 def _null_error(found: str, row: int | None, file: str) -> RowError:
     return RowError(
-        f"every column of a row must have a value, and {found}; fill nulls (docs/formats.md) and write the file "
-        "again, leave the column out with columns=[...], or take another row in its place with "
-        "feedline.Reading(bad_rows='substitute')",
+        f"every column of a row must have a value, and {found}; fill nulls (docs/formats.md), leave the column "
+        "out with columns=[...], or take another row in its place with feedline.Reading(bad_rows='substitute')",
         stage="read",
         row=row,
         file=file,

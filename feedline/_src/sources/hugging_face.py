@@ -5,37 +5,34 @@ A dataset is an object of that library, or a folder of `Dataset.save_to_disk`, w
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import os
 import pickle
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
-from feedline._src.errors import FeedError, RowError
+from feedline._src.errors import RowError
+from feedline._src.files.file import File
 from feedline._src.files.files import Files
+from feedline._src.files.folder import Folder, Names
 from feedline._src.formats.arrow import END_OF_STREAM, column_of, is_a, is_bytes, leaf_of, pyarrow
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import Library, require
-from feedline._src.formats.table import Column
-from feedline._src.order.epoch import Positions, RowOrder
+from feedline._src.formats.table import Column, Grouped, Leaf, by_rows, described
 from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.rows.source import Cut, EncodedSource, Indexed, Record, Rows, Source, indices_of
-from feedline._src.sources.arrays import ArraySource
+from feedline._src.rows.source import EncodedSource, Source
+from feedline._src.sources.arrays import CHECKS_A_READ
+from feedline._src.sources.groups import open_groups
 
+T = TypeVar("T")
 _CACHED = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
-_CHECKS_A_READ = 4  # files, at some 5 µs each
 _SAMPLED_ROWS = 64
-_LEAVE_OUT = (
-    "leave such rows out, dataset.filter(lambda value: value is not None, input_columns=[{name!r}]), or the "
-    "column, with columns=[...]"
-)
 compute: Any = Library("pyarrow.compute", "arrow")
 
 
@@ -95,34 +92,20 @@ def check_no_cache(paths: Sequence[str]) -> None:
 # --- opening ---
 
 
-def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> DatasetRows | DatasetRecords:
+def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Source | EncodedSource:
     """The rows of a dataset, or of a saved folder: encoded ones if a chosen column has bytes, text or files.
 
     Raises:
-      ValueError: an option other than columns, no rows, a damaged table or folder, nulls, lists of different
-        lengths, a transform, or a format that converts values.
+      ValueError: an option other than columns, no rows, a damaged table or folder, lists of different lengths, a
+        transform, or a format that converts values.
       TypeError: a column holds neither numbers nor bytes.
       ImportError: it is a folder, and `datasets` is not installed.
     """
     if others := options.given() - {"columns"}:
         names = ", ".join(sorted(others))
         raise ValueError(f"a dataset of Hugging Face takes only the option columns, got {names}; leave it out")
-    return _opened(_loaded(dataset) if isinstance(dataset, str) else dataset, options)
-
-
-def _opened(
-    dataset: HuggingFaceDataset, options: OpenOptions, files: Files | None = None
-) -> DatasetRows | DatasetRecords:
-    """`files`: those that the dataset maps, in the expected versions; None: as they are."""
-    files = files or Files([file["filename"] for file in dataset.cache_files])
-    table = _plain_table(dataset, options, files)
-    has_bytes = any(map(is_bytes, table.schema.types))
-    return (DatasetRecords if has_bytes else DatasetRows)(dataset, options, files, table)
-
-
-def _unpickled(files: Files, dataset: bytes, options: OpenOptions) -> DatasetRows | DatasetRecords:
-    """A copy of a source that another process has open. `files` are compared before the dataset is loaded."""
-    return _opened(pickle.loads(dataset), options, files)
+    loaded = _loaded(dataset) if isinstance(dataset, str) else dataset
+    return open_groups(DatasetFiles.grouped, DatasetFiles(loaded, options), options)
 
 
 def _loaded(folder: str) -> HuggingFaceDataset:
@@ -151,7 +134,7 @@ def _plain_table(dataset: HuggingFaceDataset, options: OpenOptions, files: Files
     """The chosen columns, as a `pyarrow.Table` of types that `column_of` takes, in the memory of the dataset."""
     table = dataset.data.table.select(options.chosen(_columns_of(dataset), "this dataset"))
     if table.num_rows == 0:
-        raise _no_rows()
+        raise ValueError("a source must have at least one row, and this dataset has none")
     try:
         table.validate()  # buffer sizes: damaged files could crash the process
     except ValueError as error:
@@ -179,15 +162,13 @@ def _columns_of(dataset: HuggingFaceDataset) -> Sequence[str]:
 
 
 def _plain(column: Any, name: str) -> Any:
-    """A `pyarrow.ChunkedArray` in the same memory, with files as their bytes, and lists as rows of one shape.
+    """A `pyarrow.ChunkedArray` in the same memory, with lists as rows of one shape.
 
     Lists of any type are rows of one shape if all of them have the same length, as those of `datasets.Array2D`
     and padded tokens do.
     """
-    if _is_file(column.type):
-        return _bytes_of_files(column, name)
     kind = _of_one_shape(column.type, next(chunk for chunk in column.chunks if len(chunk)))
-    if leaf_of(kind) is None:
+    if _leaf_of(kind) is None:
         raise TypeError(
             f"column {name!r} must have rows that are numbers, bytes or text, or lists of numbers, got "
             f"{column.type}; make numbers of it with dataset.cast_column, dataset.flatten or dataset.map, as the "
@@ -221,188 +202,169 @@ def _is_file(kind: Any) -> bool:
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
 
-def _bytes_of_files(column: Any, name: str) -> Any:
-    data, paths = (compute.struct_field(column, field) for field in ("bytes", "path"))
-    outside = compute.sum(compute.and_(data.is_null(), paths.is_valid())).as_py() if data.null_count else 0
-    if outside:
-        raise ValueError(
-            f"files of a dataset must lie in it, and {outside:,} of {len(column):,} in column {name!r} lie at "
-            "paths; copy them into it, dataset.save_to_disk(folder), and open that folder; or open the files "
-            "themselves (docs/sources.md#encoded-rows)"
-        )
-    return data
+class _FileColumn:
+    """A column of files: those of some rows lie in the table, as bytes, and those of others at paths.
 
-
-def _no_rows() -> ValueError:
-    return ValueError("a source must have at least one row, and this dataset has none")
-
-
-# --- sources ---
-
-
-class _Dataset(Indexed):
-    """Rows of a dataset. Their identity does not depend on how it is cut into files and pieces.
-
-    The fingerprint of `datasets` is not part of it: it depends on file times, so machines differ in it.
-
-    Args:
-      files: those that the dataset maps; empty for one in memory.
-      table: its columns, as `_plain_table` returns them.
+    Attributes:
+      null: bool[k], True for rows that have neither; None if there are none.
     """
 
-    def __init__(self, dataset: HuggingFaceDataset, options: OpenOptions, files: Files, table: Any) -> None:
-        self._dataset, self._options, self._mapped = dataset, options, files
-        self._to_check = itertools.cycle(list(files))  # of a list: threads share this iterator
-        self._names: list[str] = table.column_names
-        self._pieces: list[dict[str, Column]] = [
-            {name: column_of(batch.column(name)) for name in self._names} for batch in table.to_batches()
-        ]
-        selected: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
-        self._selected: Indices | None = None
-        """For each row its row in the table; None: they are the same."""
-        if selected is not None:
-            self._selected = np.asarray(selected.table.column(0).to_numpy(), np.uint64).view(np.int64)
-        count = table.num_rows if self._selected is None else len(self._selected)
-        if count == 0:
-            raise _no_rows()
-        self._rows = Shards([count])
+    def __init__(self, data: Column, paths: Column) -> None:
+        assert data.null is not None
+        self._data, self._is_outside = data, data.null
+        self.null = None if paths.null is None else data.null & paths.null
+        self._outside = Folder("", Names(paths.take(np.arange(paths.rows))), {})
+
+    def take(self, rows: Indices) -> list[bytes]:
+        """The files of these rows. OSError: there is none at a path; FeedError: it has changed."""
+        found: list[Any] = self._data.take(rows)
+        for at in np.flatnonzero(self._is_outside[rows]).tolist():
+            row = int(rows[at])
+            path = os.path.join(self._outside.place, self._outside.path_of(row))
+            if not os.path.isfile(path):  # a pipe would be waited for
+                raise FileNotFoundError(
+                    f"files of a dataset must lie in it or at local paths, and there is none at {path!r}; put it "
+                    "back, or copy all into the dataset by dataset.save_to_disk(folder), and open that folder"
+                )
+            try:
+                (found[at],) = self._outside.read([row])
+            except RowError as error:  # it names the row in this piece of the table
+                raise OSError(error.message) from error
+        return found
+
+
+def _leaf_of(kind: Any) -> Leaf | None:
+    return "bytes" if _is_file(kind) else leaf_of(kind)
+
+
+def _column_of(array: Any) -> Column | _FileColumn:
+    if not _is_file(array.type):
+        return column_of(array)
+    data, paths = (column_of(compute.struct_field(array, field)) for field in ("bytes", "path"))
+    return data if data.null is None else _FileColumn(data, paths)
+
+
+# --- rows ---
+
+
+class DatasetFiles:
+    """A dataset as the only place of the rows of a source: what `Files` are for formats of files.
+
+    Iterating over it gives the files that it maps; a dataset in memory has none.
+
+    Args:
+      mapped: these files in the expected versions; None: as they are.
+    """
+
+    in_store = False
+    paths = ("datasets.Dataset",)
+
+    def __init__(self, dataset: HuggingFaceDataset, options: OpenOptions, mapped: Files | None = None) -> None:
+        self._dataset, self._options = dataset, options
+        self._mapped = mapped or Files([file["filename"] for file in dataset.cache_files])
+        self._to_check = itertools.cycle(list(self._mapped))  # of a list: threads share this iterator
+        table = _plain_table(dataset, options, self._mapped)
+        self._spec: dict[str, Any] = {field.name: _leaf_of(field.type) for field in table.schema}
+        self._names = sorted(self._spec)  # as JAX numbers the leaves of a dict
+        batches = table.to_batches()
+        self._pieces = [{name: _column_of(batch.column(name)) for name in self._names} for batch in batches]
+        self._piece_of_row = Shards([batch.num_rows for batch in batches])
+        indices: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
+        self.selected: Indices | None = None
+        if indices is not None:
+            self.selected = np.asarray(indices.table.column(0).to_numpy(), np.uint64).view(np.int64)
+        self._count = table.num_rows if self.selected is None else len(self.selected)
+
+    def grouped(self, options: OpenOptions) -> Grouped:
+        """The rows as arrays, if they are numbers without nulls; else they are read by their numbers."""
+        nulls = {leaf: self._nulls_of(name) for leaf, name in enumerate(self._names)}
+        has_bytes = any(isinstance(leaf, str) for leaf in self._spec.values())
+        return by_rows(
+            self._spec,
+            self._count,
+            self.read_rows,
+            nulls=nulls,
+            arrays=None if has_bytes or any(nulls.values()) or not self._count else self._arrays,
+            instead=", or leave columns of bytes and text out with open_source(dataset, columns=[...])",
+        )
+
+    def _nulls_of(self, name: str) -> int:
+        null = np.zeros(len(self._piece_of_row), np.bool_)
+        for piece, first in zip(self._pieces, self._piece_of_row.firsts, strict=True):
+            if (here := piece[name].null) is not None:
+                null[first : first + len(here)] = here
+        return int((null if self.selected is None else null[self.selected]).sum())
+
+    def _arrays(self) -> list[Any]:
+        """The columns of numbers of the whole table."""
+        pieces: Any = self._pieces
+        return [{name: column.values for name, column in piece.items()} for piece in pieces]
+
+    def read_rows(self, leaves: Sequence[int], rows: Indices) -> list[Any]:
+        """See `Grouped`. ValueError, OSError: a row cannot be read, or has a null."""
+        names = [self._names[leaf] for leaf in leaves]
+        found = [_room_for(self._spec[name], len(rows)) for name in names]
+        in_table = rows if self.selected is None else self.selected[rows]
+        for piece, local, here in self._piece_of_row.split(in_table):
+            for name, values in zip(names, found, strict=True):
+                column = self._pieces[piece][name]
+                if column.null is not None and column.null[local].any():
+                    raise ValueError(
+                        f"every column of a row must have a value, and {name!r} is null in this row; leave such "
+                        f"rows out, dataset.filter(lambda value: value is not None, input_columns=[{name!r}]), or "
+                        "the column, with columns=[...]"
+                    )
+                values[here] = column.take(local)
+        return found
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """Names and types of the columns, and sampled rows."""
+    def digests(self) -> list[Any]:
+        """Number of rows, what they have, and a digest of some of them: nothing that depends on a path or a time.
+
+        The fingerprint of `datasets` does: it depends on file times, so machines differ in it.
+        """
         hashed = hashlib.sha256()
-        for row in digests.sampled(len(self), _SAMPLED_ROWS):
+        for row in digests.sampled(self._count, _SAMPLED_ROWS):
             try:
-                values = self._single(row)
-            except RowError:  # on all machines alike, or else the processes' data would differ
-                values = b"a bad row"
-            for value in values.values() if isinstance(values, Mapping) else [values]:
-                data = value if isinstance(value, bytes) else np.asarray(value).tobytes()
+                values = self.read_rows(range(len(self._names)), np.array([row]))
+            except (ValueError, OSError):  # on all machines alike, or else the processes' data would differ
+                values = [[b"a bad row"]]
+            for (value,) in values:
+                data = value if isinstance(value, bytes) else value.tobytes()
                 hashed.update(b"%d " % len(data) + data[: digests.SAMPLED_BYTES])
-        columns = [list(column) for column in self._described()]
-        return {"kind": "dataset", "rows": len(self), "columns": columns, "sampled": hashed.hexdigest()[:32]}
+        columns = {name: described(self._spec[name]) for name in self._names}
+        return [[self._count, columns, hashed.hexdigest()[:32]]]
+
+    # --- as `Files` ---
+
+    def __iter__(self) -> Iterator[File]:
+        return iter(self._mapped)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.paths)
 
-    def _in_table(self, rows: Indices) -> Indices:
-        """Where these rows lie in the table. IndexError: there is no such row."""
-        self._rows.check(rows)
-        return rows if self._selected is None else self._selected[rows]
+    def __getitem__(self, number: int) -> DatasetFiles:
+        return self
 
-    @contextlib.contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        """Refuse, with a FeedError, what is read in the block if a file was written to, also meanwhile.
+    def opened(self, number: int, open_file: Callable[[DatasetFiles], T]) -> T:
+        return open_file(self)
 
-        Only the next few of many files are checked each time, to stay cheap.
-        """
-        few = list(itertools.islice(self._to_check, min(_CHECKS_A_READ, len(self._mapped))))
-        for file in few:
+    def check(self) -> None:
+        """Raise a FeedError if one of the next few mapped files was written to."""
+        for file in itertools.islice(self._to_check, min(CHECKS_A_READ, len(self._mapped))):
             file.check_open()
-        try:
-            yield
-        except FeedError:
-            few = list(self._mapped)  # a change explains it better
-            raise
-        finally:
-            for file in few:
-                file.check_open()
+
+    def close(self) -> None:
+        """No-op: the files are unmapped with the dataset."""
 
     def __reduce__(self) -> Any:
         return _unpickled, (self._mapped, pickle.dumps(self._dataset), self._options)
 
 
-class DatasetRows(_Dataset, Source):
-    """The rows of a dataset of numbers, which are copied from the memory of its table."""
-
-    reads_columns = True
-
-    def __init__(self, dataset: HuggingFaceDataset, options: OpenOptions, files: Files, table: Any) -> None:
-        super().__init__(dataset, options, files, table)
-        self.picklable = bool(files)  # worker processes map them
-        for name in self._names:
-            self._check_no_null(name)
-        self._table = ArraySource(
-            [{name: column.values for name, column in piece.items()} for piece in self._pieces]
-        )
-        self.spec = self._table.spec
-
-    def _check_no_null(self, name: str) -> None:
-        columns = [piece[name] for piece in self._pieces]
-        if all(column.null is None for column in columns):
-            return
-        null = np.concatenate([np.zeros(c.rows, np.bool_) if c.null is None else c.null for c in columns])
-        rows = np.flatnonzero(null if self._selected is None else null[self._selected])
-        if len(rows):
-            raise ValueError(
-                f"every column of a row must have a value, and {name!r} is null in {len(rows):,} of "
-                f"{len(self):,} rows, the first of them row {rows[0]:,}; fill them with dataset.map "
-                f"(docs/formats.md), or {_LEAVE_OUT.format(name=name)}"
-            )
-
-    def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """See `Source`."""
-        in_table = self._in_table(indices_of(rows))
-        with self._unchanged():
-            self._table.read_cuts(in_table, cuts)
-
-    def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
-        """See `Source`: one C call, unless the dataset has indices of its own, as after `shuffle` or `filter`."""
-        if self._selected is not None:
-            return super().read_ordered(order, epoch, positions, cuts)
-        with self._unchanged():
-            return self._table.read_ordered(order, epoch, positions, cuts)
+def _unpickled(mapped: Files, dataset: bytes, options: OpenOptions) -> DatasetFiles:
+    """A dataset that another process has open, whose files were compared before it is loaded."""
+    return DatasetFiles(pickle.loads(dataset), options, mapped)
 
 
-class DatasetRecords(_Dataset, EncodedSource):
-    """An `EncodedSource` over a dataset some columns of which hold bytes, text or files. Reads are thread-safe."""
-
-    instead = ", or leave columns of bytes and text out with open_source(dataset, columns=[...])"
-
-    def __init__(self, dataset: HuggingFaceDataset, options: OpenOptions, files: Files, table: Any) -> None:
-        super().__init__(dataset, options, files, table)
-        self._piece_of_row = Shards([piece[self._names[0]].rows for piece in self._pieces])
-        self.fields = tuple(self._names) if len(self._names) > 1 else None
-
-    def records(self, rows: Indices) -> Sequence[Record]:
-        """See `EncodedSource`: bytes, or of several columns dicts by name, numbers as NumPy scalars or arrays.
-
-        Raises:
-          IndexError: there is no such row.
-          RowError: also a null.
-        """
-        found: list[dict[str, Any]] = [{} for _ in rows]
-        in_table = self._in_table(rows)
-        with self._unchanged():
-            for piece, local, offsets in self._piece_of_row.split(in_table):
-                places = np.arange(len(rows))[offsets]
-                for name, column in self._pieces[piece].items():
-                    values = _taken(name, column, local, rows[places])
-                    for place, value in zip(places.tolist(), values, strict=True):
-                        found[place][name] = value
-        return [row[self._names[0]] for row in found] if self.fields is None else found
-
-    def _described(self) -> list[tuple[str, str]]:
-        if self.fields is None:
-            return super()._described()
-        return [(name, _form_of(column)) for name, column in self._pieces[0].items()]
-
-
-def _form_of(column: Column) -> str:
-    return "bytes" if column.ends is not None else f"{column.values.dtype}{list(column.values.shape[1:])}"
-
-
-def _taken(name: str, column: Column, local: Indices, rows: Indices) -> list[Any]:
-    """The values of a column: the rows `local` of a piece, which are `rows` of the dataset."""
-    if column.null is not None and (null := column.null[local]).any():
-        rule = f"every column of a row must have a value, and {name!r} is null in this row"
-        raise _bad_row(rule, name, rows[np.argmax(null)])
-    try:
-        return column.take(local)
-    except (MemoryError, ValueError) as error:
-        raise _bad_row(f"column {name!r} of this dataset could not be read: {error}", name, rows[0]) from error
-
-
-def _bad_row(rule: str, name: str, row: int) -> RowError:
-    change = f"take another row in its place, feedline.Reading(bad_rows='substitute'), or {_LEAVE_OUT}"
-    return RowError(f"{rule}; {change.format(name=name)}", stage="read", row=int(row))
+def _room_for(leaf: Leaf, rows: int) -> Any:
+    return np.empty(rows, object) if isinstance(leaf, str) else np.empty((rows, *leaf.shape), leaf.dtype)

@@ -318,7 +318,7 @@ def _state_of_files(source: Any) -> str | None:
     """A digest of names, sizes and times of the source's files; None: not all rows lie in local files."""
     source = getattr(source, "encoded", source)  # of a decoder
     paths = list(source.files or ()) if isinstance(source, Indexed) else []
-    if not paths or any(map(is_url, paths)):
+    if not paths or not all(map(os.path.exists, paths)):
         return None
     walks = (walk for path in paths for walk in os.walk(path, followlinks=True))
     inside = [os.path.join(folder, name) for folder, _, names in walks for name in names]
