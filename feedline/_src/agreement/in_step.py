@@ -85,7 +85,7 @@ class InStep:
         return None
 
     def missed_move(self) -> str | None:
-        """Find a move of another process after which this one has taken a batch without it. For any thread."""
+        """Find a move of another process that this one has passed without making it. Any thread may call it."""
         moves = self.moves
         first, batches = self._service.try_get(self._key_of(moves)), self.batches
         if first is None:

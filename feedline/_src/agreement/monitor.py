@@ -41,7 +41,7 @@ _BLAMED = re.compile(rb"feedline: (?:process (\d+) failed: |no answer from proce
 _FOREVER_S = 1e9
 _BEATS = 4  # missed in a row by a silent process; one more may be missed by chance
 _CALLS_PER_S = 500  # of the heartbeats of all processes: thousands of processes beat more rarely
-_WARN_S = 30.0  # how long a process may go on after another one has ended before a line names that one
+_WARN_S = 30.0  # from the first end of a process to the line that names it in those that go on
 _JOIN_S = 10.0  # for calls of the heartbeats that are in flight at exit
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
@@ -96,7 +96,7 @@ def blamed_process(line: bytes) -> tuple[int, bool] | None:
 
 
 def out_of_step(found: str) -> ProcessError:
-    """The error of processes that take different batches of a feed, which ends all: each may be the one."""
+    """The error of processes that take different batches of a feed. It ends all of them: any may be wrong."""
     if (service := coordination()) is not None:
         _report(service, None, {"message": found, "stage": "agree"})
     return ProcessError(found, stage="agree")
@@ -309,7 +309,7 @@ class Monitor:
         )
 
     def _find_early_end(self, process: int, ended: dict[str, Any]) -> None:
-        """Report a process that has ended although this one takes more batches: its next collective would hang."""
+        """Report a process that ended after fewer batches than this one: this one's next collective would hang."""
         now = time.monotonic()
         if self._first_end_at is None:
             self._first_end_at, self.one_has_ended = now, True
@@ -414,7 +414,7 @@ def _print(*lines: str) -> None:
 
 
 def _call_briefly(function: Callable[[], None]) -> None:
-    """Call a function, and wait for it only briefly: the main thread may hold a lock that the function needs."""
+    """Call a function, and wait for it briefly: the main thread may hold a lock that the function needs."""
     thread = threading.Thread(target=function, name="feedline-last-words", daemon=True)
     try:
         thread.start()

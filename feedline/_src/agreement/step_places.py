@@ -1,4 +1,4 @@
-"""Compares the places of the processes in the data where they are at the same step of a loop."""
+"""Compares where in the data the processes are when they are at the same step of a loop."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     and its GPUs are not on all of them, within those that the launcher or a control group allows.
 
     The monitor ends this process once another one has failed: by an exception that nothing caught, by
-    `feedline.cluster.abort`, which see for `sys.exit`, or because it was killed. Code that waits inside
+    `feedline.cluster.abort` (call it before `sys.exit`), or because it was killed. Code that waits inside
     feedline raises the failure at once; a thread inside a collective cannot be interrupted.
 
     Args:

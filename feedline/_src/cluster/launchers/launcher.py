@@ -120,15 +120,19 @@ def family(
     """The process that three variables describe, all set by a user; None if the count is 1."""
     if environ.get(processes) and integer(environ, processes, launcher, at_least=1) == 1:
         return None
-    names = (coordinator, processes, process)
+    require_all(environ, (coordinator, processes, process), alone="all of them")
+    index, count = integer(environ, process, launcher), integer(environ, processes, launcher)
+    return ProcessInfo(launcher, f"{process}={index}", environ[coordinator], count, index)
+
+
+def require_all(environ: Mapping[str, str], names: Sequence[str], *, alone: str) -> None:
+    """`ValueError` if one of these variables is not set. `alone`: those to unset for a single process."""
     if missing := " and ".join(name for name in names if not environ.get(name)):
         present = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
         raise ValueError(
             f"{', '.join(names)} go together: found {present} without {missing}; set {missing} too, or "
-            "unset all of them to run as one process"
+            f"unset {alone} to run as one process"
         )
-    index, count = integer(environ, process, launcher), integer(environ, processes, launcher)
-    return ProcessInfo(launcher, f"{process}={index}", environ[coordinator], count, index)
 
 
 def explicit_coordinator(environ: Mapping[str, str]) -> str | None:

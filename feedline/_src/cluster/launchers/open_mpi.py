@@ -28,7 +28,7 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """Its process. If process 0 is not on the host of mpirun, FEEDLINE_COORDINATOR must name its host."""
+    """If process 0 is not on the host of mpirun, FEEDLINE_COORDINATOR must name the host of process 0."""
     return ranked(environ, "Open MPI", _NAMES, lambda one_host: _coordinator(environ, one_host))
 
 

@@ -32,7 +32,7 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """Its process: TORQUE numbers all of them, PBS their hosts, of which each has one."""
+    """TORQUE numbers the processes; PBS numbers the hosts, each of which has one process."""
     index = "PBS_VNODENUM" if environ.get("PBS_VNODENUM") else "PBS_NODENUM"
     found = family(environ, "PBS", "FEEDLINE_COORDINATOR", "FEEDLINE_PROCESSES", index)
     if found is None or index == "PBS_NODENUM" or not environ.get("PBS_NUM_PPN"):

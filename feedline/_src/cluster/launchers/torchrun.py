@@ -10,6 +10,7 @@ from feedline._src.cluster.launchers.launcher import (
     explicit_coordinator,
     integer,
     ranked,
+    require_all,
 )
 
 DOCS = """\
@@ -25,17 +26,12 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """Its process, also of a script that sets the same variables."""
+    """Also for a script that sets the same variables."""
     launcher = "torchrun" if started(environ) else "torchrun's variables"
     if environ.get("WORLD_SIZE") and integer(environ, "WORLD_SIZE", launcher, at_least=1) == 1:
         return None
     needed = _RANKS if explicit_coordinator(environ) else ("MASTER_ADDR", "MASTER_PORT", *_RANKS)
-    if missing := " and ".join(name for name in needed if not environ.get(name)):
-        present = ", ".join(f"{name}={environ[name]}" for name in needed if environ.get(name))
-        raise ValueError(
-            f"{', '.join(needed)} go together, as torchrun sets them: found {present} without {missing}; set "
-            f"{missing} too, or unset WORLD_SIZE and RANK to run as one process"
-        )
+    require_all(environ, needed, alone="WORLD_SIZE and RANK")
     if not any(environ.get(name) for name in _LOCAL_RANKS):
         environ = {**environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     return ranked(environ, launcher, (*_RANKS, *_LOCAL_RANKS), lambda _: _coordinator(environ))
