@@ -79,7 +79,8 @@ class Doctor:
         if self.json:
             print(json.dumps(as_object(found, seconds)), flush=True)
         else:
-            print("\n" * bool(self.command), end="")  # apart from the command's own output
+            if self.command:
+                print()  # apart from the command's own output
             print(as_text(found, seconds, min(shutil.get_terminal_size().columns, 120)))
         return failed or exit_code(found)
 
@@ -118,7 +119,7 @@ class Diagnose:
             raise ValueError(f"--steps must be at least 1 and --after at least 0, got {self.steps}, {self.after}")
         from feedline._src.tools.doctor.job import run
 
-        ran = run(self.command, os.environ, given=f"diagnose {self.after} {self.steps}")
+        ran = run(self.command, os.environ, task=f"diagnose {self.after} {self.steps}")
         if self.json and ran.processes:
             print(json.dumps({"diagnosis": ran.processes[0], "processes": ran.processes}), flush=True)
         if ran.code or ran.processes:

@@ -69,8 +69,7 @@ def as_text(findings: Sequence[Finding], seconds: float, width: int) -> str:
             others.setdefault((found.severity, reason), []).append(found.name)
     texts += [_block(severity, ", ".join(names) + reason, width) for (severity, reason), names in others.items()]
     counts = Counter(found.severity for found in findings)
-    plural = {severity: f"{severity}s" for severity in _PROBLEMS}
-    counted = [f"{n} {plural.get(each, each) if n > 1 else each}" for each in _ORDER if (n := counts[each])]
+    counted = [f"{n} {each}{'s' * (n > 1 and each in _PROBLEMS)}" for each in _ORDER if (n := counts[each])]
     return "\n".join([*texts, f"{', '.join(counted)}; {seconds:.1f} s"])
 
 

@@ -35,7 +35,7 @@ finally:
     sys.path.insert(place, folder)  # processes that multiprocessing spawns get this path
 try:
     from feedline._src.tools.doctor.start import begin
-    begin(folder, {given!r})
+    begin(folder, {task!r})
 except Exception as error:
     with open(folder + "/{not_observed}", "w") as file:
         file.write(f"the doctor failed in {{sys.executable}}: {{type(error).__name__}}: {{error}}")
@@ -64,7 +64,7 @@ class Ran(NamedTuple):
 
 
 def run(
-    command: Sequence[str], environ: Mapping[str, str], limit_s: float | None = None, given: str = "observe"
+    command: Sequence[str], environ: Mapping[str, str], limit_s: float | None = None, task: str = "observe"
 ) -> Ran:
     """Run the command, and `start.begin` in its processes that import jax. No process of it outlives this call.
 
@@ -73,7 +73,7 @@ def run(
     as by Ctrl-C; 15 s later, it is killed.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
-        Path(folder, "jax.py").write_text(_JAX.format(given=given, not_observed=NOT_OBSERVED))
+        Path(folder, "jax.py").write_text(_JAX.format(task=task, not_observed=NOT_OBSERVED))
         path = ":".join(filter(None, (folder, environ.get("PYTHONPATH", ""))))
         terminal = sys.stdin is not None and sys.stdin.isatty()  # which would stop a job that reads from it
         with process_group() as group:

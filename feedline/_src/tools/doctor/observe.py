@@ -130,9 +130,7 @@ class Watched:
     """
 
     def __init__(self, original: Any, function: Function) -> None:
-        for name in functools.WRAPPER_ASSIGNMENTS:  # what a class has itself is not asked of __getattr__
-            if hasattr(original, name):
-                setattr(self, name, getattr(original, name))
+        functools.update_wrapper(self, original, updated=())  # __getattr__ is not asked for what a class has
         self._watched_original = original
         self._watched_function = function
 
@@ -175,8 +173,8 @@ class Function:
         self.unrolled: dict[str, Any] | None = None
         self._record = record
         self._idle_devices = {True: 0, False: 0, None: 0}  # calls by `Record.devices_idle` before them
-        self._arguments: dict[str, weakref.ref[Any]] = {}
-        self._outputs: dict[int, weakref.ref[Any]] = {}
+        self._arguments = weakref.WeakValueDictionary[str, Any]()  # arrays of the last call
+        self._outputs = weakref.WeakValueDictionary[int, Any]()  # by id
         self._batch: dict[str, Leaf] | None = None  # arguments that were new in each sampled call
         self._compiled_for: dict[str, str] = {}
 
@@ -219,18 +217,17 @@ class Function:
         large = [leaf for leaf in named.values() if isinstance(leaf, np.ndarray) and leaf.nbytes >= _MOVED_BYTES]
         self.numpy_bytes = sum(leaf.nbytes for leaf in large)
         self.argument_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in named.values())
-        self._arguments = {name: weakref.ref(leaf) for name, leaf in named.items() if _is_array(leaf)}
+        arrays = {name: leaf for name, leaf in named.items() if _is_array(leaf)}
+        self._arguments = weakref.WeakValueDictionary(arrays)
         return True
 
     def _is_new(self, name: str, leaf: Any) -> bool:
         """Whether this argument is another array than in the last call, and not one that was returned then."""
-        if isinstance(leaf, np.ndarray):
-            return True
-        known = self._arguments.get(name, _gone)()
-        return _is_array(leaf) and known is not leaf and not self._was_returned(leaf)
+        is_other = _is_array(leaf) and self._arguments.get(name) is not leaf and not self._was_returned(leaf)
+        return is_other or isinstance(leaf, np.ndarray)
 
     def _was_returned(self, leaf: Any) -> bool:
-        return _is_array(leaf) and self._outputs.get(id(leaf), _gone)() is leaf
+        return self._outputs.get(id(leaf)) is leaf
 
     def _after(self, args: Any, kwargs: Any, result: Any) -> None:
         record = self._record
@@ -245,7 +242,7 @@ class Function:
         if self.calls in _LOOKED_AT:
             kept = [leaf for leaf in jax.tree.leaves((args, kwargs)) if self._was_returned(leaf)]
             self.fed_back.append(sum(leaf.nbytes for leaf in kept if not leaf.is_deleted()))
-            self._outputs = {id(leaf): weakref.ref(leaf) for leaf in outputs}
+            self._outputs = weakref.WeakValueDictionary({id(leaf): leaf for leaf in outputs})
         self.calls += 1
         if self.calls == LOOP and record.step is None and outputs:
             record.begin_loop(self)
@@ -260,10 +257,6 @@ class Function:
             "idle_share": self._idle_devices[True] / known if known else 1.0,
             "batch": [leaf._asdict() for leaf in (self._batch or {}).values()],
         }
-
-
-def _gone() -> None:
-    """Like a reference to an array that was freed."""
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:

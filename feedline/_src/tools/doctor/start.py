@@ -51,8 +51,8 @@ class _Diagnosing:
         self._folder, self._before, self._steps = folder, before, steps
         self._diagnosis: Any = None
         self._most_batches = 0  # that a feed has delivered
-        self._context, self._watching = contextlib.ExitStack(), contextlib.ExitStack()
-        self._watching.enter_context(building(asked=self._asked))  # for good
+        self._contexts = contextlib.ExitStack()
+        self._contexts.enter_context(building(asked=self._asked))
         atexit.register(self._write)
 
     def _asked(self, feed: Feed) -> None:
@@ -60,7 +60,7 @@ class _Diagnosing:
             return
         self._most_batches = max(self._most_batches, feed.statistics().batches)
         if self._most_batches >= self._before:
-            self._diagnosis = self._context.enter_context(feed.diagnose(self._steps, over=self._end))
+            self._diagnosis = self._contexts.enter_context(feed.diagnose(self._steps, over=self._end))
 
     def _end(self) -> None:
         self._write()
@@ -72,7 +72,7 @@ class _Diagnosing:
     def _write(self) -> None:
         """The loop takes no more batches."""
         if self._diagnosis is not None:
-            self._context.close()
+            self._contexts.close()
             write(self._folder, self._diagnosis.to_dict())
         else:
             text = f"the longest took {self._most_batches}" if self._most_batches else "none took any"
