@@ -22,22 +22,28 @@ def coverage(batches=12, batch_size=8, **options):
 @pytest.mark.parametrize(
     ("options", "epochs", "left_out"),
     [
-        ({"remainder": "drop"}, "1 epoch", "; batches of 8 leave out 4 of each"),
-        ({"remainder": "pad"}, "1 epoch", ""),
-        ({"remainder": "pad", "batch_size": 128, "batches": 2}, "2 epochs", ""),
-        ({"remainder": "wrap", "epochs": 1}, "1 epoch", "; batches of 8 leave out 4 of the last of a pass"),
-        (
-            {"remainder": "wrap", "epochs": 3, "batch_size": 64, "batches": 4},
-            "3 epochs",
-            "; batches of 64 leave out 44 of the last of a pass",
-        ),
-        ({"remainder": "wrap", "batch_size": 4096, "batches": 2}, "82 epochs", ""),
+        ({"remainder": "drop"}, "1 epoch", 4),
+        ({"remainder": "drop", "batches": 13}, "2 epochs", 8),
+        ({"remainder": "pad"}, "1 epoch", 0),
+        ({"remainder": "pad", "batch_size": 128, "batches": 2}, "2 epochs", 0),
+        ({"remainder": "wrap", "epochs": 1}, "1 epoch", 4),
+        ({"remainder": "wrap", "epochs": 3, "batch_size": 64, "batches": 4}, "3 epochs", 44),
+        ({"remainder": "wrap", "batch_size": 4096, "batches": 2}, "82 epochs", 0),
     ],
 )
 def test_whole_epochs_of_a_feed_that_is_right_are_counted(options, epochs, left_out):
     found = coverage(**options)
-    assert found.covered[-1] == f"{epochs} of 100 rows: by their indices each row comes once{left_out}."
+    without = f"; {left_out} in all are left out by remainder {options['remainder']!r}" if left_out else ""
+    assert found.covered[-1] == f"{epochs} of 100 rows: by their indices each row comes once{without}."
     assert not found.not_covered
+
+
+def test_epochs_of_many_rows_are_not_counted(monkeypatch):
+    monkeypatch.setattr("feedline._src.tools.audit.coverage._MAX_ROWS", 199)
+    assert len(coverage().covered) == 2
+    found = coverage(batches=13)
+    assert len(found.covered) == 1
+    assert "at most 199 row indices are counted" in found.not_covered[-1]
 
 
 def test_an_order_that_repeats_a_row_is_found(monkeypatch):

@@ -22,7 +22,8 @@ from feedline._src.tools.audit.verdict import (
 ROWS, SIZE, BATCHES = 20, 4, 8  # five batches an epoch
 CONTENT = np.random.default_rng(0).integers(1 << 63, size=(2, ROWS, 2), dtype=np.uint64)
 """[epoch, position, leaf]: a digest for each row."""
-LAYOUT = Layout("data", 1, 4, (4, 1))
+LAYOUT = Layout("data", 1, np.arange(4)[:, None])
+LEAVES = {"batch['x']": "int32[]", "batch['y']": "int32[]"}
 
 
 def run(size=SIZE, batches=BATCHES, first=0, content=CONTENT, transformed=False):
@@ -30,8 +31,7 @@ def run(size=SIZE, batches=BATCHES, first=0, content=CONTENT, transformed=False)
     starts = [divmod(first * SIZE + k * size, ROWS) for k in range(batches)]
     parts = [content[epoch, position : position + size] for epoch, position in starts]
     return Observed(
-        settings=Settings(ROWS, size, "drop", None, transformed),
-        leaves={"batch['x']": "int32[]", "batch['y']": "int32[]"},
+        settings=Settings(ROWS, size, "drop", None, transformed, LEAVES),
         digests=[[part[None, :, leaf] for leaf in range(2)] for part in parts],
         shapes=[[(), ()]] * batches,
         states=[
@@ -81,10 +81,10 @@ LATE = [{"step": 2, "epoch": 0, "position": 8}] * BATCHES
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"settings": Settings(ROWS, 8, "drop", None, False)}, "batch_size=8"),
-        ({"leaves": {"batch['x']": "int32[]", "batch['z']": "int32[]"}}, "has the leaves"),
+        ({"settings": Settings(ROWS, 8, "drop", None, False, LEAVES)}, "batch_size=8"),
+        ({"settings": Settings(ROWS, SIZE, "drop", None, False, {"batch['z']": "int32[]"})}, "leaves={"),
         ({"states": LATE}, "its state is {'step': 2"),
-        ({"coverage": Difference("not of the source")}, "not of the source"),
+        ({"difference": Difference("not of the source")}, "not of the source"),
     ],
 )
 def test_other_options_leaves_or_states_are_differences(fields, text):
@@ -94,7 +94,7 @@ def test_other_options_leaves_or_states_are_differences(fields, text):
 
 
 def test_a_layout_without_compared_rows_is_not_reported_as_the_same():
-    assert judged(NotRun("no", failed=False))["not_run"] == "no"
+    assert judged(NotRun("no"))["not_run"] == "no"
     late = judged(dataclasses.replace(run(batches=1), first_batch=9))
     assert (late["same"], late["not_run"][:28]) == (None, "it met no row that one devic")
 
@@ -116,7 +116,7 @@ def test_positions_equal_those_of_the_schedule(remainder, rows, size, epochs):
     if (rows if remainder == "drop" else rows * (epochs or size)) < size and remainder != "pad":
         return
     schedule = Schedule(rows, size, remainder, epochs)
-    places = row_places(Settings(rows, size, remainder, epochs, transformed=False), (0, 0), 12)
+    places = row_places(Settings(rows, size, remainder, epochs, False, {}), (0, 0), 12)
     epoch, position = np.divmod(places, PLACES_PER_EPOCH)
     for k, start in enumerate(scheduled(schedule, 12)):
         meant = schedule.positions(start, np.arange(size))

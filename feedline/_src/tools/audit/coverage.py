@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -16,7 +17,6 @@ from feedline._src.sources.as_source import as_source
 from feedline._src.tools.audit.digest import whole_row_digests
 from feedline._src.tools.audit.verdict import (
     PLACES_PER_EPOCH,
-    Coverage,
     Difference,
     Observed,
     Settings,
@@ -28,69 +28,61 @@ _MAX_ROWS = 1 << 23
 """The largest number of row indices that are counted, which take 8 bytes each."""
 
 
-def measure_coverage(feed: Feed, observed: Observed) -> Coverage:
+def measure_coverage(feed: Feed, observed: Observed) -> Observed:
     """Compare rows that a feed on one device delivered from its beginning with those of the source, and count the
-    row indices of whole epochs. Raises `Difference` if the feed differs from its source."""
-    settings, found = observed.settings, Coverage([], [])
+    row indices of whole epochs.
+
+    Returns `observed`, to which it adds what is covered and what is not. Raises `Difference` if the feed differs
+    from its source.
+    """
+    settings, covered, not_covered = observed.settings, observed.covered, observed.not_covered
     if settings.rows is None:
-        found.not_covered.append("a stream has no row indices, so that rows come once was not shown")
-        return found
+        not_covered.append("a stream has no row indices, so that rows come once was not shown")
+        return observed
     if not settings.transformed and feed.options.reading.bad_rows != "raise":
-        found.not_covered.append("rows were not compared with the source: Reading(bad_rows=...) may replace them")
+        not_covered.append("rows were not compared with the source: Reading(bad_rows=...) may replace them")
     elif not settings.transformed:
         compared = _compare(feed, observed)
-        found.covered.append(
-            f"{compared:,} rows delivered on one device are what the source holds at their index."
-        )
+        covered.append(f"{compared:,} rows delivered on one device are what the source holds at their index.")
     if "mixture" in as_source(feed.options.source).own_order:
-        found.not_covered.append(
-            "in a mixture each source has epochs of its own, so that rows come once was not shown"
+        not_covered.append("in a mixture each source has epochs of its own, so that rows come once was not shown")
+        return observed
+    epochs, rows = observed.states[-1]["epoch"] + 1, settings.rows
+    if epochs * rows > _MAX_ROWS:
+        not_covered.append(
+            f"that each of {rows:,} rows comes once was not shown: at most {_MAX_ROWS:,} row indices are counted"
         )
-        return found
-    visited = observed.states[-1]["epoch"] + 1
-    epochs, size = min(visited, _MAX_ROWS // settings.rows), settings.batch_size
-    _count(feed, settings, settings.rows, epochs)
-    if epochs:
-        in_a_pass = {"drop": settings.rows, "pad": 0, "wrap": settings.rows * (settings.epochs or 0)}
-        left_out = in_a_pass[settings.remainder] % size
-        where = "the last of a pass" if settings.remainder == "wrap" else "each"
-        without = f"; batches of {size} leave out {left_out} of {where}" if left_out else ""
-        once = f"by their indices each row comes once{without}"
-        found.covered.append(f"{counted(epochs, 'epoch')} of {settings.rows:,} rows: {once}.")
-    if epochs < visited:
-        found.not_covered.append(
-            f"{visited - epochs} of {visited} epochs of {settings.rows:,} rows were not counted: an audit counts "
-            f"at most {_MAX_ROWS:,} row indices"
-        )
-    return found
+        return observed
+    left_out = int((_count(feed, settings, rows, epochs) == 0).sum())
+    without = f"; {left_out:,} in all are left out by remainder {settings.remainder!r}" if left_out else ""
+    covered.append(f"{counted(epochs, 'epoch')} of {rows:,} rows: by their indices each row comes once{without}.")
+    return observed
 
 
-def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> None:
-    """Check that each of the first epochs has each row at most once, by `rows_of`, which reads no data.
+def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArray[np.int64]:
+    """How often each row comes in the first epochs, by `rows_of`, which reads no data. A `Difference` if twice.
 
     Where batches begin, and which of their rows are padding, is computed without the feed.
     """
-    times = np.zeros(epochs * rows, np.int64)
+    times = np.zeros((epochs, rows), np.int64)
     state = feed.get_state()
-    for start in batch_starts(settings):
-        if start >= (epochs, 0):
-            break
+    for start in itertools.takewhile(lambda start: start < (epochs, 0), batch_starts(settings)):
         epoch, position = np.divmod(row_places(settings, start, 1)[0], PLACES_PER_EPOCH)
         found = feed.rows_of({**state, "epoch": start[0], "position": start[1]})
         real = position < rows
         if len(found) != len(real) or ((found >= 0) != real).any() or (found >= rows).any():
             raise Difference(f"the batch at epoch {start[0]}, position {start[1]} has another number of rows")
-        at = (epoch * rows + found)[real]
-        np.add.at(times, at[at < len(times)], 1)  # a batch of "wrap" may reach into the next epoch
-    if len(times) and times.max() > 1:
-        epoch, row = divmod(int(times.argmax()), rows)
-        raise Difference(f"row {row} of the source comes {times.max()} times in epoch {epoch}")
+        counted_here = real & (epoch < epochs)  # a batch of "wrap" may reach into the next epoch
+        np.add.at(times, (epoch[counted_here], found[counted_here]), 1)
+    for epoch, row in np.argwhere(times > 1)[:1]:
+        raise Difference(f"row {row} of the source comes {times[epoch, row]} times in epoch {epoch}")
+    return times
 
 
 def _compare(feed: Feed, observed: Observed) -> int:
     """How many delivered rows have the values of the source; a `Difference` if one has not."""
     source = as_source(feed.options.source)
-    delivered, state = list(observed.leaves), feed.get_state()
+    delivered, state = list(observed.settings.leaves), feed.get_state()
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(feed.spec)]
     paths, tree = jax.tree_util.tree_flatten_with_path(source.spec)
     leaves = [delivered.index(f"batch{jax.tree_util.keystr(path)}") for path, _ in paths]

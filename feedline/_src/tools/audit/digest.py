@@ -20,19 +20,14 @@ Digests = npt.NDArray[np.uint64]
 Ranges = tuple[tuple[int, int], ...]
 """(start, stop) along each axis after the first."""
 
-_WORDS_AT_ONCE = 1 << 20  # 8 MiB as uint64, in one multiplication
-
 
 def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], columns: Ranges) -> Digests:
     """uint64[k] of the columns `columns` of k rows, whose whole shape is `shape`."""
     word = np.dtype(f"u{min(values.dtype.itemsize, 4)}")
     keys = _keys(leaf, shape, columns, values.dtype.itemsize // word.itemsize)
     words = np.ascontiguousarray(values).reshape(-1).view(word).reshape(len(values), len(keys))
-    digests = np.full(len(values), keys.sum(dtype=np.uint64))
-    step = max(1, _WORDS_AT_ONCE // max(1, len(keys)))
-    for first in range(0, len(values), step):
-        part = slice(first, first + step)
-        digests[part] += words[part].astype(np.uint64) @ keys
+    products = [row.astype(np.uint64) @ keys for row in words]  # of one row at a time, which bounds the memory
+    digests: Digests = np.array(products, np.uint64) + keys.sum(dtype=np.uint64)
     return digests
 
 

@@ -20,6 +20,7 @@ EpochPosition = tuple[int, int]
 Places = npt.NDArray[np.int64]
 """epoch × `PLACES_PER_EPOCH` + position of rows."""
 PLACES_PER_EPOCH = 1 << 40
+_ENDLESS = 1 << 62  # rows of a stream, the length of whose epochs is unknown
 
 
 class Difference(Exception):
@@ -33,49 +34,45 @@ class Difference(Exception):
 
 
 class Settings(NamedTuple):
-    """Options with which the feed was built. `rows` is None for a stream."""
+    """What must be the same in all layouts: options of the feed, and dtype and shape of a row by leaf.
+
+    `rows` is None for a stream.
+    """
 
     rows: int | None
     batch_size: int
     remainder: Remainder
     epochs: int | None
     transformed: bool
+    leaves: dict[str, str]
 
 
-class Coverage(NamedTuple):
-    """Sentences for the report: what was checked on one device."""
-
-    covered: list[str]
-    not_covered: list[str]
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Observed:
     """What one process observed in one layout.
 
     Attributes:
-      leaves: dtype and shape of a row of each leaf, by the leaf's name.
+      first_batch: number of the first batch, counted in batches of the feed's own size; 0 unless it was resumed.
       digests: [batch][leaf], what `shard_digests` returns.
       shapes: [batch][leaf], of a row; that of a ragged leaf differs between batches.
       states: step, epoch and position after each batch.
-      first_batch: number of the first batch, counted in batches of the feed's own size; 0 unless it was resumed.
-      coverage: of the reference layout.
+      covered, not_covered, difference: what `measure_coverage` found in the reference layout; sentences.
     """
 
     settings: Settings
-    leaves: dict[str, str]
+    first_batch: int = 0
     digests: list[list[Digests]] = dataclasses.field(default_factory=list)
     shapes: list[list[tuple[int, ...]]] = dataclasses.field(default_factory=list)
     states: list[State] = dataclasses.field(default_factory=list)
-    first_batch: int = 0
-    coverage: Coverage | Difference | None = None
+    covered: list[str] = dataclasses.field(default_factory=list)
+    not_covered: list[str] = dataclasses.field(default_factory=list)
+    difference: Difference | None = None
 
 
 class NotRun(NamedTuple):
-    """Why a process did not run a layout: the audit cannot ask this feed for it, or the process failed."""
+    """The audit cannot ask this feed for a layout."""
 
     reason: str
-    failed: bool
 
 
 def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[EpochPosition]:
@@ -83,10 +80,7 @@ def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[
 
     Computed without feedline's schedule, which the audit checks.
     """
-    rows, size, (epoch, position) = settings.rows, settings.batch_size, after
-    while rows is None:  # a stream: the length of its epochs is unknown
-        yield epoch, position
-        position += size
+    rows, size, (epoch, position) = settings.rows or _ENDLESS, settings.batch_size, after
     while True:
         if settings.remainder == "wrap":
             epoch, position = epoch + position // rows, position % rows
@@ -103,8 +97,9 @@ def row_places(settings: Settings, first: EpochPosition, batches: int) -> Places
     starts = itertools.islice(batch_starts(settings, first), batches)
     epoch, position = np.array(list(starts), np.int64).reshape(batches, 2).T[:, :, None]
     position = position + np.arange(settings.batch_size)
-    if settings.remainder == "wrap" and settings.rows is not None:
-        epoch, position = epoch + position // settings.rows, position % settings.rows
+    if settings.remainder == "wrap":
+        beyond, position = np.divmod(position, settings.rows or _ENDLESS)
+        epoch = epoch + beyond
     return epoch * PLACES_PER_EPOCH + position  # type: ignore[no-any-return]
 
 
@@ -112,15 +107,16 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
     """uint64[batch, row, leaf] of each global batch. A `Difference` if processes or replicas disagree."""
     one = processes[0]
     for process, other in enumerate(processes):
-        if (other.settings, other.leaves, other.states) != (one.settings, one.leaves, one.states):
+        if (other.settings, other.states) != (one.settings, one.states):
             raise Difference(f"process {process} and process 0 disagree on the feed's options or states")
-    digests = np.empty((len(one.digests), one.settings.batch_size, len(one.leaves)), np.uint64)
-    for batch, leaf in np.ndindex(len(one.digests), len(one.leaves)):
+    leaves = list(one.settings.leaves)
+    digests = np.empty((len(one.digests), one.settings.batch_size, len(leaves)), np.uint64)
+    for batch, leaf in np.ndindex(len(one.digests), len(leaves)):
         replicas = np.array([other.digests[batch][leaf] for other in processes]).sum(axis=0)
         digests[batch, :, leaf] = replicas[0]
         for _, row in np.argwhere(replicas != replicas[0])[:1]:
             found = "two devices hold different values of the same part of it"
-            raise Difference(found, one.first_batch + batch, int(row), list(one.leaves)[leaf])
+            raise Difference(found, one.first_batch + batch, int(row), leaves[leaf])
     return digests
 
 
@@ -135,51 +131,52 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Ob
         "title": layout.title,
         "name": layout.name,
         "processes": layout.processes,
-        "devices": layout.devices,
-        "mesh": dict(zip(AXES, layout.mesh, strict=True)),
+        "mesh": dict(zip(AXES, layout.mesh.shape, strict=True)),
         "batch_size": 0,
         "batches": 0,
         "rows": 0,
         "digest": "",
         "same": None,
-        "not_run": "",
+        "not_run": next((process.reason for process in processes if isinstance(process, NotRun)), ""),
         "difference": None,
     }
-    for process in processes:
-        if isinstance(process, NotRun):
-            return found | {"not_run": process.reason}
+    if found["not_run"]:
+        return found
     observed = [process for process in processes if isinstance(process, Observed)]
-    one, size = observed[0], observed[0].settings.batch_size
-    found |= {"batch_size": size, "batches": len(one.digests)}
+    found |= {"batch_size": observed[0].settings.batch_size, "batches": len(observed[0].digests)}
     try:
-        _check_comparable(layout, one, one_device)
-        first = next(itertools.islice(batch_starts(one_device.settings), one.first_batch, None))
-        digests, reference = global_digests(observed), global_digests([one_device])
-        places = row_places(one.settings, first, len(digests)).ravel()
-        own = row_places(one_device.settings, (0, 0), len(reference))
-        _, at_one, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
-        expected = reference.reshape(own.size, -1)[at_one]
-        if not len(known):
-            return found | {"not_run": "it met no row that one device met; --batches compares more"}
-        rows = digests.reshape(len(places), -1)[known]
-        digest = hashlib.sha256(np.ascontiguousarray(rows).astype("<u8").tobytes()).hexdigest()[:12]
-        found |= {"rows": len(known), "digest": digest}
-        for wrong, leaf in np.argwhere(rows != expected)[:1]:
-            at = int(known[wrong])
-            epoch, position = divmod(int(places[at]), PLACES_PER_EPOCH)
-            raise Difference(
-                f"at epoch {epoch}, position {position} is another row than on one device"
-                f"{_hint(rows[wrong], reference, one_device.settings)}",
-                batch=at // size + (one.first_batch if layout.times == 1 else 0),
-                row=at % size,
-                leaf=list(one.leaves)[leaf],
-            )
-        for batch, state in enumerate(one.states, one.first_batch):  # other batch sizes have other states
-            if layout.times == 1 and state != one_device.states[batch]:
-                raise Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
+        _check_comparable(layout, observed[0], one_device)
+        found |= _compared(observed[0], global_digests(observed), one_device, global_digests([one_device]))
     except Difference as difference:
         return found | {"same": False, "difference": {**difference.where, "found": str(difference)}}
-    return found | {"same": True}
+    return found
+
+
+def _compared(one: Observed, digests: Digests, one_device: Observed, reference: Digests) -> dict[str, Any]:
+    """What `judge` adds for a layout whose rows can be compared. A `Difference` if a row or a state differs."""
+    size, settings = one.settings.batch_size, one_device.settings
+    first = next(itertools.islice(batch_starts(settings), one.first_batch, None))
+    places = row_places(one.settings, first, len(digests)).ravel()
+    own = row_places(settings, (0, 0), len(reference))
+    _, at_one, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
+    if not len(known):
+        return {"not_run": "it met no row that one device met; --batches compares more"}
+    expected, rows = reference.reshape(own.size, -1)[at_one], digests.reshape(len(places), -1)[known]
+    for wrong, leaf in np.argwhere(rows != expected)[:1]:
+        at = int(known[wrong])
+        epoch, position = divmod(int(places[at]), PLACES_PER_EPOCH)
+        raise Difference(
+            f"at epoch {epoch}, position {position} is another row than on one device"
+            f"{_hint(rows[wrong], reference, settings)}",
+            batch=at // size + (one.first_batch if size == settings.batch_size else 0),
+            row=at % size,
+            leaf=list(settings.leaves)[leaf],
+        )
+    for batch, state in enumerate(one.states, one.first_batch):  # other batch sizes have other states
+        if size == settings.batch_size and state != one_device.states[batch]:
+            raise Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
+    digest = hashlib.sha256(np.ascontiguousarray(rows).astype("<u8").tobytes()).hexdigest()[:12]
+    return {"rows": len(known), "digest": digest, "same": True}
 
 
 def _hint(row: Digests, reference: Digests, settings: Settings) -> str:
@@ -193,23 +190,19 @@ def _hint(row: Digests, reference: Digests, settings: Settings) -> str:
 
 def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
     """Check that options and leaves are the same, so that rows can be compared one by one."""
-    if isinstance(observed.coverage, Difference):
-        raise observed.coverage
+    if observed.difference is not None:
+        raise observed.difference
     expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)
     if observed.settings != expected:
         raise Difference(
             f"the feed has {observed.settings}, on one device {one_device.settings}; make_feed must not take them "
             "from the mesh or the process"
         )
-    if observed.leaves != one_device.leaves:
-        raise Difference(f"the batch has the leaves {observed.leaves}, on one device {one_device.leaves}")
 
 
 def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str, Any]:
     """What --json prints, without the time, of what `judge` returned for each layout."""
-    settings, coverage, digests = one_device.settings, one_device.coverage, global_digests([one_device])
-    if not isinstance(coverage, Coverage):
-        coverage = Coverage([], [])
+    settings, digests = one_device.settings, global_digests([one_device])
     differences = [
         {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
     ]
@@ -237,9 +230,8 @@ def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str
         "difference": differences[0] if differences else None,
         **settings._asdict(),
         "layouts": list(layouts),
-        "batches_compared": batches,
         "rows_compared": rows,
         "different_rows": different,
-        "covered": [compared, *coverage.covered],
-        "not_covered": [*not_covered, *coverage.not_covered, others],
+        "covered": [compared, *one_device.covered],
+        "not_covered": [*not_covered, *one_device.not_covered, others],
     }
