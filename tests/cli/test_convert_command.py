@@ -104,4 +104,7 @@ def test_errors_are_one_line(capsys):
     Path("out").mkdir()
     Path("out", "x").touch()
     assert main(["convert", "rows.npz", "out"]) == 2
-    assert re.fullmatch("feedline: the destination .* choose another one\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        "feedline: out must be a new folder, .* Choose another destination, or delete it\n",
+        capsys.readouterr().err,
+    )

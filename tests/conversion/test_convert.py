@@ -43,9 +43,8 @@ def numbers(rows):
 
 
 def converted(source, destination="out", **options):
-    """Rows that are finished after each step of a conversion into files of 100 rows."""
-    opened = open_any(source)
-    return list(Conversion.of(opened, destination, None, 100).run(opened, **options))
+    """Files that are finished after each step of a conversion into files of 100 rows."""
+    return list(Conversion.of(open_any(source), destination, None, 100).run(**options))
 
 
 def read(source, rows):
@@ -196,7 +195,7 @@ def test_wrong_options(options, message):
 def test_destinations_that_hold_something_else():
     np.save("rows.npy", np.arange(400))
     converted("rows.npy")
-    with pytest.raises(ValueError, match=r"rows_per_shard is 100 there and 50 here. Delete it, or choose"):
+    with pytest.raises(ValueError, match=r"rows_per_shard is 100 there and 50 here. Choose another"):
         feedline.convert("rows.npy", "out", rows_per_shard=50)
     with pytest.raises(ValueError, match="rows is 400 there and 500 here; the data of the source differ"):
         converted(np.arange(500))
@@ -207,7 +206,7 @@ def test_destinations_that_hold_something_else():
         converted("rows.npy")
     Path("taken").mkdir()
     Path("taken", "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"must be a new folder or .*, and taken exists"):
+    with pytest.raises(ValueError, match=r"taken must be a new folder, or .*conversion.json cannot be read"):
         converted("rows.npy", "taken")
     assert files_of("taken").keys() == {"notes.txt"}
 
@@ -266,15 +265,15 @@ def test_a_damaged_manifest_is_refused(manifest):
     with pytest.raises(feedline.RowError):
         converted(failing_at(250, OSError()))
     Path("out.partial", "conversion.json").write_text(manifest)
-    with pytest.raises(ValueError, match=r"out.partial holds another conversion, .* Delete it, or choose another"):
+    with pytest.raises(ValueError, match=r"out.partial must be .* Choose another destination, or"):
         converted(Counted())
 
 
 def test_a_finished_result_is_only_read():
-    assert converted(Counted()) == [0, 100, 200, 300, 400]
+    assert converted(Counted()) == [0, 1, 2, 3, 4]
     before = {path: path.stat().st_mtime_ns for path in Path("out").iterdir()}
     source = Counted()
-    assert converted(source) == [400]
+    assert converted(source) == [4]
     assert max(map(len, source.reads)) == 1
     assert {path: path.stat().st_mtime_ns for path in Path("out").iterdir()} == before
 
@@ -334,4 +333,4 @@ def test_a_full_disk(monkeypatch, error):
         converted(Counted())
     assert caught.value.errno == errno.ENOSPC
     monkeypatch.setitem(formats._WRITERS, "npy", real)
-    assert converted(Counted()) == [200, 300, 400]
+    assert converted(Counted()) == [2, 3, 4]

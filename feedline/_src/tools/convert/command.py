@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -53,27 +52,34 @@ class Convert:
           FeedError: a row cannot be read, or is not the source's when it is read back.
           KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
         """
+        from rich.console import Console
+        from rich.progress import track
+
         from feedline._src.listen.words import counted
         from feedline._src.tools.convert.convert import Conversion
         from feedline._src.tools.convert.formats import open_line
 
+        console = Console(stderr=True)
+        hidden = not console.is_terminal
         with contextlib.closing(self._opened()) as source:
             conversion = Conversion.of(source, self.destination, self.format, self.rows_per_shard)
-            with contextlib.closing(conversion.run(source, self.workers)) as steps:
+            with contextlib.closing(conversion.run(self.workers)) as steps:
                 try:
-                    kept = _show(steps, conversion.count)
+                    kept = next(steps)
+                    left = conversion.shards - kept
+                    for _ in track(steps, "converting", left, console=console, transient=True, disable=hidden):
+                        pass
                 except (KeyboardInterrupt, Terminated) as end:
                     how = str(end) or "interrupted"
                     end.args = (
                         f"{how}; finished files are in {conversion.folder}, and the same command continues",
                     )
                     raise
-        groups = (
-            f", in groups of {conversion.rows_per_chunk:,}" if conversion.format in ("parquet", "zarr") else ""
-        )
+        grouped = conversion.format in ("parquet", "zarr")
+        groups = f", in groups of {conversion.rows_per_chunk:,}" if grouped else ""
         earlier = f" ({kept:,} by an earlier run)" if kept else ""
         rows, files = counted(conversion.count, "row"), counted(conversion.shards, "file")
-        print(f"{rows} in {files}{groups}, written and read back{earlier}; open them with")
+        print(f"{rows} in {files}{earlier}{groups}, written and read back; open them with")
         print(
             open_line(conversion.pattern(conversion.destination), conversion.format, conversion.rows.dtype),
             flush=True,
@@ -90,18 +96,3 @@ class Convert:
             return open_source(self.source, **options)
         named = load_name(self.source)
         return open_any(named() if inspect.isroutine(named) else named)
-
-
-def _show(steps: Iterator[int], rows: int) -> int:
-    """Run the steps, with one line of progress on standard error. Returns the rows that an earlier run wrote."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        kept = next(steps)
-        task = progress.add_task("", total=rows, completed=kept)
-        for done in steps:
-            progress.update(task, completed=done)
-    return kept

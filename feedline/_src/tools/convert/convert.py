@@ -14,11 +14,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from feedline._src.errors import FeedError
 from feedline._src.files.store import is_url
 from feedline._src.options import checked_integer
 from feedline._src.rows.source import EncodedSource, Indexed, Source
@@ -84,7 +83,7 @@ def convert(
     opened = open_any(source)
     try:
         conversion = Conversion.of(opened, destination, format, rows_per_shard)
-        for _ in conversion.run(opened, workers, map):
+        for _ in conversion.run(workers, map):
             pass
     finally:
         if opened is not source:
@@ -101,13 +100,20 @@ def open_any(source: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a conversion of `count` rows writes, and where. It pickles if its source does."""
+    """What a conversion of `count` rows writes, and where. It pickles if its source does.
+
+    Attributes:
+      folder: where the shards are written. It is renamed to `destination` at the end.
+      rows_per_chunk: rows that are read, written and stored together: a row group, or a chunk of Zarr.
+    """
 
     rows: Rows
     destination: Path
+    folder: Path
     format: FormatName
     count: int
     rows_per_shard: int
+    rows_per_chunk: int
 
     @classmethod
     def of(
@@ -121,28 +127,19 @@ class Conversion:
             )
         if (count := len(source)) == 0:
             raise ValueError("a conversion needs at least one row, got a source without any")
-        rows = Rows.of(source)
+        rows, path = Rows.of(source), Path(destination)
+        chunk = rows.in_bytes(_CHUNK_BYTES)
         if rows_per_shard is None:
-            chunk = rows.in_bytes(_CHUNK_BYTES)
             most = max(rows.in_bytes(_SHARD_BYTES), -(-count // _MOST_SHARDS))
             rows_per_shard = -(-most // chunk) * chunk  # so that blocks of the order can have the size of a chunk
-        checked_integer("rows_per_shard", rows_per_shard, at_least=1)
-        return cls(rows, Path(destination), choose_format(form, rows), count, min(count, rows_per_shard))
-
-    @property
-    def folder(self) -> Path:
-        """Where the shards are written."""
-        return self.destination.with_name(f"{self.destination.name}.partial")
+        shard = min(count, checked_integer("rows_per_shard", rows_per_shard, at_least=1))
+        partial = path.with_name(f"{path.name}.partial")
+        return cls(rows, path, partial, choose_format(form, rows), count, shard, min(shard, chunk))
 
     @property
     def shards(self) -> int:
         """The number of shards."""
         return -(-self.count // self.rows_per_shard)
-
-    @property
-    def rows_per_chunk(self) -> int:
-        """Rows that are read, written and stored together: a row group, or a chunk of Zarr."""
-        return min(self.rows_per_shard, self.rows.in_bytes(_CHUNK_BYTES))
 
     def pattern(self, folder: Path) -> str:
         """The glob of the files in a folder."""
@@ -162,40 +159,39 @@ class Conversion:
         digits = max(5, len(str(self.shards)))
         return f"rows-{shard:0{digits}}-of-{self.shards:0{digits}}.{self.format}"
 
-    def run(self, source: Any, workers: int = 0, map: Map | None = None) -> Generator[int]:
-        """Convert shard by shard, and yield the number of finished rows: first those of earlier runs."""
+    def run(self, workers: int = 0, map: Map | None = None) -> Generator[int]:
+        """Convert shard by shard, and yield the number of finished shards: first those of earlier runs."""
         checked_integer("workers", workers, at_least=0)
         if map is not None and workers:
             raise ValueError(f"map runs the shards in place of worker processes, got both and workers={workers}")
-        if (map is not None or workers) and not getattr(source, "picklable", True):
+        if (map is not None or workers) and not getattr(self.rows.source, "picklable", True):
             raise TypeError(
                 "other processes cannot read arrays in the memory of this one; convert with workers=0, or pass a "
                 "source of files"
             )
-        description = self._description(source)
+        description = self._description()
         if os.path.lexists(self.destination):
-            self._check_result(description)
-            yield self.count
+            _check_same(self.destination, description)
+            self._check_files(self.destination)
+            yield self.shards
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / _MANIFEST).open("a+") as manifest:
+        with (self.folder / _MANIFEST).open("a") as manifest:
             self._lock(manifest)
-            manifest.seek(0)
-            found = manifest.read()
-            if found or any(self.folder.glob("rows-*")):  # files without a manifest may be of any source
-                _check_same(found, description, self.folder)
+            if manifest.tell() or any(self.folder.glob("rows-*")):  # files without a manifest may be of any source
+                _check_same(self.folder, description)
             else:
                 manifest.write(json.dumps(description))
                 manifest.flush()
                 sync(self.folder / _MANIFEST)
             self._remove_unfinished()
             missing = [i for i in range(self.shards) if not (self.folder / self.name_of(i)).exists()]
-            done = self.count - sum(len(self.rows_of(shard)) for shard in missing)
+            done = self.shards - len(missing)
             yield done
             run = functools.partial(map_in_processes, workers=workers) if workers else map or builtins.map
             try:
-                for result in run(self.convert_shard, missing) if missing else ():
-                    done += result["rows"]
+                for _ in run(self.convert_shard, missing) if missing else ():
+                    done += 1
                     yield done
             finally:
                 self._remove_unfinished()
@@ -209,18 +205,27 @@ class Conversion:
         The shard appears under its name once it is on the disk and checked. Several processes may write the same
         one: the last one replaces it by the same rows.
         """
-        final = self.folder / self.name_of(shard)
-        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.folder) as folder, self._full_disk_named():
-            path = Path(folder, final.name)
-            write_file(path, self.format, self.rows, self.rows_of(shard), self.rows_per_chunk)
-            if final.is_dir():  # a folder cannot be replaced
-                shutil.rmtree(final)
-            os.replace(path, final)
+        final, rows = self.folder / self.name_of(shard), self.rows_of(shard)
+        try:
+            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.folder) as folder:
+                path = Path(folder, final.name)
+                write_file(path, self.format, self.rows, rows, self.rows_per_chunk)
+                if final.is_dir():  # a folder cannot be replaced
+                    shutil.rmtree(final)
+                os.replace(path, final)
+        except (OSError, ValueError, RuntimeError) as error:  # as the libraries raise it for a full disk
+            full = os.strerror(errno.ENOSPC)
+            if full not in str(error):
+                raise
+            size = f"{len(rows)} rows, about {len(rows) * self.rows.row_bytes / 1e6:,.1f} MB"
+            message = f"{full} for a file of {size}; finished files are kept, so free some space and run it again"
+            raise OSError(errno.ENOSPC, message, str(self.folder)) from error
         sync(self.folder)
-        return {"rows": len(self.rows_of(shard))}
+        return {"rows": len(rows)}
 
-    def _description(self, source: Any) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         """JSON values that must be the same for a rerun to keep what is there."""
+        source = self.rows.source
         files = _state_of_files(source)  # before `identity`, which refuses files that were replaced since
         sampled = hashlib.sha256()  # the identity of a source does not include its decoder
         for row in sorted({0, self.count // 2, self.count - 1}):
@@ -250,18 +255,6 @@ class Conversion:
                 f"another process has just finished the conversion into {self.destination}; run this one again"
             )
 
-    def _check_result(self, description: dict[str, Any]) -> None:
-        """Refuse a destination that is not the whole result of this conversion."""
-        try:
-            found = (self.destination / _MANIFEST).read_text()
-        except (FileNotFoundError, NotADirectoryError):
-            raise ValueError(
-                f"the destination must be a new folder or the result of the same conversion, and "
-                f"{self.destination} exists and is neither; choose another one"
-            ) from None
-        _check_same(found, description, self.destination)
-        self._check_files(self.destination)
-
     def _check_files(self, folder: Path) -> None:
         """Compare number and leaves of the rows, opened by one glob, as a user does."""
         with contextlib.closing(self.opened(folder)) as written:
@@ -271,23 +264,6 @@ class Conversion:
         for left in self.folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _full_disk_named(self) -> Iterator[None]:
-        """Turn the errors that libraries raise for a full disk into one that says what to do."""
-        try:
-            yield
-        except (OSError, ValueError, RuntimeError) as error:
-            full = os.strerror(errno.ENOSPC)
-            if isinstance(error, FeedError) or full not in str(error):
-                raise
-            size = self.rows_per_shard * self.rows.row_bytes / 1e6
-            raise OSError(
-                errno.ENOSPC,
-                f"{full} for the next file of {self.rows_per_shard} rows, about {size:,.1f} MB; finished files "
-                "are kept, so free some space and run the conversion again",
-                str(self.folder),
-            ) from error
-
 
 _REASONS = {
     "data": "the data of the source differ",
@@ -296,21 +272,21 @@ _REASONS = {
 }
 
 
-def _check_same(found: str, here: dict[str, Any], folder: Path) -> None:
-    """Refuse a folder of another conversion. The error names the fields that differ."""
+def _check_same(folder: Path, here: dict[str, Any]) -> None:
+    """Refuse a folder that holds anything but this conversion. The error names the fields that differ."""
     try:
-        there = json.loads(found)
+        there = json.loads((folder / _MANIFEST).read_text())
         differing = [
             _REASONS.get(name, f"{name} is {there.get(name)} there and {value} here")
             for name, value in here.items()
             if there.get(name) != value
         ]
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         differing = [f"{folder / _MANIFEST} cannot be read: {error}"]
     if differing:
         raise ValueError(
-            f"{folder} holds another conversion, or the source has changed: {'; '.join(differing)}. Delete it, or "
-            "choose another destination"
+            f"{folder} must be a new folder, or hold the same conversion of the same source: "
+            f"{'; '.join(differing)}. Choose another destination, or delete it"
         )
 
 

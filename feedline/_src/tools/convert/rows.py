@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
+from feedline._src.formats.table import fields
 from feedline._src.rows.source import EncodedSource
 
 _SAMPLED_RECORDS = 64
@@ -39,11 +39,10 @@ class Rows:
                 "each source of a Mixture, and mix the results; keep the .npy files of a Ragged as they are"
             )
         if not isinstance(source, EncodedSource):
-            dtype = _row_dtype(source.spec)
+            dtype = _native(_row_dtype(source.spec))
             return cls(source, dtype, dtype.itemsize)
         sampled = np.unique(np.linspace(0, len(source) - 1, _SAMPLED_RECORDS).astype(np.int64))
-        with _naming_rows(0, len(source)):
-            records: Any = source.records(sampled)
+        records: Any = source.records(sampled)
         names = () if source.fields is None else sorted(source.fields)
         values = [record[name] for record in records for name in names] if names else records
         sizes = [len(value) if isinstance(value, bytes) else np.asarray(value).nbytes for value in values]
@@ -57,55 +56,39 @@ class Rows:
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Rows start to stop − 1. FeedError: one cannot be read."""
         rows = np.arange(start, stop, dtype=np.int64)
-        out = np.empty(len(rows), self.dtype)
-        if not isinstance(self.source, EncodedSource):
-            leaves = jax.tree.map(lambda leaf: np.empty((len(rows), *leaf.shape), leaf.dtype), self.source.spec)
-            with _naming_rows(start, stop):
-                self.source.read(rows, leaves)
-            _fill(out, leaves)
-            return out
-        with _naming_rows(start, stop):
+        if isinstance(self.source, EncodedSource):
             records: Any = self.source.records(rows)
-        for i, record in enumerate(records):
+            out = np.empty(len(rows), self.dtype)
             for name in self.dtype.names or ():
-                self._check_field(record[name], name, start + i)
-                out[name][i] = record[name]
+                out[name] = [record[name] for record in records]
             if self.dtype.names is None:
-                out[i] = record
-        return out
+                out[...] = records
+            return out
+        out = np.empty(len(rows), _row_dtype(self.source.spec))
+        try:
+            self.source.read(rows, fields(out))
+        except FeedError:
+            raise
+        except Exception as error:  # of any type, from the user's source
+            raise RowError(
+                f"rows {start} to {stop - 1} could not be read: {type(error).__name__}: {error}; mend the source, "
+                "and run the conversion again",
+                stage="read",
+            ) from error
+        return out.astype(self.dtype.base, copy=False)
 
     def chunks(self, rows: range, chunk_rows: int, hashed: Any) -> Iterator[npt.NDArray[Any]]:
         """Adjacent rows, some at a time, which are added to a hash of `hashlib`: it depends on `chunk_rows`."""
         for start in range(rows.start, rows.stop, chunk_rows):
             chunk = self.read(start, min(rows.stop, start + chunk_rows))
-            for column in [chunk[name] for name in self.dtype.names] if self.dtype.names else [chunk]:
-                if column.dtype == object:
+            for name in self.dtype.names or (...,):
+                if (column := chunk[name]).dtype == object:
                     hashed.update(np.array([len(value) for value in column], np.int64))
                     for value in column:
                         hashed.update(value)
                 else:
                     hashed.update(column.tobytes())
             yield chunk
-
-    def _check_field(self, value: Any, name: str, row: int) -> None:
-        """Refuse a field of another dtype or shape than in the first record."""
-        found, first = _dtype_of(value), self.dtype[name]
-        if found != first:
-            raise RowError(
-                f"all records must have the same fields, and {name!r} is {found} in this one, {first} in the "
-                "first; write it again, or leave the field out",
-                stage="read",
-                row=row,
-            )
-
-
-def _fill(out: npt.NDArray[Any], leaves: Any) -> None:
-    """Write the leaves of rows, a tree of dicts, into the fields of an array."""
-    if not isinstance(leaves, Mapping):
-        out[...] = leaves
-        return
-    for name, leaf in leaves.items():
-        _fill(out[name], leaf)
 
 
 def _row_dtype(spec: Any, place: str = "row") -> np.dtype[Any]:
@@ -116,26 +99,15 @@ def _row_dtype(spec: Any, place: str = "row") -> np.dtype[Any]:
             f"rows that are converted are one array or a dict of arrays by name, and {place} is a "
             f"{type(spec).__name__}; give each leaf a name of its own, as in {{'x': ..., 'y': ...}}"
         )
-    return np.dtype((np.dtype(spec.dtype).newbyteorder("="), tuple(spec.shape)))
+    return np.dtype((np.dtype(spec.dtype), tuple(spec.shape)))
 
 
 def _dtype_of(value: Any) -> np.dtype[Any]:
     if isinstance(value, bytes):
         return np.dtype(object)
     array = np.asarray(value)
-    return np.dtype((array.dtype.newbyteorder("="), array.shape))
+    return _native(np.dtype((array.dtype, array.shape)))
 
 
-@contextlib.contextmanager
-def _naming_rows(start: int, stop: int) -> Iterator[None]:
-    """Turn any other error of a source into a `FeedError` that names the rows that were read."""
-    try:
-        yield
-    except FeedError:
-        raise
-    except Exception as error:
-        raise RowError(
-            f"rows {start} to {stop - 1} could not be read: {type(error).__name__}: {error}; mend the source, and "
-            "run the conversion again",
-            stage="read",
-        ) from error
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("=")
