@@ -90,7 +90,7 @@ def _launched(audit: Audit, folder: Path, layouts: Sequence[Layout]) -> Results:
                         raise FeedError(failed.read_text(), process=int(failed.suffix[1:]))
                 yield layout, [pickle.loads(path.read_bytes()) for path in paths]
         finally:
-            # All processes, too. A layout that saves relies on it: its processes wait with their feeds open
+            # This kills all processes. After a layout that saves, they wait for it with their feeds open
             os.killpg(group, signal.SIGKILL)
 
 
@@ -125,7 +125,7 @@ def run_launch(audit: Audit, folder: str) -> None:
             part.replace(_path(own, name, jax.process_index()))
             faulthandler.cancel_dump_traceback_later()
             print(flush=True)
-            if layout.saves:
+            if layout.saves or name == _FAILED:
                 signal.pause()  # with the feed open and reading ahead
     signal.pause()
 
