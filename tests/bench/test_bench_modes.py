@@ -30,15 +30,14 @@ def test_the_modes_have_the_same_losses_and_only_jit_single_needs_more_memory():
         assert (
             min(figures[name] for name in ("step_ms", "fed_step_ms", "rows_per_s", "of_matmul", "compile_s")) > 0
         )
-        assert figures["peak_bytes"] == figures["compiled_bytes"]["total"]  # CPU devices do not count
-        assert figures["peak_from"] == "compiler"
+        assert figures["peak_bytes"] is None  # CPU devices do not count
     total = {mode: figures["compiled_bytes"]["total"] for mode, figures in found.items()}
     assert total["jit_single"] > total["jit_multi"] == pytest.approx(total["pmap"], rel=0.05)
 
 
 def test_flops_are_those_that_the_compiler_counts():
     workload = Workload(depth=3, width=128, inputs=64, outputs=16, rows=512)
-    sharding = modes._sharding("jit_single")
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     spec = {
         name: jax.ShapeDtypeStruct((512, width), np.float32, sharding=sharding)
         for name, width in (("x", 64), ("y", 16))
@@ -89,5 +88,5 @@ def test_the_command_prints_the_table_and_one_object(what, rows, tmp_path):
             assert {"step_ms", "fed_step_ms", "rows_per_s", "peak_bytes", "compile_s", "losses"} <= set(figures)
             assert figures["doubled"]["rows"] == 2 * figures["rows"]
         else:
-            assert {"step_ms", "peak_bytes"} <= set(figures["on"]) & set(figures["off"])
+            assert {"step_ms", "compiled_bytes"} <= set(figures["on"]) & set(figures["off"])
     assert list(tmp_path.iterdir()) == []  # no checkpoint is left behind

@@ -28,6 +28,5 @@ def test_the_compiler_sees_the_difference_in_memory(name, more, less):
         figures = found[which]
         assert figures["step_ms"] > 0
         assert len(figures["step_ms_samples"]) == 2
-        assert figures["peak_bytes"] == figures["compiled_bytes"]["total"]  # CPU devices do not count
     assert found["ratios"] == sorted(found["ratios"])
-    assert found[more]["peak_bytes"] > found[less]["peak_bytes"]
+    assert found[more]["compiled_bytes"]["total"] > found[less]["compiled_bytes"]["total"]

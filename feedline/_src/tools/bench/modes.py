@@ -18,15 +18,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline._src.feed import Feed
-from feedline._src.tools.bench.machine import compiled_bytes, device_peak, in_a_process
-from feedline._src.tools.bench.workload import Workload
+from feedline._src.tools.bench.machine import device_peak, in_a_process
+from feedline._src.tools.bench.workload import Workload, prepared
 from feedline._src.trainer.loop import Progress, train
-from feedline._src.trainer.modes import AXIS, Mode, Program, compiled, mesh_for
+from feedline._src.trainer.modes import Mode, Program, mesh_for
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 COLUMNS = "mode           rows  step ms   fed ms     rows/s   of matmul     peak MiB  compiled MiB  compile s"
-_BATCHES = 4  # in the data
-_PREFETCH = 2
 _COMPARED = 10  # steps whose losses are compared
 _PRODUCTS = 8  # matrix products in one call
 Figures = dict[str, Any]
@@ -62,24 +60,14 @@ def measured(workload: Workload, mode: Mode, seconds: float) -> Figures:
 
 def batch_figures(workload: Workload, mode: Mode, seconds: float) -> Figures:
     """Memory and times with one size of the batch; under "error", why there are no times."""
-    with Feed(workload.data(_BATCHES), workload.rows, _sharding(mode), prefetch=_PREFETCH) as feed:
-        program = compiled(workload.task(), mode, feed.spec)
-        began = time.perf_counter()
-        step, executable = program.compile()
-        found: Figures = {"rows": workload.rows, "compile_s": time.perf_counter() - began}
-        found["compiled_bytes"] = compiled_bytes(executable, feed.spec, waiting=_PREFETCH + 1)
+    with prepared(workload, mode) as (feed, program, found):
         try:
-            found |= _times(workload, program._replace(step=step), feed, seconds)
+            found |= _times(workload, program, feed, seconds)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return {**found, "error": "ran out of memory"}
-    peak = device_peak()
-    return {
-        **found,
-        "peak_bytes": found["compiled_bytes"]["total"] if peak is None else peak,
-        "peak_from": "compiler" if peak is None else "device",
-    }
+    return {**found, "peak_bytes": device_peak()}
 
 
 def _times(workload: Workload, program: Program, feed: Feed, seconds: float) -> Figures:
@@ -147,7 +135,7 @@ def line(mode: str, found: Figures) -> str:
     if "error" in found:
         needs = f"by the compiler it needs {compiled_mib:,.0f} MiB"
         return f"{mode:<11} {found['rows']:>7,}  {found['error']}: {needs}"
-    peak = f"{found['peak_bytes'] / 2**20:,.1f}" if found["peak_from"] == "device" else "–"
+    peak = "–" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**20:,.1f}"
     return (
         f"{mode:<11} {found['rows']:>7,} {found['step_ms']:>8.2f} {found['fed_step_ms']:>8.2f} "
         f"{found['rows_per_s']:>10,.0f} {found['of_matmul']:>11.0%} {peak:>12} {compiled_mib:>13,.1f} "
@@ -173,7 +161,3 @@ def remarks(found: dict[str, Figures]) -> list[str]:
             f"the losses of the first {_COMPARED} steps differ between modes by {apart:.1e} of themselves"
         )
     return lines
-
-
-def _sharding(mode: Mode) -> NamedSharding:
-    return NamedSharding(mesh_for(mode), P(AXIS))

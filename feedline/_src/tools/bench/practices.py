@@ -14,19 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-
-from feedline._src.feed import Feed
-from feedline._src.tools.bench.machine import compiled_bytes, in_a_process
+from feedline._src.tools.bench.machine import in_a_process
 from feedline._src.tools.bench.modes import step_s
-from feedline._src.tools.bench.workload import PRESETS, Workload
+from feedline._src.tools.bench.workload import PRESETS, Workload, prepared
 from feedline._src.trainer.loop import train
-from feedline._src.trainer.modes import AXIS, Practices, compiled, mesh_for
+from feedline._src.trainer.modes import Practices
 
 COLUMNS = "practice                workload     on ms   off ms   on ÷ off            on MiB  off MiB"
-_BATCHES = 4  # in the data
-_PREFETCH = 2
 _REPORT_EVERY = 10
 _STEPS_PER_CALL = 8
 Figures = dict[str, Any]
@@ -104,8 +98,6 @@ def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
             run, figures = context.enter_context(_ready(setup))
             runs[which], found[which] = run, {**figures, "step_ms_samples": []}
             run(0.0)  # everything is compiled
-            # by the compiler: a device's own peak would be that of both
-            found[which]["peak_bytes"] = figures["compiled_bytes"]["total"]
         for k in range(rounds):
             for which in list(runs)[:: -1 if k % 2 else 1]:
                 found[which]["step_ms_samples"].append(runs[which](seconds) * 1e3)
@@ -119,24 +111,8 @@ def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
 @contextlib.contextmanager
 def _ready(setup: Setup) -> Iterator[tuple[Callable[[float], float], Figures]]:
     """A function (seconds) → mean time of a step, and what the compiler says."""
-    sharding = NamedSharding(mesh_for("jit_multi"), P(AXIS))
-    workload = setup.workload.for_devices()
-    setup = dataclasses.replace(setup, workload=workload)
-    with Feed(
-        workload.data(max(_BATCHES, setup.steps_per_call)),
-        workload.rows,
-        sharding,
-        prefetch=_PREFETCH,
-        steps_per_call=setup.steps_per_call,
-    ) as feed:
-        began = time.perf_counter()
-        program = compiled(workload.task(), "jit_multi", feed.spec, setup.practices, setup.steps_per_call)
-        step, executable = program.compile()
-        program = program._replace(step=step)
-        figures = {
-            "compile_s": time.perf_counter() - began,
-            "compiled_bytes": compiled_bytes(executable, feed.spec, waiting=_PREFETCH + 1),
-        }
+    workload, per_call = setup.workload.for_devices(), setup.steps_per_call
+    with prepared(workload, "jit_multi", setup.practices, per_call) as (feed, program, figures):
         state = program.start()
 
         def run(seconds: float) -> float:
@@ -153,7 +129,6 @@ def _ready(setup: Setup) -> Iterator[tuple[Callable[[float], float], Figures]]:
                 )
                 took_s = time.perf_counter() - began
                 if took_s >= seconds / 2:
-                    per_call = setup.steps_per_call
                     return step_s(progress) if per_call == 1 else progress.elapsed_s / ((calls - 1) * per_call)
                 calls = int(calls * min(100.0, 1.2 * seconds / took_s)) + 1
 
@@ -166,7 +141,7 @@ def line(name: str, found: Figures) -> str:
         return f"{name:<24} {found['error']}"
     on, off = found["on"], found["off"]
     low, high = found["ratios"][0], found["ratios"][-1]
-    mib = [each["peak_bytes"] / 2**20 for each in (on, off)]
+    mib = [each["compiled_bytes"]["total"] / 2**20 for each in (on, off)]  # a device's own peak is that of both
     return (
         f"{name:<24} {found['workload']:<8} {on['step_ms']:>8.2f} {off['step_ms']:>8.2f}   "
         f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}] {mib[0]:>8.1f} {mib[1]:>8.1f}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
+import time
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
@@ -12,9 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from feedline._src.feed import Feed
+from feedline._src.tools.bench.machine import compiled_bytes
+from feedline._src.trainer.modes import AXIS, Mode, Practices, Program, compiled, mesh_for
 from feedline._src.trainer.task import Task
 
+_BATCHES = 4  # in the data
+_PREFETCH = 2
 Rows = dict[str, npt.NDArray[Any]]
 Remat = Literal["none", "all", "cheap"]
 """What a block keeps for the gradient: all, its input only, or also the results of matrix products."""
@@ -105,6 +115,25 @@ class Workload:
         into = chance.standard_normal((self.inputs, self.outputs), dtype=np.float32) / math.sqrt(self.inputs)
         scaled = x.astype(np.float32) / 255
         return {"x": scaled if self.ship == "float32" else x, "y": np.tanh((scaled - 0.5) @ into)}
+
+
+@contextlib.contextmanager
+def prepared(
+    workload: Workload, mode: Mode, practices: Practices | None = None, steps_per_call: int = 1
+) -> Iterator[tuple[Feed, Program, dict[str, Any]]]:
+    """A feed of the data, the compiled program that trains on it, and {"rows", "compile_s", "compiled_bytes"}."""
+    sharding = NamedSharding(mesh_for(mode), P(AXIS))
+    rows = workload.data(max(_BATCHES, steps_per_call))
+    with Feed(rows, workload.rows, sharding, prefetch=_PREFETCH, steps_per_call=steps_per_call) as feed:
+        program = compiled(workload.task(), mode, feed.spec, practices or Practices(), steps_per_call)
+        began = time.perf_counter()
+        step, executable = program.compile()
+        compile_s, needed = time.perf_counter() - began, compiled_bytes(executable, feed.spec, _PREFETCH + 1)
+        yield (
+            feed,
+            program._replace(step=step),
+            {"rows": workload.rows, "compile_s": compile_s, "compiled_bytes": needed},
+        )
 
 
 PRESETS = {
