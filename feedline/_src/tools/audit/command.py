@@ -48,10 +48,11 @@ class Audit:
             checked_integer("--batch-size", self.batch_size, at_least=1)
         if not 0 < self.limit_s < 1e9:
             raise ValueError(f"--limit-s must be above 0 and below 1e9 seconds, got {self.limit_s}")
-        if not all(count.strip().isdecimal() and int(count) for count in self.processes.split(",")):
+        counts = self.processes.split(",")
+        if not all(count.strip().isdecimal() and int(count) for count in counts):
             raise ValueError(f"--processes takes counts with commas between, as 1,2,4, got {self.processes!r}")
         try:
-            result = self._result()
+            result = self._result(sorted({1, *map(int, counts)}))
         except FeedError as error:
             if not self.json:
                 raise
@@ -62,21 +63,17 @@ class Audit:
             _show(result)
         return 0 if result["ok"] else 1
 
-    @property
-    def counts(self) -> list[int]:
-        """The numbers of processes, ascending from 1 on."""
-        return sorted({1, *map(int, self.processes.split(","))})
-
-    def _result(self) -> dict[str, Any]:
+    def _result(self, counts: list[int]) -> dict[str, Any]:
         from feedline._src.tools.audit.layouts import launches
-        from feedline._src.tools.audit.processes import results
+        from feedline._src.tools.audit.processes import Job, results
         from feedline._src.tools.audit.verdict import Observed, judge, summary
         from feedline._src.tools.cli.terminal import progress
 
         began = time.monotonic()
-        planned = sum(map(len, launches(self.counts)))
+        planned = sum(map(len, launches(counts)))
         layouts: list[dict[str, Any]] = []
-        with progress("audit", "starting 1 process") as show, contextlib.closing(results(self)) as found:
+        job = Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s)
+        with progress("audit", "starting 1 process") as show, contextlib.closing(results(job)) as found:
             for layout, observed in found:
                 if layout.is_reference:
                     assert isinstance(observed[0], Observed)

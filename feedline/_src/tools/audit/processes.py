@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -33,9 +33,6 @@ from feedline._src.tools.audit.verdict import Difference, NotRun, Observed, Sett
 from feedline._src.tools.process_group import process_group
 from feedline._src.tools.targets import build_feed, load_make_feed, one_size
 
-if TYPE_CHECKING:
-    from feedline._src.tools.audit.command import Audit
-
 Results = Generator[tuple[Layout, list[Observed | NotRun]]]
 _START_S = 120.0
 _CLOSE_S = 5.0
@@ -43,25 +40,32 @@ _SHOWN_LINES = 20
 _FAILED = "failed"  # name of the files in which processes write why they failed, before the number of the process
 
 
-def results(audit: Audit) -> Results:
+class Job(NamedTuple):
+    """The options of `feedline audit`; `counts` are the numbers of processes, ascending from 1 on."""
+
+    target: str
+    counts: tuple[int, ...]
+    batches: int
+    batch_size: int | None
+    limit_s: float
+
+
+def results(job: Job) -> Results:
     """Yield each layout with what its processes observed, once all of them are done with it.
 
-    No process outlives the generator. FeedError if one failed, or a layout took longer than `audit.limit_s`.
+    No process outlives the generator. FeedError if one failed, or a layout took longer than `job.limit_s`.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-audit-", ignore_cleanup_errors=True) as folder:
-        for launch, layouts in enumerate(launches(audit.counts)):
+        for launch, layouts in enumerate(launches(job.counts)):
             own = Path(folder, str(launch))
             own.mkdir()
-            yield from _launched(audit, own, layouts)
+            yield from _launched(job, own, layouts)
 
 
-def _launched(audit: Audit, folder: Path, layouts: Sequence[Layout]) -> Results:
+def _launched(job: Job, folder: Path, layouts: Sequence[Layout]) -> Results:
     processes = layouts[0].processes
-    devices = devices_for(audit.counts) // processes
-    program = (
-        "from feedline._src.tools.audit.command import Audit; "
-        f"from feedline._src.tools.audit.processes import run_launch; run_launch({audit!r}, {str(folder)!r})"
-    )
+    devices = devices_for(job.counts) // processes
+    program = f"from {__name__} import Job, run_launch; run_launch({job!r}, {str(folder)!r})"
     options = ["--processes", str(processes), "--devices-per-process", str(devices), "--cpu"]
     command = [sys.executable, "-m", "feedline", "launch", *options, "--", sys.executable, "-c", program]
     log = folder / "log"
@@ -81,7 +85,7 @@ def _launched(audit: Audit, folder: Path, layouts: Sequence[Layout]) -> Results:
                     if not launcher.stdout.readline():
                         lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
                         raise FeedError(
-                            f"{layout.title} must take no more than {audit.limit_s:g} s, in processes that live "
+                            f"{layout.title} must take no more than {job.limit_s:g} s, in processes that live "
                             f"as long as the audit, and process {', '.join(late)} took longer or ended; find what "
                             "it waits for or what ended it, or raise --limit-s. The last lines were:\n"
                             + "\n".join(lines)
@@ -101,18 +105,18 @@ def _path(folder: Path, name: int | str, process: int) -> Path:
 # --- in each process of a launch ---
 
 
-def run_launch(audit: Audit, folder: str) -> None:
+def run_launch(job: Job, folder: str) -> None:
     """Run each layout of a launch, write and announce each result, and wait to be killed."""
     own = Path(folder)
     _end_after(_START_S)
     cluster.initialize()
     jax.devices()  # start the backend before a layout's time begins
-    for number, layout in enumerate(launches(audit.counts)[int(own.name)]):
-        _end_after(audit.limit_s)
+    for number, layout in enumerate(launches(job.counts)[int(own.name)]):
+        _end_after(job.limit_s)
         name, result = str(number), b""
         with contextlib.ExitStack() as open_feeds:
             try:
-                result = pickle.dumps(_run(audit, own, layout, open_feeds))
+                result = pickle.dumps(_run(job, own, layout, open_feeds))
             except Exception as error:  # noqa: BLE001  the audit reports every kind of error
                 traceback.print_exc()
                 line = traceback.format_exception_only(error)[0].strip()
@@ -135,20 +139,20 @@ def _end_after(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 
 
-def _run(audit: Audit, folder: Path, layout: Layout, open_feeds: contextlib.ExitStack) -> Observed | NotRun:
+def _run(job: Job, folder: Path, layout: Layout, open_feeds: contextlib.ExitStack) -> Observed | NotRun:
     def changed(options: FeedOptions) -> FeedOptions:
         options = one_size(options)
-        reading, size = options.reading, (audit.batch_size or options.sizes[0][1]) * layout.times
+        reading, size = options.reading, (job.batch_size or options.sizes[0][1]) * layout.times
         if layout.workers is not None:
             reading = dataclasses.replace(reading, workers=layout.workers)
         if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
             reading = dataclasses.replace(reading, threads=layout.threads, buffer=1)
         return dataclasses.replace(options, batch_size=size, reading=reading)
 
-    make_feed = load_make_feed(audit.target, devices_for(audit.counts))
+    make_feed = load_make_feed(job.target, devices_for(job.counts))
     mesh = Mesh([[jax.devices()[k] for k in row] for row in layout.mesh], AXES)
     try:
-        feed = build_feed(audit.target, make_feed, mesh, changed)
+        feed = build_feed(job.target, make_feed, mesh, changed)
     except ValueError as error:
         if layout.workers or layout.times > 1:  # these options are the audit's, not the user's
             return NotRun(str(error))
@@ -158,11 +162,11 @@ def _run(audit: Audit, folder: Path, layout: Layout, open_feeds: contextlib.Exit
         return NotRun("the rows of a stream have no position to compare them by")
     if layout.times > 1 and as_source(feed.options.source).ragged_leaves:
         return NotRun("in a larger batch, ragged leaves may be padded to another length")
-    half = (audit.batches + 1) // 2
+    half = (job.batches + 1) // 2
     if layout.resumes:  # the state is complete, because a launch ends only when every process is done
         feed.set_state(read_state(folder.with_name(str(int(folder.name) - 1)) / "state"))
-        return observe(feed, (audit.batches - half) // layout.times, half)
-    observed = observe(feed, half if layout.saves else audit.batches // layout.times)
+        return observe(feed, (job.batches - half) // layout.times, half)
+    observed = observe(feed, half if layout.saves else job.batches // layout.times)
     if layout.saves:
         (folder / "state").mkdir(exist_ok=True)
         write_state(folder / "state", feed.get_state())
