@@ -2,7 +2,7 @@
 
 Nothing of jax is replaced but `jax.jit` and `jax.pmap`, which are wrapped. What they return behaves like the usual
 functions, and a hook that fails never changes what the job computes. The main thread is taken for the training
-thread. `judge` derives findings from what is written here.
+thread. `job` derives findings from what is written here.
 """
 
 from __future__ import annotations
