@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-ROWS, WIDTH, BATCH, LAYERS = 40_000, 128, 256, 8
+ROWS, WIDTH, BATCH, LAYERS = 80_000, 64, 512, 8
 
 
 @jax.jit

@@ -20,7 +20,7 @@ from feedline._src.errors import FeedError, ProcessError
 LOOPBACK = ("localhost", "127.0.0.1")
 _PREFIX = b"feedline: "  # of every line
 _ALL_JOINED = "all joined"
-_MISSING = "did not come in time, or ended meanwhile; read the end of its log, or raise initialize(timeout_s)"
+_MISSING = "did not come in time, or ended meanwhile; read the log there, or raise initialize(timeout_s)"
 _ENDED = "process 0 ended before all had joined, or belongs to another run; read the end of its log"
 _LOOK = "look whether it runs, on that host, and whether a firewall closes the port"
 _TAKEN = "another program, perhaps another run, has that port, or it may not be used"
