@@ -170,13 +170,14 @@ class MeshIterator(ProcessBound):
                 f"{self._batches}; call it after some steps"
             )
         how = Circumstances(
+            window,
             Settings(0, 0, 1, self._prefetch),  # the batch that was read waits for its slot
             own_cores(),
             stream=True,
             gil_wait_s=self._accounts.gil_wait_s(),
             process=jax.process_index(),
         )
-        return judge(window, how)
+        return judge(how)
 
     def get_state(self) -> Any:
         """The state of the user's iterator after the last batch delivered."""

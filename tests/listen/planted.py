@@ -1,5 +1,6 @@
 """Stages that take as long as a test asks for: batches with given times; and a feed and a loop that sleep."""
 
+import dataclasses
 import time
 
 import jax
@@ -7,11 +8,9 @@ import numpy as np
 
 import feedline
 from feedline._src.listen.accounts import BatchTimes, Window
-from feedline._src.listen.verdict import Circumstances
+from feedline._src.listen.verdict import Circumstances, judge
 from feedline._src.options import Settings
 from feedline._src.placement.place import Placement
-
-HOW = Circumstances(Settings(threads=2, workers=0, buffer=2, prefetch=2), cores=8)
 
 
 def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0, loop=0.010, idle=None):
@@ -19,11 +18,19 @@ def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0
     batches = [
         BatchTimes(
             read, host, 0.0, place, cpu, 0.0, 0.0, wait, loop,
-            follows=True, taken=i * (loop + wait), late_s=late,
+            taken=i * (loop + wait), late_s=late,
         )
         for i in range(count)
     ]  # fmt: skip
     return Window(batches, None if idle is None else idle * loop)
+
+
+HOW = Circumstances(window(), Settings(threads=2, workers=0, buffer=2, prefetch=2), cores=8)
+
+
+def judged(window, how=HOW, *others):
+    """The report on these batches."""
+    return judge(dataclasses.replace(how, window=window), *others)
 
 
 ROWS = 64

@@ -124,10 +124,10 @@ class Load:
             batches.append(
                 BatchTimes(
                     cost.make_s, 0.0, 0.0, cost.place_s, cpu_s, 0.0, 0.0, wait_s, cost.loop_s,
-                    follows=True, taken=at, late_s=None,
+                    taken=at, late_s=None,
                 )
             )  # fmt: skip
-        return Window(batches), _how(self, settings)
+        return _how(self, settings, Window(batches))
 
     def allows(self, settings):
         """Whether settings need no more processors than there are: threads need none while they place."""
@@ -135,8 +135,9 @@ class Load:
         return settings.workers <= self.cores and (settings.threads <= 1 or settings.threads * busy <= self.cores)
 
 
-def _how(load, settings):
+def _how(load, settings, window=None):
     return Circumstances(
+        window,
         settings,
         load.cores,
         gil_wait_s=0.005 if load.holds_lock and load.busy * settings.threads > 1 else 0.0,

@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from planted import HOW, window
+from planted import HOW, judged, window
 
-from feedline._src.listen.verdict import ProcessTimes, judge, straggler
+from feedline._src.listen.verdict import ProcessTimes, straggler
 
 # --- the verdict ---
 
@@ -16,14 +16,14 @@ from feedline._src.listen.verdict import ProcessTimes, judge, straggler
 @pytest.mark.parametrize("stage", ["read", "host", "place"])
 def test_the_largest_stage_binds_if_the_loop_waits(stage):
     times = {"read": 0.004, "host": 0.004, "place": 0.004, stage: 0.022}
-    report = judge(window(**times, wait=0.005), HOW)
+    report = judged(window(**times, wait=0.005), HOW)
     assert (report.bound, report.au) == (stage, pytest.approx(10 / 15))
     assert report.headroom[stage] == pytest.approx(10 / 11)
     assert report.headroom["compute"] == pytest.approx(1.5)
 
 
 def test_python_during_which_the_devices_are_idle_is_no_compute():
-    report = judge(window(read=0.001, wait=0.0001, loop=0.030, idle=0.99), HOW)
+    report = judged(window(read=0.001, wait=0.0001, loop=0.030, idle=0.99), HOW)
     assert (report.bound, report.change) == ("loop", None)
     assert report.au == pytest.approx(0.01 * 0.030 / 0.0301)
     assert report.wait_share == pytest.approx(0.0001 / 0.0301)
@@ -86,7 +86,7 @@ HOLDS = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
     ],
 )  # fmt: skip
 def test_what_limits_training_and_what_to_change(given, how, bound, advice):
-    report = judge(window(**given), how)
+    report = judged(window(**given), how)
     assert report.bound == bound
     assert re.match(advice, report.advice), report.advice
     assert not report.held_up
@@ -105,7 +105,7 @@ def test_what_limits_training_and_what_to_change(given, how, bound, advice):
     ],
 )
 def test_no_stage_is_named_that_its_own_figures_clear(given, how):
-    report = judge(window(**given), how)
+    report = judged(window(**given), how)
     assert min(report.headroom[stage] for stage in ("read", "host", "place")) > 16
     assert (report.bound, report.held_up, report.change) == ("loop", True, None)
     assert report.verdict == (
@@ -120,15 +120,15 @@ def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
     even = window(read=0.0, cpu=0.0005, wait=0.0019)
     uneven = [each._replace(read_s=0.080 if i % 10 == 0 else 0.0) for i, each in enumerate(even.batches)]
     given = dataclasses.replace(even, batches=uneven)
-    report = judge(given, HOW)
+    report = judged(given, HOW)
     assert (report.bound, report.held_up) == ("read", False)
     assert {*report.change.then} in ({"buffer"}, {"prefetch"})
-    held = judge(given, but(gil_wait_s=0.006))
+    held = judged(given, but(gil_wait_s=0.006))
     assert (held.bound, held.held_up, held.change) == ("loop", True, None)
 
 
 def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
-    report = judge(window(read=0.028, wait=0.004, cpu=0.001), HOW)
+    report = judged(window(read=0.028, wait=0.004, cpu=0.001), HOW)
     values = json.loads(json.dumps(report.to_dict()))
     assert values["bound"] == "read"
     assert (values["change"]["now"], values["change"]["then"]) == (
@@ -157,14 +157,14 @@ def test_the_process_that_reads_slowly_is_the_straggler():
     assert found.others_s == pytest.approx(0.004)
     assert {straggler(list(each)) for each in itertools.permutations(others)} == {found}
     assert straggler(others[:2]) == found
-    here = judge(window(read=0.004, place=0.001, loop=0.020), HOW, others)
+    here = judged(window(read=0.004, place=0.001, loop=0.020), HOW, others)
     assert (here.bound, here.au, here.change) == ("straggler", pytest.approx(0.5), None)
     assert here.verdict == (
         "process 1 holds up the others: its reading takes 40.0 ms a batch, and 4.00 ms elsewhere; its loop waits "
         "for input 50 % of the time"
     )
     assert here.advice == "look at process 1: its own report says what to change there"
-    there = judge(window(read=0.040, place=0.001, wait=0.010, cpu=0.001), but(process=1), others)
+    there = judged(window(read=0.040, place=0.001, wait=0.010, cpu=0.001), but(process=1), others)
     assert there.bound == "straggler"
     assert "threads" in there.change.then
 

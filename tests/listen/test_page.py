@@ -10,14 +10,13 @@ import numpy as np
 import programs
 import pytest
 from PIL import Image
-from planted import HOW, window
+from planted import judged, window
 
 from feedline._src.listen.page import COLORS
 from feedline._src.listen.report import Straggler
-from feedline._src.listen.verdict import judge
 
-READ = judge(window(read=0.0203, place=0.00217, wait=0.00516, loop=0.0052, cpu=0.000456), HOW)
-COMPUTE = judge(window(read=0.0022, place=0.0001, wait=0.00005, loop=0.0052), HOW)
+READ = judged(window(read=0.0203, place=0.00217, wait=0.00516, loop=0.0052, cpu=0.000456))
+COMPUTE = judged(window(read=0.0022, place=0.0001, wait=0.00005, loop=0.0052))
 SLOW = Straggler(3, "read", 0.0243, 0.0081, 0.5)
 REPORTS = {
     "read": READ,

@@ -47,7 +47,7 @@ def restless(monkeypatch):
         draw, lock = random.Random(seed), threading.Lock()
         changes = []
 
-        def look(self, window, how):
+        def look(self, how):
             pass
 
         def proposal(self):

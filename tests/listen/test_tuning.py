@@ -8,6 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from simulated import ALL, START, Load, bounds, exhaustive
 
+from feedline._src.listen.accounts import Window
 from feedline._src.listen.tuning import MAX_CHANGES, Tuner
 from feedline._src.listen.verdict import judge
 from feedline._src.options import Settings
@@ -33,9 +34,9 @@ LOADS = {
 }
 
 
-def looked(tuner, window, how):
+def looked(tuner, how):
     """What a tuner proposes, which is taken up."""
-    tuner.look(window, how)
+    tuner.look(how)
     proposal, tuner.proposal = tuner.proposal, None
     return proposal
 
@@ -58,9 +59,9 @@ class Run:
         return self
 
     def look(self):
-        window, how = self.load.measured(self.now, self.at, self.noise, seed=next(self.looks))
-        self.at = window.batches[-1].taken
-        proposed = looked(self.tuner, window, how)
+        how = self.load.measured(self.now, self.at, self.noise, seed=next(self.looks))
+        self.at = how.window.ended
+        proposed = looked(self.tuner, how)
         if proposed is not None:
             assert proposed != self.now
             self.now = proposed
@@ -123,9 +124,9 @@ def test_a_stream_is_opened_again_only_if_a_gain_is_predicted():
     """Its own workers take seconds to start."""
     limits = bounds(SLOW_DISK, tunable=frozenset({"prefetch"}))
     for load, expected in [({"make_s": 0.030}, None), ({"make_s": 0.008, "every": 10}, 8)]:
-        window, how = Load(place_s=0.0, loop_s=0.010, **load).measured(START._replace(threads=1))
+        how = Load(place_s=0.0, loop_s=0.010, **load).measured(START._replace(threads=1))
         how = dataclasses.replace(how.having(threads=0), stream=True)
-        proposed = looked(Tuner(limits, how.settings), window, how)
+        proposed = looked(Tuner(limits, how.settings), how)
         assert (proposed and proposed.prefetch) == expected
 
 
@@ -158,9 +159,9 @@ def test_a_loop_that_waits_longer_is_looked_at_again_after_a_while(before):
 
 def test_a_single_long_wait_or_a_slower_step_is_no_reason():
     run = Run(MEMORY)
-    window, how = MEMORY.measured(run.now, run.at + 1000)
-    batches = [window.batches[0]._replace(wait_s=0.2), *window.batches[1:]]
-    assert looked(run.tuner, dataclasses.replace(window, batches=batches), how) is None
+    how = MEMORY.measured(run.now, run.at + 1000)
+    batches = [how.window.batches[0]._replace(wait_s=0.2), *how.window.batches[1:]]
+    assert looked(run.tuner, dataclasses.replace(how, window=Window(batches))) is None
     run.at += 1000
     run.load = dataclasses.replace(MEMORY, loop_s=0.1)
     assert [run.look() for _ in range(5)] == [None] * 5
@@ -207,11 +208,11 @@ def followed(now, change):
 @pytest.mark.parametrize("start", [START, Settings(7, 0, 2, 2), Settings(16, 0, 3, 2)])
 def test_each_advice_keeps_its_promise_until_the_loop_hardly_waits(load, start):
     now, seen = start, []
-    while (report := judge(*load.measured(now))).wait_share >= 0.05 and report.change is not None:
+    while (report := judge(load.measured(now))).wait_share >= 0.05 and report.change is not None:
         assert now not in seen
         seen.append(now)
         now = followed(now, report.change)
-        assert judge(*load.measured(now)).wait_share <= report.change.wait_share + 0.02, (seen, now)
+        assert judge(load.measured(now)).wait_share <= report.change.wait_share + 0.02, (seen, now)
     assert len(seen) <= 4
 
 
@@ -220,7 +221,7 @@ def test_each_advice_keeps_its_promise_until_the_loop_hardly_waits(load, start):
 def test_advice_that_is_followed_in_vain_comes_to_an_end(load, start):
     """No report knows of those before it: each advice makes something larger, and nothing smaller."""
     seen = [start]
-    while (report := judge(*load.measured(seen[-1]))).wait_share >= 0.05 and report.change is not None:
+    while (report := judge(load.measured(seen[-1]))).wait_share >= 0.05 and report.change is not None:
         after = followed(seen[-1], report.change)
         assert after != seen[-1]
         if not after.workers:
@@ -234,9 +235,9 @@ def test_advice_that_is_followed_in_vain_comes_to_an_end(load, start):
 def test_a_proposal_stays_until_it_is_taken_up():
     tuner = Tuner(bounds(SLOW_DISK), START)
     for load in (SLOW_DISK, MEMORY):
-        tuner.look(*load.measured(START))
+        tuner.look(load.measured(START))
         assert tuner.proposal.threads == 8
     tuner.proposal = None  # an interrupt came before the feed took it up
-    tuner.look(*MEMORY.measured(START))
+    tuner.look(MEMORY.measured(START))
     assert tuner.proposal.threads == 8
     assert len(tuner.history) == 1

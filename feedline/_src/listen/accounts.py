@@ -16,7 +16,7 @@ import operator
 import statistics
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from feedline._src.listen.devices import Glance, StepWatch, TransferWatch
@@ -34,7 +34,7 @@ Entry = BatchRecord | float
 
 
 class BatchTimes(NamedTuple):
-    """The times of one delivered batch, in seconds. Sums over all batches are kept of those before `follows`."""
+    """The times of one delivered batch, in seconds. Sums over all batches are kept of those before `taken`."""
 
     read_s: float  # these four: summed over the threads that made it
     transform_s: float
@@ -45,7 +45,6 @@ class BatchTimes(NamedTuple):
     place_cpu_s: float
     wait_s: float  # how long the training loop waited for this batch
     loop_s: float  # the loop's own time before it asked for this batch; 0 after a break
-    follows: bool  # whether it was taken after another one without a break
     taken: float  # when the training loop got it
     late_s: float | None  # how long its transfer went on after that; None: not known
 
@@ -60,7 +59,7 @@ class BatchTimes(NamedTuple):
         return self.read_cpu_s + self.host_cpu_s + self.place_cpu_s
 
 
-_SUMMED = BatchTimes._fields[: BatchTimes._fields.index("follows")]
+_SUMMED = BatchTimes._fields[: BatchTimes._fields.index("taken")]
 
 
 class Accounts:
@@ -153,11 +152,29 @@ class Accounts:
         }
 
     def window(self, *, current: bool = False) -> Window | None:
-        """The latest batches to judge by; None: too few. `current`: only those since `restarted`."""
+        """The latest batches to judge by; None if the loop has not taken two of them one after the other.
+
+        They are those since `restarted`, or else, unless `current`, also those before. A rare pause of the loop,
+        such as for an evaluation, counts as a usual step. Time in `next` while the devices still computed counts
+        as the loop's own.
+        """
         self._add_up()
-        since = self._restarted_at if current else -math.inf
-        latest = [batch for batch in self._latest.copy() if batch.taken > since]
-        return Window.of(latest, self._idle.copy(), self._computing.copy())
+        latest: Sequence[BatchTimes] = self._latest.copy()
+        since = [batch for batch in latest if batch.taken > self._restarted_at]
+        if current or any(batch.loop_s for batch in since):
+            latest = since
+        if not any(batch.loop_s for batch in latest):
+            return None
+        longest_s = _longest_s(latest)
+        usual_s = longest_s / _PAUSE_FACTOR
+        loops_s = [usual_s if batch.loop_s > longest_s else batch.loop_s for batch in latest]
+        idle_share = _share([idle for idle, loop_s in self._idle.copy() if loop_s <= longest_s])
+        computing_share = _share(self._computing.copy()) or 0.0
+        batches = []
+        for batch, loop_s in zip(latest, loops_s, strict=True):
+            computing_s = computing_share * batch.wait_s
+            batches.append(batch._replace(wait_s=batch.wait_s - computing_s, loop_s=loop_s + computing_s))
+        return Window(batches, None if idle_share is None else idle_share * statistics.fmean(loops_s))
 
     def record_with(self, recorder: Callable[[Entry], None] | None) -> None:
         """From now on call `recorder` with each entry, in order, on one thread at a time. None: no longer.
@@ -203,7 +220,6 @@ class Accounts:
             place_cpu_s=placed.place_cpu_s,
             wait_s=entry.taken - entry.asked,
             loop_s=0.0 if before is None else entry.asked - before,
-            follows=before is not None,
             taken=entry.taken,
             late_s=None if ready_s is None else max(0.0, placed.began + ready_s - entry.taken),
         )
@@ -234,37 +250,6 @@ class Window:
     batches: Sequence[BatchTimes]
     idle_s: float | None = None
 
-    @classmethod
-    def of(
-        cls,
-        latest: Sequence[BatchTimes],
-        idle: Iterable[tuple[bool, float]] = (),
-        computing: Collection[bool] = (),
-    ) -> Window | None:
-        """The batches to judge by; None if the loop has not taken two batches one after the other.
-
-        A rare pause of the loop, such as for an evaluation, counts as a usual step. Time in `next` while
-        the devices still computed counts as the loop's own.
-
-        Args:
-          idle: glances in the loop's own time: whether the devices were idle, and how long that time was.
-          computing: glances in `next`: whether the devices computed.
-        """
-        if not any(batch.follows for batch in latest):
-            return None
-        longest_s = _longest_s(latest)
-        usual_s = longest_s / _PAUSE_FACTOR
-        loops_s = [usual_s if batch.loop_s > longest_s else batch.loop_s for batch in latest]
-        idle_share = _share([idle for idle, loop_s in idle if loop_s <= longest_s])
-        computing_share = _share(computing) or 0.0
-        batches = [
-            batch._replace(
-                wait_s=batch.wait_s * (1 - computing_share), loop_s=loop_s + batch.wait_s * computing_share
-            )
-            for batch, loop_s in zip(latest, loops_s, strict=True)
-        ]
-        return cls(batches, None if idle_share is None else idle_share * statistics.fmean(loops_s))
-
     def mean(self, field: str) -> float:
         """The mean of a field of `BatchTimes`."""
         return statistics.fmean(getattr(batch, field) for batch in self.batches)
@@ -283,6 +268,11 @@ class Window:
     def late_s(self) -> float:
         """How long the transfer of a batch went on after the loop had got it, as far as that is known."""
         return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
+
+    @property
+    def ended(self) -> float:
+        """When the loop got the latest batch."""
+        return self.batches[-1].taken
 
     @property
     def period_s(self) -> float:
@@ -306,7 +296,7 @@ def _share(samples: Collection[bool]) -> float | None:
 
 def _longest_s(batches: Sequence[BatchTimes]) -> float:
     """The loop's own time beyond which it pauses; infinite where long times are not rare."""
-    times = [batch.loop_s for batch in batches if batch.follows]
+    times = [batch.loop_s for batch in batches if batch.loop_s]
     longest_s = _PAUSE_FACTOR * statistics.median(times or [0.0])
     pauses = sum(time_s > longest_s for time_s in times)
     # a loop that waits for its steps now and then is no loop that pauses

@@ -125,7 +125,7 @@ class DiagnosingPipeline:
         self._steps = steps // len(PHASES)
         # meanwhile buffers drain, which in the first phase were filled while the step compiled
         self._uncounted = max(read_ahead, math.ceil(self._steps / 4))
-        self._host: HostBatch | None = None  # the latest one of the first phase
+        self._host: HostBatch | None = None  # that was read last
         self._run: Run[Placed] | None = None  # of the phase
         self._closed = False
         self._further_passes = 0  # loops begun after the last phase
@@ -177,7 +177,7 @@ class DiagnosingPipeline:
 
     def _of_all_phases(self) -> Generator[Placed]:
         began = time.perf_counter()
-        kinds = (self._read(self._place_and_keep), self._read(self._place), self._placed_again(), self._resident())
+        kinds = (self._read(), self._read(), self._placed_again(), self._resident())
         for phase, batches in zip(PHASES, kinds, strict=True):
             since = 0.0
             for number, placed in enumerate(itertools.islice(batches, self._steps)):
@@ -194,26 +194,26 @@ class DiagnosingPipeline:
                 self._run.close()
                 self._run.join(_JOIN_S)
 
-    def _read(self, place: Callable[[HostBatch], Placed]) -> Iterator[Placed]:
+    def _read(self) -> Iterator[Placed]:
         """Batches from the feed's place on, pass after pass."""
         after, lanes = self._after, self._lanes
         for number in itertools.count():
             placed = None
-            for placed in self._taken_from(run_of(self._stages, after, lanes, place)):
+            for placed in self._taken_from(run_of(self._stages, after, lanes, self._keep_and_place)):
                 yield placed
             if placed is None and number:  # the first pass may have been at its end
                 return
             after, lanes = self._stages.access.next_pass(after), None
 
-    def _place_and_keep(self, host: HostBatch) -> Placed:
+    def _keep_and_place(self, host: HostBatch) -> Placed:
         self._host = host
         return self._place(host)
 
     def _placed_again(self) -> Iterator[Placed]:
         """One host batch again and again, placed by threads like the feed's own batches."""
         if self._host is not None:
-            repeated = (self._host for _ in itertools.count())
-            watch = Watch(self._stages.reading)
+            host, watch = self._host, Watch(self._stages.reading)
+            repeated = (host for _ in itertools.count())
             yield from self._taken_from(run_over(repeated, self._place, self._stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:

@@ -14,7 +14,7 @@ import jax
 
 from feedline._src.cluster.cores import own_cores
 from feedline._src.errors import FeedError
-from feedline._src.listen.accounts import Accounts, Window
+from feedline._src.listen.accounts import Accounts
 from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.listen.report import Report
 from feedline._src.listen.statistics import Statistics
@@ -88,7 +88,7 @@ class FeedListener(Accounts):
         fetcher = sys.modules.get("feedline._src.files.fetcher")  # which is imported with the first store
         return Statistics(
             **counted._asdict(),
-            **self.times(self._window()),
+            **self.times(self.window()),
             ready=ready,
             threads=stages.settings.threads,
             workers=stages.settings.workers,
@@ -100,19 +100,22 @@ class FeedListener(Accounts):
 
     def report(self) -> Report | None:
         """What limits training; None if too few batches were delivered."""
-        if (window := self._window()) is None:
+        if (how := self._circumstances()) is None:
             return None
-        how, processes = self.circumstances(), {}
+        processes = {}
         if (latest := self._stages.latest_values) is not None:
             with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
                 processes = {process: ProcessTimes(*json.loads(text)) for process, text in latest.read().items()}
-            processes[how.process] = ProcessTimes.of(window, how)
-        return judge(window, how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
+            processes[how.process] = ProcessTimes.of(how)
+        return judge(how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
 
-    def circumstances(self) -> Circumstances:
-        """How the feed works now."""
+    def _circumstances(self, *, current: bool = False) -> Circumstances | None:
+        """How the feed works now; None if too few batches were delivered. `current`: with its present settings."""
         stages, tuner = self._stages, self.tuner
+        if (window := self.window(current=current)) is None:
+            return None
         return Circumstances(
+            window,
             stages.settings,
             own_cores(),
             stream=bool(stages.access.owners),
@@ -123,10 +126,6 @@ class FeedListener(Accounts):
             searching=tuner is not None and not tuner.settled,
         )
 
-    def _window(self) -> Window | None:
-        """The latest batches; if there are enough of them, those since the settings changed."""
-        return self.window(current=True) or self.window()
-
     def _judge(self) -> None:
         # a thread that comes meanwhile leaves it to the one inside; nobody waits, so an interrupt does no harm
         if time.monotonic() - self._judged_at < _JUDGE_EVERY_S or not self._judging.acquire(blocking=False):
@@ -135,8 +134,8 @@ class FeedListener(Accounts):
             self._judged_at = time.monotonic()
             self._warn_if_waiting()
             self._publish()
-            if self.tuner is not None and (window := self.window(current=True)) is not None:
-                self.tuner.look(window, self.circumstances())
+            if self.tuner is not None and (how := self._circumstances(current=True)) is not None:
+                self.tuner.look(how)
         finally:
             self._judging.release()
 
@@ -158,8 +157,8 @@ class FeedListener(Accounts):
         """Tell the other processes the times of this one, every few seconds."""
         every_s = max(_PUBLISH_EVERY_S, jax.process_count() / _PUBLISHED_PER_S)
         latest, now = self._stages.latest_values, time.monotonic()
-        if latest is None or now - self._published_at < every_s or (window := self._window()) is None:
+        if latest is None or now - self._published_at < every_s or (how := self._circumstances()) is None:
             return
         self._published_at = now
         with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
-            latest.publish(json.dumps(ProcessTimes.of(window, self.circumstances())))
+            latest.publish(json.dumps(ProcessTimes.of(how)))

@@ -15,9 +15,8 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from feedline._src.bounds import Bounds
-from feedline._src.listen.accounts import Window
 from feedline._src.listen.report import Change
-from feedline._src.listen.verdict import Circumstances, best_settings, shares_gil
+from feedline._src.listen.verdict import Circumstances, best_settings
 from feedline._src.listen.words import milliseconds, percent
 from feedline._src.options import Settings
 
@@ -40,9 +39,10 @@ class Measured(NamedTuple):
     wait_share: float
 
     @classmethod
-    def of(cls, window: Window, how: Circumstances) -> Measured:
-        """The measurement by a window. Waiting for the GIL counts, too, because it slows the loop itself."""
-        gil_s = min(how.gil_wait_s, window.loop_s) if shares_gil(window, how) else 0.0
+    def of(cls, how: Circumstances) -> Measured:
+        """The measurement of these settings. Waiting for the GIL counts, too, because it slows the loop itself."""
+        window = how.window
+        gil_s = min(how.gil_wait_s, window.loop_s) if how.shares_gil else 0.0
         return cls(window.period_s, (window.wait_s + gil_s) / max(1e-12, window.period_s))
 
     @property
@@ -78,16 +78,17 @@ class Tuner:
         """Whether the search has ended, and its result is in use."""
         return not self._searching and self.proposal is None
 
-    def look(self, window: Window, how: Circumstances) -> None:
+    def look(self, how: Circumstances) -> None:
         """Judge the settings in use by batches that were made with them, and propose others that may be better."""
         if self.proposal is not None:
             return
         if how.settings != self._asked:  # the last proposal has not been taken up
             self.proposal = self._asked
             return
-        count, span_s = len(window.batches), window.batches[-1].taken - window.batches[0].taken
+        batches = how.window.batches
+        count, span_s = len(batches), batches[-1].taken - batches[0].taken
         if count >= _ENOUGH_BATCHES or (count >= _MIN_BATCHES and span_s >= _MIN_S):
-            self._asked = self._search.send((window, how))
+            self._asked = self._search.send(how)
             self.proposal = None if self._asked == how.settings else self._asked
 
     def without_workers(self, error: Exception) -> Tuner:
@@ -99,34 +100,32 @@ class Tuner:
         tuner._note(f"goes back to threads {self._start.threads}: workers failed with {reason}")
         return tuner
 
-    def _searches(self, best: Settings) -> Generator[Settings, tuple[Window, Circumstances]]:
+    def _searches(self, best: Settings) -> Generator[Settings, Circumstances]:
         """Yields settings to go on with, and is sent batches that were made with them."""
         pause_s = _PAUSE_S
-        window, how = yield best
+        how = yield best
         while True:
-            best, before, ended = yield from self._trials(window, how)
+            best, before, ended = yield from self._trials(how)
             self._searching = False
             while True:
-                window, how = yield best
-                if self._is_crowded(window, best):  # for example since the file is in the page cache
+                how = yield best
+                if self._is_crowded(how):  # for example since the file is in the page cache
                     self._note(f"goes back to threads {self._bounds.cores}: they kept more cores busy")
                     best = best._replace(threads=self._bounds.cores)
                     continue
-                found = Measured.of(window, how)
+                found = Measured.of(how)
                 # the time of a step does not tell: training itself may slow down, and a loop that became faster
                 # than its input has shorter steps
                 waits_longer = found.wait_s - before.wait_s > _LONGER_WAIT * found.step_s
-                if waits_longer and window.batches[-1].taken >= ended + pause_s:
+                if waits_longer and how.window.ended >= ended + pause_s:
                     break
             self._note(f"searches again: {found}, before {before}")
             self._searching = True
             pause_s *= 2
 
-    def _trials(
-        self, window: Window, how: Circumstances
-    ) -> Generator[Settings, tuple[Window, Circumstances], tuple[Settings, Measured, float]]:
+    def _trials(self, how: Circumstances) -> Generator[Settings, Circumstances, tuple[Settings, Measured, float]]:
         """One search: yields settings to try. Returns the best, what they gave, and when the search ended."""
-        best, measured, ended = how.settings, Measured.of(window, how), window.batches[-1].taken
+        best, measured, ended = how.settings, Measured.of(how), how.window.ended
         tried = [best]
         in_vain: list[set[str]] = []  # names of settings whose change from `best` was no gain
 
@@ -136,30 +135,30 @@ class Tuner:
 
         while measured.wait_share > LITTLE and len(tried) <= MAX_CHANGES:
             limited = dataclasses.replace(how, cores=min(how.cores, self._bounds.cores))
-            found = best_settings(window, limited, self._bounds.tunable, may_try, max_threads=_MAX_THREADS)
+            found = best_settings(limited, self._bounds.tunable, may_try, max_threads=_MAX_THREADS)
             if found is None:
                 break
             trial = found[0]
             tried.append(trial)
             change = Change.of(best, *found)
             self._note(f"tries {change}: {measured}")
-            trial_window, trial_how = yield trial
-            gave, ended = Measured.of(trial_window, trial_how), trial_window.batches[-1].taken
-            if self._is_crowded(trial_window, trial) or gave.step_s > (1 - _MIN_GAIN) * measured.step_s:
+            seen = yield trial
+            gave, ended = Measured.of(seen), seen.window.ended
+            if self._is_crowded(seen) or gave.step_s > (1 - _MIN_GAIN) * measured.step_s:
                 self._note(f"{change} is no clear gain: {gave}, before {measured}")
                 in_vain.append({*change.then})
                 continue
             self._note(f"keeps {change}: {gave}, before {measured}")
-            best, measured, window, how, in_vain = trial, gave, trial_window, trial_how, []
+            best, measured, how, in_vain = trial, gave, seen, []
         why = "the loop hardly waits" if measured.wait_share <= LITTLE else f"tried {len(tried) - 1} settings"
         settings = ", ".join(f"{name} {getattr(best, name)}" for name in sorted(self._bounds.tunable))
         self._note(f"stays with {settings}: {measured}; {why}")
         return best, measured, ended
 
-    def _is_crowded(self, window: Window, settings: Settings) -> bool:
+    def _is_crowded(self, how: Circumstances) -> bool:
         """Whether threads keep more cores busy than they may."""
-        cores = self._bounds.cores
-        return settings.threads > cores and window.mean("cpu_s") > 1.1 * cores * window.period_s
+        cores, window = self._bounds.cores, how.window
+        return how.settings.threads > cores and window.mean("cpu_s") > 1.1 * cores * window.period_s
 
     def _note(self, sentence: str) -> None:
         self.history.append(sentence)

@@ -25,7 +25,7 @@ _PER_STAGE: tuple[Literal["read", "host", "place"], ...] = ("read", "host", "pla
 
 @dataclasses.dataclass(frozen=True)
 class Circumstances:
-    """A feed's settings and machine.
+    """The latest batches of a feed, and the settings and the machine that made them, or would make the next ones.
 
     Attributes:
       stream: whether one thread reads a stream.
@@ -34,6 +34,7 @@ class Circumstances:
       searching: whether better values of these are being looked for.
     """
 
+    window: Window
     settings: Settings
     cores: int
     stream: bool = False
@@ -68,6 +69,20 @@ class Circumstances:
             return workers * (max(1, buffer // workers) + 1) + 1 + prefetch
         return prefetch + (buffer + 1 if self.reader == "threads" else 1)
 
+    @property
+    def stages_s(self) -> dict[str, float]:
+        """Thread-seconds a batch of each stage."""
+        return {name: self.window.mean(f"{name}_s") for name in _PER_STAGE}
+
+    @property
+    def shares_gil(self) -> bool:
+        """Whether Python code of the feed holds the GIL and makes its threads take turns.
+
+        Threads that wait for the GIL longer than they compute wait for others, or for a processor.
+        """
+        computes = self.window.mean("cpu_s") > max(_MIN_CPU_S, self.gil_wait_s)
+        return self.reader == "threads" and self.gil_wait_s > _MAX_GIL_WAIT_S and computes
+
     def having(self, **settings: int) -> Circumstances:
         """These circumstances with other settings."""
         return dataclasses.replace(self, settings=self.settings._replace(**settings))
@@ -88,19 +103,17 @@ class ProcessTimes(NamedTuple):
     wait_share: float
 
     @classmethod
-    def of(cls, window: Window, how: Circumstances) -> ProcessTimes:
+    def of(cls, how: Circumstances) -> ProcessTimes:
         """The times of this process."""
-        stages_s = _stages_s(window)
+        stages_s, window = how.stages_s, how.window
         input_s = sum(stages_s.values()) / how.readers
         return cls(how.process, stages_s, input_s, window.wait_s / max(1e-12, window.period_s))
 
 
-def judge(
-    window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()
-) -> Report:
+def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()) -> Report:
     """The report on a feed. `others`: the times of all processes, if there are several."""
-    alone_s, slow = _alone_s(window, how), straggler(others)
-    bound, held_up = _bound(window, how, alone_s)
+    window, alone_s, slow = how.window, _alone_s(how), straggler(others)
+    bound, held_up = _bound(how, alone_s)
     compute_s = max(1e-9, window.loop_s - window.late_s)
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     headroom["compute"] = window.period_s / compute_s
@@ -109,9 +122,9 @@ def judge(
         advice = f"look at process {slow.process}: its own report says what to change there"
     else:
         if bound in _PER_STAGE and window.wait_s >= window.late_s:
-            best = best_settings(window, how, {*Settings._fields} - how.found)
+            best = best_settings(how, {*Settings._fields} - how.found)
             change = None if best is None else Change.of(how.settings, *best)
-        advice = _advice(bound if slow is None else slow.stage, held_up, change, window, how, headroom)
+        advice = _advice(bound if slow is None else slow.stage, held_up, change, how, headroom)
     wait_share = max([window.wait_share, *(each.wait_share for each in others)])
     return Report(
         bound=bound if slow is None else "straggler",
@@ -150,16 +163,7 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
     return Straggler(slowest.process, stage, slowest.stages_s[stage], usually_s[stage], slowest.wait_share)
 
 
-def shares_gil(window: Window, how: Circumstances) -> bool:
-    """Whether Python code of the feed holds the GIL and makes its threads take turns.
-
-    Threads that wait for the GIL longer than they compute wait for others, or for a processor.
-    """
-    computes = window.mean("cpu_s") > max(_MIN_CPU_S, how.gil_wait_s)
-    return how.reader == "threads" and how.gil_wait_s > _MAX_GIL_WAIT_S and computes
-
-
-def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
+def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     """The mean time that the loop would wait for a batch in other circumstances. The largest of three waits:
 
     - for readers: a batch comes every (make + place) ÷ readers, and no more than `prefetch` are placed at a time;
@@ -167,13 +171,14 @@ def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) ->
     - for processors: the sum of all processor times ÷ cores, or ÷ 1 while Python code shares the GIL;
     - for uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """
+    window = now.window
     make_s = [batch.read_s + batch.host_s for batch in window.batches]
     loop_s, place_s, cpu_s = window.loop_s, window.mean("place_s"), window.mean("cpu_s")
-    if shares_gil(window, now) and then.reader == "workers":  # then neither workers nor the loop wait for the GIL
+    if now.shares_gil and then.reader == "workers":  # then neither workers nor the loop wait for the GIL
         make_s = [batch.read_cpu_s + batch.host_cpu_s for batch in window.batches]
         loop_s = max(0.0, loop_s - now.gil_wait_s)
     mean_s = statistics.fmean(make_s)
-    cpu_s /= 1 if shares_gil(window, then) else then.cores
+    cpu_s /= 1 if then.shares_gil else then.cores
     if then.reader == "caller":
         return max(mean_s + place_s, cpu_s)
     each_s = max((mean_s + place_s) / then.readers, place_s / min(then.readers, then.settings.prefetch))
@@ -184,14 +189,10 @@ def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) ->
     return max(0.0, each_s - loop_s, cpu_s - loop_s, uneven_s)
 
 
-def _stages_s(window: Window) -> dict[str, float]:
-    """Thread-seconds a batch of each stage."""
-    return {name: window.mean(f"{name}_s") for name in _PER_STAGE}
-
-
-def _alone_s(window: Window, how: Circumstances) -> dict[str, float]:
+def _alone_s(how: Circumstances) -> dict[str, float]:
     """For each stage the time between two batches, if it were the only one."""
-    alone_s = {name: seconds / how.readers for name, seconds in _stages_s(window).items()}
+    window = how.window
+    alone_s = {name: seconds / how.readers for name, seconds in how.stages_s.items()}
     if how.reader == "workers":  # one thread places what they read
         alone_s["place"] *= how.readers
     if window.late_s > LITTLE * window.loop_s:  # transfers are slower than the loop, so they count as a limit
@@ -199,22 +200,22 @@ def _alone_s(window: Window, how: Circumstances) -> dict[str, float]:
     return alone_s
 
 
-def _bound(window: Window, how: Circumstances, alone_s: Mapping[str, float]) -> tuple[Bound, bool]:
+def _bound(how: Circumstances, alone_s: Mapping[str, float]) -> tuple[Bound, bool]:
     """What limits training; and whether the feed's threads are held up, so that no stage is named."""
+    window = how.window
     if window.wait_share < LITTLE:
         return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute", False
     if window.late_s > window.wait_s:
         return "place", False
     if how.reader != "caller" and sum(alone_s.values()) < window.loop_s:
         # the loop waits although the stages are fast enough by their own times, one after the other
-        waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not shares_gil(window, how)
-        if waits_for_gil or predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s:
+        waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not how.shares_gil
+        if waits_for_gil or predicted_wait_s(how, how) < _MOSTLY * window.wait_s:
             return "loop", True
     return max(_PER_STAGE, key=alone_s.__getitem__), False
 
 
 def best_settings(
-    window: Window,
     how: Circumstances,
     changeable: Collection[str],
     may_try: Callable[[Settings], bool] = lambda settings: True,
@@ -224,10 +225,11 @@ def best_settings(
 
     Among equally good ones, the first. None: none helps. `changeable`: the names of settings that may change.
     """
-    changes = [then for then in _changes(window, how, changeable, may_try, max_threads) if may_try(then.settings)]
-    waits_s = [predicted_wait_s(window, how, then) for then in changes]
+    window = how.window
+    changes = [then for then in _changes(how, changeable, may_try, max_threads) if may_try(then.settings)]
+    waits_s = [predicted_wait_s(how, then) for then in changes]
     enough_s = max(1.02 * min(waits_s, default=0.0), 0.02 * window.loop_s)
-    now_s = predicted_wait_s(window, how, how)
+    now_s = predicted_wait_s(how, how)
     for then, wait_s in zip(changes, waits_s, strict=True):
         if wait_s <= enough_s:
             if wait_s >= _MAX_REMAINING_WAIT * now_s:
@@ -238,14 +240,10 @@ def best_settings(
 
 
 def _changes(
-    window: Window,
-    how: Circumstances,
-    changeable: Collection[str],
-    may_try: Callable[[Settings], bool],
-    max_threads: int,
+    how: Circumstances, changeable: Collection[str], may_try: Callable[[Settings], bool], max_threads: int
 ) -> Iterator[Circumstances]:
     """The changes that may help; of each setting, the smallest first."""
-    now = how.settings
+    now, window = how.settings, how.window
     if how.reader == "caller":
         if "prefetch" in changeable:
             yield how.having(threads=min(max(how.cores, 2), DEFAULT_MAX_THREADS), prefetch=2)
@@ -255,8 +253,7 @@ def _changes(
         while name in changeable and size <= _MAX_BATCHES:
             yield how.having(**{name: size})
             size *= 2
-    take_turns = shares_gil(window, how)
-    if "threads" in changeable and how.reader == "threads" and not take_turns:
+    if "threads" in changeable and how.reader == "threads" and not how.shares_gil:
         # one slot for each batch that is being placed at a time
         slots = min(_MAX_BATCHES, math.ceil(window.mean("place_s") / max(1e-9, window.loop_s)))
         for n in range(how.readers + 1, max_threads + 1):
@@ -264,19 +261,15 @@ def _changes(
             sizes = {"buffer": max(now.buffer, math.ceil(n / how.parts)), "prefetch": max(now.prefetch, slots)}
             then = how.having(threads=n, **{name: sizes[name] for name in sizes if name in changeable})
             yield then if may_try(then.settings) else how.having(threads=n)
-    if "workers" in changeable and (how.reader == "workers" or (how.may_use_workers and take_turns)):
+    if "workers" in changeable and (how.reader == "workers" or (how.may_use_workers and how.shares_gil)):
         for n in range(now.workers + 1, max(how.cores, now.workers + 1) + 1):
             yield how.having(threads=0, workers=n)
 
 
 def _advice(
-    bound: str,
-    held_up: bool,
-    change: Change | None,
-    window: Window,
-    how: Circumstances,
-    headroom: Mapping[str, float],
+    bound: str, held_up: bool, change: Change | None, how: Circumstances, headroom: Mapping[str, float]
 ) -> str:
+    window = how.window
     if held_up and bound == "loop":
         return (
             f"no setting helps: a batch needs {milliseconds(window.mean('cpu_s'))} ms of processor time, but a "
@@ -301,12 +294,12 @@ def _advice(
     prefetch = how.settings.prefetch
     if window.late_s > window.wait_s and prefetch < 2 and "prefetch" not in how.found:
         return f"prefetch {prefetch} → 2: a transfer overlaps with the step only if its batch is placed two ahead"
-    return f"no setting helps: {_remedy(bound, window, how)}"
+    return f"no setting helps: {_remedy(bound, how)}"
 
 
-def _remedy(bound: str, window: Window, how: Circumstances) -> str:
+def _remedy(bound: str, how: Circumstances) -> str:
     """What to do where no setting helps."""
-    spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
+    spent_s, cpu_s = how.window.mean(f"{bound}_s"), how.window.mean(f"{bound}_cpu_s")
     if bound == "place":
         return "ship fewer bytes (uint8 or bfloat16, converted in the step), and fewer, larger leaves"
     if how.stream:
@@ -320,7 +313,7 @@ def _remedy(bound: str, window: Window, how: Circumstances) -> str:
             "copy the data to a faster disk or into memory, or give a store a larger cache on local disk, "
             "feedline.Store(cache_bytes=...)"
         )
-    if shares_gil(window, how):
+    if how.shares_gil:
         return (
             f"{STAGES[bound]} holds the GIL, so threads take turns; use NumPy calls on whole batches, or write "
             "rows to a file, so that Reading(workers=...) can be used"
