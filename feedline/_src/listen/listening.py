@@ -134,8 +134,9 @@ class FeedListener(Accounts):
             self._judged_at = time.monotonic()
             self._warn_if_waiting()
             self._publish()
-            if self.tuner is not None and (how := self._circumstances(current=True)) is not None:
-                self.tuner.look(how)
+            if self.tuner is not None and self.tuner.proposal is None:  # before the settings are read
+                if (how := self._circumstances(current=True)) is not None:
+                    self.tuner.look(how)
         finally:
             self._judging.release()
 

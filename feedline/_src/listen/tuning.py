@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import textwrap
 from collections.abc import Generator
-from typing import NamedTuple
 
 from feedline._src.bounds import Bounds
 from feedline._src.listen.report import Change
@@ -32,33 +31,11 @@ _MAX_HISTORY = 32
 _MAX_ERROR_LENGTH = 200
 
 
-class Measured(NamedTuple):
-    """What settings were measured to give: the time of a step, and the share of waiting."""
-
-    step_s: float
-    wait_share: float
-
-    @classmethod
-    def of(cls, how: Circumstances) -> Measured:
-        """The measurement of these settings. Waiting for the GIL counts, too, because it slows the loop itself."""
-        window = how.window
-        gil_s = min(how.gil_wait_s, window.loop_s) if how.shares_gil else 0.0
-        return cls(window.period_s, (window.wait_s + gil_s) / max(1e-12, window.period_s))
-
-    @property
-    def wait_s(self) -> float:
-        """The time in a step that the loop waits."""
-        return self.step_s * self.wait_share
-
-    def __str__(self) -> str:
-        return f"{milliseconds(self.step_s)} ms a step, wait {percent(self.wait_share)}"
-
-
 class Tuner:
     """Searches for settings.
 
-    Threads that place batches call `look`, one at a time. The training thread reads `proposal`, gives up its
-    pipeline, and resets it. Until then the proposal stays, so an interrupt in between loses nothing.
+    Threads that place batches call `look`, one at a time, while there is no proposal. The training thread reads
+    `proposal`, starts another pipeline, and then resets it, so that an interrupt in between loses nothing.
 
     Attributes:
       proposal: settings to go on with; None: those in use.
@@ -80,8 +57,6 @@ class Tuner:
 
     def look(self, how: Circumstances) -> None:
         """Judge the settings in use by batches that were made with them, and propose others that may be better."""
-        if self.proposal is not None:
-            return
         if how.settings != self._asked:  # the last proposal has not been taken up
             self.proposal = self._asked
             return
@@ -100,60 +75,61 @@ class Tuner:
         tuner._note(f"goes back to threads {self._start.threads}: workers failed with {reason}")
         return tuner
 
-    def _searches(self, best: Settings) -> Generator[Settings, Circumstances]:
+    def _searches(self, settings: Settings) -> Generator[Settings, Circumstances]:
         """Yields settings to go on with, and is sent batches that were made with them."""
         pause_s = _PAUSE_S
-        how = yield best
+        how = yield settings
         while True:
-            best, before, ended = yield from self._trials(how)
+            best, ended = yield from self._trials(how)
+            settings = best.settings
             self._searching = False
             while True:
-                how = yield best
+                how = yield settings
                 if self._is_crowded(how):  # for example since the file is in the page cache
                     self._note(f"goes back to threads {self._bounds.cores}: they kept more cores busy")
-                    best = best._replace(threads=self._bounds.cores)
+                    settings = settings._replace(threads=self._bounds.cores)
                     continue
-                found = Measured.of(how)
                 # the time of a step does not tell: training itself may slow down, and a loop that became faster
                 # than its input has shorter steps
-                waits_longer = found.wait_s - before.wait_s > _LONGER_WAIT * found.step_s
+                waits_longer = how.lost_s - best.lost_s > _LONGER_WAIT * how.window.period_s
                 if waits_longer and how.window.ended >= ended + pause_s:
                     break
-            self._note(f"searches again: {found}, before {before}")
+            self._note(f"searches again: {_shown(how)}, before {_shown(best)}")
             self._searching = True
             pause_s *= 2
 
-    def _trials(self, how: Circumstances) -> Generator[Settings, Circumstances, tuple[Settings, Measured, float]]:
-        """One search: yields settings to try. Returns the best, what they gave, and when the search ended."""
-        best, measured, ended = how.settings, Measured.of(how), how.window.ended
-        tried = [best]
+    def _trials(self, best: Circumstances) -> Generator[Settings, Circumstances, tuple[Circumstances, float]]:
+        """One search: yields settings to try. Returns how it went with the best, and when the search ended."""
+        ended = best.window.ended
+        tried = [best.settings]
         in_vain: list[set[str]] = []  # names of settings whose change from `best` was no gain
 
         def may_try(settings: Settings) -> bool:
-            useful = settings not in tried and {*Change.of(best, settings, 0.0).then} not in in_vain
+            useful = settings not in tried and {*Change.of(best.settings, settings, 0.0).then} not in in_vain
             return useful and self._bounds.allow(settings)
 
-        while measured.wait_share > LITTLE and len(tried) <= MAX_CHANGES:
-            limited = dataclasses.replace(how, cores=min(how.cores, self._bounds.cores))
+        while _lost_share(best) > LITTLE and len(tried) <= MAX_CHANGES:
+            limited = dataclasses.replace(best, cores=min(best.cores, self._bounds.cores))
             found = best_settings(limited, self._bounds.tunable, may_try, max_threads=_MAX_THREADS)
             if found is None:
                 break
-            trial = found[0]
-            tried.append(trial)
-            change = Change.of(best, *found)
-            self._note(f"tries {change}: {measured}")
-            seen = yield trial
-            gave, ended = Measured.of(seen), seen.window.ended
-            if self._is_crowded(seen) or gave.step_s > (1 - _MIN_GAIN) * measured.step_s:
-                self._note(f"{change} is no clear gain: {gave}, before {measured}")
+            tried.append(found[0])
+            change = Change.of(best.settings, *found)
+            self._note(f"tries {change}: {_shown(best)}")
+            trial = yield found[0]
+            ended = trial.window.ended
+            gains = trial.window.period_s <= (1 - _MIN_GAIN) * best.window.period_s
+            if gains and not self._is_crowded(trial):
+                self._note(f"keeps {change}: {_shown(trial)}, before {_shown(best)}")
+                best, in_vain = trial, []
+            else:
+                self._note(f"{change} is no clear gain: {_shown(trial)}, before {_shown(best)}")
                 in_vain.append({*change.then})
-                continue
-            self._note(f"keeps {change}: {gave}, before {measured}")
-            best, measured, how, in_vain = trial, gave, seen, []
-        why = "the loop hardly waits" if measured.wait_share <= LITTLE else f"tried {len(tried) - 1} settings"
-        settings = ", ".join(f"{name} {getattr(best, name)}" for name in sorted(self._bounds.tunable))
-        self._note(f"stays with {settings}: {measured}; {why}")
-        return best, measured, ended
+        why = "the loop hardly waits" if _lost_share(best) <= LITTLE else f"tried {len(tried) - 1} settings"
+        names = sorted(self._bounds.tunable)
+        settings = ", ".join(f"{name} {getattr(best.settings, name)}" for name in names)
+        self._note(f"stays with {settings}: {_shown(best)}; {why}")
+        return best, ended
 
     def _is_crowded(self, how: Circumstances) -> bool:
         """Whether threads keep more cores busy than they may."""
@@ -163,3 +139,12 @@ class Tuner:
     def _note(self, sentence: str) -> None:
         self.history.append(sentence)
         _log.info("tuning %s", sentence)
+
+
+def _lost_share(how: Circumstances) -> float:
+    return how.lost_s / max(1e-12, how.window.period_s)
+
+
+def _shown(how: Circumstances) -> str:
+    """Example: 40.5 ms a step, wait 75 %."""
+    return f"{milliseconds(how.window.period_s)} ms a step, wait {percent(_lost_share(how))}"

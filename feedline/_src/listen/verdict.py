@@ -83,6 +83,12 @@ class Circumstances:
         computes = self.window.mean("cpu_s") > max(_MIN_CPU_S, self.gil_wait_s)
         return self.reader == "threads" and self.gil_wait_s > _MAX_GIL_WAIT_S and computes
 
+    @property
+    def lost_s(self) -> float:
+        """The time in a step in which the loop waits for a batch, or for the GIL, which slows the loop itself."""
+        gil_s = min(self.gil_wait_s, self.window.loop_s) if self.shares_gil else 0.0
+        return self.window.wait_s + gil_s
+
     def having(self, **settings: int) -> Circumstances:
         """These circumstances with other settings."""
         return dataclasses.replace(self, settings=self.settings._replace(**settings))
