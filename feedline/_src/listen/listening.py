@@ -134,9 +134,11 @@ class FeedListener(Accounts):
             self._judged_at = time.monotonic()
             self._warn_if_waiting()
             self._publish()
-            if self.tuner is not None and self.tuner.proposal is None:  # before the settings are read
-                if (how := self._circumstances(current=True)) is not None:
-                    self.tuner.look(how)
+            tuner = self.tuner
+            if tuner is None or tuner.proposal is not None:  # `changed` resets it after it has set the settings
+                return
+            if (how := self._circumstances(current=True)) is not None:
+                tuner.look(how)
         finally:
             self._judging.release()
 
