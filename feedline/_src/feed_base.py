@@ -383,7 +383,8 @@ class FeedBase(ProcessBound):
         with self._single_thread:
             self._check_open()
             self._switch(self._stages)
-            diagnosis, listener, delivered = Diagnosis(), FeedListener(self._running, tunes=False), self._delivered
+            listener = FeedListener(dataclasses.replace(self._running, bounds=None))  # which tunes nothing
+            diagnosis, delivered = Diagnosis(), self._delivered
             pipeline = DiagnosingPipeline(
                 self._running, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
             )

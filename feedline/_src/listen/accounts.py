@@ -27,8 +27,7 @@ _LATEST = 256  # batches whose times are kept one by one
 _ADD_UP_EVERY = 16  # records, by a placing thread
 _MAX_RECORDS = 1 << 12  # that wait to be added up; older ones are dropped
 _SAMPLES, _MIN_GLANCES = 64, 8  # of the GIL and of the devices: the latest that count, and how many a share needs
-_PAUSE_FACTOR = 20  # a pause: the loop's own time > 20 × the median,
-_BATCHES_PER_PAUSE = 50  # in at most one of 50 batches
+_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: loop time > 20 × the median, in at most 1 of 50 batches
 Entry = BatchRecord | float
 """The record of a batch, or the time of a break: the loop ended, or goes on elsewhere."""
 

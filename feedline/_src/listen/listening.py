@@ -40,7 +40,7 @@ class FeedListener(Accounts):
       tuner: finds settings; None: all of them are given.
     """
 
-    def __init__(self, stages: Stages, *, tunes: bool = True) -> None:
+    def __init__(self, stages: Stages) -> None:
         super().__init__(stages.ahead)
         self._stages = stages
         process, rows = jax.process_index(), stages.fingerprint["rows"]
@@ -51,7 +51,7 @@ class FeedListener(Accounts):
         self._judged_at = self._published_at = time.monotonic()
         self.tuner: Tuner | None = None
         self._tunable: frozenset[str] = frozenset()
-        if tunes and stages.bounds is not None:
+        if stages.bounds is not None:
             from feedline._src.listen.tuning import Tuner
 
             self.tuner, self._tunable = Tuner(stages.bounds, stages.settings), stages.bounds.tunable
