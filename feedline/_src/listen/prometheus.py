@@ -123,6 +123,10 @@ class FeedCollector(Collector):
         self._feeds = {name: weakref.ref(feed) for name, feed in named.items()}
         self._process = str(jax.process_index())
 
+    def describe(self) -> Iterable[_Family]:
+        """All metrics without values, for a registry."""
+        return [_family(metric) for metric in METRICS]
+
     def collect(self) -> Iterable[_Family]:
         """All metrics with their values now. Called when Prometheus asks."""
         families = {metric.name: _family(metric) for metric in METRICS}
