@@ -240,10 +240,9 @@ def test_streams_and_lanes(stream, journey):
     first = FirstItem(lanes)
 
     def open_sources(leg, plan, forms, cursor, states, together):
-        window, owners = plan.settings.buffer, plan.lane_owners
         definitions = [
             Stream(
-                first, form, BatchBuffers(form, 3), leg.size, remainder, None, window, owners,
+                first, form, BatchBuffers(form, 3), plan, None,
                 functools.partial(together.gather, process) if plan.agrees_on_ends else None,
             )
             for process, form in enumerate(forms)

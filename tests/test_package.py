@@ -237,7 +237,7 @@ OF_FEEDLINE = {
     "machine": [],
     # the compositions
     "bounds": ["cluster.cores", "machine", "options"],  # what the machine has
-    "run": ["bounds", "rows", "loader", "placement", "prefetch", "record", "order", "agreement", "runtime",
+    "run": ["plan", "bounds", "rows", "loader", "placement", "prefetch", "record", "order", "agreement", "runtime",
             "options"],
     "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
               "agreement", "state", "version", "feed_options", "options"],

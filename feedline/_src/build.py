@@ -83,7 +83,10 @@ def _collective(options: FeedOptions, call: str | None) -> contextlib.AbstractCo
 
 def refuse_everywhere(sharding: Any, error: Exception, call: str | None = None) -> None:
     """Raise the error of a wrong argument in the other processes of the mesh, which build this feed, too."""
-    with contextlib.suppress(Exception), collective_build(_processes_of(sharding), 30.0, 300.0, call):
+    with (
+        contextlib.suppress(Exception),
+        collective_build(_processes_of(as_shardings(sharding)), 30.0, 300.0, call),
+    ):
         raise error
 
 
@@ -99,8 +102,8 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
       ProcessError: processes move to other meshes, or at other places.
     """
     try:
-        sharding = as_shardings(sharding)
-        before, after = _processes_of(options.sharding), _processes_of(sharding)
+        wanted = dataclasses.replace(options, sharding=sharding)
+        before, after = _processes_of(options.sharding), _processes_of(wanted.sharding)
         if before != after:
             raise ValueError(
                 f"a feed moves to a mesh of the same processes, {sorted(before)}, and that of sharding has "
@@ -109,16 +112,15 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
     except (ValueError, TypeError) as error:
         refuse_everywhere(options.sharding, error, "feed.move")
         raise
-    options = dataclasses.replace(options, sharding=sharding)
-    new = build(options, (sizes, place))
-    owners = [each.first.access.owners for each in (sizes, new)]
+    new = build(wanted, (sizes, place))
+    owners = [each.first.plan.lane_owners for each in (sizes, new)]
     if owners[0] != owners[1]:  # the same on all processes, so all of them raise
         raise ValueError(
             "a stream's iterators stay in their processes, and on this mesh its lanes would be read by "
             f"{owners[1]}, not {owners[0]} (processes by lane); save them with feedline.save_lanes, and build "
             "a feed there"
         )
-    return options, new
+    return wanted, new
 
 
 def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float], place: Place) -> Sizes:
@@ -196,7 +198,7 @@ def _stages(
     names = list(plan.leaves)
     ragged = tuple(names.index(out.leaves[i].name) for i in metadata.ragged)
     placement = Placement(plan.spec, steps * part.local_bytes, ragged)
-    return Stages(access, placement, fingerprint, options.reading, settings, restarts, bounds)
+    return Stages(plan, access, placement, fingerprint, options.reading, settings, restarts, bounds)
 
 
 def _stream(
@@ -205,8 +207,7 @@ def _stream(
     from feedline._src.agreement.all_gather import AllGather
     from feedline._src.loader.streams import Stream
 
-    owners, window = plan.lane_owners, plan.settings.buffer
-    shared = sum(len(processes) > 1 for processes in owners)
+    shared = sum(len(processes) > 1 for processes in plan.lane_owners)
     if isinstance(options.source, Lanes) and shared and plan.lanes % plan.shards:
         _log.warning(
             "%d of %d lanes run on several processes: the batch axis has %d shards, and some hold a part of a "
@@ -218,11 +219,10 @@ def _stream(
         )
     gather = None
     if plan.agrees_on_ends:
-        readers = len({process for processes in owners for process in processes})
-        gather = AllGather.connect(key, readers, _AGREEMENTS_PER_EPOCH * (window + _IN_FLIGHT))
-    return Stream(
-        source, form, buffers, plan.batch_size, options.remainder, options.epochs, window, owners, gather
-    )
+        readers = set().union(*plan.lane_owners)
+        kept = _AGREEMENTS_PER_EPOCH * (plan.settings.buffer + _IN_FLIGHT)
+        gather = AllGather.connect(key, len(readers), kept)
+    return Stream(source, form, buffers, plan, options.epochs, gather)
 
 
 def _check(problems: Iterable[str]) -> None:
@@ -285,7 +285,7 @@ def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) 
                 service,
                 f"{key}/{step}" if step else key,
                 every=options.reading.check_replicas_every,
-                batch_size=stages.access.batch_size * options.steps_per_call,
+                batch_size=stages.plan.batch_size * options.steps_per_call,
                 epoch_rows=stages.fingerprint["rows"],
                 spec=stages.placement.spec,
             )
@@ -296,8 +296,7 @@ def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) 
 
 def _processes_of(sharding: Any) -> set[int]:
     """The processes that own a device of a sharding, or of a tree of them."""
-    # what is no sharding is refused elsewhere
-    shardings = [leaf for leaf in jax.tree.leaves(sharding) if isinstance(leaf, jax.sharding.Sharding)]
+    shardings = jax.tree.leaves(sharding)
     for leaf in shardings:
         if isinstance(getattr(leaf, "mesh", None), jax.sharding.AbstractMesh):
             raise ValueError(
@@ -310,10 +309,7 @@ def _processes_of(sharding: Any) -> set[int]:
 
 def described(options: FeedOptions, stages: Stages, place: list[Any] | None = None) -> dict[str, Any]:
     """JSON values by field: all that must be the same in every process for batch k to be the same."""
-    leaves: Mapping[str, Any] = {
-        f"batch{jax.tree_util.keystr(path)}": leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(stages.placement.spec)
-    }
+    leaves: Mapping[str, Any] = stages.plan.leaves
     return {
         "name": options.name,
         "version": {"feedline": __version__, **{package: version(package) for package in _PACKAGES}},
@@ -324,7 +320,7 @@ def described(options: FeedOptions, stages: Stages, place: list[Any] | None = No
         "bad_rows": options.reading.bad_rows,
         "check_replicas_every": options.reading.check_replicas_every,
         # the window in which processes agree on the ends of lanes
-        "prefetch": stages.settings.prefetch if len(set(stages.access.owners)) > 1 else None,
+        "prefetch": stages.settings.prefetch if stages.plan.agrees_on_ends else None,
         "place": place,
         "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
         "sharding": {name: _layout(leaf.sharding, leaf.shape) for name, leaf in leaves.items()},

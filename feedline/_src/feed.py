@@ -20,7 +20,6 @@ from feedline._src.feed_options import FeedOptions
 from feedline._src.options import Auto, Order, Reading
 from feedline._src.order.schedule import BatchSizes, Remainder
 from feedline._src.placement.place import Placed
-from feedline._src.placement.plan import as_shardings
 from feedline._src.plan.asked import Transform
 from feedline._src.prefetch.pipelines import Closed, Run
 from feedline._src.record import BatchRecord, Counters
@@ -115,7 +114,6 @@ class Feed(FeedBase):
         name: str | None = FeedOptions.name,
     ) -> None:
         try:
-            sharding = as_shardings(sharding)
             options = FeedOptions(
                 source,
                 batch_size,

@@ -92,7 +92,7 @@ class FeedBase(ProcessBound):
     @property
     def batch_size(self) -> int:
         """Rows in the next global batch."""
-        return self._stages.access.batch_size
+        return self._stages.plan.batch_size
 
     @property
     def order(self) -> Any:
@@ -131,11 +131,13 @@ class FeedBase(ProcessBound):
 
         TypeError if it is endless, or a stream, or if the batch size changes.
         """
-        if self._sizes.changes:
+        length = None if self._sizes.changes else self._stages.plan.length
+        if length is None:
             raise TypeError(
-                "passes differ in length where the batch size changes; bound the loop by zip(range(n), feed)"
+                "passes must have a length that is known, and those of a stream, of an endless feed and of batch "
+                "sizes that change have none; bound the loop by zip(range(n), feed)"
             )
-        return self._stages.access.deliveries()
+        return length
 
     @property
     def spec(self) -> Any:
@@ -167,9 +169,11 @@ class FeedBase(ProcessBound):
         reads, and `feedline.save_lanes` saves them all. With random access it is a few integers and the spec of a
         row: under 1 KB for up to some twenty leaves.
         """
-        delivered = self._delivered
-        lanes = self._stages.access.lanes_for_state(delivered.lanes)
-        return states.make(delivered.step, delivered.cursor, self._stages.fingerprint, **lanes)
+        (step, cursor, lanes), stages = self._delivered, self._stages
+        if stages.plan.lanes and not lanes:  # before their first epoch
+            lanes = dict.fromkeys(str(lane) for lane in stages.access.form.part.lanes)
+        writers = [processes[0] for processes in stages.plan.lane_owners]
+        return states.make(step, cursor, stages.fingerprint, lanes, writers)
 
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
         """The rows of the batch that follows `state`. Reads no data.
@@ -202,9 +206,9 @@ class FeedBase(ProcessBound):
             lambda stages: stages.reweighted(stages.access.source.with_weights_of(order, position))
         )
         step, cursor = states.check(state, sizes.at(self._delivered.step).fingerprint, allow)
-        access, lanes = self._stages.access, None
-        if access.owners:
-            lanes = states.check_lanes(state, len(access.owners), [str(lane) for lane in access.form.part.lanes])
+        (part,), lanes = self._stages.plan.reads, None
+        if self._stages.plan.lanes:
+            lanes = states.check_lanes(state, self._stages.plan.lanes, [str(lane) for lane in part.lanes])
         self._go_to(Delivered(step, cursor, lanes), sizes)
 
     def seek(self, epoch: int, position: int = 0) -> None:
@@ -226,7 +230,7 @@ class FeedBase(ProcessBound):
             raise ValueError(
                 f"seek takes an epoch and a position below 2^63, got epoch {epoch}, position {position}"
             )
-        if position and self._stages.access.owners:
+        if position and self._stages.plan.lanes:
             raise ValueError(
                 f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
             )
@@ -470,7 +474,7 @@ class FeedBase(ProcessBound):
         """Go on with other settings. The listener proposes them again until the next run starts."""
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
         # a stream's next iterator may share state with the one that reads
-        self._stop(GRACE_S if self._running.access.owners else 0, reads=False)
+        self._stop(GRACE_S if self._running.plan.lanes else 0, reads=False)
 
     def _switch(self, stages: Stages) -> None:
         """Use these stages for the next run. The one before was given up."""

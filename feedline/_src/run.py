@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from feedline._src.agreement.replicas import ReplicaCheck
     from feedline._src.bounds import Bounds
     from feedline._src.loader.streams import Stream
+    from feedline._src.plan.plan import Plan
     from feedline._src.rows.source import Source
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Stages:
     """What a feed of one batch size is made of.
 
     Attributes:
+      plan: of this process.
       access: reads the process-local part of each batch.
       placement: makes global arrays of that.
       fingerprint: of the state.
@@ -46,6 +48,7 @@ class Stages:
       latest_values, in_step: what processes tell each other during training; None with one process.
     """
 
+    plan: Plan
     access: RandomAccess | Stream
     placement: Placement
     fingerprint: dict[str, Any]

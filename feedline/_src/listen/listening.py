@@ -118,7 +118,7 @@ class FeedListener(Accounts):
             window,
             stages.settings,
             own_cores(),
-            stream=bool(stages.access.owners),
+            stream=bool(stages.plan.lanes),
             gil_wait_s=self.gil_wait_s(),
             may_use_workers=stages.access.may_use_workers,
             process=jax.process_index(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from feedline._src.loader.form import Cuts, HostBatch, LocalForm, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.epoch import RowOrder
-from feedline._src.order.schedule import ENDLESS, BatchPositions, Cursor, Schedule
+from feedline._src.order.schedule import BatchPositions, Cursor, Schedule
 from feedline._src.placement.plan import Indices
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
@@ -160,11 +160,6 @@ class RandomAccess:
     buffers: BatchBuffers
     steps_per_call: int = 1
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
-    owners: ClassVar[tuple[tuple[int, ...], ...]] = ()
-
-    @property
-    def batch_size(self) -> int:
-        return self.schedule.batch_size
 
     @property
     def may_use_workers(self) -> bool:
@@ -187,13 +182,6 @@ class RandomAccess:
     def steps_per_epoch(self) -> int:
         return self.schedule.steps_per_epoch
 
-    def deliveries(self) -> int:
-        """Deliveries of a pass. TypeError if it is endless."""
-        count = self.schedule.batches_of_pass(0)
-        if count == ENDLESS:
-            raise TypeError("an endless feed has no length; give it epochs, or use feed.steps_per_epoch")
-        return count // self.steps_per_call
-
     def check_cursor(self, cursor: Cursor) -> None:
         """ValueError if the number of batches left in the pass is no multiple of the steps per call."""
         self.order.taken_before(*cursor)  # refuses an epoch of a mixture that is too late
@@ -205,14 +193,11 @@ class RandomAccess:
         if not self.schedule.batches_from(after):  # a "wrap" pass may leave a few rows
             after = self.next_pass(after)
         self.check_cursor(after)
-        offsets, rows = np.arange(self.batch_size), []
+        offsets, rows = np.arange(self.schedule.batch_size), []
         for step in range(self.steps_per_call):
             start = self.schedule.batch_at(after, step)
             rows.append(np.where(self.schedule.positions(start, offsets).valid, self.locate(start, offsets), -1))
         return rows[0] if self.steps_per_call == 1 else np.stack(rows)
-
-    def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
-        return {"lanes": None}
 
     def locate(self, start: Cursor, offsets: Indices) -> Indices:
         """int64[k], read-only: the row index at these ascending offsets in the batch at `start`."""
@@ -226,7 +211,7 @@ class RandomAccess:
         """The length of the ragged leaves of the batch at `start`, the same in each process; None: it has none."""
         if not self.form.ragged:
             return None
-        return self.source.padded_length(self.locate(start, np.arange(self.batch_size)))
+        return self.source.padded_length(self.locate(start, np.arange(self.schedule.batch_size)))
 
     def fill(
         self, start: Cursor, part: int, parts: int, buffers: Buffers, clock: PartClock | None = None

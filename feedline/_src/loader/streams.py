@@ -27,11 +27,11 @@ from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
 from feedline._src.placement.plan import Indices
+from feedline._src.plan.plan import Plan
 from feedline._src.rows.values import write_record
 from feedline._src.runtime.threads import JaxSettings, annotation
 from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
 
-_UNKNOWN_LENGTH = "a stream does not know its length before its end"
 _TUPLE = "__tuple__"
 
 
@@ -49,22 +49,18 @@ class Stream:
 
     Attributes:
       source: the first item. It replaces bad items, and fills rows without an item, since every process has it.
-      remainder: "drop": the shortest lane ends an epoch, and what others have left is read to be counted. "pad":
-        the longest lane ends it. "wrap", for one lane: batches cross it.
+      plan: its remainder is "drop": the shortest lane ends an epoch, and what others have left is read to be
+        counted. "pad": the longest lane ends it. "wrap", for one lane: batches cross it. `settings.buffer` is the
+        number of batches for which lane ends are exchanged together.
       gather: exchanges lane ends with the other processes; None: this process reads every lane.
-      window: the number of batches for which lane ends are exchanged together.
-      owners: of each lane, the processes that read it, ascending. The first one saves it.
       opened: the iterators that were opened and not yet closed, in this order.
     """
 
     source: FirstItem
     form: LocalForm
     buffers: BatchBuffers
-    batch_size: int
-    remainder: Remainder
+    plan: Plan
     epochs: int | None
-    window: int
-    owners: tuple[tuple[int, ...], ...]
     gather: GatherReports | None = None
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
     opened: list[StreamBatches] = dataclasses.field(default_factory=list)
@@ -77,9 +73,13 @@ class Stream:
         return self.source.lanes
 
     @property
+    def remainder(self) -> Remainder:
+        return self.plan.remainder
+
+    @property
     def items(self) -> int:
         """Items of each lane in a batch."""
-        return self.batch_size // self.lanes
+        return self.plan.batch_size // self.lanes
 
     def exists(self, offset: int, ends: Mapping[int, int]) -> bool:
         """Whether there is a batch after `offset` items of each lane, if these lanes have ended."""
@@ -110,11 +110,7 @@ class Stream:
 
     def steps_per_epoch(self) -> int:
         """TypeError: unknown."""
-        raise TypeError(_UNKNOWN_LENGTH)
-
-    def deliveries(self) -> int:
-        """TypeError: unknown."""
-        raise TypeError(f"{_UNKNOWN_LENGTH}; bound the loop by zip(range(n), feed)")
+        raise TypeError("a stream does not know its length before its end, so its epochs have no number of steps")
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """TypeError: a stream has no row indices."""
@@ -122,11 +118,6 @@ class Stream:
 
     def check_cursor(self, cursor: Cursor) -> None:
         """Any cursor will do."""
-
-    def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
-        """The state of each lane that this process reads, None before its first epoch; and who saves each lane."""
-        mine = dict.fromkeys(str(lane) for lane in self.form.part.lanes)
-        return {"lanes": lanes or mine, "writers": [processes[0] for processes in self.owners]}
 
 
 class Report(NamedTuple):
@@ -242,7 +233,7 @@ class StreamBatches:
         Returns:
           These batches; if they are the last ones of the epoch, the items of each lane; and the error after them.
         """
-        size, of_window = self._stream.items, self._stream.window
+        size, of_window = self._stream.items, self._stream.plan.settings.buffer
         # windows begin at the same batches on all processes
         left = of_window - self._offset // size % of_window
         window = range(self._offset, self._offset + left * size, size)
@@ -340,7 +331,7 @@ class StreamBatches:
             lane, items = min(ends.items(), key=lambda end: end[1])
             raise FeedError(
                 f'remainder "drop" drops a partial batch, and epoch {self._epoch} of lane {lane} has only {items} '
-                f"items for batches of {self._stream.batch_size}, {self._stream.items} of each lane; use a "
+                f"items for batches of {self._stream.plan.batch_size}, {self._stream.items} of each lane; use a "
                 'smaller batch, or remainder="pad"',
                 stage="read",
             )

@@ -94,14 +94,12 @@ class Placement:
 
     @functools.cached_property
     def _places(self) -> list[Callable[[HostLeaf], jax.Array]]:
-        places: list[Callable[[HostLeaf], jax.Array]] = []
-        for i, leaf in enumerate(jax.tree.leaves(self.spec)):
-            place = _place_all if leaf.sharding.is_fully_addressable else _place_local
-            if i in self.ragged:
-                places.append(functools.partial(_place_ragged, place, leaf))
-            else:
-                places.append(functools.partial(place, leaf.sharding, leaf.shape))
-        return places
+        return [
+            functools.partial(_place_whole, leaf.sharding)
+            if leaf.sharding.is_fully_addressable
+            else functools.partial(_place_part, leaf.sharding, leaf.shape, i in self.ragged)
+            for i, leaf in enumerate(jax.tree.leaves(self.spec))
+        ]
 
 
 @functools.cache
@@ -126,18 +124,18 @@ def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
         )
 
 
-def _place_all(sharding: Sharding, shape: tuple[int, ...], values: HostLeaf) -> jax.Array:
-    """Place a leaf that this process supplies whole, in half the time of `_place_local` for a small batch."""
+def _place_whole(sharding: Sharding, values: HostLeaf) -> jax.Array:
+    """Place a leaf that this process supplies whole, in half the time of `_place_part` for a small batch."""
     if isinstance(values, jax.Array):  # a copy, since the step may donate its batch
         array: jax.Array = jax.device_put(values, sharding, may_alias=False)
         return array
-    if values.shape != shape:
-        raise ValueError(f"a leaf must have the shape that was planned, {list(shape)}, got {list(values.shape)}")
-    return jax.make_array_from_callback(shape, sharding, values.__getitem__)
+    return jax.make_array_from_callback(values.shape, sharding, values.__getitem__)
 
 
-def _place_local(sharding: Sharding, shape: tuple[int, ...], values: HostLeaf) -> jax.Array:
-    """Place a leaf of which this process supplies a part."""
+def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values: HostLeaf) -> jax.Array:
+    """Place a leaf of which this process supplies a part. `ragged`: axis 1 is as long as in `values`."""
+    if ragged:
+        shape = (shape[0], values.shape[1], *shape[2:])
     if not isinstance(values, jax.Array):
         array: jax.Array = jax.make_array_from_process_local_data(sharding, values, shape)
         return array
@@ -149,22 +147,10 @@ def _place_local(sharding: Sharding, shape: tuple[int, ...], values: HostLeaf) -
     starts = [sorted({start for start, _ in ranges}) for ranges in zip(*(part for _, part in held), strict=True)]
     shards = []
     for device, part in held:
-        first = [
-            all_starts.index(start) * (stop - start)
-            for all_starts, (start, stop) in zip(starts, part, strict=True)
-        ]
-        local = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(first, part, strict=True))
+        at = [(every.index(start), stop - start) for every, (start, stop) in zip(starts, part, strict=True)]
+        local = tuple(slice(i * size, (i + 1) * size) for i, size in at)
         shards.append(jax.device_put(values[local], device, may_alias=False))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
-
-
-def _place_ragged(
-    place: Callable[[Sharding, tuple[int, ...], HostLeaf], jax.Array],
-    leaf: jax.ShapeDtypeStruct,
-    values: HostLeaf,
-) -> jax.Array:
-    """Place a leaf that is as long along axis 1 as its values are in this batch."""
-    return place(leaf.sharding, (leaf.shape[0], values.shape[1], *leaf.shape[2:]), values)
 
 
 def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
