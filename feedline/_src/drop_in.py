@@ -81,7 +81,7 @@ class _HostBatch(NamedTuple):
     spec: RowSpec
     leaves: list[Any]
     nbytes: int
-    state: Any
+    after: Any
     times: PartTimes
 
 
@@ -139,7 +139,7 @@ class MeshIterator(ProcessBound):
         self._batches += 1
         self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
         self._placed_bytes += host.nbytes
-        self._state = host.state
+        self._state = host.after
         return placed.batch
 
     def statistics(self) -> Statistics:

@@ -77,13 +77,7 @@ class Stages:
 
     def placer(self, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Callable[[HostBatch], Placed]:
         """A function that checks and places a host batch, for any thread. `on_placed`: see `Placement.placed`."""
-
-        def place(host: HostBatch) -> Placed:
-            if self.check is not None:
-                self.check(host.leaves, host.after)
-            return self.placement.placed(host, on_placed)
-
-        return place
+        return functools.partial(self.placement.placed, on_placed=on_placed, check=self.check)
 
     @property
     def ahead(self) -> int:

@@ -110,8 +110,8 @@ class PartWriter:
         with annotation("read"):
             index = self._read(some, index)
         self.clock.lap("read")
-        form, (read, leaves, direct) = self.form, self.buffers
-        if direct:
+        form, (read, leaves) = self.form, self.buffers
+        if not form.part.changed:  # read in place
             return
         here = self._here(some)
         changed = {i: read[i][here] for i, _ in self.cuts if i in form.part.changed}

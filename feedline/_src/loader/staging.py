@@ -147,18 +147,16 @@ class Buffers(NamedTuple):
     Attributes:
       read: the leaves as the source writes them, in its dtypes and with the shapes of `ProcessReads.as_read`.
       leaves: the leaves as they are placed. Where a leaf needs neither transform nor cast, the array in `read`.
-      direct: whether that is so for all leaves.
     """
 
     read: list[Array]
     leaves: list[Array]
-    direct: bool
 
     def of_step(self, step: int) -> Buffers:
         """Of several batches in one piece of memory, the one with that number."""
         placed = {id(whole): whole[step] for whole in self.leaves}
         read = [placed.get(id(whole), whole[step]) for whole in self.read]
-        return Buffers(read, list(placed.values()), self.direct)
+        return Buffers(read, list(placed.values()))
 
 
 class BatchBuffers:
@@ -179,7 +177,6 @@ class BatchBuffers:
         changed = form.part.changed  # other leaves are read into the memory from which they are placed
         self._read_at = [len(placed) + changed.index(i) if i in changed else i for i in range(len(read))]
         self._placed = len(placed)
-        self._direct = not changed
         self._ragged = {*form.ragged, *(self._read_at[i] for i in form.ragged)}
         self.staging = Staging(placed + [read[i] for i in changed], idle)
 
@@ -193,7 +190,7 @@ class BatchBuffers:
         if length is not None:
             for at in self._ragged:
                 leased[at] = shortened(leased[at], length)
-        return Buffers([leased[at] for at in self._read_at], leased[: self._placed], self._direct)
+        return Buffers([leased[at] for at in self._read_at], leased[: self._placed])
 
 
 def shortened(array: Array, length: int) -> Array:

@@ -26,10 +26,12 @@ HostLeaf = np.ndarray[Any, Any] | jax.Array
 
 
 class LocalBatch(Protocol):
-    """What placing needs of this process's part of a batch: its leaves."""
+    """What placing needs of this process's part of a batch: its leaves, and where the data goes on after it."""
 
     @property
     def leaves(self) -> list[Any]: ...
+    @property
+    def after(self) -> Any: ...
     def _replace(self, *, leaves: list[Any]) -> Any: ...
 
 
@@ -63,12 +65,20 @@ class Placement:
     def __post_init__(self) -> None:
         _prepare_jax()
 
-    def placed(self, host: LocalBatch, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Placed:
+    def placed(
+        self,
+        host: LocalBatch,
+        on_placed: Callable[[PlaceTimes, Sequence[Any]], None],
+        check: Callable[[list[Any], Any], None] | None = None,
+    ) -> Placed:
         """Place a batch, and note how long that takes.
 
         Args:
           on_placed: called with the times and the global arrays; never raises.
+          check: called before with the leaves and `host.after`: compares them with those of other processes.
         """
+        if check is not None:
+            check(host.leaves, host.after)
         watch = Stopwatch()
         with annotation("place"):
             batch = self.place(host.leaves)
