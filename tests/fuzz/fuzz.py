@@ -45,9 +45,10 @@ from fuzz_inputs import FILES, FORMATS, STATES, Outcome
 EXPECTED = ("right", "other rows", "refused", "refused by the next batch", "accepted")
 """Outcomes that refute nothing; any other one does."""
 OF_A_LIBRARY = {
-    (name, kind)
-    for name in ("hdf5 text", "remote hdf5 text", "lmdb", "remote lmdb")
-    for kind in ("crash", "hang", "too much memory")
+    *itertools.product(
+        ("hdf5 text", "remote hdf5 text", "lmdb", "remote lmdb"), ("crash", "hang", "too much memory")
+    ),
+    *itertools.product(("hdf5", "hdf5 chunks", "remote hdf5", "remote hdf5 chunks"), ("too much memory",)),
 }
 """Outcomes of damage that a library reads by itself: docs/security.md says so."""
 _HANG_OF_A_LIBRARY_S = 5.0
