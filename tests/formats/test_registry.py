@@ -1,6 +1,5 @@
 """What formats declare: the registry, the docs and the extras say the same; the Python of docs/formats.md runs."""
 
-import pickle
 import re
 import tomllib
 from pathlib import Path
@@ -12,10 +11,9 @@ FORMATS = set(formats().values())
 PAGE = (ROOT / "docs" / "formats.md").read_text().partition("\n## Tables: ")[0]
 
 
-def test_no_two_formats_share_a_suffix_and_each_pickles_by_its_name():
+def test_no_two_formats_share_a_suffix():
     suffixes = [suffix for form in FORMATS for suffix in form.suffixes]
     assert sorted(suffixes) == sorted(formats())
-    assert all(pickle.loads(pickle.dumps(form)) is form for form in FORMATS)
 
 
 def test_the_table_in_the_docs_and_the_extras_of_the_package():

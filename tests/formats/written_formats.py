@@ -21,9 +21,10 @@ import tensorstore
 import tfrecords
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from feedline._src.formats.registry import format_named
+from feedline._src.formats.registry import formats
 
 COUNT = 120
+FORMATS = {form.name: form for form in formats().values()}
 X = np.random.default_rng(0).normal(size=(COUNT, 3)).astype(np.float32)
 N = np.arange(1, COUNT + 1, dtype=np.int32)
 TEXT = [f"row {i} ".encode() * (i % 5) for i in range(COUNT)]
@@ -56,7 +57,7 @@ class Case:
 
     @property
     def takes(self):
-        return format_named(self.format).takes
+        return FORMATS[self.format].takes
 
     def expected(self, rows):
         """The rows at these indices: a tree of arrays, or a list of records."""
@@ -81,7 +82,7 @@ CASES: dict[str, Case] = {}
 
 def case(name, rows, write, **arguments):
     """Register what writes a case of this name, the first word of which is the format."""
-    form = format_named(name.partition(" ")[0])
+    form = FORMATS[name.partition(" ")[0]]
     suffix = arguments.pop("suffix", form.suffixes[0])
     CASES[name] = Case(form.name, write, rows, suffix=suffix, **arguments)
 

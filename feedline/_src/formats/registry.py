@@ -22,10 +22,10 @@ Way = Literal["mapped", "grouped"]
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """What a module says about its format. It pickles as its name.
+    """What a module says about its format.
 
     Attributes:
-      name: by which it pickles.
+      name: for the rules that concern it alone.
       suffixes: of its files, the common one first.
       takes: the options of `open_source` that it takes, beside `store`.
       extra: the extra of pyproject.toml that installs its library; "": it needs none.
@@ -54,9 +54,6 @@ class Format:
     head_bytes: int = 0
     tail_bytes: int = 0
 
-    def __reduce__(self) -> Any:
-        return format_named, (self.name,)
-
 
 def fetched_files(paths: Sequence[str], store: Store | None) -> Files:
     """Files of a library that reads them by their paths: objects in a store are fetched whole, all at once."""
@@ -72,11 +69,6 @@ def formats() -> dict[str, Format]:
     names = [f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__)]
     declared = [value for name in names for value in vars(importlib.import_module(name)).values()]
     return {suffix: form for form in declared if isinstance(form, Format) for suffix in form.suffixes}
-
-
-def format_named(name: str) -> Format:
-    """The format that is called so."""
-    return next(form for form in formats().values() if form.name == name)
 
 
 def suffix_of(path: str) -> str:

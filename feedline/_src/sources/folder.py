@@ -63,8 +63,7 @@ class FolderSource(EncodedSource):
           RowError: a file cannot be read.
           FeedError: a file was changed or deleted, a store cannot be read, or too many files are open.
         """
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
-            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+        self.check_range(rows)
         files = [data or b"" for data in self._folder.read(rows.tolist())]
         if self.classes is None:
             return files
