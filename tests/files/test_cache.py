@@ -89,14 +89,14 @@ def test_a_failed_fetch_of_a_whole_file_holds_up_nobody_while_its_error_is_kept(
     def whole():
         nonlocal waiter
         waiter = threading.current_thread()
-        return Path(files[1].path()).read_bytes()
+        return files[1].with_path(lambda local: Path(local).read_bytes())
 
     waiter = None
     monkeypatch.setattr(fcntl, "flock", noted)
     store.fault = fails_once
     with pytest.raises(feedline.FeedError, match="is not there any more") as kept:
-        files[0].path()
-    assert waiting[0].result(PATIENCE_S) == Path(files[2].path()).read_bytes() == b"bytes"
+        files[0].with_path(str)
+    assert waiting[0].result(PATIENCE_S) == files[2].with_path(lambda local: Path(local).read_bytes()) == b"bytes"
     assert kept.tb is not None  # as a notebook keeps the last one
 
 

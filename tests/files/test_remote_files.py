@@ -90,7 +90,7 @@ def test_a_file_in_a_store_is_read_as_a_local_one(url, options, tmp_path):
                 assert read.read() == DATA[-50:]
         with pytest.raises(feedline.FeedError, match="too early"):
             each.read_rows(np.array([len(DATA) - 3]), np.zeros((1, 5), np.uint8))
-        assert Path(each.path()).read_bytes() == DATA
+        assert each.with_path(lambda local: Path(local).read_bytes()) == DATA
 
 
 def test_what_one_source_fetched_serves_the_next_and_is_fetched_once(store, url, options):
@@ -238,7 +238,7 @@ def test_objects_without_bytes(store, options):
     file = opened(f"{store.url}/empty", options)
     assert file.read(np.array([0, 3]), np.array([5, 0])) == [b"", b""]
     assert file.samples([(0, 3)]) == [b""]
-    assert Path(file.path()).read_bytes() == b""
+    assert file.with_path(lambda local: Path(local).read_bytes()) == b""
     with file.open() as read:
         assert read.read() == b""
 
@@ -388,7 +388,7 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
         return None if method == "HEAD" else 404 if path == "/a.bin" and not part[0] else 503
 
     store.fault = fault
-    for read in (files.local_paths, lambda: folder.read(["a.bin", "b.bin"])):
+    for read in (files.fetch_whole, lambda: folder.read(["a.bin", "b.bin"])):
         with pytest.raises(feedline.FeedError, match="it is not there any more"):
             read()
         wait_until(is_quiet)
@@ -466,7 +466,7 @@ import sys
 from feedline import Store
 from feedline._src.files.files import Files
 files = Files([sys.argv[1]], Store(cache=sys.argv[2]))
-print(len(open(files.local_paths()[0], "rb").read()), flush=True)
+print(files[0].with_path(lambda path: len(open(path, "rb").read())), flush=True)
 sys.stdin.read()
 """
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import MOST, fetcher
-from feedline._src.files.file import FileVersion, check_may_open
+from feedline._src.files.file import Version, check_may_open
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
@@ -164,12 +164,12 @@ def cache_of(options: Store) -> Cache:
     return _caches.get(key) or _caches.setdefault(key, Cache(*key))
 
 
-def touch(file: int | str) -> FileVersion:
+def touch(file: int | str) -> Version:
     """Note that a file is in use, so that it is not evicted soon. Returns its version, which stays the same."""
     status, now = os.stat(file), time.time_ns()
     if now - max(status.st_atime_ns, status.st_mtime_ns) > _TOUCH_NS:
         os.utime(file, ns=(now, status.st_mtime_ns))
-    return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return Version(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
 
 def lock_alone(descriptor: int) -> bool:

@@ -62,8 +62,7 @@ class CacheFile(Descriptor):
         return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
 
     def begin(self) -> None:
-        """Give a new file its length and its id."""
-        os.ftruncate(self.descriptor, self.size)
+        """Give a new file its id, and so its length, by one system call: others may have it open."""
         self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
         os.pwrite(self.descriptor, self.id, self._id_at)
 
@@ -104,7 +103,7 @@ class CachedRange:
 
     def __init__(self, cache: Cache, stored: RemoteObject, start: int, stop: int) -> None:
         self._cache, self._object, self._start, self.size = cache, stored, start, stop - start
-        text = f"2\n{stored.url}\n{stored.version.tag}\n{start}-{stop}"
+        text = f"2\n{stored.url}\n{stored.version.stamp}\n{start}-{stop}"
         self.path = cache.path(hashlib.sha256(text.encode()).hexdigest()[:40])
         self.blocks = range(-(-self.size // BLOCK_BYTES))
         self._verified = b"", np.zeros(len(self.blocks), bool)
@@ -128,7 +127,8 @@ class CachedRange:
             touch(found.descriptor)
             if found.id:
                 return self._recognized(found)
-            found.delete()
+            if os.stat(found.descriptor).st_size:  # else somebody is about to call `begin`
+                found.delete()
         return None
 
     def open(self) -> CacheFile:
@@ -139,7 +139,7 @@ class CachedRange:
             with self._cache.checked():
                 descriptor = in_folder(os.path.dirname(self.path), lambda: os.open(self.path, flags, 0o600))
             found = CacheFile(self.path, descriptor, self.size)
-            if not found.id:  # else another process has just made it
+            if not found.id:
                 self._cache.store(0, found.begin)
         return self._recognized(found)
 
@@ -196,8 +196,7 @@ class CachedRange:
             with self._cache.checked(), contextlib.suppress(FileNotFoundError):
                 whole = OpenFile(path)
                 fcntl.flock(whole.descriptor, fcntl.LOCK_SH)
-                is_right = (whole.version.size_bytes, whole.version.modified_ns) == (self.size, _WHOLE_NS)
-                if is_right and whole.is_at_its_path:
+                if whole.is_at_its_path and whole.version[:2] == (self.size, _WHOLE_NS):
                     touch(whole.descriptor)
                     return whole
                 os.unlink(path)  # somebody wrote to it
@@ -218,7 +217,7 @@ class CachedRange:
             self.fetch_all(self.blocks)
         finally:
             self.cancel()  # an interrupt of this thread stops its requests
-        if file.lies_at(self.path) and all(map(file.has, self.blocks)):
+        if file.lies_at(self.path) and all(map(file.has, self.blocks)) and file.is_intact:
             with self._cache.checked(), contextlib.suppress(FileNotFoundError):
                 os.ftruncate(file.descriptor, self.size)
                 os.utime(file.descriptor, ns=(time.time_ns(), _WHOLE_NS))

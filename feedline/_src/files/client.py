@@ -128,9 +128,9 @@ class Client:
             found = await self._asked(key, request)
         except TransientError as error:
             if "416" in str(error):
-                version.check(await self._version(key), f"{self._base}/{key}")
+                version.compare(await self._version(key), f"{self._base}/{key}")
             raise
-        version.check(_version_in(found.meta), f"{self._base}/{key}")
+        version.compare(_version_in(found.meta), f"{self._base}/{key}")
         stream = found.stream(min_chunk_size=_PROGRESS_BYTES)
         data = b"".join([part async for part in self._each(key, stream)])
         if len(data) != stop - start:

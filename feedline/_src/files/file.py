@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import itertools
 import mmap
@@ -29,58 +30,49 @@ _MERGED_BYTES, _MERGED_GAP_BYTES, _MERGED_PART_BYTES = 1 << 22, 1 << 12, 1 << 15
 """Limits of a merged read, its gaps and its parts. It saves a system call per part, and copies each once more."""
 
 
-class FileVersion(NamedTuple):
-    """What changes when a local file is replaced or written to."""
+class Version(NamedTuple):
+    """What changes when a file or an object is replaced or written to.
 
-    device: int
-    inode: int
+    Attributes:
+      stamp: a local file's time of modification in ns. An object's strong ETag, else the date of its last
+        modification; "" if it has neither. Equal on all machines.
+      inode: device and number of a local file.
+    """
+
     size_bytes: int
-    modified_ns: int
+    stamp: int | str
+    inode: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, file: str | int) -> FileVersion:
-        """The present version of the file at a path, or of an open descriptor. OSError if there is none."""
+    def of(cls, file: str | int) -> Version:
+        """The present version of the local file at a path, or of an open descriptor. OSError if there is none."""
         found = os.stat(file)
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
     def check(self, path: str) -> None:
-        """Raise a FeedError if the file at `path` was replaced, deleted or written to."""
+        """Raise a FeedError if the local file at `path` was replaced, deleted or written to."""
         try:
-            self.compare(FileVersion.of(path), path)
+            self.compare(Version.of(path), path)
         except OSError as error:
             raise changed(path, f"it cannot be found any more ({error.strerror})") from error
 
-    def compare(self, now: FileVersion, path: str) -> None:
-        """Raise a FeedError that says what differs, if anything does."""
+    def compare(self, now: Version | None, name: str) -> None:
+        """Raise a FeedError that says what differs, if anything does. `now`: None if there is no such file."""
         if now == self:
             return
-        if now.size_bytes != self.size_bytes:
+        if now is None:
+            found = "it cannot be found any more"
+        elif now.size_bytes != self.size_bytes:
             found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
-        elif now[:2] != self[:2]:
+        elif now.inode != self.inode:
             found = "another file lies at its path"
         else:
-            found = "it was written to"
-        raise changed(path, found)
-
-
-class Version(NamedTuple):
-    """Size and tag of an object: its strong ETag, else the date of its last modification; "" if it has neither."""
-
-    size_bytes: int
-    tag: str
-
-    def check(self, now: Version, name: str) -> None:
-        """Raise a FeedError that says what differs, if anything does."""
-        if now == self:
-            return
-        found = f"its ETag is {now.tag} and was {self.tag}"
-        if now.size_bytes != self.size_bytes:
-            found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
+            found = "it was written to" if self.inode else f"its ETag is {now.stamp} and was {self.stamp}"
         raise changed(name, found)
 
     def check_strong(self, name: str) -> None:
         """Raise a FeedError if the object could be replaced without anybody noticing."""
-        if not self.tag:
+        if not self.stamp:
             raise FeedError(
                 "an object must have a version, so that it is noticed if it is replaced: a strong ETag, or a date "
                 f"of modification that is a minute old; and {name} has neither. If it was just written, wait a "
@@ -112,23 +104,23 @@ class File:
     in_store = False
     name: str
     size: int
-    version: FileVersion | Version
+    version: Version
     open_files: LruCache[OpenFile]
 
     def __init__(
         self,
         name: str,
-        version: FileVersion | None = None,
+        version: Version | None = None,
         opened: LruCache[OpenFile] | None = None,
         place: str | None = None,
     ) -> None:
         self.name, self.place = name, place or absolute(name)
         if version is None:
             with opening(Path(name)) as file:
-                version = FileVersion.of(file.fileno())
+                version = Version.of(file.fileno())
         else:
             version.check(self.place)
-        self.version = self._version = version
+        self.version = version
         self.size = version.size_bytes
         self.open_files = opened or LruCache(OPEN_FILES)
         self._memory: Bytes | None = None
@@ -139,7 +131,7 @@ class File:
         FeedError: it was changed or deleted, or its store cannot be read. OSError, MemoryError: of the disk; a
         part is too large.
         """
-        file = self.open_files.get(self.place, lambda: OpenFile(self.place, self._version))
+        file = self.open_files.get(self.place, lambda: OpenFile(self.place, self.version))
         found = file.read(offsets, lengths)
         file.check()
         return found
@@ -163,7 +155,7 @@ class File:
         """
         if self._memory is None:
             try:
-                file = OpenFile(self.place, self._version)
+                file = OpenFile(self.place, self.version)
                 mapped: Any = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
             except OSError as error:
                 check_may_open(error, self.name)
@@ -171,18 +163,17 @@ class File:
             self._memory = np.frombuffer(mapped, np.uint8)
         return self._memory
 
-    def path(self) -> str:
-        """A local path of all bytes. An object is downloaded, and kept in the cache as long as this `File`."""
-        return self.place
-
     def with_path(self, use: Callable[[str], T]) -> T:
-        """What `use` returns for the `path`. If the cache's file of an object was deleted or written to meanwhile,
-        `use` is called again with the path of a new file, which is another str. Errors: see `read`."""
+        """What `use` returns for a local path of all bytes. Errors: see `read`.
+
+        An object is fetched whole, and stays in the cache as long as this `File`. If its file was deleted or
+        written to meanwhile, `use` is called again with the path of a new file, which is another str.
+        """
         return use(self.place)
 
     def open(self, sequential: bool = False) -> BinaryIO:
         """A file object of the bytes, for one thread. If it is `sequential`, an object is fetched ahead."""
-        opened = OpenFile(self.place, self._version)
+        opened = OpenFile(self.place, self.version)
         return os.fdopen(os.dup(opened.descriptor), "rb")
 
     def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
@@ -192,16 +183,8 @@ class File:
     def start_samples(self, ranges: list[tuple[int, int]]) -> Callable[[], list[bytes]]:
         """Begin to fetch `samples`. Returns a function that waits for them, and returns them."""
 
-        def read() -> list[bytes]:
-            file = OpenFile(self.place, self._version)
-            return [pread(file.descriptor, length, offset) for offset, length in ranges]
-
-        return read
-
-    @property
-    def stamp(self) -> int | str:
-        """A time or an ETag, which is equal on all machines."""
-        return self._version.modified_ns
+        offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
+        return functools.partial(self.read, offsets, lengths)
 
     def places_beside(self, suffix: str) -> list[str]:
         """Paths at which to keep a file that is made of this one once, the best first. Any may be unwritable. The
@@ -213,15 +196,15 @@ class File:
 
     def check(self) -> None:
         """Raise a FeedError if another version lies at its path now. Fetching from a store does so."""
-        self._version.check(self.place)
+        self.version.check(self.place)
 
     def check_open(self) -> None:
         """Raise a FeedError if it was written to or truncated. It is open or mapped, so it may have been
         replaced."""
         with contextlib.suppress(OSError):
-            now = FileVersion.of(self.place)
-            if now[:2] == self._version[:2]:
-                self._version.compare(now, self.place)
+            now = Version.of(self.place)
+            if now.inode == self.version.inode:
+                self.version.compare(now, self.place)
 
 
 def digests_of(files: Sequence[File]) -> list[list[Any]]:
@@ -291,21 +274,21 @@ class Descriptor:
 class OpenFile(Descriptor):
     """An open file of a version; None: the present one. FeedError: it has another version."""
 
-    def __init__(self, path: str, version: FileVersion | None = None) -> None:
+    def __init__(self, path: str, version: Version | None = None) -> None:
         super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        self.path, self.version = path, version or FileVersion.of(self.descriptor)
+        self.path, self.version = path, version or Version.of(self.descriptor)
         if version is not None:
             self.check()
 
     def check(self) -> None:
         """Raise a FeedError if it was written to or truncated: what was read before may be wrong."""
-        self.version.compare(FileVersion.of(self.descriptor), self.path)
+        self.version.compare(Version.of(self.descriptor), self.path)
 
     @property
     def is_at_its_path(self) -> bool:
         """Whether nobody has written to it, truncated, deleted or replaced it."""
         with contextlib.suppress(OSError):
-            return FileVersion.of(self.path) == self.version
+            return Version.of(self.path) == self.version
         return False
 
 

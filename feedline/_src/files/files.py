@@ -67,7 +67,7 @@ class Files(Sequence[File]):
         if file is None:
             return File(path, version, self.open_files, place)
         if version is not None:
-            version.check(file.version, path)
+            version.compare(file.version, path)
         file.open_files = self.open_files
         return file
 
@@ -102,13 +102,12 @@ class Files(Sequence[File]):
     def digests(self) -> list[list[Any]]:
         return digests_of(self._files)
 
-    def local_paths(self) -> list[str]:
-        """The `File.path` of each, fetched ahead. FeedError: also if the cache is too small for all of them."""
+    def fetch_whole(self) -> None:
+        """Fetch the objects whole, for `File.with_path`. FeedError: also if the cache is too small for them."""
         if self._objects:
             from feedline._src.files.remote import fetch_whole
 
             fetch_whole(list(self._objects.values()))
-        return [file.path() for file in self._files]
 
     def will_read(self, places: Iterable[Place], ahead: int) -> bool:
         """Begin to fetch parts that are read `ahead` batches later, of objects in a store.

@@ -175,10 +175,10 @@ class RemoteFolder(Folder):
 
     in_store = True
 
-    def __init__(self, url: Url, store: Store, names: Names, listed: Names, expected: Mapping[str, Any]) -> None:
-        self._url, self._store, self._listed, self._expected = url, store, listed, expected
+    def __init__(self, url: Url, store: Store, names: Names, listed: Names, versions: Mapping[str, Any]) -> None:
+        self._url, self._store, self._listed = url, store, listed
         self.name = self.place = str(url).removesuffix("/")
-        self.can_list, self.names, self.versions = url.can_list, names, {}
+        self.can_list, self.names, self.versions = url.can_list, names, dict(versions)
         self._cache, self._client = cache_of(store), client_of(url.base, store.patience_s)
         self._requests: InFlight[Name, bytes | None] = InFlight()
 
@@ -186,14 +186,8 @@ class RemoteFolder(Folder):
         return RemoteFolder, (self._url, self._store, self.names, self._listed, {})
 
     def read(self, files: Sequence[Name]) -> list[bytes | None]:
-        # joined before the cache is read: a request that ends in between would be sent again
-        requests = self._requests.start(files, lambda new: [])
-        found: dict[Name, bytes | None] = {}
-        for file in files:
-            data = None if file in requests else self._cached(file)
-            if data is not None:
-                found[file] = data
-        requests |= self._begin([file for file in files if file not in found and file not in requests])
+        found = {file: self._cached(file) for file in files}
+        requests = self._begin([file for file, data in found.items() if data is None])
         try:
             found |= {file: result_of(request, self.path_of(file)) for file, request in requests.items()}
         except BaseException:
@@ -206,22 +200,18 @@ class RemoteFolder(Folder):
         return None if stored is None else stored.read_all()
 
     def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
-        ranges = list(map(self._range, files))
-        needed = sum(file_bytes if stored is None else stored.size for stored in ranges)
+        ranges = {file: self._range(file) for file in files}
+        needed = sum(file_bytes if stored is None else stored.size for stored in ranges.values())
         if self._cache.is_too_early(needed, ahead):
             return False
-        wanted = zip(files, ranges, strict=True)
-        self._begin([file for file, stored in wanted if stored is None or not os.path.exists(stored.path)])
+        self._begin([file for file, stored in ranges.items() if not (stored and os.path.exists(stored.path))])
         return True
 
     def check(self, files: Sequence[str]) -> None:
         try:
-            requests = gathered(map(self._present_version, files))
-            versions = result_of(fetcher().run(requests), self.name)
+            versions = result_of(fetcher().run(gathered(map(self._present_version, files))), self.name)
             for file, version in zip(files, versions, strict=True):
-                if version is None:
-                    raise changed(self.path_of(file), "it cannot be found any more")
-                self.versions[file].check(version, self.path_of(file))
+                self.versions[file].compare(version, self.path_of(file))
         except FeedError:
             # what is missing may be there once the store has recovered
             self.versions = {name: version for name, version in self.versions.items() if version is not None}
@@ -238,8 +228,8 @@ class RemoteFolder(Folder):
         return RemoteFile(self._url.below(self._name(file)), self._listed_version(file), self._store)
 
     def _listed_version(self, file: int) -> Version:
-        size, tag = self._listed[file].split("\n")
-        return Version(int(size), tag)
+        size, stamp = self._listed[file].split("\n")
+        return Version(int(size), stamp)
 
     def _range(self, file: Name) -> CachedRange | None:
         """The range of the cache for a file; None while its version is not known, or if it does not exist."""
@@ -260,18 +250,10 @@ class RemoteFolder(Folder):
         stored = self._range(file)
         return None if stored is None else await stored.all()
 
-    async def _version(self, file: str) -> Version | None:
-        """The version of a file, asked once; None: there is none."""
+    async def _version(self, file: str) -> None:
+        """Ask once for the version of a file; None: there is none."""
         if file not in self.versions:
-            expected: Version | None = self._expected.get(file)
-            version = await self._present_version(file)
-            if expected is not None:
-                if version is None:
-                    raise changed(self.path_of(file), "it cannot be found any more")
-                expected.check(version, self.path_of(file))
-            self.versions[file] = version
-        found: Version | None = self.versions[file]
-        return found
+            self.versions[file] = await self._present_version(file)
 
     async def _present_version(self, file: str) -> Version | None:
         try:
@@ -336,7 +318,7 @@ def _of_listed(files: Sequence[Listed], url: Url, store: Store | None) -> Folder
         each.version.check_strong(str(each.url))
     skipped = len(url.key) + 1 if url.key else 0
     names = Names([os.fsencode(each.url.key[skipped:]) for each in files])
-    versions = Names([f"{each.version.size_bytes}\n{each.version.tag}".encode() for each in files])
+    versions = Names([f"{each.version.size_bytes}\n{each.version.stamp}".encode() for each in files])
     return RemoteFolder(url, store or Store(), names, versions, {})
 
 

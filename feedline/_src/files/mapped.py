@@ -15,7 +15,7 @@ import numpy as np
 
 from feedline._src.files.cache import touch
 from feedline._src.files.cached_range import CachedRange
-from feedline._src.files.file import Bytes, FileVersion
+from feedline._src.files.file import Bytes, Version
 
 _MAP_FIXED, _PROT_NONE = 0x10, 0  # of Linux and macOS; Python's mmap does not have them
 _FAILED = ctypes.c_void_p(-1).value
@@ -28,7 +28,7 @@ class MappedObject:
       files: path and version of each file of the cache that is mapped.
     """
 
-    def __init__(self, memory: Bytes, files: Sequence[tuple[str, FileVersion]]) -> None:
+    def __init__(self, memory: Bytes, files: Sequence[tuple[str, Version]]) -> None:
         self.memory, self._files = memory, files
         self._turn = itertools.count()
 
@@ -48,7 +48,7 @@ class MappedObject:
             file, flags = segment.find(), mmap.MAP_SHARED | _MAP_FIXED
             if file is None or not file.verified.all():
                 return None
-            files.append((file.path, FileVersion.of(file.descriptor)))
+            files.append((file.path, Version.of(file.descriptor)))
             if libc.mmap(address, file.size, mmap.PROT_READ, flags, file.descriptor, 0) == _FAILED:
                 return None
             if not file.is_intact:

@@ -154,21 +154,14 @@ class RemoteFile(File):
         spans = [(min(at, self.size), min(at + length, self.size)) for at, length in ranges]
         return await gathered(self._range(*span).all() for span in spans)
 
-    @property
-    def stamp(self) -> str:
-        return self.version.tag
-
     def places_beside(self, suffix: str) -> list[str]:
-        return [place_in(self._options.folder, f"{self.name} {self.version.tag}", suffix)]
+        return [place_in(self._options.folder, f"{self.name} {self.version.stamp}", suffix)]
 
     # --- whole, for a library that opens files by path ---
 
-    def path(self) -> str:
-        return self._local().path
-
     def with_path(self, use: Callable[[str], T]) -> T:
         for _ in range(_WHOLE_TRIES):
-            whole = self._local()
+            whole = self.whole()
             try:
                 found = use(whole.path)
             except Exception:
@@ -179,7 +172,7 @@ class RemoteFile(File):
                     return found
         raise self._bytes.unstable(_WHOLE_TRIES)
 
-    def _local(self) -> OpenFile:
+    def whole(self) -> OpenFile:
         """The whole file of the object, which is fetched unless the cache has it."""
         whole = self._whole
         if whole is None or not whole.is_at_its_path:
@@ -201,7 +194,7 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
     _log.info("%d objects, %d bytes in all, are downloaded unless the cache has them", len(files), size)
     with concurrent.futures.ThreadPoolExecutor(_DOWNLOADS) as threads:
         try:
-            list(threads.map(RemoteFile.path, files))
+            list(threads.map(RemoteFile.whole, files))
         except BaseException:
             for file in files:
                 file.close()

@@ -183,7 +183,7 @@ FORMAT = Format(
 def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | None:
     """The record batches as views of the mapped file; None if they are compressed."""
     names, batches = sorted(spec), list[dict[str, Column]]()
-    memory = pyarrow.memory_map(file.path()).read_buffer()
+    memory = pyarrow.memory_map(file.place).read_buffer()
     for batch in _batches_of(pyarrow.BufferReader(memory), is_stream):
         batch.validate()  # invalid lengths would make pyarrow abort the process
         buffers = [buffer for name in names for buffer in batch.column(name).buffers() if buffer and buffer.size]

@@ -23,7 +23,7 @@ import numpy as np
 
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import in_folder
-from feedline._src.files.file import File, FileVersion, OpenFile, changed
+from feedline._src.files.file import File, OpenFile, Version, changed
 from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices
 
@@ -58,7 +58,7 @@ class Index(NamedTuple):
     """
 
     path: str
-    version: FileVersion
+    version: Version
     start: int
     records: int
     fields: tuple[str, ...] | None
@@ -89,7 +89,7 @@ class IndexedFile:
         self._belongs = {
             "index": _INDEX_FORMAT,
             "of": name,
-            "file": [*digests.of_samples(file.size, samples), file.stamp],
+            "file": [*digests.of_samples(file.size, samples), file.version.stamp],
         }
         self._index = self._open_index()
         self.count, self.fields = self._index.records, self._index.fields
@@ -182,7 +182,7 @@ class IndexedFile:
     def _valid_index(self, place: str) -> Index:
         """The index at `place`. ValueError and others: there is no whole index there that belongs to the file."""
         with open(place, "rb") as file:
-            version = FileVersion.of(file.fileno())
+            version = Version.of(file.fileno())
             line = file.readline(_MAX_HEADER_BYTES)
             checksum, _, rest = line.partition(b" ")
             if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(rest):
@@ -208,7 +208,7 @@ class IndexedFile:
         header = self._belongs | {"fields": scan.fields, "crc32": zlib.crc32(payload)}
         text = json.dumps(header).encode() + b"\n"
         content = b"%08x " % zlib.crc32(text) + text + payload
-        mode = 0o666 if self._file.in_store else os.stat(self._file.path()).st_mode & 0o666
+        mode = 0o666 if self._file.in_store else os.stat(self._file.place).st_mode & 0o666
         errors = []
         for place in places:
             folder = os.path.dirname(place)

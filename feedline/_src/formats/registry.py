@@ -58,7 +58,7 @@ class Format:
 def fetched_files(paths: Sequence[str], store: Store | None) -> Files:
     """Files of a library that reads them by their paths: objects in a store are fetched whole, all at once."""
     files = Files(paths, store)
-    files.local_paths()
+    files.fetch_whole()
     return files
 
 
