@@ -108,23 +108,18 @@ class Cache:
         half of the cache for as long as the disk is full and there is anything to evict.
         """
         with self.checked():
-            while not self._is_written(write):
-                pass
+            while True:
+                try:
+                    write()
+                    break
+                except OSError as error:
+                    held = self._size()
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._evict(held // 2) >= held:
+                        raise
             self._uncounted += size
             if self._uncounted > self.limit_bytes * _STORED:
                 self._uncounted = 0
                 self._evict(self.limit_bytes)
-
-    def _is_written(self, write: Callable[[], None]) -> bool:
-        """Call `write`. False: the disk is full, and files were evicted."""
-        try:
-            write()
-        except OSError as error:
-            size = self._size()
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._evict(size // 2) >= size:
-                raise
-            return False
-        return True
 
     def _size(self) -> int:
         return sum(size for _, size, _ in self._found())

@@ -10,7 +10,7 @@ import numpy as np
 from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES
 from feedline._src.files.cached_range import blocks_of
-from feedline._src.files.file import OPEN_FILES, File, Indices, LruCache, OpenFile, digests_of
+from feedline._src.files.file import OPEN_FILES, File, Indices, LruCache, OpenFile, Version, digests_of
 from feedline._src.files.store import Store, is_url
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Files(Sequence[File]):
         self,
         paths: Sequence[str],
         store: Store | None = None,
-        versions: Any = None,
+        versions: Sequence[Version] | None = None,
         places: Sequence[str | None] | None = None,
     ) -> None:
         self.paths, self._store = list(paths), store
@@ -53,7 +53,7 @@ class Files(Sequence[File]):
             from feedline._src.files.remote import open_objects
 
             try:
-                self._objects = dict(zip(urls, open_objects(urls, store or Store()), strict=True))
+                self._objects = open_objects(urls, store or Store())
             except FileNotFoundError as error:
                 if versions is None:
                     raise
@@ -62,7 +62,7 @@ class Files(Sequence[File]):
         wanted = zip(self.paths, versions or nothing, places or nothing, strict=True)
         self._files = [self._file(*each) for each in wanted]
 
-    def _file(self, path: str, version: Any, place: str | None) -> File:
+    def _file(self, path: str, version: Version | None, place: str | None) -> File:
         file = self._objects.get(path)
         if file is None:
             return File(path, version, self.open_files, place)
@@ -84,14 +84,10 @@ class Files(Sequence[File]):
 
     def opened(self, number: int, open_file: Callable[[File], T]) -> T:
         """What `open_file` makes of a file, which must not change meanwhile: a change explains an error better."""
-        file = self._files[number]
         try:
-            found = open_file(file)
-        except Exception:
-            file.check()
-            raise
-        file.check()
-        return found
+            return open_file(self._files[number])
+        finally:
+            self._files[number].check()
 
     def samples(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> list[list[bytes]]:
         """For each file the bytes of its (offset, length), as of `File.samples`: of all objects at once."""

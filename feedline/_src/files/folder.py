@@ -175,10 +175,10 @@ class RemoteFolder(Folder):
 
     in_store = True
 
-    def __init__(self, url: Url, store: Store, names: Names, listed: Names, versions: Mapping[str, Any]) -> None:
-        self._url, self._store, self._listed = url, store, listed
+    def __init__(self, url: Url, store: Store, names: Names, listed: Names, expected: Mapping[str, Any]) -> None:
+        self._url, self._store, self._listed, self._expected = url, store, listed, expected
         self.name = self.place = str(url).removesuffix("/")
-        self.can_list, self.names, self.versions = url.can_list, names, dict(versions)
+        self.can_list, self.names, self.versions = url.can_list, names, {}
         self._cache, self._client = cache_of(store), client_of(url.base, store.patience_s)
         self._requests: InFlight[Name, bytes | None] = InFlight()
 
@@ -186,7 +186,8 @@ class RemoteFolder(Folder):
         return RemoteFolder, (self._url, self._store, self.names, self._listed, {})
 
     def read(self, files: Sequence[Name]) -> list[bytes | None]:
-        found = {file: self._cached(file) for file in files}
+        ranges = {file: self._range(file) for file in files}
+        found = {file: None if stored is None else stored.read_all() for file, stored in ranges.items()}
         requests = self._begin([file for file, data in found.items() if data is None])
         try:
             found |= {file: result_of(request, self.path_of(file)) for file, request in requests.items()}
@@ -194,10 +195,6 @@ class RemoteFolder(Folder):
             self.close()  # nobody waits for the others
             raise
         return [found[file] for file in files]
-
-    def _cached(self, file: Name) -> bytes | None:
-        stored = self._range(file)
-        return None if stored is None else stored.read_all()
 
     def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
         ranges = {file: self._range(file) for file in files}
@@ -245,15 +242,13 @@ class RemoteFolder(Folder):
         return self._requests.start(files, lambda new: [([file], self._fetch(file)) for file in new])
 
     async def _fetch(self, file: Name) -> bytes | None:
-        if isinstance(file, str):
-            await self._version(file)
+        if isinstance(file, str) and file not in self.versions:
+            version = await self._present_version(file)
+            if expected := self._expected.get(file):
+                expected.compare(version, self.path_of(file))
+            self.versions[file] = version
         stored = self._range(file)
         return None if stored is None else await stored.all()
-
-    async def _version(self, file: str) -> None:
-        """Ask once for the version of a file; None: there is none."""
-        if file not in self.versions:
-            self.versions[file] = await self._present_version(file)
 
     async def _present_version(self, file: str) -> Version | None:
         try:
@@ -287,11 +282,7 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
     if not is_url(address):
         return Folder(address, Names(list(_files_below(os.fsencode(address), b"", 0))), {})
     url = Url.parse(address)
-    if not url.can_list:
-        raise ValueError(
-            f"a web server does not list its files, so a folder must lie in s3:// or gs://, got {address}; open "
-            "it there, or write its files to tar or TFRecord"
-        )
+    _check_can_list(url)
     key = url.key.removesuffix("/")
     prefix = f"{key}/" if key else ""
     found = {each.url.key[len(prefix) :]: each for each in listing(Url(url.base, prefix), store or Store())}
@@ -347,11 +338,7 @@ def matches(url: str, options: Store) -> list[Listed] | None:
     parsed = Url.parse(url)
     if not parsed.is_glob:
         return None
-    if not parsed.can_list:
-        raise ValueError(
-            f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
-            "glob over s3:// or gs://, or name each file"
-        )
+    _check_can_list(parsed)
     pattern = parsed.key.split("/")
     above = Url(parsed.base, "/".join(pattern[:-1]))
     found: list[Listed] = []
@@ -381,6 +368,14 @@ def is_match(parts: Sequence[str], pattern: Sequence[str]) -> bool:
         return is_match(parts, pattern[1:]) or (is_visible and is_match(parts[1:], pattern))
     shown = is_visible or pattern[0].startswith(".")
     return shown and fnmatch.fnmatchcase(parts[0], pattern[0]) and is_match(parts[1:], pattern[1:])
+
+
+def _check_can_list(url: Url) -> None:
+    if not url.can_list:
+        raise ValueError(
+            f"a web server does not list its files, so folders and globs must lie in s3:// or gs://, got {url}; "
+            "name each file, or write the files of a folder to tar or TFRecord"
+        )
 
 
 def listing(prefix: Url, options: Store) -> list[Listed]:

@@ -18,6 +18,7 @@ from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.file import Bytes, Version
 
 _MAP_FIXED, _PROT_NONE = 0x10, 0  # of Linux and macOS; Python's mmap does not have them
+_CHECKED = 16  # files at each read, which takes a system call for each
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -56,12 +57,11 @@ class MappedObject:
             address += file.size
         return cls(np.frombuffer(memoryview(raw).toreadonly(), np.uint8), files)
 
-    def is_current(self, at_most: int | None = None) -> bool:
-        """Whether no file was deleted or written to; of more than `at_most` files, the next ones in turn."""
+    def is_current(self) -> bool:
+        """Whether no file was deleted or written to; of more than 16 files, the next ones in turn."""
         count = len(self._files)
-        checked = count if at_most is None else min(count, at_most)
         with contextlib.suppress(FileNotFoundError):
-            some = (self._files[next(self._turn) % count] for _ in range(checked))
+            some = (self._files[next(self._turn) % count] for _ in range(min(count, _CHECKED)))
             return all(touch(path) == version for path, version in some)
         return False
 

@@ -26,7 +26,6 @@ _WHOLE_TRIES = 10
 _HEADER_BYTES = 1 << 14  # what a file object reads at once of headers
 _EXACT_BYTES = 1 << 17  # up to this size, as of footers, only these bytes are fetched, and not their blocks
 _SMALL_BYTES = 1 << 18  # a smaller object is fetched whole for its samples
-_CHECKED_SEGMENTS = 16  # of a mapped object at each read, which takes a system call for each
 _DOWNLOADS = 8  # whole objects that are downloaded at once, each by many requests
 
 
@@ -43,8 +42,6 @@ class RemoteFile(File):
         self._step = self.cache.segment_bytes
         starts = range(0, self.size, self._step)
         self._segments = [self._range(start, min(start + self._step, self.size)) for start in starts]
-        self._complete = 0
-        """The number of segments, from the first one, that the cache was found to have completely."""
         self._mapped: MappedObject | None = None
         self._bytes = self._range(0, self.size)  # for the whole file
         self._whole: OpenFile | None = None
@@ -56,8 +53,7 @@ class RemoteFile(File):
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         lengths = np.clip(self.size - offsets, 0, lengths)
-        requests = self.fetch(blocks_of(offsets, offsets + lengths))  # of all segments at once
-        for request in requests:
+        for request in self.fetch(blocks_of(offsets, offsets + lengths)):  # of all segments at once
             result_of(request, self.name)
         pieces: dict[int, list[tuple[int, int, int]]] = {}
         for part, (start, length) in enumerate(zip(offsets.tolist(), lengths.tolist(), strict=True)):
@@ -109,31 +105,20 @@ class RemoteFile(File):
     def memory(self) -> Bytes | None:
         """See `File.memory`. None without the C library, whose gather survives what happens to mapped files."""
         mapped = self._mapped
-        if mapped is None and library() is not None and self._is_complete():
+        if mapped is None and library() is not None and all(each.verified.all() for each in self._segments):
             mapped = self._mapped = MappedObject.of(self._segments)
-            if mapped is None:
-                self._complete = 0
         return None if mapped is None else mapped.memory
 
-    def _is_complete(self) -> bool:
-        """Whether all blocks are in the cache, as far as this process knows."""
-        while self._complete < len(self._segments):
-            if not self._segments[self._complete].verified.all():
-                return False
-            self._complete += 1
-        return True
-
     def check(self) -> None:
-        """Unmap the object if one of its segments was deleted or written to. Fetching compares the version."""
-        mapped = self._mapped
-        if mapped is not None and not mapped.is_current():
-            self._mapped = None
+        """Unmap the object, which `memory` maps again if its files are right. Fetching compares the version."""
+        self._mapped = None
 
     def check_open(self) -> None:
         """Check up to 16 mapped segments, in turn. If one was deleted or written to, `memory` is None afterwards,
-        and what was read from it may be wrong. `with_path` checks the file of a whole object."""
+        and what was read from it may be wrong. `with_path` checks the file of a whole object.
+        """
         mapped = self._mapped
-        if mapped is not None and not mapped.is_current(_CHECKED_SEGMENTS):
+        if mapped is not None and not mapped.is_current():
             self._mapped = None
 
     # --- as a file object, and in samples ---
@@ -201,13 +186,13 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
             raise
 
 
-def open_objects(urls: Sequence[str], options: Store) -> list[RemoteFile]:
+def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:
     """Objects of their present versions, which are all asked for at once: each alone would cost the latency."""
     cache_of(options)  # before requests
     parsed = [Url.parse(url) for url in urls]
     requests = (client_of(url.base, options.patience_s).version(url.key) for url in parsed)
     versions = fetcher().run(gathered(requests)).result()
-    return [RemoteFile(*each, options) for each in zip(parsed, versions, strict=True)]
+    return {url: RemoteFile(*each, options) for url, *each in zip(urls, parsed, versions, strict=True)}
 
 
 class _OpenObject(io.RawIOBase):
