@@ -180,8 +180,11 @@ def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
             data = bytes([i % 40]) * 5000
             block = put(cache, i % 40, data)
             assert block.read_all() in (None, data)
-            whole = CachedRange(cache, Given(f"{i % 40}", Version(5000, "tag"), data), 0, 5000).whole()
-            assert os.pread(whole.descriptor, 5000, 0) == data
+            try:
+                whole = CachedRange(cache, Given(f"{i % 40}", Version(5000, "tag"), data), 0, 5000).whole()
+                assert os.pread(whole.descriptor, 5000, 0) == data
+            except feedline.FeedError as error:  # it takes longer than the deletion of the folder, each time
+                assert "must stay as they are" in str(error)  # noqa: PT017
             Cache(folder, None)
 
     with deleted_all_the_time(folder), concurrent.futures.ThreadPoolExecutor(3) as threads:

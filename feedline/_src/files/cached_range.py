@@ -129,6 +129,7 @@ class CachedRange:
                 return self._recognized(found)
             if os.stat(found.descriptor).st_size:  # else somebody is about to call `begin`
                 found.delete()
+        self._verified = b"", np.zeros(len(self.blocks), bool)
         return None
 
     def open(self) -> CacheFile:

@@ -192,7 +192,8 @@ def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:
     parsed = [Url.parse(url) for url in urls]
     requests = (client_of(url.base, options.patience_s).version(url.key) for url in parsed)
     versions = fetcher().run(gathered(requests)).result()
-    return {url: RemoteFile(*each, options) for url, *each in zip(urls, parsed, versions, strict=True)}
+    files = [RemoteFile(url, version, options) for url, version in zip(parsed, versions, strict=True)]
+    return dict(zip(urls, files, strict=True))
 
 
 class _OpenObject(io.RawIOBase):
