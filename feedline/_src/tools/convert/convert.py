@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from feedline._src.errors import FeedError
 from feedline._src.files.store import is_url
 from feedline._src.options import checked_integer
 from feedline._src.rows.source import EncodedSource, Indexed, Source
@@ -178,7 +179,8 @@ class Conversion:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _MANIFEST).open("a") as manifest:
             self._lock(manifest)
-            if manifest.tell() or any(self.folder.glob("rows-*")):  # files without a manifest may be of any source
+            written = os.fstat(manifest.fileno()).st_size  # tell() would be that of before the lock
+            if written or any(self.folder.glob("rows-*")):  # files without a manifest may be of any source
                 _check_same(self.folder, description)
             else:
                 manifest.write(json.dumps(description))
@@ -215,7 +217,7 @@ class Conversion:
                 os.replace(path, final)
         except (OSError, ValueError, RuntimeError) as error:  # as the libraries raise it for a full disk
             full = os.strerror(errno.ENOSPC)
-            if full not in str(error):
+            if isinstance(error, FeedError) or full not in str(error):  # FeedError: the source could not be read
                 raise
             size = f"{len(rows)} rows, about {len(rows) * self.rows.row_bytes / 1e6:,.1f} MB"
             message = f"{full} for a file of {size}; finished files are kept, so free some space and run it again"
