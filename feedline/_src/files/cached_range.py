@@ -71,19 +71,21 @@ class CacheFile(Descriptor):
         """Whether nobody has truncated it. If so, what was read before is right."""
         return self.id != b"" and self._read_id() == self.id
 
-    def has(self, block: int) -> bool:
-        """Whether a block is there. If its checksum is wrong, the file is deleted."""
-        if self.verified[block]:
-            return True
+    def block(self, block: int) -> bytes | None:
+        """A block; None: not stored, or with a wrong checksum, and the file was deleted."""
         entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
-            return False
+            return None
         start = block * BLOCK_BYTES
         data = pread(self.descriptor, min(BLOCK_BYTES, self.size - start), start)
-        self.verified[block] = entry == _ENTRY.pack(_MARK, zlib.crc32(data))
-        if not self.verified[block]:
+        if entry != _ENTRY.pack(_MARK, zlib.crc32(data)):
             self.delete()
-        return bool(self.verified[block])
+            return None
+        self.verified[block] = True
+        return data
+
+    def has(self, block: int) -> bool:
+        return bool(self.verified[block]) or self.block(block) is not None
 
     def write_block(self, block: int, data: memoryview) -> None:
         """Write a block, then its entry."""
@@ -265,9 +267,13 @@ class CachedRange:
 
     def read_all(self) -> bytes | None:
         """All bytes; None if some of them are not in the cache."""
-        found = self.cached(np.array([0]), np.array([self.size])) if self.size else [b""]
-        fetcher().counts.cached += found is not None
-        return None if found is None else found[0]
+        if self.size == 0:
+            return b""
+        file = self.find()
+        parts = [] if file is None else [part for part in map(file.block, self.blocks) if part is not None]
+        is_there = len(parts) == len(self.blocks)
+        fetcher().counts.cached += is_there
+        return b"".join(parts) if is_there else None
 
     async def all(self) -> bytes:
         """All bytes, from the cache, or else fetched and put there."""

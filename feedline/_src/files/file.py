@@ -140,10 +140,14 @@ class File:
         FeedError: the file ends before a row does.
         """
         length = out.shape[1]
-        for row, data in zip(out, self.read(offsets, np.full(len(offsets), length)), strict=True):
-            if len(data) != length:
-                raise changed(self.name, f"it ends {length - len(data)} bytes too early")
-            row[:] = np.frombuffer(data, np.uint8)
+        firsts = np.append(0, np.flatnonzero(np.diff(offsets) != length) + 1)[: len(offsets)]  # of adjacent rows
+        ends = np.append(firsts[1:], len(offsets))[: len(firsts)]
+        runs = self.read(offsets[firsts], (ends - firsts) * length)
+        for first, end, data in zip(firsts.tolist(), ends.tolist(), runs, strict=True):
+            rows = out[first:end].reshape(-1)
+            if len(data) != len(rows):
+                raise changed(self.name, f"it ends {len(rows) - len(data)} bytes too early")
+            rows[:] = np.frombuffer(data, np.uint8)
 
     def memory(self) -> Bytes | None:
         """All bytes as mapped memory, read-only; None of an object while the cache lacks some of it.
