@@ -28,7 +28,6 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError, OtherDataError
 from feedline._src.trainer.task import State
 
@@ -42,7 +41,7 @@ _ITEMS = {
 _LOCK = ".feedline-lock"
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """Checkpoints of one run in one directory. Use it as a context manager, which waits for unfinished writes.
 
     With several processes all of them call the same methods in the same order, and share the directory. Renaming
@@ -57,7 +56,6 @@ class Checkpoints:
         self._directory = directory
         self._feed = feed
         self._replicated = NamedSharding(mesh, P())
-        self._step_places = StepPlaces("checkpoints", {device.process_index for device in mesh.devices.flat})
         with contextlib.ExitStack() as stack:
             # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
             if jax.process_index() == 0:
@@ -65,9 +63,6 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True)
             self._manager = ocp.CheckpointManager(directory.absolute(), item_handlers=_ITEMS, options=options)
             self._locked = stack.pop_all()
-
-    def __enter__(self) -> Checkpoints:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -92,7 +87,7 @@ class Checkpoints:
         Raises:
           ValueError: the checkpoint is of other data or another model, or another program wrote it. Or there is
             none, and the feed was used before.
-          FeedError: the checkpoint is damaged, or one process read other values than were saved.
+          FeedError: the checkpoint is damaged, or this process read other values than were saved.
         """
         step = self._manager.latest_step()
         if step is None:
@@ -108,21 +103,14 @@ class Checkpoints:
                 "another directory, or remove the folder to go on from the one before it"
             )
         _check_same_arrays(folder, saved["state"].tree, state)
-        wanted = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._global_sharding(leaf)), state
-        )
         items = ocp.args.Composite(
-            state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore(), checksums=ocp.args.JsonRestore()
+            state=ocp.args.StandardRestore(state), feed=ocp.args.JsonRestore(), checksums=ocp.args.JsonRestore()
         )
         with self._read_errors(folder):
             found: Any = self._manager.restore(step, args=items)
-            now = _checksums(found.state, found.feed)
-            differ = [name for name in now if now[name] != found.checksums.get(name)]
-        # each process reads replicated arrays itself; if the values of one are wrong, all must refuse them
-        damages = self._step_places.gather("damage", differ and [jax.process_index(), differ])
-        for process, names in filter(None, damages):
-            reader = f" where process {process} read it" if jax.process_count() > 1 else ""
-            raise self._damage(folder, f"{names[0]} is not as it was saved{reader}")
+            for name, checksum in _checksums(found.state, found.feed).items():
+                if checksum != found.checksums.get(name):
+                    raise ValueError(f"{name} is not as it was saved")
         try:
             self._feed.set_state(found.feed)
         except OtherDataError as error:
@@ -132,7 +120,7 @@ class Checkpoints:
             ) from error
         except ValueError as error:
             raise ValueError(f"training cannot continue from the checkpoint {folder}: {error}") from error
-        restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
+        restored: State = found.state
         return restored
 
     def save(self, state: State) -> None:
@@ -150,9 +138,8 @@ class Checkpoints:
             # Orbax's threads print tracebacks if writes fail
             if shutil.disk_usage(self._directory).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            arrays = jax.tree.map(lambda leaf: _with_sharding(leaf, self._global_sharding(leaf)), state)
             items = ocp.args.Composite(
-                state=ocp.args.StandardSave(arrays),
+                state=ocp.args.StandardSave(jax.tree.map(self._over_the_mesh, state)),
                 feed=ocp.args.JsonSave(feed),
                 checksums=ocp.args.JsonSave(_checksums(state, feed)),
             )
@@ -170,24 +157,28 @@ class Checkpoints:
             )
         return feed
 
-    def _global_sharding(self, leaf: jax.Array) -> jax.sharding.Sharding:
-        """How a leaf of the state lies on the devices of all processes."""
-        return self._replicated if leaf.sharding.is_fully_replicated else leaf.sharding
+    def _over_the_mesh(self, leaf: jax.Array) -> jax.Array:
+        """A replicated array, relabelled as replicated over the mesh of all processes. Copies no data.
+
+        With several processes, the arrays that pmap returns are replicated over the devices of one process. Orbax
+        refuses those.
+        """
+        if not leaf.sharding.is_fully_replicated:
+            return leaf
+        shards = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, self._replicated, shards)
 
     @contextlib.contextmanager
     def _read_errors(self, folder: Path) -> Iterator[None]:
+        """Raise what goes wrong as a `FeedError`, which says from which checkpoint training can continue."""
         try:
             yield
         except Exception as error:
-            raise self._damage(folder, error) from error
-
-    def _damage(self, folder: Path, found: object) -> FeedError:
-        """The error of a checkpoint that cannot be used; it says from which one training can go on."""
-        older = [step for step in self._manager.all_steps() if step < int(folder.name)]
-        way_out = "there is no older one: restore it from a copy, or begin again in another directory"
-        if older:
-            way_out = f"remove its folder to go on from that of step {max(older)}"
-        return _error(f"the checkpoint is damaged, or cannot be read ({found}); {way_out}", folder)
+            older = [step for step in self._manager.all_steps() if step < int(folder.name)]
+            way_out = "there is no older one: restore it from a copy, or begin again in another directory"
+            if older:
+                way_out = f"remove its folder to go on from that of step {max(older)}"
+            raise _error(f"the checkpoint is damaged, or cannot be read ({error}); {way_out}", folder) from error
 
     @contextlib.contextmanager
     def _write_errors(self) -> Iterator[None]:
@@ -208,16 +199,6 @@ class Checkpoints:
 
 def _error(message: str, file: Path) -> FeedError:
     return FeedError(message, stage="checkpoint", process=jax.process_index(), file=str(file))
-
-
-def _with_sharding(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Relabel an array with a sharding by which each local device holds what it holds already. Copies no data.
-
-    The arrays of pmap are replicated over the devices of one process, which Orbax refuses with several processes;
-    and pmap accepts no others.
-    """
-    shards = [shard.data for shard in leaf.addressable_shards]
-    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
 
 def _named(state: Any) -> Iterator[tuple[str, Any]]:
@@ -247,12 +228,8 @@ def _sum(leaf: jax.Array) -> jax.Array:
     if leaf.dtype.itemsize == 1:
         leaf = leaf.astype(jnp.float32)  # exact; bool and dtypes of four bits have no bits to be converted
     bits = jax.lax.bitcast_convert_type(leaf, jnp.uint16 if leaf.dtype.itemsize == 2 else jnp.uint32)
-    factor, stride = jnp.ones(bits.shape, jnp.uint32), 2
-    for axis in reversed(range(bits.ndim)):
-        index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-        factor += index * jax.lax.full_like(index, stride % 2**32)  # a Python number may not exceed int32
-        stride *= bits.shape[axis]
-    return jnp.sum(bits.astype(jnp.uint32) * factor, dtype=jnp.uint32)
+    place = jax.lax.iota(jnp.uint32, bits.size).reshape(bits.shape)
+    return jnp.sum(bits.astype(jnp.uint32) * (2 * place + 1), dtype=jnp.uint32)
 
 
 def _key_data(leaf: Any) -> Any:

@@ -136,6 +136,8 @@ def compiled(
     measure: Any = functools.partial(task.measure, axis=axis)
     like = jax.eval_shape(task.start)
     donated = (0,) if practices.donate_state else ()
+    everywhere = NamedSharding(mesh, P())
+    shardings = jax.tree.map(lambda leaf: everywhere, like)
     if mode == "pmap":
         rows = rows_in(one)
         if rows % mesh.size:
@@ -145,7 +147,6 @@ def compiled(
             )
         devices = list(mesh.devices.flat)
         flat = Mesh(devices, (AXIS,))
-        shardings = jax.tree.map(lambda leaf: NamedSharding(flat.local_mesh, P()), like)
         mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": devices}
         step = jax.pmap(step, in_axes=(None, rows_axis), donate_argnums=donated, **mapped)
         measure = jax.pmap(measure, in_axes=(None, 0), **mapped)
@@ -159,8 +160,6 @@ def compiled(
         )
         given = jax.eval_shape(split, spec)
     else:
-        everywhere = NamedSharding(mesh, P())
-        shardings = jax.tree.map(lambda leaf: everywhere, like)
         if practices.shard_state and mesh.size > 1:
             shardings = _split_shardings(like, mesh, spec, rows_axis)
         step = jax.jit(step, donate_argnums=donated, out_shardings=(shardings, everywhere))
