@@ -62,8 +62,9 @@ def test_prefetch_to_mesh_places_arrays_of_the_host_and_of_devices(kind):
 
 
 @KINDS
-def test_fit_trains(kind):
+@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
+def test_fit_trains(kind, mode):
     with feedline.Feed(ROWS, 24, on(kind)) as feed:
         params = jnp.zeros((4, 3))
-        fitted = feedline.trainer.fit(feed, lambda key: params, loss, optax.adam(0.1), mode="jit_multi", steps=5)
+        fitted = feedline.trainer.fit(feed, lambda key: params, loss, optax.adam(0.1), mode=mode, steps=5)
     assert fitted.history[-1]["loss"] < np.log(3)

@@ -1,7 +1,5 @@
 """Processes at different places of the data at one step of a loop are named."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from real_service import joined
 
@@ -36,11 +34,3 @@ def test_other_places_at_one_step_are_out_of_step(places):
     told = r"step: at step 6 of .*process 0 is at epoch 0, position 20, and .*process 1 .* epoch 1, position 20"
     with pytest.raises(feedline.ProcessError, match=told):
         places[1].compare(6, 1, 20)
-
-
-def test_what_one_process_has_found_is_gathered_by_all(places, monkeypatch):
-    with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda each, value: each.gather("damage", value), places, [[], [1, ["params.w"]]])
-        assert list(found) == [[[], [1, ["params.w"]]]] * 2
-    monkeypatch.setattr(module, "coordination", lambda: None)
-    assert module.StepPlaces("checkpoints", [0]).gather("damage", []) == [[]]

@@ -97,7 +97,7 @@ def test_own_data(form, tmp_path, capsys):
         (["--seed", "-1"], "--seed must be at least 0 and below 2^32, got -1"),
         (["--test-data", "x.npz"], "--test-data goes with a path as --data, which is digits; leave it out"),
         (["--data", "nowhere.npz"], "there is no file nowhere.npz; check the path"),
-        (["--batch-size", "5000"], "training rows, 1437, got 5000; take --batch-size 1437 or less"),
+        (["--batch-size", "5000"], "1,437 rows cannot fill one of 5,000; use a batch size of at most 1,432"),
         (["--batch-size", "100"], "must be a multiple of the 8 shards"),
         (["--cpu-devices", "2"], "--cpu-devices must be set before jax is imported"),
     ],

@@ -92,9 +92,9 @@ def test_at_most_two_steps_run_while_a_batch_is_asked_for(clock):
 
 
 def test_a_batch_of_padding_weighs_nothing_in_an_evaluation():
-    results = [(2.0, 5.0, 3), (float("nan"), 0.0, 0)]
-    batches = iter([({"a": np.float32(a), "loss": np.float32(loss)}, np.int32(rows)) for loss, a, rows in results])
-    found = evaluate(lambda params, batch: next(batches), None, [0, 1])
+    results = iter([(np.float32([2, 5]), np.int32(3)), (np.float32([np.nan, 0]), np.int32(0))])
+    program = Program(None, ("loss", "a"), None, None, lambda params, batch: next(results), None)
+    found = evaluate(program, None, [0, 1])
     assert (found.rows, list(found.metrics.items())) == (3, [("loss", 2.0), ("a", 5.0)])
     with pytest.raises(ValueError, match="at least one row that counts"):
-        evaluate(None, None, [])
+        evaluate(program, None, [])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
-from feedline._src.agreement.all_gather import AllGather
 from feedline._src.agreement.coordination import Comparison, coordination, counted
 from feedline._src.agreement.monitor import out_of_step
 
@@ -13,11 +11,10 @@ _KEPT = 8  # comparisons of a process that stay: a process that is further behin
 
 
 class StepPlaces:
-    """Compares places at equal steps of a loop ("fit", "checkpoints"), which collectives keep equal."""
+    """Compares places at equal steps of a loop, such as "fit", which collectives keep equal."""
 
     def __init__(self, loop: str, processes: Collection[int]) -> None:
         members = sorted(set(processes))
-        self._processes = len(members)
         self._service = coordination() if len(members) > 1 else None
         if self._service is not None:
             self._path = counted(loop, members)
@@ -34,13 +31,6 @@ class StepPlaces:
                 f"{_placed(self._service.process, place)}; look for a next, seek or set_state that not all "
                 "processes reach, as under `if jax.process_index() == 0`"
             )
-
-    def gather(self, name: str, value: Any) -> list[Any]:
-        """Wait for the JSON values of all processes under this name, and return those that differ."""
-        if self._service is None:
-            return [value]
-        gathered = AllGather(self._service, self._path, self._processes, kept=1)
-        return gathered(name, value, False, lambda: False)
 
 
 def _placed(process: int, place: list[int]) -> str:

@@ -15,13 +15,14 @@ import optax
 
 from feedline._src.options import checked_integer
 from feedline._src.trainer.loop import Evaluation, Loop, Progress, crosses, evaluate
-from feedline._src.trainer.modes import Measure, Mode, Practices, compiled
+from feedline._src.trainer.modes import Mode, Practices, compiled
 from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task
 
 if TYPE_CHECKING:
     from feedline._src.trainer.checkpoints import Checkpoints
 
 Callback = Callable[[Progress], None]
+Test = Callable[[Params], Evaluation]
 _log = logging.getLogger("feedline")
 
 
@@ -52,7 +53,7 @@ class Fitted:
     history: list[dict[str, float]]
     progress: Progress
     stopped: bool
-    _measuring: Callable[[Batches, Loss | None], Measure]
+    _tester: Callable[[Batches, Loss | None], Test]
 
     @property
     def params(self) -> Params:
@@ -71,7 +72,7 @@ class Fitted:
         Raises:
           ValueError: the feed has no end, no row, or other devices than the training feed.
         """
-        return evaluate(self._measuring(feed, measure), self.params, _whole_pass(feed))
+        return self._tester(feed, measure)(self.params)
 
 
 def fit(
@@ -156,10 +157,11 @@ def fit(
     per_call = getattr(feed, "steps_per_call", 1)
     program = compiled(task, mode, feed.spec, practices, per_call)
 
-    def measuring(feed: Batches, measure: Loss | None) -> Measure:
-        return compiled(dataclasses.replace(task, loss=measure or loss), mode, feed.spec, practices).measure
+    def tester(feed: Batches, measure: Loss | None) -> Test:
+        program = compiled(dataclasses.replace(task, loss=measure or loss), mode, feed.spec, practices)
+        return lambda params: evaluate(program, params, _whole_pass(feed))
 
-    measured = None if evaluation is None else measuring(evaluation, measure)
+    test = None if evaluation is None else tester(evaluation, measure)
     opened: contextlib.AbstractContextManager[Checkpoints | None] = contextlib.nullcontext()
     if checkpoint_dir is not None:
         from feedline._src.trainer.checkpoints import Checkpoints  # Orbax takes long to import; few runs need it
@@ -193,8 +195,8 @@ def fit(
         calls = None if left is None else left // per_call
         for state in loop.steps(state, itertools.islice(batches, calls)):  # noqa: B020  the last state stays
             step, before = loop.dispatched, loop.dispatched - per_call
-            if measured is not None and evaluate_every and crosses(before, step, evaluate_every):
-                evaluated[step] = evaluate(measured, state.params, _whole_pass(evaluation))
+            if test is not None and evaluate_every and crosses(before, step, evaluate_every):
+                evaluated[step] = test(state.params)
             if checkpoints is not None and crosses(before, step, save_every):
                 loop.check(state.params)
                 checkpoints.save(state)
@@ -212,7 +214,7 @@ def fit(
             )
         if checkpoints is not None:
             checkpoints.save(state)
-    return Fitted(state, history, progress, stopped, measuring)
+    return Fitted(state, history, progress, stopped, tester)
 
 
 def _whole_pass(feed: Any) -> Batches:

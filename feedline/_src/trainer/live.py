@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -28,7 +29,7 @@ class _Console(Console):
         self.quiet = True  # rich would raise SystemExit
 
 
-class LiveLine:
+class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
     """A callback for `fit` that writes to standard error. Use it as a context manager.
 
     The line has the step, the loss, rows/s since the first step, and the share of the time that the loop waits
@@ -64,11 +65,6 @@ class LiveLine:
         self._line = Live(console=self._console, auto_refresh=False, transient=True)
         self._next_at_s = 0.0
 
-    def __enter__(self) -> LiveLine:
-        if self._console.is_terminal:
-            self._line.start()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -79,6 +75,7 @@ class LiveLine:
             return
         text, terminal = " | ".join(self._parts(progress)), self._console.is_terminal
         if terminal:
+            self._line.start()
             self._line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
             self._console.print(text, highlight=False, soft_wrap=True)

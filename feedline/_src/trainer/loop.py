@@ -14,8 +14,8 @@ import jax
 
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError
-from feedline._src.trainer.modes import Measure, Program
-from feedline._src.trainer.task import Batch, Metrics, Params, State, all_finite, rows_in
+from feedline._src.trainer.modes import Program
+from feedline._src.trainer.task import Batch, Params, State, all_finite, rows_in
 
 _IN_FLIGHT = 2
 """Steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that time in `next`
@@ -172,11 +172,14 @@ class Loop:
             call.metrics.block_until_ready()
             self._unreported.append(call)
             now_s, before = time.perf_counter(), self.progress
-            self._count(step=call.step, rows=before.rows + call.rows)
-            if before.rows:
-                self._count(elapsed_s=now_s - self._started_s, elapsed_rows=before.elapsed_rows + call.rows)
-            else:
+            if not before.rows:
                 self._started_s = now_s
+            self._count(
+                step=call.step,
+                rows=before.rows + call.rows,
+                elapsed_s=now_s - self._started_s,
+                elapsed_rows=before.elapsed_rows + (call.rows if before.rows else 0),
+            )
             if not before.rows or crosses(before.step, call.step, self._report_every):
                 self._make_report()
 
@@ -256,29 +259,26 @@ class Evaluation:
     metrics: Mapping[str, float]
 
 
-def evaluate(measure: Measure, params: Params, batches: Iterable[Batch]) -> Evaluation:
+def evaluate(program: Program, params: Params, batches: Iterable[Batch]) -> Evaluation:
     """Evaluate on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
 
-    Each batch is averaged on the devices; the averages are weighted by their rows and added on the host. While the
-    results of a batch are fetched, two more are computed.
+    Each batch is averaged on the devices; the averages are weighted by their rows and added on the host.
     """
-    total, sums = 0, collections.defaultdict[str, float](float)
-    in_flight = collections.deque[tuple[Metrics, jax.Array]]()
-
-    def add_oldest() -> None:
-        nonlocal total
-        metrics, rows = jax.device_get(in_flight.popleft())
-        total += int(rows)
-        for name, mean in metrics.items() if rows else ():  # the mean of no row may be NaN
-            sums[name] += float(mean) * int(rows)
-
-    for batch in batches:
-        in_flight.append(measure(params, batch))
-        if len(in_flight) > _IN_FLIGHT:
-            add_oldest()
-    while in_flight:
-        add_oldest()
+    total, sums = 0, [0.0] * len(program.metrics)
+    for means, rows in _fetched(program.measure(params, batch) for batch in batches):
+        if rows:  # the mean of no row may be NaN
+            total += int(rows)
+            sums = [summed + int(rows) * mean for summed, mean in zip(sums, means.tolist(), strict=True)]
     if not total:
         raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
-    names = ["loss", *(name for name in sums if name != "loss")]  # jit sorts them
-    return Evaluation(total, {name: sums[name] / total for name in names})
+    return Evaluation(total, {name: summed / total for name, summed in zip(program.metrics, sums, strict=True)})
+
+
+def _fetched(results: Iterable[Any]) -> Iterator[Any]:
+    """Results on the host. While one is fetched, two more are computed."""
+    in_flight = collections.deque[Any]()
+    for result in results:
+        in_flight.append(result)
+        if len(in_flight) > _IN_FLIGHT:
+            yield jax.device_get(in_flight.popleft())
+    yield from map(jax.device_get, in_flight)

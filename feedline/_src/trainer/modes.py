@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline._src.trainer.task import Batch, Metrics, Params, State, Task, rows_in
+from feedline._src.trainer.task import Batch, Params, State, Task, rows_in
 
 _log = logging.getLogger("feedline")
 
@@ -24,7 +24,7 @@ AXIS = "data"
 T = TypeVar("T")
 
 Step = Callable[[State, Batch], tuple[State, jax.Array]]
-Measure = Callable[[Params, Batch], tuple[Metrics, jax.Array]]
+Measure = Callable[[Params, Batch], tuple[jax.Array, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Program(NamedTuple):
     """A task on its devices. Each function is compiled at its first call.
 
     Attributes:
-      metrics: names of what a step measures; the first is "loss".
+      metrics: names of what `step` and `measure` measure; the first is "loss".
       start: () → the state before the first step, the same bits on every device of every process.
       step: (state, batch) → the new state, and the metrics, float32 [len(metrics)], on every device.
-      measure: (params, batch) → the batch's metrics, and its number of valid rows on all devices.
+      measure: (params, batch) → the metrics, and the number of the batch's valid rows, on every device.
       compile: () → the step compiled now, and what the compiler says of it, such as its `memory_analysis`.
       steps_per_call: K. If it is more than 1, `step` takes K steps with leaves [K, B, ...], and its metrics are
         [K, len(metrics)].
@@ -117,27 +117,33 @@ def compiled(
         raise ValueError(
             f'shard_state needs mode "jit_multi", got "{mode}", which keeps the whole state on each device'
         )
-    if practices.compute != "float32":
-        task = dataclasses.replace(task, compute=practices.compute)
+    if mode == "pmap":
+        mesh = Mesh(list(mesh.devices.flat), (AXIS,))  # its axis; over another mesh it would compile twice
+    task = dataclasses.replace(
+        task,
+        compute=None if practices.compute == "float32" else practices.compute,
+        axis=AXIS if mode == "pmap" else None,
+    )
     rows_axis, one = 0, spec
     if steps_per_call > 1:
         rows_axis, one = 1, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
     params = jax.eval_shape(lambda key: _checked_arrays(task.init(key)), jax.random.key(0))
     _check_valid(task, params, one)
-    measured = jax.eval_shape(task.measure, params, one)[0]
-    names = ("loss", *(name for name in measured if name != "loss"))  # eval_shape sorts them
-    axis = AXIS if mode == "pmap" else None
 
-    def one_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
-        after, metrics = task.update(state, batch, axis)
-        return after, jnp.stack([metrics[name] for name in names])
+    def in_mesh(function: Callable[..., T]) -> Callable[..., T]:
+        """Trace within the mesh: with Explicit axes, JAX needs it for the sharding of zeros in a gradient."""
 
-    step: Any = one_step if steps_per_call == 1 else functools.partial(jax.lax.scan, one_step)
-    measure: Any = functools.partial(task.measure, axis=axis)
+        def traced(*arguments: Any) -> T:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return function(*arguments)
+
+        return traced
+
     like = jax.eval_shape(task.start)
-    donated = (0,) if practices.donate_state else ()
     everywhere = NamedSharding(mesh, P())
     shardings = jax.tree.map(lambda leaf: everywhere, like)
+    update: Any = task.update if steps_per_call == 1 else functools.partial(jax.lax.scan, task.update)
+    donated = (0,) if practices.donate_state else ()
     if mode == "pmap":
         rows = rows_in(one)
         if rows % mesh.size:
@@ -145,52 +151,37 @@ def compiled(
                 f'mode "pmap" gives each of {mesh.size} devices as many rows, and a batch has {rows}; take a '
                 f'batch size that {mesh.size} divides, or mode "jit_multi"'
             )
-        devices = list(mesh.devices.flat)
-        flat = Mesh(devices, (AXIS,))
-        mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": devices}
-        step = jax.pmap(step, in_axes=(None, rows_axis), donate_argnums=donated, **mapped)
-        measure = jax.pmap(measure, in_axes=(None, 0), **mapped)
+        mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": list(mesh.devices.flat)}
+        step = jax.pmap(update, in_axes=(None, rows_axis), donate_argnums=donated, **mapped)
+        measure = jax.pmap(task.measure, in_axes=(None, 0), **mapped)
 
         def by_device(leaf: jax.Array) -> jax.Array:
-            return leaf.reshape(*leaf.shape[:rows_axis], flat.size, -1, *leaf.shape[rows_axis + 1 :])
+            return leaf.reshape(*leaf.shape[:rows_axis], mesh.size, -1, *leaf.shape[rows_axis + 1 :])
 
-        split: Any = jax.jit(
-            lambda batch: jax.tree.map(by_device, batch),
-            out_shardings=NamedSharding(flat, P(*[None] * rows_axis, AXIS)),
-        )
+        of_device = NamedSharding(mesh, P(*[None] * rows_axis, AXIS))
+        split: Any = jax.jit(lambda batch: jax.tree.map(by_device, batch), out_shardings=of_device)
         given = jax.eval_shape(split, spec)
     else:
         if practices.shard_state and mesh.size > 1:
             shardings = _split_shardings(like, mesh, spec, rows_axis)
-        step = jax.jit(step, donate_argnums=donated, out_shardings=(shardings, everywhere))
-        measure = jax.jit(measure, out_shardings=everywhere)
+        step = jax.jit(in_mesh(update), donate_argnums=donated, out_shardings=(shardings, everywhere))
+        measure = jax.jit(in_mesh(task.measure), out_shardings=everywhere)
         split, given = (lambda batch: batch), spec
-
-    def within(function: Callable[..., T]) -> Callable[..., T]:
-        """Call within a mesh of Explicit axes: else JAX cannot tell the sharding of zeros in a gradient."""
-        if jax.sharding.AxisType.Explicit not in mesh.axis_types:
-            return function
-
-        def called(*arguments: Any) -> T:
-            with jax.set_mesh(mesh):
-                return function(*arguments)
-
-        return called
 
     def compile() -> tuple[Step, jax.stages.Compiled]:
         placed = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like, shardings
         )
         done = step.lower(placed, given).compile()
-        return within(lambda state, batch: done(state, split(batch))), done
+        return lambda state, batch: done(state, split(batch)), done
 
     return Program(
         mesh,
-        names,
-        start=within(jax.jit(task.start, out_shardings=shardings)),
-        step=within(lambda state, batch: step(state, split(batch))),
-        measure=within(lambda params, batch: measure(params, split(batch))),
-        compile=within(compile),
+        task.names(params, one),
+        start=jax.jit(in_mesh(task.start), out_shardings=shardings),
+        step=lambda state, batch: step(state, split(batch)),
+        measure=lambda params, batch: measure(params, split(batch)),
+        compile=compile,
         steps_per_call=steps_per_call,
     )
 

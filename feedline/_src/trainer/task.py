@@ -38,13 +38,12 @@ class State(NamedTuple):
 class Task:
     """A model, its loss and its optimizer, as in `fit`.
 
-    With pmap, `loss` is called with the rows of one device; the means of the devices are averaged, each weighted
-    by its number of valid rows.
-
     Attributes:
       seed: of the key for `init`.
       compute: dtype to which floating-point parameters and leaves of the batch are cast for the loss function.
         None: unchanged. Gradients have the dtype of the parameters.
+      axis: that of `jax.pmap`: `loss` is called with the rows of one device, and the means of the devices are
+        averaged, each weighted by its number of valid rows. None: `loss` is called with all rows.
     """
 
     init: Init
@@ -52,31 +51,39 @@ class Task:
     optimizer: optax.GradientTransformation
     seed: int = 0
     compute: Any = None
+    axis: str | None = None
 
     def start(self) -> State:
         params = self.init(jax.random.key(self.seed))
         return State(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
 
-    def update(self, state: State, batch: Batch, axis: str | None = None) -> tuple[State, Metrics]:
-        """One step, and the metrics of the batch before it. `axis`: that of `jax.pmap` which splits the rows."""
-        (_, metrics), gradient = jax.value_and_grad(self.means, has_aux=True)(state.params, batch)
-        metrics, gradient = _mean_over(axis, (metrics, gradient), valid_rows(batch))
+    def update(self, state: State, batch: Batch) -> tuple[State, jax.Array]:
+        """One step, and the means of the batch before it."""
+        (_, means), gradient = jax.value_and_grad(self.means, has_aux=True)(state.params, batch)
+        means, gradient = _mean_over(self.axis, (means, gradient), valid_rows(batch))
         gradient = jax.tree.map(jnp.conj, gradient)  # JAX's gradient of complex parameters points uphill
         change, optimizer = self.optimizer.update(gradient, state.optimizer, state.params)
-        return State(optax.apply_updates(state.params, change), optimizer, state.step + 1), metrics
+        return State(optax.apply_updates(state.params, change), optimizer, state.step + 1), means
 
-    def measure(self, params: Params, batch: Batch, axis: str | None = None) -> tuple[Metrics, jax.Array]:
-        """The metrics of a batch, and the number of its valid rows, int32 []."""
+    def measure(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The means of a batch, and the number of its valid rows, int32 []."""
         rows = valid_rows(batch)
-        metrics = _mean_over(axis, self.means(params, batch)[1], rows)
-        return metrics, rows if axis is None else jax.lax.psum(rows, axis)
+        means = _mean_over(self.axis, self.means(params, batch)[1], rows)
+        return means, rows if self.axis is None else jax.lax.psum(rows, self.axis)
 
-    def means(self, params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss of a batch, and all metrics with "loss" first. TypeError if they are not scalars."""
+    def means(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The loss of a batch, and all means, float32 [len(names)]. TypeError if they are not scalars."""
+        loss, metrics = self._computed(params, batch)
+        return loss, jnp.stack([jnp.asarray(mean, jnp.float32) for mean in (loss, *metrics.values())])
+
+    def names(self, params: Params, batch: Batch) -> tuple[str, ...]:
+        """The names of the means. The first is "loss"."""
+        return ("loss", *jax.eval_shape(self._computed, params, batch)[1])
+
+    def _computed(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
         if self.compute is not None:
             params, batch = jax.tree.map(self._cast, (params, batch))
-        loss, others = _checked(self.loss(params, batch))
-        return loss, {name: jnp.asarray(value, jnp.float32) for name, value in {"loss": loss, **others}.items()}
+        return _checked(self.loss(params, batch))
 
     def _cast(self, leaf: jax.Array) -> jax.Array:
         return leaf.astype(self.compute) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
@@ -126,7 +133,7 @@ def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Arra
 
 
 def _checked(result: Any) -> tuple[jax.Array, Metrics]:
-    """The loss in float32, and the metrics, of what a loss function returned."""
+    """The loss in float32, and the metrics in the order of their names, of what a loss function returned."""
 
     def shown(leaf: Any) -> str:
         return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
@@ -138,7 +145,7 @@ def _checked(result: Any) -> tuple[jax.Array, Metrics]:
         named = all(isinstance(name, str) and name not in _RESERVED for name in metrics)
         named = named and not any(name.startswith("eval_") for name in metrics)
         if scalars and named and jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-            return jnp.asarray(loss, jnp.float32), metrics
+            return jnp.asarray(loss, jnp.float32), dict(sorted(metrics.items()))
     raise TypeError(
         "loss(params, batch) must return (loss, metrics): the mean over the rows, a float scalar, and a dict of "
         f"scalars, {{}} for none, whose names are strings other than {', '.join(_RESERVED)} and eval_…; "

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
@@ -24,23 +24,26 @@ from feedline._src.rows.source import Source
 from feedline._src.tools.cli.interrupt import EndedBySignal, interrupts_wait
 from feedline._src.tools.train import labelled
 from feedline._src.tools.train.labelled import Labelled
-from feedline._src.tools.train.options import TrainOptions
-from feedline._src.trainer.fitting import Fitted, fit
+from feedline._src.trainer.fitting import Callback, Fitted, fit
 from feedline._src.trainer.live import LiveLine
 from feedline._src.trainer.loop import Evaluation, Progress
 from feedline._src.trainer.model import Sizes, classifier
 from feedline._src.trainer.modes import AXIS, mesh_for
 
+if TYPE_CHECKING:
+    from feedline._src.tools.train.command import Train
+
 _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a read
 
 
-def train_and_test(options: TrainOptions) -> int:
+def train_and_test(options: Train) -> int:
     """Train, test, and print on process 0. All processes call it. Returns the exit code.
 
     With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. Perhaps
     only this process knows of a signal that came after the last step, so all of them test before it is raised.
     """
-    data = _data(options)
+    own = options.data != "digits"
+    data = labelled.from_files(Path(options.data), options.test_data) if own else labelled.digits()
     with (
         _feed(options, data.train, order=Order(seed=options.seed), epochs=options.passes) as feed,
         _feed(options, data.test, order=Order(shuffle=False), epochs=1, remainder="pad") as test_feed,
@@ -59,7 +62,7 @@ def train_and_test(options: TrainOptions) -> int:
     return 0
 
 
-def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, int | None]:
+def _fitted(options: Train, data: Labelled, feed: Feed) -> tuple[Fitted, int | None]:
     """Train. Returns also the number of the signal that came, with checkpoints."""
     sizes = Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
     init, loss = classifier(sizes)
@@ -69,16 +72,12 @@ def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, 
             import feedline._src.trainer.checkpoints  # noqa: F401
     steps = options.steps or (options.passes or 0) * feed.steps_per_epoch
     with contextlib.ExitStack() as context:
-        shown = _is_first_process() and not options.quiet
-        live = context.enter_context(LiveLine(steps, feed=feed)) if shown else None
         stop = context.enter_context(stopping()) if saved else None
-
-        def report(progress: Progress) -> None:
-            if saved and progress.step == progress.resumed + 1:
-                _print_start(options, progress)
-            if live is not None:
-                live(progress)
-
+        callbacks: list[Callback] = []
+        if saved:
+            callbacks.append(lambda progress: _print_start(options, progress))
+        if not options.quiet:
+            callbacks.append(context.enter_context(LiveLine(steps, feed=feed)))
         fitted = fit(
             feed,
             init,
@@ -87,41 +86,32 @@ def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, 
             mode=options.mode,
             steps=options.steps,
             seed=options.seed,
-            callbacks=[report],
+            callbacks=callbacks,
             checkpoint_dir=options.checkpoint_dir,
             save_every=options.save_every,
             after_step=should_stop if saved else None,
         )
-    if saved and fitted.progress.step == fitted.progress.resumed and _is_first_process():
+    if saved and not fitted.history and _is_first_process():
         _print_start(options, fitted.progress)
     return fitted, None if stop is None else stop.signal
 
 
-def _print_start(options: TrainOptions, progress: Progress) -> None:
+def _print_start(options: Train, progress: Progress) -> None:
+    """Say from which step this run begins, at its first report."""
     start = "none yet, training begins"
     if progress.resumed:
         end = "training goes on from there" if progress.step > progress.resumed else "and no step is left to do"
         start = f"step {progress.resumed:,} is saved, {end}"
-    print(f"feedline: checkpoints in {options.checkpoint_dir}: {start}", file=sys.stderr, flush=True)
+    if progress.step <= progress.resumed + 1:
+        print(f"feedline: checkpoints in {options.checkpoint_dir}: {start}", file=sys.stderr, flush=True)
 
 
 def _is_first_process() -> bool:
     return jax.process_index() == 0
 
 
-def _data(options: TrainOptions) -> Labelled:
-    digits = options.data == "digits"
-    data = labelled.digits() if digits else labelled.from_files(Path(options.data), options.test_data)
-    if options.batch_size > len(data.train):
-        raise ValueError(
-            f"--batch-size must be at most the number of training rows, {len(data.train)}, got "
-            f"{options.batch_size}; take --batch-size {len(data.train)} or less"
-        )
-    return data
-
-
 @contextlib.contextmanager
-def _feed(options: TrainOptions, rows: Source, **more: Any) -> Iterator[Feed]:
+def _feed(options: Train, rows: Source, **more: Any) -> Iterator[Feed]:
     feed = Feed(rows, options.batch_size, NamedSharding(mesh_for(options.mode), P(AXIS)), **more)
     try:
         yield feed
@@ -129,7 +119,7 @@ def _feed(options: TrainOptions, rows: Source, **more: Any) -> Iterator[Feed]:
         feed.close(timeout_s=_CLOSE_S)
 
 
-def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
+def _result(options: Train, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
     """The object that --json prints. The loss is null if no step was left."""
     progress = fitted.progress
     steps = progress.step - progress.resumed
