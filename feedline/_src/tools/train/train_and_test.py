@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import optax
@@ -24,19 +24,17 @@ from feedline._src.rows.source import Source
 from feedline._src.tools.cli.interrupt import EndedBySignal, interrupts_wait
 from feedline._src.tools.train import labelled
 from feedline._src.tools.train.labelled import Labelled
+from feedline._src.tools.train.options import TrainOptions
 from feedline._src.trainer.fitting import Callback, Fitted, fit
 from feedline._src.trainer.live import LiveLine
 from feedline._src.trainer.loop import Evaluation, Progress
 from feedline._src.trainer.model import Sizes, classifier
 from feedline._src.trainer.modes import AXIS, mesh_for
 
-if TYPE_CHECKING:
-    from feedline._src.tools.train.command import Train
-
 _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a read
 
 
-def train_and_test(options: Train) -> int:
+def train_and_test(options: TrainOptions) -> int:
     """Train, test, and print on process 0. All processes call it. Returns the exit code.
 
     With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. Perhaps
@@ -62,7 +60,7 @@ def train_and_test(options: Train) -> int:
     return 0
 
 
-def _fitted(options: Train, data: Labelled, feed: Feed) -> tuple[Fitted, int | None]:
+def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, int | None]:
     """Train. Returns also the number of the signal that came, with checkpoints."""
     sizes = Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
     init, loss = classifier(sizes)
@@ -96,7 +94,7 @@ def _fitted(options: Train, data: Labelled, feed: Feed) -> tuple[Fitted, int | N
     return fitted, None if stop is None else stop.signal
 
 
-def _print_start(options: Train, progress: Progress) -> None:
+def _print_start(options: TrainOptions, progress: Progress) -> None:
     """Say from which step this run begins, at its first report."""
     start = "none yet, training begins"
     if progress.resumed:
@@ -111,7 +109,7 @@ def _is_first_process() -> bool:
 
 
 @contextlib.contextmanager
-def _feed(options: Train, rows: Source, **more: Any) -> Iterator[Feed]:
+def _feed(options: TrainOptions, rows: Source, **more: Any) -> Iterator[Feed]:
     feed = Feed(rows, options.batch_size, NamedSharding(mesh_for(options.mode), P(AXIS)), **more)
     try:
         yield feed
@@ -119,7 +117,7 @@ def _feed(options: Train, rows: Source, **more: Any) -> Iterator[Feed]:
         feed.close(timeout_s=_CLOSE_S)
 
 
-def _result(options: Train, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
+def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
     """The object that --json prints. The loss is null if no step was left."""
     progress = fitted.progress
     steps = progress.step - progress.resumed
