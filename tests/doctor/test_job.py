@@ -78,7 +78,7 @@ def step(state, batch):
     return state * 0.99, y.mean()
 
 one = jax.devices()[0]
-state, large = jax.device_put(state, one), np.ones(32 << 20, np.uint8)
+state, large = jax.device_put(state, one), np.ones(2 << 20)  # cast to float32 by the training thread
 feed = feedline.Feed({"x": rows}, 64, one, transform=slow, prefetch=0)
 for i, batch in zip(range(30), feed):  # LINE: next
     state, loss = step(state, batch)
