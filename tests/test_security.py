@@ -352,9 +352,9 @@ def test_lanes_are_saved_by_their_numbers_alone(tmp_path):
 # --- regressions of the fuzzer ---
 
 
-@pytest.mark.parametrize("lane", ["", None, 0.0])
-def test_a_lane_without_a_number_is_refused_at_once(tmp_path, lane):
-    state = {"step": 5, "position": 40, "lane": lane, "count": 1 << 62, "iterator": {}}  # a scan would not end
+@pytest.mark.parametrize(("lane", "count"), [("", 1 << 62), (None, 1 << 62), (0.0, 1 << 62), (0, 1.5)])
+def test_a_lane_without_a_number_is_refused_at_once(tmp_path, lane, count):
+    state = {"step": 5, "position": 40, "lane": lane, "count": count, "iterator": {}}  # a scan would not end
     (tmp_path / "lane-00000-of-00001.json").write_text(json.dumps(state))
     with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is no file of save_lanes: it is lane"):
         feedline.load_lanes(tmp_path)

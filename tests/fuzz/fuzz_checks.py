@@ -39,7 +39,8 @@ def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
         return _read(kind, path, chance) if reader is None else reader(path)
     except (ValueError, TypeError, FeedError, FileNotFoundError) as error:
         message = f"{type(error).__name__}: {error}"
-        if path.name not in message and not (kind == "dataset" and "this dataset" in message):
+        names = ("this dataset", "file datasets.Dataset") if kind == "dataset" else ()
+        if not any(name in message for name in (path.name, *names)):
             return Outcome("error without the file's name", message)
         if len(message) > 3000:
             return Outcome("an error of more than 3000 characters", message)

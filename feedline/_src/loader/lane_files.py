@@ -148,7 +148,7 @@ def _read(path: Any) -> dict[str, Any]:
     try:
         held: dict[str, Any] = json.loads(path.read_text())
         found = f"it is lane {held['lane']!r} of {held['count']!r}"
-        is_lane = type(held["lane"]) is int and 0 <= held["lane"] < held["count"]
+        is_lane = type(held["lane"]) is type(held["count"]) is int and 0 <= held["lane"] < held["count"]
         if "iterator" in held and is_lane:
             return held
     except (ValueError, LookupError, TypeError, RecursionError) as error:

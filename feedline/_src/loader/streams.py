@@ -471,6 +471,8 @@ class Lane:
             return iterator
         state = unmarked(self._state)
         try:
+            if type(iterator).__module__.startswith("grain."):  # which accepts 1.5 as an index
+                check_form(state, iterator.get_state())
             iterator.set_state(state)
         except Exception as error:
             iterator.close()
@@ -489,6 +491,29 @@ class Lane:
 
 def _empty_epoch(epoch: int) -> FeedError:
     return FeedError(f"every epoch of a stream must have items, and epoch {epoch} has none", stage="read")
+
+
+def check_form(state: Any, fresh: Any, name: str = "it") -> None:
+    """Refuse a state whose keys or types are not those of a new Grain iterator.
+
+    None stands for an inner iterator that has not begun, or has ended. Elements of lists are not compared:
+    interleaving keeps iterators of different forms in one place.
+
+    Raises:
+      TypeError: the state differs.
+    """
+    if fresh is None or (state is None and isinstance(fresh, dict | list | tuple)):
+        return
+    kind = type(fresh)
+    if type(state) is not kind and not (kind is int and isinstance(state, np.integer)):
+        raise TypeError(f"{name} must be of type {kind.__name__}, and is {repr(state)[:100]}")
+    if kind is dict and fresh:
+        if state.keys() != fresh.keys():
+            raise TypeError(
+                f"{name} must have the keys {sorted(fresh, key=str)}, and has {sorted(state, key=str)}"
+            )
+        for key in fresh:
+            check_form(state[key], fresh[key], key if name == "it" else f"{name}.{key}")
 
 
 def marked(state: Any) -> Any:
