@@ -207,7 +207,7 @@ class CachedRange:
             try:
                 if not lock_alone(file.descriptor):
                     fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # waits for the process that fetches it
-                elif file.lies_at(self.path):
+                elif file.lies_at(self.path) and not os.path.exists(path):  # it may have been made meanwhile
                     self._make_whole(file, path)
             finally:  # at once: whoever keeps an error keeps the descriptor, by its traceback
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
