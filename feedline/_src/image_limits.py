@@ -29,7 +29,7 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def check_scans(jpeg: bytes) -> None:
-    """Refuse a JPEG with so many scans that it would occupy a thread for minutes."""
+    """Refuse a JPEG with so many scans that it would block a thread for minutes."""
     if jpeg.count(b"\xff" + _SCAN) <= _MOST_SCANS:
         return
     scans, at = 0, len(JPEG) - 1  # other data may hold these bytes, too

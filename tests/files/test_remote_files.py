@@ -21,6 +21,7 @@ from background import PATIENCE_S, arrived, spawn
 from stored import BLOCK, RECORDS, array_record
 
 import feedline
+from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.fetcher import fetcher
 from feedline._src.files.file import File, digests_of
 from feedline._src.files.files import Files
@@ -459,6 +460,24 @@ def test_sources_that_begin_with_an_empty_cache_all_read(store, records, tmp_pat
     reading = [spawn(functools.partial(read, number)) for number in range(4)]
     assert [each.result(PATIENCE_S)[1] for each in reading] == [True] * 4
     assert name == "x.bin" or sum(stop - start for start, stop in store.gets()) == len(data)
+
+
+def test_a_whole_file_that_is_made_between_two_looks_is_not_fetched_again(store, records, tmp_path, monkeypatch):
+    name, made, usual = "0.array_record", [], CachedRange.open
+    one, two = (
+        opened(f"{store.url}/{name}", feedline.Store(cache=tmp_path / "c", cache_bytes=(64 << 20) + number))
+        for number in range(2)
+    )
+
+    def open_after_the_other(self):
+        if self is two._bytes and not made:
+            made.append(one.whole())
+        return usual(self)
+
+    monkeypatch.setattr(CachedRange, "open", open_after_the_other)
+    assert Path(two.whole().path).read_bytes() == store.objects[f"/{name}"]
+    assert made
+    assert sum(stop - start for start, stop in store.gets()) == len(store.objects[f"/{name}"])
 
 
 WHOLE = """

@@ -5,8 +5,8 @@ mark and its CRC-32, written after the block), then an id. So truncating a file 
 process leaves no mark for half a block. A file without an id, or with a wrong checksum, is deleted. Files are
 opened for each read, so that a deleted one gives its space back.
 
-A library that opens files by path needs a *whole file*: one that is complete, cut off after the data, and renamed.
-Its modification time is in 1970, which any write changes.
+A library that opens files by path needs a *whole file*: a complete cache file, truncated after the data and
+renamed. Its modification time is set to 1970, so that any later write shows.
 """
 
 from __future__ import annotations

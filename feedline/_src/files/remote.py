@@ -42,6 +42,8 @@ class RemoteFile(File):
         self._step = self.cache.segment_bytes
         starts = range(0, self.size, self._step)
         self._segments = [self._range(start, min(start + self._step, self.size)) for start in starts]
+        self._complete = 0
+        """The number of leading segments that the cache was found to have whole: not asked again at each read."""
         self._mapped: MappedObject | None = None
         self._bytes = self._range(0, self.size)  # for the whole file
         self._whole: OpenFile | None = None
@@ -105,8 +107,15 @@ class RemoteFile(File):
     def memory(self) -> Bytes | None:
         """See `File.memory`. None without the C library, whose gather survives what happens to mapped files."""
         mapped = self._mapped
-        if mapped is None and library() is not None and all(each.verified.all() for each in self._segments):
-            mapped = self._mapped = MappedObject.of(self._segments)
+        if mapped is None and library() is not None:
+            complete = self._complete  # other threads count, too
+            while complete < len(self._segments) and self._segments[complete].verified.all():
+                complete += 1
+            self._complete = complete
+            if complete == len(self._segments):
+                mapped = self._mapped = MappedObject.of(self._segments)
+                if mapped is None:  # a segment was evicted since
+                    self._complete = 0
         return None if mapped is None else mapped.memory
 
     def check(self) -> None:

@@ -26,7 +26,7 @@ HostLeaf = np.ndarray[Any, Any] | jax.Array
 
 
 class LocalBatch(Protocol):
-    """What placing needs of this process's part of a batch: its leaves, and where the data goes on after it."""
+    """What placing needs of this process's part of a batch: its leaves, and the cursor after it."""
 
     @property
     def leaves(self) -> list[Any]: ...

@@ -234,7 +234,7 @@ class ArraySource(Source):
         return self._checked_read(_read_ordered, order, epoch, positions, cuts)
 
     def _stored_rows(self, rows: Indices) -> Indices:
-        """The rows of the arrays that are these rows of the source."""
+        """Map rows of the source to rows of the arrays."""
         if self._selected is None:
             return rows
         self.check_range(rows)

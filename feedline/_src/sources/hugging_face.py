@@ -203,7 +203,7 @@ def _is_file(kind: Any) -> bool:
 
 
 class _FileColumn:
-    """A column of files: those of some rows lie in the table, as bytes, and those of others at paths.
+    """A column of files. Some rows hold the bytes of their file, others its path.
 
     Attributes:
       null: bool[k], True for rows that have neither; None if there are none.
@@ -248,7 +248,7 @@ def _column_of(array: Any) -> Column | _FileColumn:
 
 
 class DatasetFiles:
-    """A dataset as the only place of the rows of a source: what `Files` are for formats of files.
+    """A dataset in the role of `Files` with a single file, so that `open_groups` opens it like any other format.
 
     Iterating over it gives the files that it maps; a dataset in memory has none.
 
