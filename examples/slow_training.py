@@ -35,9 +35,8 @@ def main() -> None:
     losses, history = [], []
     for epoch in range(2):
         for start in range(0, ROWS, BATCH):  # the last batch is smaller
-            image = jax.device_put(
-                images[start : start + BATCH], replicated
-            )  # on the training thread; not sharded
+            rows = images[start : start + BATCH]
+            image = jax.device_put(rows, replicated)  # on the training thread; not sharded
             layers, loss = train_step(layers, image)
             losses.append(float(loss))  # waits for the devices in each step
             history.append(image.mean())  # kept on the devices

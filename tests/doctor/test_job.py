@@ -408,7 +408,7 @@ def test_the_example_shows_what_its_page_says():
         warning(found, name)
     assert "fits uint8" in warning(found, "dtypes of the batch")
     assert found["recompilation"].severity == "note"
-    assert "slow_training.py:42 losses.append(float(loss)) (" in warning(found, "transfers to the host")
-    assert "slow_training.py:38 image = jax.device_put(" in warning(found, "transfers to the devices")
+    assert "slow_training.py:41 losses.append(float(loss)) (" in warning(found, "transfers to the host")
+    assert "slow_training.py:39 image = jax.device_put(" in warning(found, "transfers to the devices")
     page = (root / "docs" / "tools.md").read_text()
     assert not [name for name in found if name not in page]  # each check is in the tables

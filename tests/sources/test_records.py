@@ -1,5 +1,7 @@
 """Records of a `grain.MapDataset` or of any object with `__len__` and `__getitem__`."""
 
+import warnings
+
 import grain
 import numpy as np
 import pytest
@@ -84,6 +86,15 @@ def test_a_filter_is_named_and_pointed_to_streams(sharding):
     with pytest.raises(RowError, match=r"Filter.* left None here; .*to_iter_dataset\(\).*row 39") as caught:
         Feed(filtered, 8, sharding)
     assert caught.value.row == 39
+
+
+def test_a_dataset_of_batches_gives_a_warning_with_what_to_do(sharding):
+    batched = _dataset(80).batch(4)
+    for dataset in (batched, batched.to_iter_dataset()):
+        with pytest.warns(UserWarning, match=r"leave batch\(\) out, or .* feedline.prefetch_to_mesh"):
+            Feed(dataset, 8, sharding).close()
+    with warnings.catch_warnings(action="error"):
+        Feed(_dataset(80).to_iter_dataset(), 8, sharding).close()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ from feedline._src.rows.values import is_in_memory, is_list, is_table
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 
+_BATCHED = (
+    "each element of a Grain dataset is one row of the feed's batch, and this dataset ends with batch(), so a batch "
+    "gets two leading axes; leave batch() out, or give the batches of the dataset to feedline.prefetch_to_mesh"
+)
 _READ_ROW_BY_ROW = (
     "a datasets.Dataset is read row by row, in Python; feedline.open_source(dataset) reads the memory of its "
     "Arrow files, many times as fast, in the dtypes that are stored there. To read row by row without this "
@@ -40,6 +44,7 @@ def as_source(source: Any) -> Source:
     if isinstance(source, grain.MapDataset):
         from feedline._src.sources.records import RecordSource
 
+        _warn_if_batched(source)
         return RecordSource(source)
     if isinstance(source, EncodedSource):
         raise TypeError(_why_not_arrays(source))
@@ -97,9 +102,19 @@ def _of_records(source: Any) -> Source:
         ) from error
 
 
+def _warn_if_batched(dataset: grain.MapDataset[Any] | grain.IterDataset[Any]) -> None:
+    """Warn of a dataset of batches. `to_iter_dataset` adds a step after the last one."""
+    if any(type(step).__name__.startswith("Batch") for step in [dataset, *getattr(dataset, "parents", ())[:1]]):
+        warn(_BATCHED)
+
+
 def opened(source: Any) -> Source:
     """What `as_source` returns; for a stream its first item."""
-    return FirstItem(Lanes.of(source)) if is_stream(source) else as_source(source)
+    if not is_stream(source):
+        return as_source(source)
+    if isinstance(source, grain.IterDataset):
+        _warn_if_batched(source)
+    return FirstItem(Lanes.of(source))
 
 
 def opened_metadata(source: Any) -> SourceMetadata:
