@@ -1,31 +1,31 @@
 """feedline delivers global batches to a JAX training loop, already placed on the mesh.
 
-Public are this module and the modules beside it::
+This module and the modules beside it are public::
 
     Feed               the training loop's iterator of global batches
     prefetch_to_mesh   placement and prefetch for any iterator of process-local batches
-    FeedOptions        what a feed is asked for, with all defaults; feed.options, Feed.from_options
-    Plan               what follows from them, as a value: FeedOptions.plan says who reads what, and memory
-    Order, Blocks, Reading, Limits   how it reads; like FeedOptions checked when they are made
-    building           a context in which every feed that is built goes through a function of a tool's
+    FeedOptions        the arguments of a feed as one value, with all defaults; feed.options, Feed.from_options
+    Plan               what a feed will read and place, and its memory: FeedOptions.plan computes it
+    Order, Blocks, Reading, Limits   how rows are ordered and read; validated on construction, like FeedOptions
+    building           a context in which a tool's function may change the options of every feed that is built
     Statistics         a snapshot of what a feed counted
 
-    open_source        rows of files, by their path: RowSource is what a source of your own must do
-    decoded, Ragged, Packed, Mixture, Store   rows made of rows, and rows of stores on the network
-    Rows               what `transform` and `decode` know of the rows that they are given
-    Lanes, save_lanes, load_lanes     rows that come one after the other, and their checkpoints
-    convert            rows of any source as files of one format
+    open_source        opens the rows of files by their path; RowSource: the protocol of a source of your own
+    decoded, Ragged, Packed, Mixture   sources made of other sources; Store: how stores on the network are read
+    Rows               epochs, positions, indices and keys of the rows that a transform gets
+    Lanes, save_lanes, load_lanes     streams, whose rows come one after the other, and their checkpoints
+    convert            writes the rows of any source to files of one format
     local_rows         which rows of a global batch this process supplies
 
     FeedError          and its subclasses: RowError, WorkerError, ProcessError, StallError
 
-    feedline.checkpoint   a feed as an item of a checkpoint of Orbax
+    feedline.checkpoint   saves and restores a feed as an item of an Orbax checkpoint
     feedline.cluster   joins the processes of a run
     feedline.images    JPEG, PNG and other images as rows
     feedline.metrics   what feeds count, for Prometheus and for logs
     feedline.trainer   `fit` trains a model on the batches of any iterator
 
-What they rest on lies in `feedline/_src`, and may change in any version. Names are imported on first use, so
+Everything else is in `feedline/_src`, and may change in any version. Names are imported on first use, so
 ``import feedline`` imports no jax.
 """
 

@@ -1,10 +1,10 @@
-"""A feed as an item of a checkpoint of Orbax.
+"""Saves and restores a feed as an item of an Orbax checkpoint.
 
-    Save               saves where a feed stands, beside the arrays of the model
+    Save               saves the state of a feed, beside the arrays of the model
     Restore            restores it, on any number of processes
 
-They are arguments of a `Composite` of `orbax.checkpoint`. For its functions of version 1 a feed
-itself is a checkpointable. docs/training.md has both.
+Pass them to `orbax.checkpoint.args.Composite`. With the functions of Orbax's version 1, pass the feed
+itself, which is a checkpointable. docs/training.md shows both.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ::
 
-    initialize   this process joins the others, whatever started it
-    should_stop  whether a signal or another process asked all to stop after this step
+    initialize   makes this process join the others, with any launcher
+    should_stop  whether all processes should stop after this step, because one of them got a signal
     abort        end all processes of the run, with a reason
 """
 

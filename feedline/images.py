@@ -4,7 +4,7 @@
 
     decode       a source of encoded images as rows {"image": uint8[size, size, 3], "label": int32}
 
-The libraries come with `pip install '.[images]'` in the clone.
+`pip install '.[images]'` in the clone of the repository installs the libraries.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What feeds count, for Prometheus and for logs of your own.
+"""What feeds count, for Prometheus and for your own logs.
 
 ::
 
-    serve          the metrics of feeds at http://host:port/metrics, until the result is closed
-    FeedCollector  the same for a registry of your own of prometheus_client
+    serve          serves the metrics of feeds at http://host:port/metrics, until its result is closed
+    FeedCollector  the same metrics, for your own prometheus_client registry
     scalars        the metrics of one feed as {name: number}
 
-The first two need `pip install '.[prometheus]'` in the clone.
+The first two need `pip install '.[prometheus]'` in the clone of the repository.
 """
 
 from __future__ import annotations

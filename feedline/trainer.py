@@ -1,16 +1,16 @@
-"""Trains a model of your own on the batches of any iterator: `fit`. The bundled MLP is its first user.
+"""`fit` trains your own model on the batches of any iterator. It also trains the bundled MLP.
 
 ::
 
     fit             the loop, with checkpoints, evaluation, history and callbacks
-    Fitted          what it returns: params, history
+    Fitted          what `fit` returns: params, history
     Practices       how a step is compiled: donation, dtypes, sharding of parameters
     mesh_for        the mesh of a mode: "jit_single", "jit_multi", "pmap"
-    mean_of_valid   a mean over the rows that remainder="pad" did not repeat
-    Progress        what a callback is given
-    LiveLine, CSVLog, TensorBoardLog   callbacks that show or write it
+    mean_of_valid   a mean over the rows of a batch whose leaf `valid` is True
+    Progress        the argument of a callback
+    LiveLine, CSVLog, TensorBoardLog   callbacks that show or log the progress
     MemoryWatch     warns when a loop holds more and more memory, and names what grows
-    digits          1,797 handwritten digits, as rows to try things with
+    digits          1,797 handwritten digits, as rows for first trials
 """
 
 from __future__ import annotations

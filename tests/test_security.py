@@ -198,7 +198,7 @@ def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, paylo
     lanes = tmp_path / "lanes"
     lanes.mkdir()
     (lanes / "lane-00000-of-00001.json").write_bytes(payload)
-    with pytest.raises(ValueError, match="is no file of save_lanes"):
+    with pytest.raises(ValueError, match="is not a file of save_lanes"):
         feedline.load_lanes(lanes)
 
     with feedline.Feed({"x": ROWS}, 4, jax.devices()[0], prefetch=0) as feed:
@@ -331,7 +331,7 @@ def test_an_index_with_right_checksums_cannot_name_bytes_outside_of_its_file(tmp
         header = {**json.loads(line.partition(b" ")[2]), "crc32": zlib.crc32(changed)}
         text = json.dumps(header).encode() + b"\n"
         index.write_bytes(b"%08x " % zlib.crc32(text) + text + changed)
-        with pytest.raises(feedline.FeedError, match="names bytes beyond the 10240 of the file"):
+        with pytest.raises(feedline.FeedError, match="names bytes beyond the 10240 bytes of the file"):
             open_and_read(tmp_path / "x.tar")
 
 
@@ -356,14 +356,14 @@ def test_lanes_are_saved_by_their_numbers_alone(tmp_path):
 def test_a_lane_without_a_number_is_refused_at_once(tmp_path, lane, count):
     state = {"step": 5, "position": 40, "lane": lane, "count": count, "iterator": {}}  # a scan would not end
     (tmp_path / "lane-00000-of-00001.json").write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is no file of save_lanes: it is lane"):
+    with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is not a file of save_lanes: it is lane"):
         feedline.load_lanes(tmp_path)
 
 
 def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
     deep = b"[" * 100_000 + b"]" * 100_000
     (tmp_path / "lane-00000-of-00001.json").write_bytes(deep)
-    with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is no file of save_lanes"):
+    with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is not a file of save_lanes"):
         feedline.load_lanes(tmp_path)
 
 

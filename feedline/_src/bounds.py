@@ -26,8 +26,8 @@ class Bounds:
     """The settings that may change, and the maximum batches in host memory and on each device.
 
     Attributes:
-      cores: how many of them threads or workers may keep busy.
-      arrays_on_host: whether device arrays lie in host buffers.
+      cores: the number of processor cores that threads or workers may keep busy.
+      arrays_on_host: whether the devices are CPUs, whose arrays lie in host memory.
     """
 
     tunable: frozenset[str]
@@ -45,13 +45,13 @@ class Bounds:
         return self.host_use(settings) <= self.host_batches
 
     def host_use(self, settings: Settings) -> int:
-        """Maximum host buffers in use. During a change, reads under the old settings keep their own."""
+        """Maximum host batches in use. After a change of settings, reads that began earlier keep their buffers."""
         batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 
     def device_use(self, settings: Settings) -> int:
-        """Maximum batches on a device: waiting or being placed, as many again that threads still place under the
-        settings before a change, and two in use.
+        """Maximum batches on a device: `prefetch` that wait or are being placed, as many again that threads still
+        place after a change of settings, and two in use.
         """
         return 2 * settings.prefetch + 2
 
@@ -65,7 +65,7 @@ def bounds_of(
     shard_bytes: int,
     devices: Sequence[Any],
 ) -> tuple[Bounds, Settings]:
-    """The bounds of a feed, and the settings to begin with: `start`, or smaller where a limit asks for that."""
+    """The bounds of a feed, and the settings to begin with: `start`, or smaller ones if a limit requires them."""
     on_host = all(device.platform == "cpu" for device in devices)
     bounds = Bounds(
         tunable=tunable,
@@ -99,7 +99,7 @@ def _refusal(name: str, limit: int, batches: int, each: int, settings: Settings)
 def _device_batches(limits: Limits, shard_bytes: int, devices: Sequence[Any], *, on_host: bool) -> int | None:
     if limits.device_bytes is not None:
         return limits.device_bytes // max(1, shard_bytes)
-    if on_host:  # their arrays lie in host memory, and are counted there
+    if on_host:  # arrays of CPU devices lie in host memory, and are counted there
         return None
     totals = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
     known = [total for total in totals if total]

@@ -39,29 +39,29 @@ if TYPE_CHECKING:
     from feedline._src.loader.streams import Stream
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
-_AGREEMENTS_PER_EPOCH = 3  # batch, end, leftover rows
-_IN_FLIGHT = 4  # batches handed over, placed, read here, read elsewhere
+_AGREEMENTS_PER_EPOCH = 3  # in an epoch of one batch: on that batch, on the end, and on the leftover rows
+_IN_FLIGHT = 4  # batches: one handed over, one being placed, one read here, one read by another process
 _log = logging.getLogger("feedline")
 
 
 def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> Sizes:
     """Open the source, plan what this process reads, and check that all of it fits together.
 
-    With a mesh of several processes all of them do so, and compare what they built.
+    With a mesh of several processes, all of them call this, and compare what they built.
 
     Args:
-      running: of a feed that moves to another mesh, what it is made of, and its place (step, epoch, position),
-        which all processes must share.
+      running: for a feed that moves to another mesh: its present stages, and its `Place` (step, epoch, position),
+        which must be the same in all processes.
 
     Raises:
-      ValueError, TypeError, FileNotFoundError: it does not.
-      ProcessError: another process built something else, failed, or did not come.
+      ValueError, TypeError, FileNotFoundError: something is missing, or does not fit together.
+      ProcessError: another process built something else, failed, or did not arrive.
     """
     before, place = (None, None) if running is None else (running[0], list(running[1]))
     after_s = options.reading.stall_warning_s
     message = (
         f"building a feed has taken {after_s:g} s so far: it opens the source, reads its first row, and calls the "
-        "transform with that"
+        "transform with that row"
     )
     with _collective(options, None if running is None else "feed.move") as collective:
         with alarmed(after_s, lambda: message):
@@ -76,7 +76,7 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
 
 
 def _collective(options: FeedOptions, call: str | None) -> contextlib.AbstractContextManager[CollectiveBuild]:
-    """A block whose errors and result all processes of the mesh share."""
+    """A context in which the processes of the mesh build together: an error in one is raised in all."""
     reading = options.reading
     return collective_build(_processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s, call)
 
@@ -94,20 +94,20 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
     """The options and stages of a running feed on another mesh of the same processes.
 
     Args:
-      place: as `build` takes it.
+      place: of the next batch; it must be the same in all processes.
 
     Raises:
-      ValueError, TypeError: other processes own the devices of `sharding`, or would read other lanes of a
-        stream; or what `build` raises. The feed may go on as it was.
-      ProcessError: processes move to other meshes, or at other places.
+      ValueError, TypeError: other processes own the devices of `sharding`, or a lane of a stream would be read
+        by another process; or what `build` raises. The feed can continue as it was.
+      ProcessError: processes move to different meshes, or at different places.
     """
     try:
         wanted = dataclasses.replace(options, sharding=sharding)
         before, after = _processes_of(options.sharding), _processes_of(wanted.sharding)
         if before != after:
             raise ValueError(
-                f"a feed moves to a mesh of the same processes, {sorted(before)}, and that of sharding has "
-                f"devices of {sorted(after)}; save get_state(), and build a feed there"
+                f"a feed can only move to a mesh of the same processes, {sorted(before)}, and the mesh of "
+                f"sharding has devices of {sorted(after)}; save get_state(), and build a feed there"
             )
     except (ValueError, TypeError) as error:
         refuse_everywhere(options.sharding, error, "feed.move")
@@ -117,18 +117,18 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
     if owners[0] != owners[1]:  # the same on all processes, so all of them raise
         raise ValueError(
             "a stream's iterators stay in their processes, and on this mesh its lanes would be read by "
-            f"{owners[1]}, not {owners[0]} (processes by lane); save them with feedline.save_lanes, and build "
-            "a feed there"
+            f"{owners[1]}, not {owners[0]} (the processes of each lane); save them with feedline.save_lanes, and "
+            "build a feed there"
         )
     return wanted, new
 
 
 def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float], place: Place) -> Sizes:
-    """The stages of a running feed with other weights of its mixture. Arguments as of `moved`.
+    """The stages of a running feed with other weights of its mixture. Arguments as in `moved`.
 
     Raises:
-      ValueError, TypeError: it reads no mixture, or the weights do not suit it.
-      ProcessError: processes give other weights, or at other places.
+      ValueError, TypeError: the feed reads no mixture, or the weights do not suit the mixture.
+      ProcessError: processes give different weights, or give them at different places.
     """
     with _collective(options, "feed.set_weights") as collective:
         sizes = sizes.map(
@@ -139,9 +139,9 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
 
 
 def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes:
-    """This process's own part of a build. The source is opened once, and stays that of a running feed."""
+    """This process's own part of a build. It opens the source, or uses that of the running feed."""
     if options.reading.quarantine is not None:
-        open(options.reading.quarantine, "ab").close()  # so that a missing folder is seen now, not after hours
+        open(options.reading.quarantine, "ab").close()  # so that a missing folder raises now, not after hours
     if running is not None:
         source, restarts, owned = running.first.access.source, running.first.restarts, running.source
     else:
@@ -210,8 +210,8 @@ def _stream(
     shared = sum(len(processes) > 1 for processes in plan.lane_owners)
     if isinstance(options.source, Lanes) and shared and plan.lanes % plan.shards:
         _log.warning(
-            "%d of %d lanes run on several processes: the batch axis has %d shards, and some hold a part of a "
-            "lane's rows; with a multiple of %d lanes each would run where its rows are",
+            "%d of %d lanes run on several processes: the batch axis has %d shards, and some hold only a part of "
+            "a lane's rows; if the number of lanes were a multiple of %d, each would run only where its rows are",
             shared,
             plan.lanes,
             plan.shards,
@@ -247,11 +247,11 @@ def _planned(options: FeedOptions, source: Source, metadata: SourceMetadata) -> 
 
 
 def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:
-    """The settings to begin with, and the bounds within which they may be tuned; None: all are given."""
+    """The settings to begin with, and the bounds within which they may be tuned; None: none is tuned."""
     tunable = options.tunable
-    if plan.lanes:  # the placement thread reads it
+    if plan.lanes:  # a stream: one thread reads and places its batches
         tunable &= {"prefetch"}
-    if options.reading.bad_rows != "raise":  # a row that only workers cannot read would be replaced there
+    if options.reading.bad_rows != "raise":  # else rows that only workers cannot read would be replaced
         tunable -= {"workers"}
     if not tunable:
         return plan.settings, None
@@ -268,7 +268,7 @@ def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bo
 
 
 def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) -> Sizes:
-    """The stages with what processes tell each other while they train."""
+    """The stages, with the objects by which processes communicate while they train."""
     service, key = collective.service, collective.key
     if service is None or key is None:
         return sizes
@@ -308,7 +308,7 @@ def _processes_of(sharding: Any) -> set[int]:
 
 
 def described(options: FeedOptions, stages: Stages, place: list[Any] | None = None) -> dict[str, Any]:
-    """JSON values by field: all that must be the same in every process for batch k to be the same."""
+    """JSON values by field: all that must be the same in every process, so that batch k is the same."""
     leaves: Mapping[str, Any] = stages.plan.leaves
     return {
         "name": options.name,
@@ -319,7 +319,7 @@ def described(options: FeedOptions, stages: Stages, place: list[Any] | None = No
         "remainder": options.remainder,
         "bad_rows": options.reading.bad_rows,
         "check_replicas_every": options.reading.check_replicas_every,
-        # the window in which processes agree on the ends of lanes
+        # processes agree on the ends of lanes once in a window of so many batches
         "prefetch": stages.settings.prefetch if stages.plan.agrees_on_ends else None,
         "place": place,
         "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
@@ -328,7 +328,7 @@ def described(options: FeedOptions, stages: Stages, place: list[Any] | None = No
 
 
 def _layout(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
-    """Where the parts of a leaf lie: the devices in the order of their parts, and a digest of all of it."""
+    """Where the parts of a leaf lie: the devices in the order of their parts, and a digest of all parts."""
     parts = sorted(
         ([start for start, _ in part], device) for device, part in device_parts(sharding, shape).items()
     )

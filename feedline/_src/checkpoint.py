@@ -1,4 +1,4 @@
-"""A feed as an item of a checkpoint of Orbax."""
+"""Saves and restores a feed as an item of an Orbax checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feedline._src.loader.lane_files import read_state, write_state
 
 
 class _Handler(ocp.CheckpointHandler):
-    """Writes and reads the folder of a feed; every process calls it, with a folder that all of them share."""
+    """Writes and reads the folder of a feed. Every process calls it, with a folder that all of them share."""
 
     def save(self, directory: Any, args: Save) -> None:
         write_state(directory, args.state)
@@ -26,15 +26,13 @@ class _Handler(ocp.CheckpointHandler):
 @ocp.args.register_with_handler(_Handler, for_save=True)
 @dataclasses.dataclass
 class Save(ocp.args.CheckpointArgs):
-    """The present state of a feed, to be saved. The feed may continue at once.
+    """Saves the present state of a feed, which may continue at once.
 
-    Rows with random access are saved by process 0, and lanes by the processes that read them.
+    Process 0 saves the state of rows with random access, and processes that read lanes save the lanes' states.
+    Processes that save different positions of the lanes are found when the checkpoint is restored.
 
     Args:
-      feed: a `feedline.Feed`, or any object whose `get_state` gives JSON values.
-
-    Raises:
-      ProcessError: when it is saved, if another process saves other positions of the lanes.
+      feed: a `feedline.Feed`, or any object whose `get_state` returns JSON values.
 
     Example:
       >>> import tempfile, numpy as np, jax, feedline, orbax.checkpoint as ocp
@@ -60,15 +58,16 @@ class Save(ocp.args.CheckpointArgs):
 class Restore(ocp.args.CheckpointArgs):
     """Restores a feed to the state that `Save` saved, on any number of processes and devices.
 
-    The restored item is that state.
+    Orbax returns this state as the restored item.
 
     Args:
       feed: a `feedline.Feed`, or any object with `set_state`.
       allow: fields of the fingerprint that may differ, as in `feed.set_state`.
 
     Raises:
-      ValueError: when it is restored, if the checkpoint is of other data, or lanes are missing.
-      FileNotFoundError: the folder is not one of a feed.
+      ValueError: on restoring, if the checkpoint was saved over other data, or lanes are missing or of different
+        positions.
+      FileNotFoundError: the folder is not that of a feed.
     """
 
     feed: Any

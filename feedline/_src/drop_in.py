@@ -43,20 +43,20 @@ def prefetch_to_mesh(
 
     Args:
       iterable: yields trees of NumPy arrays: this process's rows of each global batch, ascending (see
-        `feedline.local_rows`), and its part of other sharded axes. With one process: whole
-        batches. One background thread calls it. Leaves may be `jax.Array`s on devices of this process, as of a
-        decoder on the GPU: these are copied from device to device, and not by way of the host.
+        `feedline.local_rows`), and its part of other sharded axes. With one process, these are whole batches. One
+        background thread calls the iterator. Leaves may also be `jax.Array`s on devices of this process, such as
+        those of a decoder on the GPU, which are copied from device to device without passing through the host.
       sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
         or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
       prefetch: how many placed batches may wait; 0: synchronous.
-      copy: True copies each batch before the iterator is asked for the next one, since many iterators write that
-        into the same memory, which JAX may still read (a GPU) or use as the array's own (the CPU backend). False
-        skips that copy; then no array may change after the iterator yielded it.
+      copy: True copies each batch before the iterator is asked for the next one, since many iterators write each
+        batch into the same memory, which JAX may still be reading (on a GPU) or may use as the memory of its array
+        (the CPU backend). False skips this copy; then no array may change after the iterator has yielded it.
 
     Returns:
-      An iterator with `close()`, with `report()` and `statistics()` as a `feedline.Feed` has them, and with
-      `get_state()` if the given iterator has one, which gives its state after the last batch that was *delivered*,
-      not after prefetched ones.
+      An iterator with `close()`, and with `report()` and `statistics()` as a `feedline.Feed` has them. If the
+      given iterator has `get_state()`, so does this one: it returns the state of the given iterator after the last
+      batch that was *delivered*, not after prefetched ones.
 
     Raises:
       TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.
@@ -76,7 +76,7 @@ def prefetch_to_mesh(
 
 
 class _HostBatch(NamedTuple):
-    """A batch of the user's iterator, or its copy, and the iterator's state after it."""
+    """A batch of the user's iterator, or a copy of it, and the iterator's state after the batch."""
 
     spec: RowSpec
     leaves: list[Any]
@@ -112,7 +112,7 @@ class MeshIterator(ProcessBound):
         return self
 
     def __next__(self) -> Any:
-        """The next batch. StopIteration at the end; an error of the iterator, after the batches before it."""
+        """The next batch. StopIteration at the end. An error of the iterator comes after all batches before it."""
         asked = time.perf_counter()
         if self._exhausted:
             raise StopIteration
@@ -129,7 +129,7 @@ class MeshIterator(ProcessBound):
         except Closed:
             raise failure() or ValueError(_CLOSED) from None
         except BaseException as error:
-            # an interrupt loses placed batches, so a StopIteration after it would wrongly mean the end
+            # after an interrupt, placed batches are lost, so a StopIteration would wrongly mean the end
             self._exhausted = isinstance(error, Exception)
             self._closed = True
             self._prefetcher.close()
@@ -145,7 +145,8 @@ class MeshIterator(ProcessBound):
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far.
 
-        `read_s` is the time in the user's iterator, `stage_s` that of copies. What only feeds have is 0 or None.
+        `read_s` is the time in the user's iterator, and `stage_s` the time of copies. Fields that only feeds have
+        are 0 or None.
         """
         return Statistics(
             batches=self._batches,
@@ -158,10 +159,10 @@ class MeshIterator(ProcessBound):
         )
 
     def report(self) -> Report:
-        """What limits training, what that costs, and what to change. It may be printed. Reading is the iterator.
+        """What limits training, its cost, and what to change. It may be printed; "reading" is the user's iterator.
 
         Raises:
-          ValueError: too few batches were delivered. Those that were read before the loop began do not count.
+          ValueError: too few batches were delivered. Batches that were read before the loop began do not count.
         """
         window = self._accounts.window()
         if window is None:
@@ -171,7 +172,7 @@ class MeshIterator(ProcessBound):
             )
         how = Circumstances(
             window,
-            Settings(0, 0, 1, self._prefetch),  # the batch that was read waits for its slot
+            Settings(0, 0, 1, self._prefetch),  # a buffer of 1: one batch is read before it has a slot
             own_cores(),
             stream=True,
             gil_wait_s=self._accounts.gil_wait_s(),
@@ -216,7 +217,7 @@ class _Batches:
         self.stateful = hasattr(self._iterator, "get_state")
         self._settings = JaxSettings.of_this_thread()
         self._sharding, self._copy, self._idle, self._accounts = sharding, copy, idle, accounts
-        self._form: tuple[RowSpec, list[bool]] | None = None  # of the last batch, and which leaves were copied
+        self._form: tuple[RowSpec, list[bool]] | None = None  # the last spec, and which leaves were copied
         self._placement: tuple[RowSpec, Placement] | None = None  # for batches of this spec
         self.staging = Staging([], idle)
         self._closed = False
@@ -239,13 +240,13 @@ class _Batches:
         return copies.deepcopy(self._iterator.get_state()) if self.stateful else None
 
     def place(self, given: _HostBatch) -> Placed:
-        """Place a batch, and note how long that takes."""
+        """Place a batch, and measure how long that takes."""
         if self._placement is None or given.spec != self._placement[0]:
             with self._settings.applied():
                 spec = sharded_like(given.spec.tree(given.leaves), self._sharding)
                 self._placement = given.spec, Placement(spec, given.nbytes)
         placed = self._placement[1].placed(given, self._accounts.placed)
-        if self._copy:  # else the iterator might write into the memory of its arrays before they are copied
+        if self._copy:  # wait for copies: after this, the iterator may reuse the memory of its `jax.Array`s
             pairs = zip(jax.tree.leaves(placed.batch), given.leaves, strict=True)
             jax.block_until_ready([array for array, leaf in pairs if isinstance(leaf, jax.Array)])
         return placed
@@ -258,8 +259,8 @@ class _Batches:
             close()
 
     def _in_placed_dtypes(self, given: list[Any], spec: RowSpec) -> list[Any]:
-        """The leaves in placed dtypes: copied, except with `copy=False` where the dtype stays the same, and those
-        that lie on devices."""
+        """The leaves in placed dtypes. All are copied, except those on devices and, with `copy=False`, those whose
+        dtype stays the same."""
         copied = [
             not isinstance(values, jax.Array) and (self._copy or leaf.dtype != leaf.placed_dtype)
             for values, leaf in zip(given, spec.leaves, strict=True)
@@ -281,14 +282,14 @@ class _Batches:
 
 
 def _checked(path: Any, leaf: Any) -> Any:
-    """The leaf if it is an array on devices of this process, of a dtype that it keeps; else an array of NumPy."""
+    """The leaf if it is a `jax.Array` on devices of this process and keeps its dtype; else a NumPy array."""
     name = f"batch{jax.tree_util.keystr(path)}"
     stays = isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_addressable
-    stays = stays and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # keys of random numbers
+    stays = stays and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # typed PRNG keys
     stays = stays and leaf.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype)
     leaf = leaf if stays else as_array(name, leaf)
     if not leaf.shape:
         raise ValueError(
-            f"{name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
+            f"{name}: a leaf needs a first axis that counts rows, got a scalar; give it one value per row"
         )
     return leaf

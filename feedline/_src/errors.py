@@ -1,6 +1,6 @@
-"""`FeedError` and its subclasses: failures that are not caused by a wrong argument. And warnings.
+"""`FeedError` and its subclasses, for failures that no wrong argument caused; and warnings.
 
-A wrong argument is a `ValueError` or a `TypeError`. Everything else that feedline raises is a
+A wrong argument raises a `ValueError` or a `TypeError`. Every other error that feedline raises is a
 `FeedError`. Each message states the rule, what was found, and a change that works.
 """
 
@@ -22,8 +22,8 @@ class FeedError(RuntimeError):
     Attributes:
       stage: "read", "transform", "place", "agree", "abort", "launch", "train" or "checkpoint".
       process: index of the JAX process that failed.
-      row: row index in the source; of a stream, the number of the item.
-      epoch, position: of that row.
+      row: row index in the source; for a stream, the number of the item.
+      epoch, position: where that row stands in the order.
       file: the file that was read, or the folder of the checkpoints.
     """
 
@@ -75,7 +75,7 @@ class StallError(FeedError):
 
 
 class ProcessError(FeedError):
-    """Another process failed, was lost, or was started with other settings than this one."""
+    """Another process failed, was lost, or was started with settings that differ from those of this one."""
 
 
 class OtherDataError(ValueError):
@@ -83,8 +83,8 @@ class OtherDataError(ValueError):
 
     Attributes:
       difference: the field of the fingerprint that differs, and both values.
-      remedy: the change by which this run may go on; None: there is none but the same source and order.
-      field: the field.
+      remedy: a change with which this run can continue; None: only the same source and order would do.
+      field: the name of that field.
     """
 
     def __init__(self, difference: str, remedy: str | None, field: str) -> None:
@@ -94,17 +94,17 @@ class OtherDataError(ValueError):
     def __str__(self) -> str:
         remedy = self.remedy or "Give the feed the same source and order"
         return (
-            f"the state was saved over other data: {self.difference}. {remedy}, or, if the difference is meant, "
-            f'set_state(state, allow=("{self.field}",))'
+            f"the state was saved over other data: {self.difference}. {remedy}, or, if the difference is "
+            f'intended, call set_state(state, allow=("{self.field}",))'
         )
 
 
 for _error in (FeedError, RowError, WorkerError, StallError, ProcessError):
-    _error.__module__ = "feedline"  # what a traceback names is what a program imports
+    _error.__module__ = "feedline"  # a traceback then shows the name that a program imports
 
 
 def warn(message: str) -> None:
-    """Give a warning that shows the user's line: the innermost one outside of feedline."""
+    """Give a warning that shows the user's line: the innermost line outside of feedline."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "feedline":
         level, frame = level + 1, frame.f_back
@@ -112,7 +112,7 @@ def warn(message: str) -> None:
 
 
 def as_arguments(error: BaseException) -> dict[str, Any]:
-    """The arguments of a `FeedError` that repeats an error in another process, as JSON values.
+    """The arguments, as JSON values, of a `FeedError` with which another process reports this error.
 
     Example:
       >>> print(ProcessError(**{"process": 1, **as_arguments(RowError("unreadable", stage="read", row=7))}))

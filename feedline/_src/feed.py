@@ -1,4 +1,4 @@
-"""`Feed`: the iterator of global batches. What a batch passes is composed in `run.py`."""
+"""`Feed`: the iterator of global batches. `run.py` composes the stages that a batch passes."""
 
 from __future__ import annotations
 
@@ -28,60 +28,60 @@ from feedline._src.runtime.threads import annotation
 
 _log = logging.getLogger("feedline")
 _AT_EXIT = (
-    "feeds are closed when the interpreter exits, and that begins once the main thread has ended; join the "
+    "feeds are closed when the interpreter exits, and the exit begins once the main thread has ended; join the "
     "threads that use a feed before that"
 )
 
 
 class Feed(FeedBase):
-    """An iterator of global batches that already lie on the mesh when they are asked for.
+    """An iterator of global batches, which are already on the mesh when the training loop asks for them.
 
-    A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
-    next `epochs` epochs, so each loop over an evaluation feed is a pass. A loop that begins in the middle of
-    a pass finishes that pass; `seek(0)` begins it again. Bound a loop by ``zip(range(n), feed)``, never by
-    ``zip(feed, range(n))``, which takes a batch and drops it.
+    A feed is its own iterator, for one thread at a time. After exhaustion, `iter` begins the next pass of `epochs`
+    epochs, so each loop over an evaluation feed is one pass. A loop that begins in the middle of a pass finishes
+    that pass; `seek(0)` goes back to epoch 0. Bound a loop by ``zip(range(n), feed)``, never by
+    ``zip(feed, range(n))``, which takes one more batch and drops it.
 
-    After an exception nothing is lost: `next` reads again from the last batch delivered.
+    After an exception nothing is lost: the following `next` restarts after the last batch delivered.
 
     Args:
       source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a `feedline.Mixture` | a
         `grain.MapDataset` | a `grain.IterDataset` | `feedline.Lanes` | an object with `__len__` and
         `__getitem__`. Elements and items must each have memory of their own.
-      batch_size: rows in the GLOBAL batch. Or sizes that change at given steps: [(0, 256), (1000, 512)], each with
-        the number of batches delivered before the first one of that size. For rows with random access.
+      batch_size: rows in the GLOBAL batch. Or sizes that change at given steps, as (first step, size) pairs: with
+        [(0, 256), (1000, 512)], 1000 batches have 256 rows, and later ones 512. For rows with random access only.
       sharding: of the batch: one `jax.sharding.Sharding`, or a tree of them that is a prefix of the
-        batch, as jit's `in_shardings`. A bare device or, under `jax.set_mesh`, a bare `PartitionSpec`
+        batch, like jit's `in_shardings`. A bare device or, under `jax.set_mesh`, a bare `PartitionSpec`
         stands for its sharding.
-      order: which row stands at which position. None: shuffled with seed 0 for rows, the dataset's
-        own order for Grain datasets. A stream has no other.
-      epochs: of one pass; None: endless.
-      remainder: of rows that do not fill a batch. "drop" leaves them out. "pad" repeats rows of the
-        same epoch and adds a boolean leaf `valid`, False there; the batch must be a dict. "wrap"
-        runs over the ends of epochs.
-      reading: threads, workers and buffers of the host, and what becomes of bad rows.
-      transform: (batch, rows) → batch, on the host: NumPy trees; row i of the result depends only
-        on row i of the batch, random numbers on `rows.key`. `rows` is a `feedline.Rows`.
-      prefetch: placed batches that wait, at the most. 0: synchronous, all on the caller's thread, for
-        debugging; another one only warns of a `next` that hangs. At least 2 are needed to overlap
-        transfer and compute on a GPU. "auto": found while the feed runs, as `Reading` describes it.
+      order: which row stands at which position. None: rows are shuffled with seed 0, and a Grain
+        dataset keeps its own order. A stream takes only None.
+      epochs: the number of epochs in a pass; None: endless.
+      remainder: what to do with rows at the end of an epoch that do not fill a batch. "drop" leaves them out.
+        "pad" fills the batch with repeated rows of the same epoch, and adds a boolean leaf `valid`, which is False
+        for these; the batch must be a dict. "wrap" fills it with rows of the next epoch.
+      reading: threads, workers and buffers on the host, and what to do with bad rows.
+      transform: (batch, rows) → batch, on the host. Batches are trees of NumPy arrays; `rows`: a `feedline.Rows`.
+        Row i of the result depends only on row i of the batch, and random numbers only on `rows.key`.
+      prefetch: how many placed batches may wait. 0: synchronous, for debugging: the caller's thread does
+        everything, and another thread only warns if a `next` hangs. At least 2 are needed to overlap
+        transfer and compute on a GPU. "auto": the feed tunes it while it runs, as `Reading` describes.
 
-      steps_per_call: K. With more than 1, `next` gives K batches at once, as leaves [K, B, ...] of which the
-        second axis is sharded as the batch's first: for K training steps in one `lax.scan`. States count K steps.
-        K divides the batches of a pass. For rows that threads read, not for streams and workers.
-      with_place: add the leaf `place`, int32[batch_size], sharded as the batch axis: one number for all rows of a
-        batch, made of its place in the data. In a step, ``batch["place"].max() != batch["place"].min()`` says that
-        processes are out of step. The batch must be a dict.
-      name: of the feed, such as "train". With several processes, those that build feeds of other names at the same
-        time raise at once. None: feeds are only counted.
+      steps_per_call: K. If K > 1, `next` returns K batches at once, for K training steps in one `lax.scan`: leaves
+        [K, B, ...], whose second axis is sharded like a batch's first axis. States count K steps. K must divide
+        the number of batches in a pass. For rows that threads read, not for streams and workers.
+      with_place: add the leaf `place`, int32[batch_size], sharded like the batch axis: one number for all rows of
+        a batch, derived from its place in the data. In a step, ``batch["place"].max() != batch["place"].min()``
+        means that processes are out of step. The batch must be a dict.
+      name: of the feed, such as "train". If processes build feeds of different names at the same time, all raise
+        at once. None: feeds are matched only by the order in which they are built.
 
-    Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard. With several
-    steps per call both are as many times as large.
+    Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard. With K steps
+    per call, both are K times as large.
 
     Raises:
       ValueError, TypeError: an argument is wrong; the message says which change would work.
       FileNotFoundError: there is no such file.
-      ProcessError: on a mesh of several processes, which all build the feed: one of them builds another one,
-        failed, or did not come.
+      ProcessError: on a mesh of several processes, which must all build the feed: one of them built a different
+        feed, failed, or did not arrive.
 
     Example:
       >>> import jax, numpy as np
@@ -135,15 +135,15 @@ class Feed(FeedBase):
 
     @classmethod
     def from_options(cls, options: FeedOptions) -> Feed:
-        """A feed of what `options` ask for. Raises what `Feed(...)` raises."""
+        """A feed with these options. Raises what `Feed(...)` raises."""
         feed = cls.__new__(cls)
         feed._build(options)
         return feed
 
     def __iter__(self) -> Feed:
-        """Itself. After exhaustion the next pass begins; in the middle of a pass it goes on with that one.
+        """Returns the feed. After exhaustion the next pass begins; in the middle of a pass, that pass continues.
 
-        The latter warns if `iter` began that pass, too: a loop over a list would begin anew.
+        Continuing warns if an earlier `iter` began that pass, because a loop over a list would begin anew.
         """
         self._check_open()
         if self._diagnosed is not None and self._exhausted:
@@ -167,7 +167,7 @@ class Feed(FeedBase):
             hook(self)
         asked = time.perf_counter()
         with self._single_thread:
-            if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
+            if self._closed or self._process != os.getpid():  # inlined, since a call costs the training thread
                 self._check_open()
             if self._run is None:
                 self._check_not_taking()
@@ -190,7 +190,7 @@ class Feed(FeedBase):
             self._tune(proposal)
         with annotation("wait", step=self._delivered.step + steps):
             run, placed = self._take()
-        before = self._delivered  # a signal handler may have taken one meanwhile
+        before = self._delivered  # read only now: a signal handler may have taken a batch meanwhile
         _, after, lanes, rows, dropped_rows, parts, bad = placed.metadata
         delivered = Delivered(before.step + steps, after, lanes)
         counted = self._counted
@@ -208,14 +208,14 @@ class Feed(FeedBase):
         self._listener.delivered(record)
         if self._running.in_step is not None and self._diagnosed is None:
             self._running.in_step.batches = counted.batches // steps
-        # last, and at once: an interrupt comes before all or counts as one after `next`
+        # last, and in one statement: an interrupt comes before it, or counts as one after `next`
         self._counted, self._delivered, self._run = counted, delivered, run
         if self._closed:  # meanwhile, by another thread or a signal handler
             self._run = None
         return placed.batch
 
     def _give_up(self, error: BaseException) -> None:
-        """Give up the run after an error of `next`, or its end."""
+        """Give up the run after an error in `next`, or at the end of the pass."""
         self._loop_began = None
         if self._running.in_step is not None and not isinstance(error, StopIteration):
             self._running.in_step.failed_at = self._running.in_step.batches
@@ -224,10 +224,10 @@ class Feed(FeedBase):
         self._stop(0 if stuck else GRACE_S, reads=False)
 
     def _take(self) -> tuple[Run[Placed], Placed]:
-        """The next item, and its run. If there is none, one is started after the last batch delivered.
+        """The next item, and its run. Without a run, it starts one after the last batch delivered.
 
-        The feed has no run until that item is delivered. So after an interrupt, or several, the next call starts
-        another one, as this one may not have been started, or may have lost an item.
+        The feed has no run until the item is delivered. So after an interrupt, or several, the next call starts
+        another run, because this one may not have been started, or may have lost an item.
         """
         try:
             run, self._run = self._run, None
@@ -240,7 +240,7 @@ class Feed(FeedBase):
         except Closed:
             raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else CLOSED) from None
         except Exception as error:
-            # threads read again from the last batch delivered. If it is the data that is bad, they raise it, too
+            # threads read again after the last batch delivered; if the data is bad, they raise the error, too
             if isinstance(error, ProcessError) or (start := self._listener.give_up_workers(error)) is None:
                 raise
             self._tune(start)
@@ -249,7 +249,8 @@ class Feed(FeedBase):
     def _warn_of_partial_pass(self) -> None:
         """Warn if `iter` began this pass before, and batches of it were taken since.
 
-        A `next` before any `iter` shows that the feed is meant as an iterator; so is an endless feed.
+        Batches that `next` took before the first `iter` cause no warning, since such a feed is meant as an
+        iterator. An endless feed never warns.
         """
         step, began, epochs = self._delivered.step, self._loop_began, self.epochs
         if began is None:
@@ -257,27 +258,27 @@ class Feed(FeedBase):
         elif step > began and epochs is not None:
             warn(
                 f"this loop goes on in the middle of a pass: {step - began} of its batches were taken since "
-                "iter(feed) or a loop began it, and are not seen here. To begin the pass again, call "
+                "iter(feed) or a loop began it, so this loop does not get them. To begin the pass again, call "
                 f"feed.seek({self._delivered.cursor.epoch // epochs * epochs}) before the loop; to go on without "
                 "this warning, take batches by next(feed)"
             )
             self._loop_began = step
 
     def close(self, timeout_s: float = 30) -> None:
-        """Stop reading and let go of everything. Idempotent, from any thread.
+        """Stop reading and release everything. Idempotent; any thread may call it.
 
         Args:
-          timeout_s: how long to wait for the threads, and for reads ahead that are under way. One that is stuck
-            in a read is named in a warning, and ends with the process at the latest; its source stays open.
-            Called by a thread that reads, as in a transform, it waits for none: call it again.
+          timeout_s: how long to wait for the threads, and for reads ahead that are under way. A warning names a
+            thread that is stuck in a read; it ends with the process at the latest, and the source stays open.
+            If a thread that reads calls `close`, as in a transform, `close` does not wait: call it again.
 
         Raises:
-          ProcessError: another process closed this feed after another number of batches. Not raised while an
-            exception is handled.
+          ProcessError: another process closed this feed after a different number of batches. Not raised while
+            an exception is handled.
         """
         if self._is_forked():
-            return  # all that could be closed is the parent's
-        # an exception says more than the counts that it leaves, and so does what ends a `next` of another thread
+            return  # all that could be closed belongs to the parent process
+        # not after an exception, or while another thread is in `next`: their errors say more than the counts
         compares = not self._closed and not self._single_thread.occupied and sys.exc_info()[0] is None
         self._closed = True
         stuck = self._stop(timeout_s)
@@ -301,22 +302,22 @@ class Feed(FeedBase):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # --- other names: those of a `grain.DatasetIterator`, and Orbax's protocol of version 1 ---
+    # --- the interface of a `grain.DatasetIterator`, and Orbax's protocol of version 1 ---
 
     @property
     def element_spec(self) -> Any:
-        """The `spec`, by the name that it has in Grain."""
+        """The `spec`, under the name that Grain gives it."""
         return self.spec
 
     def start_prefetch(self) -> None:
-        """Begin to read ahead: Grain's name of `start`."""
+        """Begin to read ahead: Grain's name for `start`."""
         self.start()
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Save the state for `orbax.checkpoint.experimental.v1`, of which a feed is a checkpointable.
+        """Save the state for `orbax.checkpoint.experimental.v1`, for which a feed is a checkpointable.
 
         Args:
-          directory: Orbax's path, which is being created.
+          directory: Orbax's path of a folder that is being created.
         """
         state = self.get_state()  # before the feed goes on
 
@@ -328,7 +329,7 @@ class Feed(FeedBase):
         return write()
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Go on from a state that `save` wrote; errors as of `set_state`, and of `feedline.load_lanes`."""
+        """Continue from a state that `save` wrote. Raises what `set_state` and `feedline.load_lanes` raise."""
 
         async def read() -> None:
             from feedline._src.loader.lane_files import read_state
@@ -338,4 +339,4 @@ class Feed(FeedBase):
         return read()
 
 
-grain.DatasetIterator.register(Feed)  # handlers written for Grain's iterators ask for their class
+grain.DatasetIterator.register(Feed)  # handlers written for Grain's iterators check for that class

@@ -43,7 +43,7 @@ _MAX_LEAVES_SHOWN = 12
 
 
 class Delivered(NamedTuple):
-    """Batches delivered over all resumes, the cursor after the last, and a stream's state there."""
+    """The number of batches delivered over all resumes; the cursor and the lanes' states after the last one."""
 
     step: int
     cursor: Cursor
@@ -51,31 +51,31 @@ class Delivered(NamedTuple):
 
 
 class FeedBase(ProcessBound):
-    """A feed's stages, its position, and the run (a pipeline) that reads ahead of it.
+    """A feed's stages, its position, and the run (a pipeline) that reads ahead of the position.
 
-    `_sizes` and `_delivered` determine the next batch: what changes one of them gives up the run, and the next
-    one starts after the last batch delivered. Methods that only read work on any thread and on a closed feed.
+    `_sizes` and `_delivered` determine the next batch. A method that changes one of them gives up the run, and the
+    next run starts after the last batch delivered. Methods that change nothing work on any thread and when closed.
     """
 
     def _build(self, options: FeedOptions) -> None:
         super().__init__()
         self._options = changed(options)
         self._asked = asked_hooks()
-        self._sizes = build(self._options)  # what the feed is made of, for each batch size
-        self._running = self._sizes.first  # of the run in use, or of the latest one
-        self._delivered = Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
-        self._exhausted = False  # the pass is over; `iter` begins the next
+        self._sizes = build(self._options)  # the stages for each batch size
+        self._running = self._sizes.first  # the stages of the run in use, or of the latest run
+        self._delivered = Delivered(0, Cursor(0, 0), None)  # replaced as a whole, with each delivery
+        self._exhausted = False  # the pass is over; `iter` begins the next pass
         self._closed = False
         self._released = False  # the source was closed
         self._loop_began: int | None = None  # the step at which `iter` began to loop over this pass
-        self._single_thread = SingleThread()  # next, seek and set_state
-        # reads ahead of the last batch delivered; None: not started, or `next` is taking from it now
+        self._single_thread = SingleThread()  # for `next`, `seek`, `set_state` and the like
+        # reads ahead of the last batch delivered; None: not started, or `next` is taking a batch from it now
         self._run: Run[Placed] | None = None
         self._counted = Counters()
         self._listener = FeedListener(self._running)
         self._token_counts = TokenCounts()
         self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
-        self._moved_from: Place | None = None  # where it was before `seek` or `set_state`, until the next batch
+        self._moved_from: Place | None = None  # the place before `seek` or `set_state`, until a run starts
         self._runs = Runs()
         weakref.finalize(self, self._runs.close).atexit = False
 
@@ -86,7 +86,7 @@ class FeedBase(ProcessBound):
 
     @property
     def options(self) -> FeedOptions:
-        """What the feed was asked for."""
+        """All arguments of the feed, as one value."""
         return self._options
 
     @property
@@ -96,13 +96,13 @@ class FeedBase(ProcessBound):
 
     @property
     def order(self) -> Any:
-        """The rows' order. `Order(shuffle=False)`: the source's own, as of Grain datasets. None: a stream."""
+        """The order of rows. `Order(shuffle=False)`: the source's own, as for Grain datasets. None: a stream."""
         order = self._stages.access.order
         return None if order is None else order.shown
 
     @property
     def epochs(self) -> int | None:
-        """Per pass; None: endless."""
+        """The number of epochs in a pass; None: endless."""
         return self._options.epochs
 
     @property
@@ -118,59 +118,59 @@ class FeedBase(ProcessBound):
 
     @property
     def prefetch(self) -> int:
-        """The number of placed batches that may wait, as in use now; 0: synchronous."""
+        """The number of placed batches that may wait now; 0: synchronous."""
         return self._stages.settings.prefetch
 
     @property
     def steps_per_call(self) -> int:
-        """Batches that `next` returns."""
+        """Batches that one `next` returns."""
         return self._options.steps_per_call
 
     def __len__(self) -> int:
         """Deliveries in a pass: batches ÷ `steps_per_call`.
 
-        TypeError if it is endless, or a stream, or if the batch size changes.
+        Raises TypeError if the feed is endless or reads a stream, or if the batch size changes.
         """
         length = None if self._sizes.changes else self._stages.plan.length
         if length is None:
             raise TypeError(
-                "passes must have a length that is known, and those of a stream, of an endless feed and of batch "
-                "sizes that change have none; bound the loop by zip(range(n), feed)"
+                "passes must have a length that is known, and those of a stream, of an endless feed and with "
+                "batch sizes that change have none; bound the loop by zip(range(n), feed)"
             )
         return length
 
     @property
     def spec(self) -> Any:
-        """The next batch as `jax.ShapeDtypeStruct`s with shardings, to compile a step before any batch."""
+        """The next batch as `jax.ShapeDtypeStruct`s with shardings, to compile a step before the first batch."""
         return self._stages.placement.spec
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next batch; of the last one if the pass is exhausted."""
+        """Epoch of the next batch; if the pass is exhausted, of the last batch."""
         return self._stages.access.next_cursor(self._delivered.cursor).epoch
 
     @property
     def position(self) -> int:
-        """Position in its epoch of the next batch's first row."""
+        """Position of the next batch's first row in its epoch."""
         return self._stages.access.next_cursor(self._delivered.cursor).position
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams.
+        """Batches in an epoch, for remainder "drop" and "pad". Raises TypeError for "wrap" and for streams.
 
-        If the batch size changes: computed with the next batch's size.
+        If the batch size changes, it is computed with the size of the next batch.
         """
         return self._stages.access.steps_per_epoch()
 
     def get_state(self) -> dict[str, Any]:
-        """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
+        """The state for a checkpoint, as JSON values: the place after the last batch *delivered*.
 
-        Equal on every process, except for a stream with several lanes: there it holds those that this process
-        reads, and `feedline.save_lanes` saves them all. With random access it is a few integers and the spec of a
-        row: under 1 KB for up to some twenty leaves.
+        It is equal on every process, except for a stream with several lanes: there it holds the lanes that this
+        process reads, and `feedline.save_lanes` saves all lanes. With random access it is a few integers and the
+        spec of a row: under 1 KB for up to some twenty leaves.
         """
         (step, cursor, lanes), stages = self._delivered, self._stages
-        if stages.plan.lanes and not lanes:  # before their first epoch
+        if stages.plan.lanes and not lanes:  # none has begun
             lanes = dict.fromkeys(str(lane) for lane in stages.access.form.part.lanes)
         writers = [processes[0] for processes in stages.plan.lane_owners]
         return states.make(step, cursor, stages.fingerprint, lanes, writers)
@@ -178,11 +178,11 @@ class FeedBase(ProcessBound):
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
         """The rows of the batch that follows `state`. Reads no data.
 
-        At the end of a pass, this is the first batch of the next pass.
+        If `state` is at the end of a pass, this is the first batch of the next pass.
 
         Returns:
-          int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
-          is padded. With several steps per call, int64[steps_per_call, batch_size].
+          int64[batch_size]: row indices in the source, in the order of the global batch; -1 for
+          padding. With several steps per call, int64[steps_per_call, batch_size].
         """
         step, cursor = states.check(state, self._stages.fingerprint, ())
         return self._sizes.at(step).access.rows_of(cursor)
@@ -190,12 +190,12 @@ class FeedBase(ProcessBound):
     def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
         """Continue from a state: the next batch begins with the first undelivered row.
 
-        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine. With random
-        access its position is at most the number of rows, the end of the epoch.
+        Topology, mesh, batch size, number of epochs, remainder, threads and workers may have changed. With random
+        access, the state's position is at most the number of rows, which is the end of the epoch.
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
-          allow: fields of its fingerprint that may differ: "rows", "spec", "data", "order", "format".
+          allow: fields of the state's fingerprint that may differ: "rows", "spec", "data", "order", "format".
 
         Raises:
           ValueError: the state was saved over other data (the message names the field), lies beyond the data,
@@ -212,14 +212,14 @@ class FeedBase(ProcessBound):
         self._go_to(Delivered(step, cursor, lanes), sizes)
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Go to a place in the data: the next batch begins there, or with the next epoch if none is left.
+        """Go to a place in the data: the next batch begins there, or at the next epoch if no batch is left there.
 
-        `step` is kept.
+        The state's `step` does not change.
 
         Args:
           epoch: at least 0.
-          position: in the epoch's order, at most the number of rows: there the epoch ends. Streams have no random
-            access: only 0.
+          position: in the epoch's order, at most the number of rows, which is the end of the epoch. Streams have
+            no random access, and allow only 0.
 
         Raises:
           ValueError: there is no such place; the message names the largest position.
@@ -238,14 +238,14 @@ class FeedBase(ProcessBound):
         self._go_to(Delivered(self._delivered.step, Cursor(epoch, position), None), self._sizes)
 
     def start(self) -> None:
-        """Begin to read ahead, if the feed does not yet: the first `next` then waits less.
+        """Begin to read ahead, so that the first `next` waits less.
 
-        Call it after `set_state` and before the model is restored or compiled. Without it the first `next` begins.
-        At the end of a pass it does nothing.
+        Call it after `set_state` and before the model is restored or compiled. Without it, reading begins in the
+        first `next`. It is a no-op if the feed reads ahead already, and at the end of a pass.
 
         Raises:
           ValueError: the feed is closed.
-          ProcessError: with several processes, another one moved elsewhere by `seek` or `set_state`.
+          ProcessError: another process went to a different place by `seek` or `set_state`.
         """
         with self._single_thread:
             self._check_open()
@@ -255,17 +255,17 @@ class FeedBase(ProcessBound):
     def move(self, sharding: Any) -> None:
         """Continue on another mesh of the same processes, such as six devices of eight, with the same rows.
 
-        The next batch begins with the first row that was not delivered. With several processes, all of them call
-        it after the same batch. The batch size must suit the new mesh. Batches that were placed ahead are dropped,
-        and their rows read again.
+        The next batch begins with the first row that was not delivered. With several processes, all of them must
+        call it after the same batch. The batch size must suit the new mesh. Batches that were placed ahead are
+        dropped, and their rows are read again.
 
         Args:
           sharding: as in `Feed`.
 
         Raises:
           ValueError, TypeError: the sharding does not suit the batch, or other processes own its devices. The feed
-            goes on where it was.
-          ProcessError: processes differ in the mesh, or in the batch before.
+            continues where it was.
+          ProcessError: processes call it with different meshes, or after different batches.
 
         Example:
           >>> import jax, numpy as np
@@ -290,17 +290,17 @@ class FeedBase(ProcessBound):
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weights of a `feedline.Mixture` from the next batch on.
 
-        They are part of the state, so a feed that is restored to it continues with them. Later phases of
-        weights stay. With several processes, all of them call it after the same batch. Batches that were
-        placed ahead are dropped, and other rows read.
+        The weights are part of the state, so a restored feed continues with them. Later phases keep their
+        weights. With several processes, all of them must call it after the same batch. Batches that were
+        placed ahead are dropped, and other rows are read.
 
         Args:
-          weights: by name, with any sum.
+          weights: {name of a source: weight}, with any sum.
 
         Raises:
-          TypeError, ValueError: not an endless mixture, or weights that do not suit it. The feed continues
-            as it was.
-          ProcessError: processes differ in weights, or in the batch before.
+          TypeError, ValueError: the source is not an endless mixture, or the weights do not suit it. The feed
+            continues as it was.
+          ProcessError: processes call it with different weights, or after different batches.
 
         Example:
           >>> import jax, numpy as np
@@ -335,10 +335,10 @@ class FeedBase(ProcessBound):
     def report(self) -> Report:
         """What limits training, what that costs, and which setting to change. It may be printed.
 
-        Judged by the latest batches, at most 256, after those that were read ahead before the loop began.
+        It judges the latest batches, at most 256, without those that were read before the loop began.
 
         Raises:
-          ValueError: too few batches were delivered. Those that were read before the loop began do not count.
+          ValueError: too few batches were delivered. Batches that were read before the loop began do not count.
         """
         report = self._listener.report()
         if report is None:
@@ -354,12 +354,13 @@ class FeedBase(ProcessBound):
 
         The loop in this context gets batches as they are, then the same rows read again (from the page cache),
         then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps`
-        each. Then the loop ends; further loops in the context get no batch. After it the feed is where it was, so
-        nothing is lost. But the loop has trained on repeated batches: give it a copy of its state. With several
-        processes, all of them call it.
+        each. Then the loop ends; further loops in the context get no batch. After the context the feed is where it
+        was, so no row is lost. But the loop trains on repeated batches: give it a copy of the training state. With
+        several processes, all of them must call it.
 
         Args:
-          steps: batches of all phases; at least 40 with the default buffers. Six of each phase do not count.
+          steps: batches of all phases; at least 40 with the default buffers. The first quarter of each phase, at
+            least six batches with these buffers, does not count.
           over: called by `next`, on the loop's thread, when the last phase is over and the loop is about to end.
 
         Returns:
@@ -401,7 +402,7 @@ class FeedBase(ProcessBound):
             yield diagnosis
             pipeline.finish()
         finally:
-            # first of all, in case an interrupt comes while threads are stopped
+            # first, because an interrupt may come while threads are stopped
             self._delivered, self._exhausted, self._counted, self._listener, self._loop_began = before
             self._diagnosed = None
             self._listener.interrupted()
@@ -410,14 +411,14 @@ class FeedBase(ProcessBound):
         print(diagnosis)
 
     def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
-        """Record what threads do for each batch: a file for https://ui.perfetto.dev.
+        """Record what threads do for each batch, in a file for https://ui.perfetto.dev.
 
-        It holds the batches that are delivered in this context; of very many the latest (see docs/waiting.md). The
-        file is written when the context is left, also by an exception. If that fails, as on a full disk, a warning
-        says why, and training goes on.
+        It holds the batches that are delivered in this context; if there are very many, the latest ones (see
+        docs/waiting.md). It is written when the context is left, even by an exception. If writing fails, as on a
+        full disk, a warning says why, and training goes on.
 
         Args:
-          path: of the file, compressed if it ends in ".gz". With several processes each writes its own:
+          path: of the file, compressed if it ends in ".gz". With several processes, each writes its own file:
             "trace.json" becomes "trace-process0.json", and so on.
 
         Returns:
@@ -471,24 +472,24 @@ class FeedBase(ProcessBound):
         return f"<feedline.Feed: {', '.join(f'{name} {fact}' for name, fact in facts.items())}>"
 
     def _tune(self, settings: Settings) -> None:
-        """Go on with other settings. The listener proposes them again until the next run starts."""
+        """Continue with other settings. The listener repeats its proposal until the next run starts."""
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
-        # a stream's next iterator may share state with the one that reads
+        # wait for a stream: its next iterator may share state with the one that still reads
         self._stop(GRACE_S if self._running.plan.lanes else 0, reads=False)
 
     def _switch(self, stages: Stages) -> None:
-        """Use these stages for the next run. The one before was given up."""
+        """Use these stages for the next run. The previous run was given up."""
         if stages is self._running:
             return
         self._listener.changed(stages)
         if stages.access.buffers is not self._running.access.buffers:
             self._running.access.buffers.staging.close()
-        self._running = stages  # last: after an interrupt before it, all of this is done again
+        self._running = stages  # last: after an interrupt, all of this is done again
 
     def _start(self) -> Run[Placed]:
         stages, place = self._stages, self._place()
         self._switch(stages)
-        # compare where `seek` or `set_state` went with where other processes went; staying put is no move
+        # after `seek` or `set_state`, compare the place with other processes; the same place as before is no move
         in_step = stages.in_step
         if in_step is not None and self._moved_from not in (None, place) and (found := in_step.moved(place)):
             raise out_of_step(found)
@@ -497,7 +498,7 @@ class FeedBase(ProcessBound):
         run = run_of(stages, cursor, lanes, stages.placer(self._listener.placed))
         self._runs.add(run, workers=stages.settings.workers > 0)
         self._check_open()  # another thread may have closed the feed in the meantime
-        run.start()  # only now that close() can find it
+        run.start()  # only now, since `close` can find it from here on
         return run
 
     def _place(self) -> Place:
@@ -508,7 +509,7 @@ class FeedBase(ProcessBound):
         return Place(self._delivered.step, *cursor, states.digest(order) if mixed else "")
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Give up the run and wait for its threads and older ones. Returns the name of a stuck one."""
+        """Give up the run, and wait for the threads of all runs. Returns the name of a stuck thread."""
         self._run = None
         return self._runs.stop(timeout_s, reads=reads)
 
@@ -521,7 +522,7 @@ class FeedBase(ProcessBound):
             self._loop_began = None
             self._listener.interrupted()
             self._moved_from = moved_from
-            # last, and at once: an interrupt comes before all or after all
+            # last, and in one statement: an interrupt comes before or after it
             self._sizes, self._delivered, self._exhausted = sizes, delivered, False
 
     def _check_may_move(self, kept: str) -> None:
@@ -537,7 +538,7 @@ class FeedBase(ProcessBound):
     def _check_not_taking(self) -> None:
         """Raise if `next` was called inside of `next`, on the same thread.
 
-        Looks at the stack: an interrupt could leave an attribute set.
+        It looks at the stack, because an interrupt could leave an attribute set.
         """
         frame: FrameType | None = sys._getframe()
         kind: Any = type(self)

@@ -1,4 +1,4 @@
-"""`FeedOptions`, what a user asks a feed for, and `building`, the context in which tools change it."""
+"""`FeedOptions`, all arguments of a feed, and `building`, the context in which tools change them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeedOptions(CheckedOptions):
-    """What a user asks a feed for: the arguments of `Feed`, where each is explained, with their defaults.
+    """The arguments of `Feed` as one value, with their defaults. `Feed` explains each.
 
-    `Feed(...)` makes one, `feed.options` returns it, and `Feed.from_options` takes one. It is checked when it is
-    made; `dataclasses.replace` makes another one with some values changed. No source is opened, and no device is
-    needed.
+    `Feed(...)` makes one, `feed.options` returns it, and `Feed.from_options` takes one. It is validated on
+    construction, which opens no source and needs no device. `dataclasses.replace` makes another one with some
+    values changed.
 
     Raises:
       ValueError, TypeError: an argument is wrong; the message says which change would work.
@@ -41,14 +41,14 @@ class FeedOptions(CheckedOptions):
         """What a feed of these options will read and place on each process, and what that needs.
 
         No feed is built, no rows are read, and no process, thread or accelerator is needed: the sharding may be
-        over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. Only records
-        and streams have no spec: two elements of a Grain dataset are made, or the first item of a stream is read.
-        A transform is called with a row of zeros.
+        over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. An exception:
+        records and streams have no spec, so the first record, or the first item of a stream, is read. A transform
+        is called with a row of zeros.
 
         Args:
           processes: number of processes. They divide the devices of the sharding evenly, in the order of
             `jax.devices()`: the first devices belong to process 0. None: the processes that own the devices.
-          process: only its part is computed. None: those of all processes.
+          process: compute only the part of this process. None: the parts of all processes.
 
         Raises:
           ValueError, TypeError, OSError: there is no such source, or no batch size at all fits the sharding; or
@@ -75,8 +75,8 @@ class FeedOptions(CheckedOptions):
                 out = transformed_spec(self.transform, out, row)
             except Exception as error:
                 error.add_note(
-                    "feedline: a plan calls the transform with a row of zeros, since it reads no rows, to learn "
-                    "its shapes and dtypes"
+                    "feedline: a plan reads no rows, so it calls the transform with a row of zeros, to learn the "
+                    "shapes and dtypes of the result"
                 )
                 raise
         return plan_of(metadata, out, self, devices_by_process(self.sharding, processes), process)
@@ -94,14 +94,14 @@ _entered: list[_Hooks] = []
 def building(
     change: Callable[[FeedOptions], FeedOptions] | None = None, *, asked: Callable[[Any], None] | None = None
 ) -> Iterator[None]:
-    """A context in which every feed that this process builds, in any thread, goes through `change`.
+    """A context in which `change` may change the options of every feed that this process builds, in any thread.
 
-    A tool can so inspect the feeds of a program, or build them with other options, without changing the program.
-    Contexts may be nested; the outer one is applied first.
+    So a tool can inspect the feeds of a program, or build them with other options, without changing the program.
+    Contexts may be nested; the `change` of the outer one is called first.
 
     Args:
-      change: what a feed was asked for → what is built. An exception of it is raised by `Feed(...)`.
-      asked: called with a feed that was built in this context, before it gives a batch, on the thread that asks.
+      change: the options that a feed was asked for → the options to build it with. `Feed(...)` raises its errors.
+      asked: called with each feed that was built in this context, before each `next`, on the thread of the `next`.
 
     Example:
       >>> import dataclasses, jax, numpy as np
@@ -121,7 +121,7 @@ def building(
 
 
 def changed(options: FeedOptions) -> FeedOptions:
-    """These options as the contexts that are entered now change them."""
+    """These options, as changed by the contexts that are open now."""
     for hooks in tuple(_entered):
         if hooks.change is not None:
             options = hooks.change(options)
@@ -129,5 +129,5 @@ def changed(options: FeedOptions) -> FeedOptions:
 
 
 def asked_hooks() -> tuple[Callable[[Any], None], ...]:
-    """What the contexts that are entered now want to be called with."""
+    """The functions `asked` of the contexts that are open now."""
     return tuple(hooks.asked for hooks in _entered if hooks.asked is not None)

@@ -1,7 +1,7 @@
-"""Limits of what an image may ask of its decoder, checked on the encoded bytes before any memory is taken.
+"""Limits of what an image may make its decoder do, checked on the encoded bytes before any memory is taken.
 
-A decoder allocates what a header promises, and a header of 35 bytes may promise gigabytes. So only formats whose
-size is found here are decoded. OpenCV reads others, too, which are refused.
+A decoder allocates what a header promises, and a header of 35 bytes may promise gigabytes. So only images whose
+size is found here are decoded. OpenCV could read other formats, too, but they are refused.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 import struct
 
 MOST_PIXELS = 1 << 28
-_MOST_SCANS = 64  # of a JPEG: encoders write 10 to 20. Each passes over the whole image
+_MOST_SCANS = 64  # of a JPEG: encoders write 10 to 20. Each scan passes over the whole image
 JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
-_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])", re.DOTALL)  # with a length after it; or the end of the image
+_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])", re.DOTALL)  # with a length after it; or the image's end
 _PNM = re.compile(rb"P[1-6](?:\s|#[^\r\n]*\r?\n)+(\d+)(?:\s|#[^\r\n]*\r?\n)+(\d+)")
 _TIFF_SIZES = (256, 257, 322, 323)  # width and height of the image, and of a tile
 _TIFF_INTEGERS = {3: "H", 4: "I"}
@@ -32,7 +32,7 @@ def check_scans(jpeg: bytes) -> None:
     """Refuse a JPEG with so many scans that it would block a thread for minutes."""
     if jpeg.count(b"\xff" + _SCAN) <= _MOST_SCANS:
         return
-    scans, at = 0, len(JPEG) - 1  # other data may hold these bytes, too
+    scans, at = 0, len(JPEG) - 1  # count markers only: these bytes may also occur in other data
     while scans <= _MOST_SCANS and (marker := _MARKER.search(jpeg, at)) and marker[1] != _END_OF_IMAGE:
         scans += marker[1] == _SCAN
         at = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
@@ -47,8 +47,8 @@ def check_image(data: bytes) -> None:
     """Refuse unknown formats, images with too many pixels, and JPEGs with too many scans."""
     try:
         if data.startswith(JPEG):
-            check_scans(data)  # simplejpeg reads its size
-        elif not (data.startswith(b"\0") and data[4:8] == b"ftyp"):  # AVIF, which libavif limits to as many pixels
+            check_scans(data)  # the caller checks the size, which simplejpeg reads
+        elif not (data.startswith(b"\0") and data[4:8] == b"ftyp"):  # AVIF: libavif has the same limit of pixels
             check_pixels(*_size(data))
     except struct.error as error:
         raise not_an_image(data) from error
@@ -64,7 +64,7 @@ def not_an_image(data: bytes) -> ValueError:
 
 
 def _size(data: bytes) -> tuple[int, int]:
-    """Height and width by the header, of any format but JPEG and AVIF."""
+    """Height and width in the header of any format except JPEG and AVIF."""
     if data.startswith(_PNG):
         width, height = struct.unpack_from(">II", data, 16)
         _check_chunks(data)
@@ -87,7 +87,7 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def _check_chunks(png: bytes) -> None:
-    """Refuse chunks for which OpenCV would allocate more memory than they need."""
+    """Refuse chunks that claim more bytes than the file has: OpenCV would allocate these bytes."""
     at = len(_PNG)
     while at + 8 <= len(png):
         length = int.from_bytes(png[at : at + 4], "big")
@@ -113,6 +113,6 @@ def _size_of_tiff(data: bytes, order: str) -> tuple[int, int]:
                     "it again, or leave it out"
                 )
             (value,) = struct.unpack_from(order + _TIFF_INTEGERS[kind], data, entry + 8)
-            found[tag] = max(found[tag], value)  # libtiff uses either of two equal tags
+            found[tag] = max(found[tag], value)  # if a tag occurs twice, libtiff may use either
     width, height, tile_width, tile_height = found.values()
     return max((height, width), (tile_height, tile_width), key=lambda size: size[0] * size[1])

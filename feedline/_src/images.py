@@ -1,6 +1,6 @@
 """Images as rows: JPEG, PNG, WebP and others, cropped and resized.
 
-The libraries come with `pip install '.[images]'` in the clone.
+`pip install '.[images]'` in the clone of the repository installs the libraries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Image = npt.NDArray[np.uint8]
 _IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
 _LABEL_FIELDS = ("label", "cls")
 _DIGITS = re.compile(r"(0|-?[1-9][0-9]*)\r?\n?")
-_TRIES = 10  # random crops that do not fit before a centred one is used
+_TRIES = 10  # if so many random crops do not fit, a centred one is used
 _UINT64 = (1 << 64) - 1
 
 
@@ -55,24 +55,24 @@ def decode(
 ) -> RowSource:
     """Images as rows {"image": uint8[size, size, 3], "label": int32}, in RGB; without "label" if there is none.
 
-    Each is decoded on a reading thread into its place in the batch, a JPEG no larger than needed. Grey and CMYK
+    A reading thread decodes each image into its place in the batch, a JPEG no larger than needed. Grey and CMYK
     images become RGB, and transparency is dropped. An image that is damaged is a bad row: see `Reading.bad_rows`.
-    Convert in the step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
+    Convert to floats in the training step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
 
     Args:
       source: what `open_source` returns for encoded records, or a path for it: a folder of class folders, tar or
-        TFRecord shards, or others of docs/images.md.
+        TFRecord shards, or other files that docs/images.md lists.
       size: height and width in pixels.
-      crop: "center": the largest square in the middle. "random": an area of random size, shape and place, for
-        training, another one in each epoch; a function of (seed, epoch, position).
+      crop: "center": the largest square in the middle. "random", for training: a rectangle of random size, shape
+        and place, different in each epoch; a function of (seed, epoch, position).
       flip: mirror half of the images, at random.
       scale: the least and the greatest area of a random crop, as a share of the image.
-      ratio: its least and its greatest width ÷ height.
+      ratio: the least and the greatest width ÷ height of a random crop.
       orient: turn an image as its EXIF data says. JPEGs are then decoded in full size, which takes longer.
-      image: the field of a record that is the image; None: the first there is of "image", "file", "jpg", "jpeg",
-        "png", "webp", "bytes".
-      label: the field that is the class: an integer, or its digits; another number is a bad row. None: "label" or
-        "cls", if there is one.
+      image: the field of a record that holds the image; None: the first of "image", "file", "jpg", "jpeg", "png",
+        "webp", "bytes" that exists.
+      label: the field that holds the class: an integer, or its digits; any other value is a bad row. None: "label"
+        or "cls", if there is one.
 
     Raises:
       ImportError: simplejpeg or OpenCV is not installed.
@@ -150,7 +150,7 @@ class ImageDecoder:
         data = record if self.image is None else record[self.image]
         if not data:
             raise ValueError("an image must not be empty, and this one has 0 bytes; write the file again")
-        mirror = self.flip and uniform(row.key, 4 * _TRIES + 1) < 0.5  # crops use the numbers before
+        mirror = self.flip and uniform(row.key, 4 * _TRIES + 1) < 0.5  # crops use smaller indices
         _resize_into(out["image"], self._cropped(data, row.key), mirror)
         if self.label is not None:
             out["label"][...] = _exact_label(record[self.label])
@@ -163,7 +163,7 @@ class ImageDecoder:
             height, width = whole.shape[:2]
             return _part(whole, self.box(height, width, key))
         box = self.box(*header, key)
-        # libjpeg-turbo also shrinks by other eighths, but not with SIMD: 7/8, 6/8 and 5/8 take longer than 1
+        # libjpeg-turbo can shrink to other eighths, but without SIMD: 7/8, 6/8 and 5/8 take longer than full size
         times = min(box.height, box.width) // self.size
         shrink = next(factor for factor in (8, 4, 2, 1) if factor <= max(1, times))
         small = math.ceil(header[0] / shrink), math.ceil(header[1] / shrink)
@@ -172,7 +172,7 @@ class ImageDecoder:
         return _part(whole, _scaled(box, header, small))
 
     def box(self, height: int, width: int, key: int) -> Box:
-        """The crop of an image of this size."""
+        """The box that is cropped from an image of this size."""
         for attempt in range(_TRIES if self.crop == "random" else 0):
             area, shape, down, right = (uniform(key, 4 * attempt + i) for i in range(1, 5))
             area = height * width * _between(self.scale, area)
@@ -205,7 +205,7 @@ def _exact_label(value: Any) -> int:
 def uniform(key: int, index: int) -> float:
     """Random number `index` of a key, uniform in [0, 1): SplitMix64 (Steele, Lea and Flood 2014).
 
-    It is the same on any machine and with any version. A NumPy generator would take longer to make than all
+    It is the same on any machine and with any version. Making a NumPy generator would take longer than making all
     numbers that an image needs.
     """
     mixed = (key + index * 0x9E3779B97F4A7C15) & _UINT64
@@ -219,7 +219,7 @@ def _between(limits: tuple[float, float], share: float) -> float:
 
 
 def _scaled(box: Box, size: tuple[int, int], small: tuple[int, int]) -> Box:
-    """The box in an image that was decoded smaller, to the height and width `small`."""
+    """The same part of the image, in pixels of a copy that was decoded to the smaller height and width `small`."""
     vertical, horizontal = small[0] / size[0], small[1] / size[1]
     top, left = int(box.top * vertical), int(box.left * horizontal)
     height, width = max(1, round(box.height * vertical)), max(1, round(box.width * horizontal))
@@ -231,7 +231,7 @@ def _part(image: Image, box: Box) -> Image:
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int] | None:
-    """Height and width of a JPEG in a colour space that simplejpeg converts; None: it is another image."""
+    """Height and width of a JPEG in a colour space that simplejpeg converts; None: it is not one."""
     if not data.startswith(JPEG):
         return None
     height, width, space, _ = require("simplejpeg", "images").decode_jpeg_header(data)
@@ -259,7 +259,7 @@ def _resize_into(out: Image, image: Image, mirror: bool) -> None:
     while longest > 2 * shrink * size:
         shrink *= 2
     if shrink > 1 and longest <= 2 * shortest:
-        # INTER_AREA by a whole number is many times faster than by a fraction, and the result is as smooth.
+        # INTER_AREA by a whole number is many times as fast as by a fraction, and the result is as smooth
         image = cv2.resize(image, (shrink * size, shrink * size), interpolation=cv2.INTER_LINEAR)
     how = cv2.INTER_AREA if shrink > 1 else cv2.INTER_LINEAR
     written = cv2.resize(image, (size, size), dst=out, interpolation=how)

@@ -1,6 +1,6 @@
 """Facts that Linux reports of this machine: processors, NUMA nodes, GPUs, and limits of control groups.
 
-`root` is the folder that has proc/, sys/ and dev/, for tests.
+`root` is the folder that holds proc/, sys/ and dev/; tests pass another one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _NO_LIMIT = 1 << 60  # cgroups of version 1 write a number near 2^63 for "no lim
 class Topology(NamedTuple):
     """The NUMA nodes of this machine's processors, memory and GPUs."""
 
-    processors: Mapping[int, Set[int]]  # of each node
+    processors: Mapping[int, Set[int]]  # {node: its processors}
     memory: Set[int]  # nodes from which this process may take memory
     accelerators: Mapping[
         str, int
-    ]  # by PCI address, in the order of the addresses; -1 if the machine does not say
+    ]  # {PCI address: node}, in the order of the addresses; -1 if the machine does not report it
 
 
 def topology(root: Path = Path("/")) -> Topology:
@@ -50,7 +50,7 @@ class Gpu(NamedTuple):
 def usable_gpus(root: Path = Path("/")) -> list[Gpu]:
     """The GPUs that the NVIDIA driver lists and that this process may open, in the order of their addresses.
 
-    A control group, of Slurm or a container, may hide some. CUDA numbers GPUs of one model in this order.
+    A control group, of Slurm or a container, may hide some GPUs. CUDA numbers GPUs of one model in this order.
     """
     found = []
     for folder in sorted((root / "proc/driver/nvidia/gpus").glob("*")):
@@ -63,7 +63,7 @@ def usable_gpus(root: Path = Path("/")) -> list[Gpu]:
 
 
 def numbers(text: str) -> frozenset[int]:
-    """The numbers of a list as Linux writes it: "0-2,8"."""
+    """The numbers in a list as Linux writes it: "0-2,8"."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -85,9 +85,9 @@ def as_list(numbers: Set[int]) -> str:
 
 
 class GroupLimits(NamedTuple):
-    """The tightest limits of the group of a process and of the groups around it; None: no limit."""
+    """The tightest limits of a process's control group and of the groups around it; None: no limit."""
 
-    processors: float | None = None  # the quota
+    processors: float | None = None  # the CPU quota
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None  # without page cache that can be dropped at once
 
@@ -100,11 +100,11 @@ def limits(root: Path = Path("/")) -> GroupLimits:
 
 
 def memory(root: Path = Path("/")) -> tuple[int, int]:
-    """(total, free) bytes for this process, of the machine or its group. Page cache counts as free."""
+    """(total, free) bytes that this process may use, of the machine or its group. Page cache counts as free."""
     lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
     found = {words[0]: int(words[1]) * 1024 for words in lines if len(words) == 3}
     total, free = found["MemTotal:"], found["MemAvailable:"]
-    with contextlib.suppress(OSError, ValueError):  # no cgroups, or in a form that is not known
+    with contextlib.suppress(OSError, ValueError):  # no control groups, or their form is unknown
         group = limits(root)
         if group.memory_bytes is not None:
             total = min(total, group.memory_bytes)

@@ -27,9 +27,9 @@ _MAX_SECONDS = 1e9  # 30 years: well below the longest wait that the operating s
 class Blocks:
     """A shuffle that reads neighbouring rows at about the same time, for storage where random reads are slow.
 
-    Each epoch, blocks of adjacent rows are shuffled, and then the rows inside each window of `window` blocks. So
-    the rows of a batch come from `window` blocks. If neighbouring rows are alike, as in files sorted by label,
-    that is far less random than a shuffle of all rows; shuffle such files once when you write them.
+    In each epoch, blocks of adjacent rows are shuffled, and then the rows inside each window of `window` blocks.
+    So the rows of a batch come from `window` blocks. If neighbouring rows are alike, as in files sorted by label,
+    such an order is far less random than a shuffle of all rows; shuffle such files once when you write them.
 
     No row is read from storage twice if the page cache holds one window: rows · window · (bytes of a row).
 
@@ -57,7 +57,7 @@ class Order:
     """Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
 
     Attributes:
-      seed: 0 ≤ seed < 2^64. Each seed and epoch gives another order.
+      seed: 0 ≤ seed < 2^64. Different seeds and epochs give different orders.
       shuffle: True permutes all rows; `Blocks` keeps rows near their neighbours, for storage where random reads
         are slow; False keeps the source's order.
 
@@ -78,7 +78,7 @@ class Order:
 
 
 class Settings(NamedTuple):
-    """The numbers that a feed works with. None of them changes a batch."""
+    """The numbers of threads, workers and batches with which a feed works. None of them changes a batch."""
 
     threads: int
     workers: int
@@ -92,14 +92,14 @@ class Settings(NamedTuple):
 
     @property
     def host_batches_on_cpu_devices(self) -> int:
-        """Process-local batches in host memory with CPU devices, whose arrays lie there: `host_batches`, the
-        waiting ones, and two in use.
+        """Process-local batches in host memory if the devices are CPUs, whose arrays lie in it: `host_batches`,
+        the placed ones that wait, and two in use.
         """
         return self.host_batches + self.prefetch + 2
 
     @property
     def device_batches(self) -> int:
-        """Batches on a device: the waiting ones, one being placed, one in use."""
+        """Batches on a device: `prefetch` that wait, one being placed, one in use."""
         return self.prefetch + 2
 
     @property
@@ -110,14 +110,14 @@ class Settings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What settings that are "auto" may use, in this process.
+    """The memory and the cores that settings that are "auto" may use, in this process.
 
     Attributes:
       host_bytes: of host memory for batches that are read ahead. None: a quarter of the memory that this process
         may use (the smaller of the machine's and its control group's), divided by the processes of the run on its
         host.
       device_bytes: of each device, for batches. None: a tenth of its memory, where JAX reports that.
-      cores: how many of them reading threads or workers may keep busy. None: as many as this process may use,
+      cores: how many cores reading threads or workers may keep busy. None: the cores that this process may use,
         divided by the processes that share them.
 
     Example:
@@ -156,22 +156,22 @@ class Reading:
         row's, or that holds a number which does not fit JAX's dtype. "raise": raise a `RowError` with the row, its
         file, epoch and position. "substitute": replace it by another row, a function of seed, epoch and
         position; in a stream by the first item. "mask": the same, and the boolean leaf `valid` is False for that
-        row; the batch must be a dict without that key, and has it for every remainder. Other rows never move.
+        row; it is added with any `remainder`, and the batch must be a dict without its key. Other rows never move.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
         a fraction is a share of the delivered rows, rounded up. Both count the rows that this process supplied
         since the feed was built, each once, however often it is delivered.
       quarantine: a file to which each replaced row is appended once, as a line of JSON, when its batch is
         delivered; None: no file is written.
       restart: how many worker processes the feed replaces before it raises a `WorkerError`: processes that ended,
-        and those that it ended because no batch came for `stall_error_s`. Batches stay the same. All workers are
-        started again, which takes seconds.
+        and processes that the feed killed because no batch came for `stall_error_s`. Batches stay the same. All
+        workers are started again, which takes seconds.
       stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
         advanced, or once building the feed takes this long.
       stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
-        it is the one that hangs. Both are at most 1e9 seconds, which means never.
-      check_replicas_every: with several processes, every this many batches compare checksums between processes
-        that own the same rows; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
-      limits: what the settings that are "auto" may use; refused if none is.
+        it is the one that hangs. Each of the two limits is at most 1e9 seconds, which means never.
+      check_replicas_every: with several processes, compare checksums between processes that own the same rows,
+        once in this many batches; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
+      limits: what the settings that are "auto" may use; refused if no setting is "auto".
     """
 
     threads: int | Auto | None = None

@@ -13,7 +13,7 @@ class PartTimes(NamedTuple):
     """How a thread or a worker process made a part of a process-local batch.
 
     Attributes:
-      stage_s: getting host memory, and writing casts, cuts and results of the transform into it.
+      stage_s: getting host memory, and writing into it what is cast, cut or transformed after it was read.
       read_cpu_s, host_cpu_s: the thread's CPU time while it read, and in the other two stages together.
     """
 
@@ -37,7 +37,7 @@ class PlaceTimes(NamedTuple):
     thread: str
     began: float
     place_s: float  # in the JAX calls that make the global arrays. Transfers may continue afterwards
-    place_cpu_s: float  # the processor time of the thread in them
+    place_cpu_s: float  # the thread's CPU time in these calls
 
 
 class BatchRecord(NamedTuple):
@@ -47,11 +47,11 @@ class BatchRecord(NamedTuple):
       asked, taken: when the training loop asked for the batch, and when it got it.
       parts: how the batch was made.
       placed: how it was placed.
-      step: batches delivered over all resumes, with this one.
-      before: epoch and position after the batch before.
-      rows: of the global batch, without padding.
-      bad: the bad rows of this process in it, as `BadRow`s.
-      batches: delivered since the feed was built, with this one.
+      step: batches delivered over all resumes, including this one.
+      before: epoch and position after the previous batch.
+      rows: rows of the global batch, without padding.
+      bad: the bad rows of the batch among those that this process supplies, as `BadRow`s.
+      batches: batches delivered since the feed was built, including this one.
     """
 
     asked: float

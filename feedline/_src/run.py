@@ -39,13 +39,13 @@ class Stages:
     Attributes:
       plan: of this process.
       access: reads the process-local part of each batch.
-      placement: makes global arrays of that.
+      placement: makes global arrays of that part.
       fingerprint: of the state.
       settings: in use.
-      restarts: of worker processes.
-      bounds: within which settings may be tuned; None: all are given.
-      check: compares batches with other processes, if that was asked for.
-      latest_values, in_step: what processes tell each other during training; None with one process.
+      restarts: counts the worker processes that were replaced.
+      bounds: within which settings may be tuned; None: none is tuned.
+      check: compares batches with other processes; None: it was not asked for.
+      latest_values, in_step: exchange values with other processes during training; None with one process.
     """
 
     plan: Plan
@@ -61,12 +61,12 @@ class Stages:
     in_step: InStep | None = None
 
     def tuned(self, settings: Settings) -> Stages:
-        """These stages with other settings, for the next run, with the idle host buffers that it needs."""
+        """These stages with other settings for the next run. Keeps as many idle host buffers as the run needs."""
         self.access.buffers.staging.keep(settings.host_batches_on_cpu_devices)  # as many as `build` keeps
         return dataclasses.replace(self, settings=settings)
 
     def reweighted(self, source: Source) -> Stages:
-        """These stages with other weights of the mixture; what is read and placed by whom stays."""
+        """These stages with other weights of the mixture. Which process reads and places what does not change."""
         if source is self.access.source:
             return self
         order = source.order_for(None)
@@ -76,7 +76,7 @@ class Stages:
         return dataclasses.replace(self, access=access, fingerprint=fingerprint)
 
     def placer(self, on_placed: Callable[[PlaceTimes, Sequence[Any]], None]) -> Callable[[HostBatch], Placed]:
-        """A function that checks and places a host batch, for any thread. `on_placed`: see `Placement.placed`."""
+        """A function that checks and places a host batch, on any thread. `on_placed`: see `Placement.placed`."""
         return functools.partial(self.placement.placed, on_placed=on_placed, check=self.check)
 
     @property
@@ -90,7 +90,7 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The stages of each batch size, with the step from which on it holds; and a source that the feed closes."""
+    """The stages of each batch size, with the first step of the size; and the source, if the feed closes it."""
 
     by_step: tuple[tuple[int, Stages], ...]
     source: Source | None = None
@@ -113,7 +113,7 @@ class Sizes:
         return dataclasses.replace(self, by_step=tuple((step, change(stages)) for step, stages in self.by_step))
 
     def close(self) -> None:
-        """Close the source, if it is ours, and let go of idle memory. All runs have ended."""
+        """Close the source, if the feed opened it, and release idle memory. Called when all runs have ended."""
         for _, stages in self.by_step:
             stages.access.buffers.staging.close()
         if self.source is not None:
@@ -163,13 +163,13 @@ class Runs:
 
     def add(self, run: Run[Placed], *, workers: bool) -> None:
         """Register a run before it starts: from now on `stop`, an abort and the interpreter's exit close it."""
-        self.close()  # an interrupt may have come before the older ones were closed, and a stream waits for these
+        self.close()  # an interrupt may have left older runs open, and a run of a stream waits until they end
         close_at_exit(run, workers=workers)
         close_on_abort(run)
         self.alive.append(run)
 
     def close(self) -> None:
-        """Close all runs without waiting for their threads: the finalizer of a feed that nobody closed."""
+        """Close all runs without waiting for their threads. Also the finalizer of a feed that nobody closed."""
         for run in tuple(self.alive):
             run.close()
 
@@ -189,7 +189,7 @@ class Runs:
         """Release abandoned runs whose reads have ended by now, and the memory that they hold."""
         for run in tuple(self.alive):
             if run is not current:
-                run.close()  # for the second time, unless an interrupt came before the first
+                run.close()  # again, because an interrupt may have prevented the first time
                 if run.join(0) is None:
                     self._remove(run)
 

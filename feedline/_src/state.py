@@ -1,4 +1,4 @@
-"""The state of a feed: makes it for a checkpoint, and validates it when it is restored. Pure.
+"""Makes the state of a feed for a checkpoint, and validates it when it is restored. Pure.
 
 A state holds JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``. A stream's state also has
 ``"lanes"``, Grain's state of each lane that this process reads, and ``"writers"``, the process that saves each
@@ -53,7 +53,7 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
       allow: fields of the fingerprint that may differ.
 
     Raises:
-      TypeError: it is not a dict.
+      TypeError: `state` is not a dict.
       ValueError: it is not a state, it was saved over other data (the message names the field), or its position
         is beyond the data.
     """
@@ -90,7 +90,7 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
 
 
 def order_and_position(state: Any) -> tuple[Any, int]:
-    """The order and the position of a state in epoch 0, which is not validated yet. Otherwise (None, 0)."""
+    """The order and the position of a state that is not validated yet; (None, 0) if it is not in epoch 0."""
     fingerprint = state.get("fingerprint") if isinstance(state, Mapping) else None
     if (
         not isinstance(fingerprint, Mapping)
@@ -118,7 +118,7 @@ def check_position(position: int, rows: int | None, name: str = "position") -> N
 
 
 def check_lanes(state: Mapping[str, Any], count: int, needed: Collection[str]) -> dict[str, Any] | None:
-    """Validate Grain's states of a stream's lanes, and return them; None at the start of an epoch.
+    """Validate and return Grain's states of a stream's lanes; None at the start of an epoch.
 
     Args:
       state: of a stream, accepted by `check`.
@@ -139,7 +139,7 @@ def check_lanes(state: Mapping[str, Any], count: int, needed: Collection[str]) -
     if missing and position:
         raise ValueError(
             f"the state of a stream must hold every lane that this process reads, and lacks lane {missing[0]} "
-            f"({len(missing)} of {len(needed)} are missing): a process that read others saved it. Save with "
+            f"({len(missing)} of {len(needed)} are missing): a process that read other lanes saved it. Save with "
             "feedline.save_lanes on every process, and restore what feedline.load_lanes returns"
         )
     return dict(lanes) if position else None
@@ -184,7 +184,7 @@ def _natural(state: Mapping[str, Any], name: str) -> int:
 
 
 def _different(one: Any, two: Any) -> tuple[Any, Any]:
-    """Both values. Of dicts that are too long to be shown, only the items that differ."""
+    """Both values. If they are dicts that are too long to be shown, only the items that differ."""
     if not (isinstance(one, Mapping) and isinstance(two, Mapping)) or len(repr((one, two))) <= 2 * _SHOWN:
         return one, two
     names = [name for name in {**one, **two} if one.get(name) != two.get(name)]

@@ -104,9 +104,8 @@ def test_a_normal_end_of_one_process_does_not_end_the_others(tmp_path):
     assert ended.took_s > 1.5 * ABORT_AFTER_S  # nor is it hurried
     assert [out.splitlines()[-1] for out in ended.out] == ["done"] * 3
     assert not any("failed" in err for err in ended.err)
-    assert (
-        "reached the end of the program 0 s ago, and process 1 goes on. If it hangs, it waits for" in ended.err[1]
-    )
+    told = "reached the end of the program 0 s ago, and process 1 goes on. If process 1 hangs, it waits for"
+    assert told in ended.err[1]
 
 
 def test_a_process_that_does_not_end_within_300_s_of_another_is_named_and_fails(tmp_path):

@@ -77,7 +77,7 @@ def test_a_forked_child_ends_at_its_first_signal():
 
 
 def test_the_first_call_needs_the_main_thread():
-    with pytest.raises(RuntimeError, match=r"main thread alone, .* call it there once before the loop"):
+    with pytest.raises(RuntimeError, match=r"main thread alone, .* call it once in the main thread"):
         spawn(lambda: should_stop(1)).result()
 
 

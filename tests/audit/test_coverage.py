@@ -34,7 +34,7 @@ def coverage(batches=12, batch_size=8, **options):
 def test_whole_epochs_of_a_feed_that_is_right_are_counted(options, epochs, left_out):
     found = coverage(**options)
     without = f"; {left_out} in all are left out by remainder {options['remainder']!r}" if left_out else ""
-    assert found.covered[-1] == f"{epochs} of 100 rows: by their indices each row comes once{without}."
+    assert found.covered[-1] == f"{epochs} of 100 rows: each row index comes once{without}."
     assert not found.not_covered
 
 
@@ -57,7 +57,7 @@ def test_an_order_that_repeats_a_row_is_found(monkeypatch):
 
 def test_rows_that_may_be_replaced_are_not_compared_with_the_source():
     found = coverage(reading=Reading(bad_rows="substitute"))
-    assert not [line for line in found.covered if "are what the source holds" in line]
+    assert not [line for line in found.covered if "equal the rows of the source" in line]
     assert "Reading(bad_rows=...) may replace them" in found.not_covered[-1]
 
 

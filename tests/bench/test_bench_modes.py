@@ -55,7 +55,7 @@ def test_a_mode_that_lacks_memory_is_a_row(monkeypatch):
     assert "step_ms" not in found
     needs = f"{found['compiled_bytes']['total'] / 2**20:,.0f} MiB"
     line = modes.line("pmap", found)
-    assert line == f"pmap             64  ran out of memory: by the compiler it needs {needs}"
+    assert line == f"pmap             64  ran out of memory: the compiler says it needs {needs}"
 
 
 def killed(number):

@@ -43,7 +43,7 @@ def test_a_correct_feed_passes():
         assert outcomes[name, 2] is True
     assert len({layout["digest"] for layout in told["layouts"] if layout["rows"] == 320}) == 1
     # 20 batches of 16, 6 to an epoch of 100 rows
-    once = "by their indices each row comes once; 16 in all are left out by remainder 'drop'"
+    once = "each row index comes once; 16 in all are left out by remainder 'drop'"
     assert f"4 epochs of 100 rows: {once}." in told["covered"]
     assert told["rows_compared"] == sum(layout["rows"] for layout in told["layouts"]) > 3000
     assert any("arrays in memory" in what for what in told["not_covered"])
@@ -55,7 +55,7 @@ def test_a_file_is_read_by_workers_too_and_compared_with_its_contents(tmp_path, 
     assert main(["audit", str(tmp_path / "rows.npy"), "--processes", "1", "--batches", "6"]) == 0
     told = capfd.readouterr().out
     assert [line.split()[-1] for line in told.splitlines() if "two workers" in line] == ["same"]
-    assert "72 rows delivered on one device are what the source holds at their index." in told
+    assert "72 rows delivered on one device equal the rows of the source at their indices." in told
     assert "Not covered: what an epoch's rows after the first 72 hold, and its end" in told
     assert told.splitlines()[-1].startswith("ok in ")
 
@@ -97,14 +97,14 @@ def test_a_transform_that_looks_at_other_rows_is_found():
 def test_a_mixture_of_rows_of_different_lengths_passes():
     code, told, _ = audit("feeds_to_audit:mixed", "--processes", "2", "--batches", "8")
     assert (code, told["ok"], told["difference"]) == (0, True, None)
-    assert any("in a mixture each source has epochs of its own" in what for what in told["not_covered"])
+    assert any("in a mixture each source has its own epochs" in what for what in told["not_covered"])
 
 
 @pytest.mark.slow
 def test_a_stream_lists_what_is_not_covered():
     code, told, _ = audit("feeds_to_audit:stream", "--processes", "1", "--batches", "5")
     assert (code, told["rows"]) == (0, None)
-    assert "a stream has no row indices, so that rows come once was not shown" in told["not_covered"]
+    assert "that each row comes once was not shown: a stream has no row indices" in told["not_covered"]
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_process_that_raises_is_named():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--processes", "1,x"], "--processes takes counts with commas between, as 1,2,4, got '1,x'"),
+        (["--processes", "1,x"], "--processes takes counts separated by commas, as 1,2,4, got '1,x'"),
         (["--processes", "0"], "got '0'"),
         (["--batches", "3"], "--batches must be at least 4, got 3"),
         (["--limit-s", "0"], "--limit-s must be above 0 and below 1e9 seconds, got 0"),
@@ -174,7 +174,7 @@ def test_a_layout_that_hangs_is_ended(hanging):
     auditor, end = hanging("--limit-s", "3")
     _, told = auditor.communicate(timeout=PATIENCE_S)
     assert "'one device' on 1 process must take no more than 3 s" in told
-    assert "and process 0 took longer or ended" in told
+    assert "but process 0 took longer or ended" in told
     assert (auditor.returncode, heard(end)) == (1, b"")
 
 

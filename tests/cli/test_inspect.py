@@ -128,7 +128,7 @@ def test_a_stream(feeds, capsys):
     assert [[*reads.lanes] for reads in plan.reads] == [[0, 1], [2, 3]]
     assert main(["inspect", f"{feeds}:lanes", "--mesh", "data=2"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "a stream of 4 lanes, items of 8 B. Only reading it to its end tells how many." in text
+    assert "a stream of 4 lanes, items of 8 B. Their number is known only once all are read." in text
 
 
 # --- its page ---

@@ -68,7 +68,7 @@ def test_any_format_with_these_columns_is_read(tmp_path):
     [
         (np.eye(10), r"one integer a row, .*rows.npz has float64\[10\]; turn one-hot .* argmax"),
         (np.zeros(10), r"one integer a row, .*rows.npz has float64\[\]"),
-        (np.arange(10) - 1, "class numbers 0, 1, 2, …, .*rows.npz has -1 to 8 in 10 rows; numpy.unique"),
+        (np.arange(10) - 1, "class numbers 0, 1, 2, …, but .*rows.npz has -1 to 8 in 10 rows; numpy.unique"),
         (np.arange(10) * 1000, "has 0 to 9000 in 10 rows"),
         (np.arange(9), "same number of rows"),
     ],

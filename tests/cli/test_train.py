@@ -95,7 +95,7 @@ def test_own_data(form, tmp_path, capsys):
         (["--batch-size", "-8"], "--batch-size must be at least 1, got -8"),
         (["--steps", "3", "--epochs", "2"], "got --steps 3 and --epochs 2; leave one out"),
         (["--seed", "-1"], "--seed must be at least 0 and below 2^32, got -1"),
-        (["--test-data", "x.npz"], "--test-data goes with a path as --data, which is digits; leave it out"),
+        (["--test-data", "x.npz"], "--test-data needs a path as --data, got --data digits; leave out --test-data"),
         (["--data", "nowhere.npz"], "there is no file nowhere.npz; check the path"),
         (["--batch-size", "5000"], "1,437 rows cannot fill one of 5,000; use a batch size of at most 1,432"),
         (["--batch-size", "100"], "must be a multiple of the 8 shards"),

@@ -170,7 +170,7 @@ def test_a_full_disk_is_an_error_and_no_incomplete_checkpoint_is_used(here, tmp_
     )
     assert (failed.returncode, failed.stdout) == (1, "")
     assert (  # beside what Orbax's threads write
-        "feedline: a checkpoint could not be written: File too large. The newest whole one is that of step 2; "
+        "feedline: a checkpoint could not be written: File too large. Newest complete checkpoint: step 2; "
         "make room or choose another directory, and start again "
         f"[stage checkpoint, process 0, file {tmp_path}]\n"
     ) in failed.stderr

@@ -118,5 +118,5 @@ def test_threads_and_processes_are_bound(tmp_path):
         assert told == f"processors {processor} of memory node {device}"
         assert own == thread == child == [processor]
     told, own, thread, child = bound(root, devices=(0,), allowed=[second])
-    assert told.startswith(f"not bound: its GPUs are on memory node 0, and it may only use processors {second} of")
+    assert told.startswith(f"not bound: its GPUs are on memory node 0, but it may only use processors {second}, ")
     assert own == thread == child == [second]

@@ -213,8 +213,8 @@ def test_a_process_killed_by_a_signal_is_reported():
     done = finished(sh("kill -KILL $$"), processes=1)
     assert done.returncode == 128 + signal.SIGKILL
     assert done.stderr == (
-        "feedline launch: process 0 of 1 was killed by signal 9 (Killed); the kernel sends it when memory runs "
-        "out\n"
+        "feedline launch: process 0 of 1 was killed by signal 9 (Killed); the kernel sends this signal when "
+        "memory runs out\n"
     )
     assert finished(sh("kill -SEGV $$"), processes=1).returncode == 128 + signal.SIGSEGV
 

@@ -235,19 +235,19 @@ def test_a_variable_that_is_missing_is_named(environ, names):
             "found FEEDLINE_COORDINATOR=a:1 without FEEDLINE_PROCESSES and FEEDLINE_P",
         ),
         (BY_HAND | {"FEEDLINE_PROCESS": "4"}, "numbered from 0 to their count less one, found process 4 of 4"),
-        (BY_HAND | {"FEEDLINE_PROCESS": "-1"}, "FEEDLINE_PROCESS is an integer of at least 0, found '-1'"),
-        (BY_HAND | {"FEEDLINE_PROCESSES": "0"}, "FEEDLINE_PROCESSES is an integer of at least 1, found '0'"),
+        (BY_HAND | {"FEEDLINE_PROCESS": "-1"}, "FEEDLINE_PROCESS must be an integer of at least 0, found '-1'"),
+        (BY_HAND | {"FEEDLINE_PROCESSES": "0"}, "FEEDLINE_PROCESSES must be an integer of at least 1, found '0'"),
         (BY_HAND | {"FEEDLINE_COORDINATOR": "node1"}, "host:port, with a port below 65536, found 'node1'"),
         (BY_HAND | {"FEEDLINE_COORDINATOR": ":1234"}, "found ':1234'"),
         (BY_HAND | {"FEEDLINE_COORDINATOR": "node1:65536"}, "found 'node1:65536'"),
-        (TASK | {"SLURM_PROCID": "9" * 5000}, "SLURM_PROCID is an integer of at least 0, found '999"),
+        (TASK | {"SLURM_PROCID": "9" * 5000}, "SLURM_PROCID must be an integer of at least 0, found '999"),
         (TASK | {"SLURM_STEP_TASKS_PER_NODE": "2"}, r"an entry for each node, .* found '2' on node 1"),
         (TORCHRUN | {"LOCAL_RANK": "2"}, r"found process 2 of 2 on its host \(RANK=3\)"),
         (MPICH | {"MPI_LOCALRANKID": "2"}, "found process 2 of 2 on its host"),
         (SCRIPT_FOR_TORCH | {"RANK": "4"}, "found process 4 of 4"),
         ({"WORLD_SIZE": "4"}, "found WORLD_SIZE=4 without MASTER_ADDR and MASTER_PORT and RANK; set"),
         ({"RANK": "0", "FEEDLINE_COORDINATOR": "a:1"}, "found RANK=0 without WORLD_SIZE; set"),
-        ({"PMIX_RANK": "0"}, r"\(PMIX_RANK=0\), and does not say where .*set FEEDLINE_PROCESSES to 1"),
+        ({"PMIX_RANK": "0"}, r"\(PMIX_RANK=0\), but does not say where .*set FEEDLINE_PROCESSES to 1"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, r"\(PMI_RANK=1\)"),
         ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_RANK=1"),
         ({"JOB_COMPLETION_INDEX": "2"}, "the manifest sets FEEDLINE_COORDINATOR and FEEDLINE_PROCESSES"),
@@ -324,7 +324,7 @@ def test_the_tasks_of_each_node():
     assert [tasks_on("2(x3),1,4(x2)", node) for node in range(6)] == [2, 2, 2, 1, 4, 4]
     assert tasks_on("1(x900000000),3(x900000000)", 1_000_000_000) == 3
     for wrong in ("2(x0)", "0", "9999999999999(x99999999)", "2(x1", "x", "", "-1", "2(x0),0"):
-        with pytest.raises(ValueError, match=r"SLURM_STEP_TASKS_PER_NODE has an entry for each node, such as"):
+        with pytest.raises(ValueError, match=r"SLURM_STEP_TASKS_PER_NODE must have an entry for each node, such"):
             tasks_on(wrong, 0)
 
 

@@ -283,12 +283,12 @@ def test_a_result_with_another_number_of_files_is_refused(change):
     converted(Counted())
     path = Path("out", "rows-00003-of-00004.npy")
     path.unlink() if change == "missing" else shutil.copy(path, "out/foreign.npy")
-    with pytest.raises(feedline.FeedError, match=r"must hold 400 rows .* and hold (300|500).* was added, or was"):
+    with pytest.raises(feedline.FeedError, match=r"must hold 400 rows .* but hold (300|500).* was added, or was"):
         converted(Counted())
 
 
 def test_a_map_that_leaves_out_files():
-    with pytest.raises(feedline.FeedError, match=r"must hold 400 rows .* was left out by the map"):
+    with pytest.raises(feedline.FeedError, match=r"must hold 400 rows .* was left out by `map`"):
         converted(Counted(), map=lambda function, shards: list(map(function, shards[1:])))
     assert not Path("out").exists()
 

@@ -200,9 +200,10 @@ def test_the_main_thread_ends_while_another_one_takes_batches(start):
     assert (ended.returncode, ended.left) == (0, [])
     assert ended.stderr.count("Traceback") == 1
     told = (
-        "ValueError: feeds are closed when the interpreter exits, and that begins once the main thread has ended; "
+        "ValueError: feeds are closed when the interpreter exits, and the exit begins once the main thread has "
+        "ended; join the threads that use a feed before that"
     )
-    assert ended.stderr.splitlines()[-1] == f"{told}join the threads that use a feed before that"
+    assert ended.stderr.splitlines()[-1] == told
     ended = start(IN_A_THREAD, "daemon").end()
     assert ended.left == []
     # Python ends a daemon thread wherever it is, perhaps while it writes or deletes an array

@@ -98,11 +98,9 @@ def test_a_full_disk_and_a_limit_of_memory(start, measured, small_disk):
     restored = found["restored"]
     assert restored["good"]
     assert restored["step"] > 0
-    full = "a checkpoint could not be written: No space left on device. The newest whole one is that of step"
+    full = "a checkpoint could not be written: No space left on device. Newest complete checkpoint: step"
     assert found["checkpoint"]["told"].startswith(f"FeedError: {full} {restored['step']}; make room")
-    limit = (
-        "the memory of a batch must fit beside what this process has, and no more 335,544,320 bytes can be had "
-    )
+    limit = "the memory of a batch must fit beside what this process uses, and 335,544,320 bytes for one of its "
     assert found["memory"]["told"].startswith(
-        f"FeedError: {limit}for a leaf of it (Cannot allocate memory); take a "
+        f"FeedError: {limit}leaves are not available (Cannot allocate memory); use a "
     )

@@ -137,7 +137,7 @@ def test_a_feed_continues_from_its_state_after_a_store_was_gone_for_too_long(sto
         (400, "must answer requests, and .* 400 Bad Request"),
         (301, r"must be asked in its own region \(AWS_REGION\)"),
         (404, "it is not there any more"),
-        ("html", "ranges of bytes, and .* failed with an answer that is no range, such as a page to sign in"),
+        ("html", "ranges of bytes, and .* failed with an answer that is not a range, such as a sign-in page"),
     ],
 )
 def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault, message):

@@ -217,7 +217,7 @@ def _linked(file, name, link):
 REFUSED = {
     "dangling link": (
         lambda file: _linked(file, "y", h5py.SoftLink("/nowhere")),
-        "y: links are not followed, .* leads to /nowhere .*; choose that itself",
+        "y: links are not followed, .* leads to /nowhere .*; choose its target",
     ),
     "reference": (
         lambda file: _linked(file, "r", np.array([file.ref] * ROWS, h5py.ref_dtype)),
@@ -225,7 +225,7 @@ REFUSED = {
     ),
     "dates": (
         lambda file: file.create_dataset("t", data=np.zeros(3, "M8[s]").astype(h5py.opaque_dtype("M8[s]"))),
-        "t: .* has datetime64.*, dates by array.view",
+        "t: .* has datetime64.*dates with array.view",
     ),
     "two values in a row": (
         lambda file: file.create_dataset("t", (3, 2), h5py.string_dtype()),

@@ -87,7 +87,7 @@ def test_any_lines_however_they_end(tmp_path_factory, values, end, ascii):
         ('{"x": 100000000000000000000, "y": 1}', r"the field 'x' must be int64\[\], .* 100000000000000000000"),
         ('{"x": 1, "y": "z"}', "the field 'y' must be float64"),
         ('{"x": 1, "y": 1' + "0" * 400 + "}", "the field 'y' must be float64"),
-        ("[1, 2]", r"each line must be a JSON object, and .*\[1, 2\].* is none: it is a JSON list; mend the line"),
+        ("[1, 2]", r"each line must be a JSON object, and .*\[1, 2\].* not: it is a JSON list; correct the line"),
         ("\xff", "codec can't decode"),
         ('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion|must be int64"),
     ],
@@ -142,10 +142,10 @@ def test_columns_that_cannot_be_read_are_listed(tmp_path):
     ("data", "message"),
     [
         (b"\n \r\n\t\n", "at least one row, got .* with no lines"),
-        (b"a,b\n1,2\n", r"x\.jsonl cannot be read as JSON lines: each line .*, and b'a,b' is none"),
+        (b"a,b\n1,2\n", r"x\.jsonl cannot be read as JSON lines: each line .*, and b'a,b' is not"),
         (b'[\n{"x": 1}\n]\n', r"write it again, one object a line: pandas\.read_json\(path\)"),
         (b'"x"', "it is a JSON str"),
-        (b"{}", "is none: it has no fields"),
+        (b"{}", "is not: it has no fields"),
     ],
 )
 def test_what_is_no_file_of_json_lines(tmp_path, data, message):
@@ -174,6 +174,6 @@ def test_lines_that_moved_are_no_bad_rows(tmp_path, monkeypatch):
     os.utime(path, ns=(time, time))
     source = feedline.open_source(path)
     assert (source[0], source[3]) == (b"a", b"d")
-    with pytest.raises(feedline.FeedError, match="built again with the same size") as caught:
+    with pytest.raises(feedline.FeedError, match="rewritten with the same size") as caught:
         source[2]
     assert not isinstance(caught.value, feedline.RowError)

@@ -101,16 +101,16 @@ LENGTHS, PLACES, FIRSTS = 34, 34 + 4 * 7, 34 + 12 * 7
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (GOOD[:33], "it does not begin as one does"),
+        (GOOD[:33], "it does not begin with the bytes of an .idx"),
         (GOOD[:-1], "promises 158 bytes, or 7 more, but there are 157"),
-        ((3, 7), "it does not begin as one does"),
+        ((3, 7), "it does not begin with the bytes of an .idx"),
         ((9, 2), "version must be 1 .* got 2 and 8"),
         ((17, 0), "code of its dtype 1 to 8, got 1 and 0"),
         ((25, 255), "its header promises"),
         ((LENGTHS + 3, 255), "must follow each other"),
-        ((FIRSTS, 1), "its documents must ascend"),
-        ((FIRSTS + 8, 6), "its documents must ascend"),
-        ((FIRSTS + 32, 8), "its documents must ascend"),
+        ((FIRSTS, 1), "its document indices must ascend"),
+        ((FIRSTS + 8, 6), "its document indices must ascend"),
+        ((FIRSTS + 32, 8), "its document indices must ascend"),
     ],
 )
 def test_a_damaged_index_is_refused(tmp_path, data, match):
@@ -139,5 +139,5 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         feedline.open_source(tmp_path / "*.idx", window=2)
     with pytest.raises(ValueError, match=r"largest bucket must hold every row, and row 3 of 'x' has length 7"):
         feedline.Ragged({"x": path}, pad_to=(4,))
-    with pytest.raises(ValueError, match=r"or open the \.idx of Megatron-LM beside them"):
+    with pytest.raises(ValueError, match=r"or open the \.idx of Megatron-LM beside it"):
         feedline.open_source(path.with_suffix(".bin"), window=2)

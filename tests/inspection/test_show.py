@@ -92,5 +92,5 @@ def test_what_is_no_mesh(text):
 
 @pytest.mark.parametrize("text", ["fsdp", "data+", "none", "data,model+data"])
 def test_what_is_no_spec(text):
-    with pytest.raises(ValueError, match="--spec takes for each axis of a leaf None or axes of the mesh"):
+    with pytest.raises(ValueError, match="--spec takes, for each axis of a leaf, None or axes of the mesh"):
         parse_spec(text, AXES)

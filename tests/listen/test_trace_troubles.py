@@ -20,7 +20,7 @@ def test_a_path_that_cannot_be_written(tmp_path, monkeypatch):
         with pytest.raises(OSError, match=r"into a folder, and .*absent is missing or not writable"):
             feed.trace(tmp_path / "absent" / "trace.json").__enter__()
         for path in (tmp_path, "/dev/null"):
-            with pytest.raises(OSError, match=f"regular file, and {path} is none; add a name"):
+            with pytest.raises(OSError, match=f"regular file, and {path} is not one; add a name"):
                 feed.trace(path).__enter__()
         monkeypatch.setattr(os, "access", lambda *_: False)
         with pytest.raises(OSError, match="not writable"):
@@ -102,7 +102,7 @@ def test_a_full_disk(tmp_path, caplog):
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         assert f"could not be written to {tmp_path / name}: " in record.message
-        assert "File too large. Training goes on; free that disk" in record.message
+        assert "File too large. Training goes on; free space on that disk" in record.message
         assert sorted(os.listdir(tmp_path)) == sorted([name, "x.npy"])  # nothing half written
         assert (tmp_path / name).read_text() == "of before"
         next(feed)

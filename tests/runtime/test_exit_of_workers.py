@@ -86,7 +86,7 @@ ENDS = {
     ),
     "exits with 0": ("os._exit(0)", r"exit code 0: .* look for sys\.exit, os\._exit"),
     "is told to exit with 0": ("sys.exit(0)", r"exit code 0: something that it ran"),
-    "exits with 3": ("os._exit(3)", r"exit code 3: .* look for sys\.exit, .*; and at what it printed"),
+    "exits with 3": ("os._exit(3)", r"exit code 3: .* look for sys\.exit, .*; and look at what it printed"),
 }
 
 

@@ -126,7 +126,7 @@ def random(record, out, row):
 @pytest.mark.parametrize(
     ("decoder", "error", "message"),
     [
-        (forgets, ValueError, r"it leaves a part of it unwritten, in batch\['text'\]; fill the rest with zeros"),
+        (forgets, ValueError, r"it leaves a part unwritten, in batch\['text'\]; fill the rest with zeros"),
         (random, ValueError, "it wrote other values when it was called again, in"),
         (lambda record, out, row: out, RowError, "decode writes its row into out, and must not return a dict"),
         (lambda record, out, row: next(iter(())), RowError, "with StopIteration"),

@@ -47,7 +47,7 @@ def test_raw_records_are_dicts_of_their_fields(tmp_path, is_source_of):
     ("options", "error", "match"),
     [
         ({}, ValueError, r"x\.bin cannot be read .* raw bytes do not say what they are"),
-        ({"dtype": np.uint64}, ValueError, r"a multiple of their dtype, got dtype=uint64 and 100 bytes"),
+        ({"dtype": np.uint64}, ValueError, r"divides the size of the file, got dtype=uint64 and 100 bytes"),
         ({"dtype": object}, TypeError, "numbers of a fixed size, got dtype"),
         ({"dtype": "V"}, TypeError, "numbers of a fixed size, got dtype"),
         ({"dtype": "U4"}, ValueError, "100 bytes"),
@@ -57,7 +57,7 @@ def test_raw_records_are_dicts_of_their_fields(tmp_path, is_source_of):
         ({"dtype": np.uint8, "stride": 4}, ValueError, "stride=4 with window=None"),
         ({"dtype": np.uint8, "window": 4, "stride": 5}, ValueError, "1 to window, got stride=5"),
         ({"dtype": np.uint8, "columns": "tokens"}, TypeError, "columns must be a sequence of names"),
-        ({"dtype": np.uint8, "columns": ["a", "b"]}, ValueError, "holds one array, so columns gives it one name"),
+        ({"dtype": np.uint8, "columns": ["a", "b"]}, ValueError, "array, so columns must have one name for it"),
         ({"dtype": np.uint8, "cache_bytes": 1}, ValueError, r"cache_bytes is for .*\.parquet"),
     ],
 )

@@ -48,7 +48,7 @@ def test_lanes_of_two_steps_are_refused(tmp_path):
     save_lanes(state(), tmp_path)
     save_lanes(state(writers=[0, 1, 1], step=8, position=32), tmp_path)  # the others were interrupted
     with pytest.raises(
-        ValueError, match=r"of one step, and lane-00001-of-00003.json has step 7, lane-00000.* 8: "
+        ValueError, match=r"of one step, and lane-00001-of-00003.json has step 7, but lane-00000.* has 8: "
     ):
         load_lanes(tmp_path)
 
@@ -57,7 +57,7 @@ def test_lanes_of_two_steps_are_refused(tmp_path):
 def test_a_file_that_is_broken_is_named(tmp_path, text):
     save_lanes(state(), tmp_path)
     (tmp_path / "lane-00002-of-00003.json").write_text(text)
-    with pytest.raises(ValueError, match=r"lane-00002-of-00003.json is no file of save_lanes: .*restore an older"):
+    with pytest.raises(ValueError, match=r"lane-00002-of-00003.json is not a file of save_lanes: .*an older"):
         load_lanes(tmp_path)
 
 

@@ -160,7 +160,7 @@ def test_the_first_item_of_lane_0_replaces_bad_items_and_padding_is_not_counted(
         (lambda: lanes_of([9, 9, 9]), "drop", ValueError, "and of the 3 lanes, so of 24, got 16; 24 would"),
         (lambda: lanes_of([9, 9]), "wrap", ValueError, '"wrap" needs one lane, since each ends'),
         (lambda: lanes_of([0, 0]), "drop", ValueError, "at least one row, got 2 lanes without an item"),
-        (lambda: lanes_of([40, 3]), "drop", FeedError, "of lane 1 has only 3 items for batches of 16, 8 of each"),
+        (lambda: lanes_of([40, 3]), "drop", FeedError, "of lane 1 has only 3 items; a batch of 16 needs 8"),
     ],
 )  # fmt: skip
 def test_lanes_that_do_not_suit_are_refused(sharding, build, remainder, error, message):

@@ -47,7 +47,7 @@ def test_the_error_of_an_item_of_another_shape_names_its_position(sharding):
     ragged = grain.MapDataset.range(20).map(lambda i: {"x": np.zeros(3 if i == 11 else 2)}).to_iter_dataset()
     with Feed(ragged, 8, sharding, epochs=1) as feed:
         next(feed)
-        with pytest.raises(FeedError, match=r"is float64\[3\], the first record's float64\[2\].*row 11"):
+        with pytest.raises(FeedError, match=r"is float64\[3\], but float64\[2\] in the first record.*row 11"):
             next(feed)
 
 

@@ -143,12 +143,12 @@ def test_a_step_is_saved_once_and_only_with_the_feed_beside_it(tmp_path):
     ],
 )
 def test_another_model_is_refused(sizes, optimizer, told, three):
-    with pytest.raises(ValueError, match=rf"checkpoint .*/3 is of another model: its .*{told}"):
+    with pytest.raises(ValueError, match=rf"checkpoint .*/3 was made with another model: its .*{told}"):
         restore(three, jax.eval_shape(task_of(sizes, optimizer).start))
 
 
 def test_other_data_is_refused(three):
-    with pytest.raises(ValueError, match=r"/3 is of other data: its 'data' is '\w+', this feed's is .* Give the"):
+    with pytest.raises(ValueError, match=r"made with other data: its 'data' is '\w+', this feed's is .* Give the"):
         restore(three, rows=made_up_rows(200, seed=1))
     with pytest.raises(ValueError, match=r"its 'order' is {'seed': 3, 'shuffle': True}, this feed's is {'se"):
         restore(three, order=feedline.Order(seed=4))
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_something_else_wrote_is_refused(items, tmp_path, quie
 def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for name in ("file", "file/below"):
-        with pytest.raises(OSError, match=f"that can be written to, and {tmp_path}/{name} is none .*; choose"):
+        with pytest.raises(OSError, match=f"that can be written to, and {tmp_path}/{name} is not one .*; choose"):
             restore(tmp_path / name)
 
 
@@ -218,7 +218,7 @@ def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, capl
 
 def test_a_full_disk_is_an_error_without_the_tracebacks_of_orbax(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10_000))
-    told = "a checkpoint could not be written: No space left on device. The newest whole one is none; make room"
+    told = "a checkpoint could not be written: No space left on device. Newest complete checkpoint: none; make"
     with pytest.raises(feedline.FeedError, match=told):
         run(1, tmp_path, every=1)
     assert capfd.readouterr().err == ""
@@ -242,7 +242,7 @@ def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("part", ["state", "feed", "checksums"])
 def test_a_damaged_or_missing_part_is_named(part, copied):
-    told = r"damaged, or cannot be read \((?s:.*); remove its folder to go on from that of step 2 \[.*/3\]$"
+    told = r"damaged, or cannot be read \((?s:.*); remove its folder to go on from step 2 \[.*/3\]$"
     for file in {"state": ["_METADATA", "manifest.ocdbt"]}.get(part, ["metadata"]):
         path = copied / "3" / part / file
         whole = path.read_bytes()

@@ -164,7 +164,7 @@ def test_a_resume_with_other_weights_says_to_give_a_phase(tmp_path):
     train(old, 5)
     with pytest.raises(
         ValueError,
-        match=r"/5 is of other data: its 'order' is {'phases': \[\[0, {'a': 1, 'b': 1}\]\]}, this feed's is .*"
+        match=r"made with other data: its 'order' is {'phases': \[\[0, {'a': 1, 'b': 1}\]\]}, this feed's is .*"
         r"\(120, new weights\)\]\), or another directory$",
     ):
         train(new, 6)
@@ -380,7 +380,7 @@ def test_refused_modules_and_parameters(arguments, told):
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"steps": 5, "report_every": 0}, "report_every must be at least 1"),
         ({"steps": 5, "save_every": -1}, "save_every must be at least 1"),
-        ({"steps": 5, "evaluate_every": 10}, "evaluation, a feed of its own, and evaluate_every go together"),
+        ({"steps": 5, "evaluate_every": 10}, "evaluation, a feed other than the training feed, and eval"),
         ({"steps": 5, "mode": "jit"}, "mode must be one of jit_single, jit_multi, pmap"),
         ({"steps": 5, "mode": "jit_single"}, "trains on one device, but the batches lie on 8"),
     ],

@@ -188,7 +188,7 @@ def test_what_is_no_log_is_refused_and_left_alone(content, tmp_path, monkeypatch
         else:
             path.write_bytes(content)
         with pytest.raises(
-            ValueError, match=r"mine.csv is not a log: no file with the columns step, rows_per_s, w"
+            ValueError, match=r"mine.csv is not a log: a log is a file with the columns step, rows_per_s, w"
         ):
             CSVLog(path)(report(1))
         assert isinstance(content, str) or path.read_bytes() == content

@@ -113,7 +113,7 @@ def test_refused():
         fitted(Practices(shard_state=True), "pmap")
     batch = {"x": jax.device_put(np.ones((8, 8), np.float32), NamedSharding(sharding_of("jit_multi").mesh, P()))}
     task = Task(lambda key: jnp.ones(8), lambda p, b: (jnp.mean(b["x"] @ p), {}), optax.sgd(0.1))
-    with pytest.raises(ValueError, match="shard_state splits the state as the rows of a batch, and these are not"):
+    with pytest.raises(ValueError, match="shard_state splits the state over the devices among which rows are"):
         compiled(task, "jit_multi", batch, Practices(shard_state=True))
     with pytest.raises(ValueError, match=r"Practices.compute must be one of float32, bfloat16, got 'float16'"):
         Practices(compute="float16")

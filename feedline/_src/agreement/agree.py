@@ -22,16 +22,16 @@ from feedline._src.agreement.monitor import ended_processes, poll_failure
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 _log = logging.getLogger("feedline")
-_SLICE_S = 1.0  # of one wait: jax's can be interrupted neither by Ctrl-C nor by a failure of another process
+_SLICE_S = 1.0  # length of one wait: neither Ctrl-C nor a failure of another process interrupts a wait in jax
 _SLICED = (
-    "give every process the whole data, the same: feedline finds the rows of each process itself, so a dataset "
+    "give every process the whole data, equal everywhere: feedline finds each process's rows itself, so a dataset "
     "must not be sliced per process (dataset[process::processes], ShardByJaxProcess), and random maps need a seed"
 )
 _FIXES = {
     "name": "build the feeds in the same order everywhere",
     "version": "install the same packages everywhere",
     "rows": _SLICED,
-    "spec": "give every process files of the same form",
+    "spec": "give every process data of the same shapes and dtypes",
     "data": _SLICED,
     "sharding": "build the mesh from the same devices in the same order everywhere, as jax.make_mesh does",
 }
@@ -44,11 +44,11 @@ _ABSENT = "absent"
 def collective_build(
     processes: Collection[int], warning_s: float, error_s: float, call: str | None = None
 ) -> Iterator[CollectiveBuild]:
-    """Context in which several processes build a feed; they call `agree` on the result, with what they built.
+    """Context manager in which several processes build a feed. Each then passes what it built to `agree`.
 
-    An exception in the block is also raised by the other processes. Without this process among `processes`, or
-    with no other, `agree` returns at once. After `warning_s` a warning names those that have not arrived, and
-    after `error_s` an error. `call` is the method of a feed that is built already, for messages.
+    If the block raises in one process, the other processes raise, too. `agree` returns at once if this process is
+    not among `processes`, or is the only one. After `warning_s`, a warning names processes that have not arrived;
+    after `error_s`, an error does. `call`, for messages: the method called together, if the feed exists already.
     """
     service, members = coordination(), sorted(set(processes))
     if service is None or service.process not in members or len(members) == 1:
@@ -64,11 +64,11 @@ def collective_build(
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveBuild:
-    """The build of a feed by several processes, or by one, which has nothing to compare and no `key`.
+    """The build of a feed by several processes. If there is only one, nothing is compared, and `key` is None.
 
-    Each process publishes its description, under a digest of it, publishes that digest under its index, and
-    increments a counter. The last one compares, and publishes the verdict, for which the others wait: four calls a
-    process. The first verdict is final, also that of a process that failed before the last one arrived.
+    Each process publishes its description under the digest of the description, publishes the digest under its
+    process index, and increments a counter. The last process compares the digests and publishes a verdict, for
+    which the others wait: four calls per process. The first verdict is final, even one of a process that failed.
     """
 
     service: Coordination | None
@@ -83,9 +83,9 @@ class CollectiveBuild:
         return f"{self.key}/build"
 
     def agree(self, description: Mapping[str, Any]) -> None:
-        """Compare this process's description, JSON values by field, with that of every other process.
+        """Compare this process's description, JSON values by field, with the descriptions of all other processes.
 
-        A `ProcessError` names a process that differs, and the field, or one that failed or did not arrive in time.
+        ProcessError: names a process that differs, and in which field; or one that failed or was not in time.
         """
         service = self.service
         if service is None:
@@ -105,17 +105,17 @@ class CollectiveBuild:
             raise ProcessError(**{**verdict, "message": f"{rule}: {verdict['message']}"})
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error of this process in the others."""
+        """Make the other processes raise an error of this process."""
         if (service := self.service) is None:
             return
         verdict = {"stage": "agree", "process": service.process, **as_arguments(error)}
         done = "build it" if self.call is None else f"carry out {self.call}"
         verdict["message"] = f"process {service.process} could not {done}: {verdict['message']}"
-        with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
+        with contextlib.suppress(FeedError):  # process 0 may be gone, but this process must raise its own error
             self._publish(service, verdict)
 
     def _publish(self, service: Coordination, verdict: Mapping[str, Any] | None) -> None:
-        """Publish the verdict, if there is none yet: None, or the arguments of the error that all raise."""
+        """Publish a verdict unless there is one: None (no difference), or the arguments of the error to raise."""
         service.set(f"{self._path}/verdict", json.dumps(verdict))
 
     def _find_mismatch(self, service: Coordination) -> Mismatch | None:
@@ -149,12 +149,12 @@ class CollectiveBuild:
             if not warned and time.monotonic() - began >= self.warning_s:
                 warned = True
                 names = process_names(self._missing(service)) or "the comparison of the feeds of all processes"
-                _log.warning("waiting for %s to build (or to move) this feed, too", names)
+                _log.warning("all processes must build (or move) this feed; waiting for %s", names)
         missing = self._missing(service)
         what = f"{process_names(missing)} did not" if missing else "all arrived, but no process compared the feeds"
         raise ProcessError(
-            f"every process of the mesh must build the feed, and its feeds in the same order (feed.move counts): "
-            f"{what} within {self.error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the "
+            f"all processes of a mesh must build its feeds (and call feed.move) in the same order: {what} "
+            f"within {self.error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the "
             "start takes so long",
             stage="agree",
             process=missing[0] if missing else None,
@@ -173,9 +173,9 @@ class Mismatch(NamedTuple):
 
 
 def find_mismatch(descriptions: Mapping[int, Mapping[str, Any]]) -> Mismatch | None:
-    """The first field, in the order of the fields, that is not the same in every process; None if all are. Pure.
+    """The first field, in the order of the fields, that differs between processes; None if none does. Pure.
 
-    The value of most processes is taken as right; in a tie, the value of the process with the lowest index. Dicts
+    The value that most processes have counts as right; in a tie, that of the process with the lowest index. Dicts
     are compared entry by entry.
     """
     flat = {process: _flat(description) for process, description in sorted(descriptions.items())}
@@ -203,7 +203,7 @@ def _flat(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _groups(flat: Mapping[int, Mapping[str, str]], field: str) -> list[tuple[str, list[int]]]:
-    """Each value of a field with its processes, the most common value first, then that of the lowest process."""
+    """Each value of a field with its processes: the most common first, and in a tie that of the lowest process."""
     groups: dict[str, list[int]] = {}
     for process, entries in flat.items():
         groups.setdefault(entries.get(field, _ABSENT), []).append(process)

@@ -1,4 +1,4 @@
-"""An all-gather over the coordination service: every process contributes a value and receives those of all."""
+"""An all-gather over the coordination service: every process contributes a value, and receives all values."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from feedline._src.agreement.coordination import Coordination, coordination, len
 from feedline._src.agreement.monitor import poll_failure
 from feedline._src.errors import FeedError
 
-_SLICE_S = 0.5  # of one wait: jax's cannot be woken, so that a stop is noticed between two
+_SLICE_S = 0.5  # length of one wait: a wait in jax cannot be woken, so `stopped` is called between two waits
 
 
 class AllGather:
-    """Gathers a JSON value from each of `processes` processes, in rounds that have names; `kept` of them stay.
+    """Gathers a JSON value from each of `processes` processes, in named rounds, the last `kept` of which it keeps.
 
-    The value that a process contributes must depend on the round only. Then a process may repeat a round, after
+    The value that a process contributes must depend only on the round. Then a process may repeat a round, after
     an interrupt or a `seek`, while the others have gone on: it receives what was gathered before. After an
-    interrupt, the old and the new thread of a process may call at the same time. Equal values are published once.
+    interrupt, the threads of the old and the new pipeline may call at once. Of equal values, one is published.
     """
 
     def __init__(self, service: Coordination, key: str, processes: int, kept: int) -> None:
@@ -36,18 +36,18 @@ class AllGather:
         service = coordination()
         if service is None or key is None:
             raise ValueError(
-                "several processes agree on the end of lanes over jax's coordination service, and this one has "
+                "several processes use jax's coordination service to agree where lanes end, and this process has "
                 "not joined it; call feedline.cluster.initialize() before anything else of jax"
             )
         return cls(service, key, processes, kept)
 
     def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]:
-        """Wait for the values of all processes, and return those that differ, in the order of the processes.
+        """Wait for the values of all processes, and return the distinct ones, in the order of the processes.
 
         Args:
-          name: of the round: a path, e.g. "0/12".
-          failed: whether this process failed in this round. If any did, the next call for it gathers again.
-          stopped: whether to give up waiting, with a `FeedError`.
+          name: the name of the round: a path, e.g. "0/12".
+          failed: whether this process failed in the round. If any did, the next call for the round gathers again.
+          stopped: returns whether to give up waiting, with a `FeedError`.
         """
         tries = self._failed_tries[name]
         key, own = f"{self._path}/{name}/{tries}", json.dumps([failed, value])
@@ -60,9 +60,9 @@ class AllGather:
             except TimeoutError:
                 if (failure := poll_failure()) is not None:
                     raise failure from None
-                # another process that started again may have deleted this round as an expired one
+                # another process that repeats rounds may have deleted this one as expired
                 repeats |= self._contribute(key, own)
-                if repeats:  # an interrupt may have come before a process incremented or published
+                if repeats:  # an interrupt may have kept a process from incrementing the counter, or publishing
                     self._publish(key)
                 if stopped():
                     raise FeedError("the wait for the other processes was given up", stage="agree") from None
@@ -71,7 +71,7 @@ class AllGather:
         return [value for _, value in gathered]
 
     def _contribute(self, key: str, own: str) -> bool:
-        """Set this process's value, and publish if it is the last one. False if the value was there."""
+        """Set this process's value, and publish all if it is the last process. False if the value was there."""
         if not self._service.set(f"{key}/value/{self._service.process}", own):
             return False
         self._kept.append(key)
@@ -83,7 +83,7 @@ class AllGather:
         return True
 
     def _publish(self, key: str) -> None:
-        """Publish the values that differ under one key, if all are there."""
+        """Publish the distinct values together, under one key, if the values of all processes are there."""
         values = self._service.by_process(f"{key}/value")
         if len(values) == self._processes:
             different = dict.fromkeys(values[process] for process in sorted(values))

@@ -18,12 +18,12 @@ from typing import Any
 
 from feedline._src.errors import ProcessError
 
-_WAITS_PER_S = 2000  # that all processes together begin: a fifth of the calls that two cores were seen to answer
+_WAITS_PER_S = 2000  # the most that all processes begin together: a fifth of the calls/s that two cores answered
 _counts: collections.Counter[str] = collections.Counter()
 
 
 def coordination() -> Coordination | None:
-    """The service that `jax.distributed.initialize` joined; None if it was not called."""
+    """The service that `jax.distributed.initialize` joined; None if it was not called, or has been shut down."""
     if "jax" not in sys.modules:
         return None
     from jax._src import distributed
@@ -33,7 +33,7 @@ def coordination() -> Coordination | None:
 
 
 def counted(kind: str, processes: Sequence[int]) -> str:
-    """The path of the next feed, loop or stop of these processes: the same if all make them in the same order.
+    """The path of the next feed, loop or stop of these processes: equal in all if all make them in the same order.
 
     Example:
       >>> counted("example", [0, 1]), counted("example", [0, 1])
@@ -45,7 +45,7 @@ def counted(kind: str, processes: Sequence[int]) -> str:
 
 
 def group_name(processes: Sequence[int]) -> str:
-    """A name for a group of processes that is short for thousands of them: how many they are, and a digest."""
+    """A name for a group of processes: their number and a digest, so that it is short for thousands of them."""
     return f"{len(processes)}-{digest(','.join(map(str, processes)))}"
 
 
@@ -62,7 +62,8 @@ def process_names(processes: Sequence[int]) -> str:
 
 
 def length_of_waits_s(processes: int, least_s: float) -> float:
-    """Length of one wait of a process that looks up between two: process 0 answers those of all."""
+    """The length of each wait of a process that checks something between two waits. It grows with the number of
+    processes, since process 0 answers the waits of all."""
     return max(least_s, processes / _WAITS_PER_S)
 
 
@@ -79,7 +80,7 @@ class Coordination:
     _client: Any = dataclasses.field(repr=False)
 
     def set(self, key: str, value: str) -> bool:
-        """Set the key's value if it has none. False if it had one already, which stays."""
+        """Set the key's value if it has none. If it has one, keep that and return False."""
         with contextlib.suppress(_AlreadyThere), _translated(f"set {key}"):
             self._client.key_value_set(key, value)
             return True
@@ -103,7 +104,7 @@ class Coordination:
         return None
 
     def delete(self, key: str) -> None:
-        """Remove a key and all below it, if it is there."""
+        """Delete a key, and all keys below it, if they exist."""
         with _translated(f"delete {key}"):
             self._client.key_value_delete(key)
 
@@ -124,10 +125,10 @@ class Coordination:
 
 
 class Comparison:
-    """Compares values of processes at the same key: the first to come publishes its own, and nobody waits.
+    """Compares the values of processes for the same key: the first process publishes its value, and nobody waits.
 
     Args:
-      kept: keys of this process that stay; older ones are deleted, and not compared any more.
+      kept: how many keys that this process published are kept; older ones are deleted, and no longer compared.
     """
 
     def __init__(self, service: Coordination, kept: int) -> None:
@@ -136,7 +137,7 @@ class Comparison:
         self._published: collections.deque[str] = collections.deque()
 
     def differing(self, key: str, value: Any) -> tuple[int, Any] | None:
-        """The process that came first, and its JSON value, if that is not `value`."""
+        """The process that was first and its JSON value, if that differs from `value`."""
         text = json.dumps(value)
         if self._service.set(key, f"[{self._service.process}, {text}]"):
             self._published.append(key)
@@ -162,7 +163,7 @@ class _Missing(Exception): ...
 
 @contextlib.contextmanager
 def _translated(action: str) -> Iterator[None]:
-    """Translates jax's only exception type by the status with which its message begins."""
+    """Translates jax's only exception type into others, by the status with which its message begins."""
     from jax.errors import JaxRuntimeError
 
     try:

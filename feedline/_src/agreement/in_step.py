@@ -1,8 +1,8 @@
-"""Whether the processes that built a feed together take the same batches of it. Nothing here waits.
+"""Checks that the processes that built a feed together take the same batches of it. Nothing here waits.
 
-A batch follows from how many batches were taken before it, and from the moves by `seek` and `set_state` between
-them. So at equal counts all processes are at the same place. They can be compared only at points that all programs
-reach: moves, one by one; and the counts at the close of the feed and at the end of the program.
+Which batch is next depends only on how many batches were taken before, and on the moves by `seek` and `set_state`
+between them. So processes with equal counts are at the same place. They can be compared only at points that all
+programs reach: move by move, and by their counts when the feed is closed and at the end of the program.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from feedline._src.agreement.coordination import Comparison, Coordination, coordination
 from feedline._src.errors import FeedError
 
-_KEPT_COUNTS = 64  # counts kept of feeds that are gone, since a program may build one for each evaluation
-_KEPT_MOVES = 64  # of a feed in the service: a process that is further behind is compared at later ones
+_KEPT_COUNTS = 64  # feeds that are gone whose counts are kept: a program may build one for each evaluation
+_KEPT_MOVES = 64  # moves of a feed kept in the service: a process further behind is compared at later moves only
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_COUNTS)
 
 
 class Place(NamedTuple):
-    """Where a batch begins: the batches delivered before it over all resumes, and the place of its first row.
+    """Where a batch begins: how many batches were delivered before, over all resumes, and where its first row is.
 
-    `order`: of a mixture, a digest of its order, because a state may change the weights.
+    `order`: for a mixture, a digest of its order, because a state may change the weights.
     """
 
     step: int
@@ -35,11 +35,11 @@ class Place(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What a process has done with a feed: batches taken (of several steps in one call: calls), and moves."""
+    """What a process has done with a feed: batches taken (with `steps_per_call`, deliveries), and moves."""
 
     batches: int
     moves: int
-    failed: bool = False  # the latest `next` raised an error, which says more than the counts that it leaves
+    failed: bool = False  # the latest `next` raised an error, which says more than counts: these are not compared
 
     def __str__(self) -> str:
         moves = f" and made {self.moves} move{'s' if self.moves > 1 else ''} by seek or set_state"
@@ -47,11 +47,11 @@ class Count(NamedTuple):
 
 
 class InStep:
-    """Compares what this process does with a feed with what the others do; differences are sentences for the user.
+    """Compares what this process does with a feed with what others do; a difference is a sentence for the user.
 
-    The feed counts its `batches` with each delivery, and notes where `next` raised an error the last time
-    (`failed_at`). `moves` are those by `seek` or `set_state` that were followed by a call of `next`. `members`
-    is the number of processes that built the feed.
+    The feed updates `batches` at each delivery, and sets `failed_at` to `batches` when `next` raises an error.
+    `moves` counts the moves by `seek` or `set_state` that were followed by a call of `next`. `members` is the
+    number of processes that built the feed.
     """
 
     __slots__ = ("__weakref__", "_comparison", "_members", "_service", "batches", "failed_at", "key", "moves")
@@ -67,7 +67,7 @@ class InStep:
         _of_feeds.add(weakref.ref(self, _of_feeds.discard))
 
     def __del__(self, gone: collections.deque[tuple[str, tuple[int, int, bool]]] = _gone) -> None:
-        # at exit the names of this module may be None
+        # `gone` is a default value because at exit the names of this module may be None
         gone.append((self.key, (self.batches, self.moves, self.failed_at == self.batches)))
 
     @property
@@ -75,8 +75,8 @@ class InStep:
         return Count(self.batches, self.moves, self.failed_at == self.batches)
 
     def moved(self, place: Place) -> str | None:
-        """Compare a move, to where the next batch begins, with other processes' move of the same number."""
-        if coordination() is None:  # it has been shut down
+        """Compare a move to `place`, where the next batch begins, with others' move of the same number."""
+        if coordination() is None:  # jax has been shut down
             return None
         own = [self.batches, place]
         if first := self._comparison.differing(self._key_of(self.moves), own):
@@ -85,7 +85,7 @@ class InStep:
         return None
 
     def missed_move(self) -> str | None:
-        """Find a move of another process that this one has passed without making it. Any thread may call it."""
+        """Find another process's move that this process has passed without making it. Any thread may call this."""
         moves = self.moves
         first, batches = self._service.try_get(self._key_of(moves)), self.batches
         if first is None:
@@ -93,16 +93,16 @@ class InStep:
         process, move = json.loads(first)
         if process == self._service.process or batches <= move[0]:
             return None
-        if moves != self.moves:  # read last, because the training thread counts a move before its next batch
+        if moves != self.moves:  # compared last: the training thread counts a move before its next batch
             return None
         own = f"process {self._service.process} took {batches} without that"
         return _sentence(self.key, f"{_moved(process, move)}, and {own}")
 
     def closed(self) -> str | None:
-        """Compare counts with the process that closed the feed first. To be called once.
+        """Compare counts with the process that closed the feed first. Call it once.
 
-        The last one deletes what the processes have published of this feed, but not the times, which reports use.
-        None also if the service has been shut down, or has gone with process 0, which the monitor reports.
+        The last process deletes what all have published about this feed, except their times, which reports use.
+        Also None if the service has been shut down, or is gone with process 0, which the monitor reports.
         """
         if coordination() is None:
             return None
@@ -119,29 +119,29 @@ class InStep:
 
 
 _of_feeds: set[weakref.ref[InStep]] = set()
-"""Any thread adds; the copy of a set is atomic, and so is that of a deque."""
+"""Any thread may add to it: it is copied before it is read, and the copy of a set or a deque is atomic."""
 
 
 def counts() -> dict[str, Count]:
-    """By key, what this process has done with each feed, and with the latest ones that are gone."""
+    """The counts of this process for each feed, by its key; also for the latest feeds that are gone."""
     gone = {key: Count(*count) for key, count in _gone.copy()}
     return gone | {feed.key: feed.count for feed in _open()}
 
 
 def missed_move() -> str | None:
-    """The first move of another process that this one has missed, in words."""
+    """The first move of another process that this process has missed, in words."""
     return next((found for feed in _open() if (found := feed.missed_move())), None)
 
 
 def ends_differ(other: int, ended: Mapping[str, Sequence[Any]], process: int) -> str | None:
-    """How `counts` of a process that has reached its end differ from those of this process, in words."""
+    """How the counts of process `other`, which has reached its end, differ from this process's, in words."""
     own = counts()
     found = (_difference(key, other, Count(*ended[key]), process, own[key]) for key in ended if key in own)
     return next(filter(None, found), None)
 
 
 def more_than(other: Mapping[str, Sequence[Any]]) -> tuple[int, int] | None:
-    """(its count, our count) of the first feed of which this process has taken more batches than another one."""
+    """(batches of the other, batches of this process) of the first feed of which this process has taken more."""
     own = counts()
     pairs = ((count[0], own[key].batches) for key, count in other.items() if key in own)
     return next((pair for pair in pairs if pair[0] < pair[1]), None)
@@ -167,7 +167,7 @@ def _sentence(key: str, found: str) -> str:
 
 def _moved(process: int, move: Sequence[Any]) -> str:
     batches, (_, epoch, position, order) = move
-    rows = f" in the order {order[:8]}" if order else ""  # of a mixture with other weights
+    rows = f" in the order {order[:8]}" if order else ""  # the order of a mixture depends on its weights
     return f"process {process} went to epoch {epoch}, position {position} after {_batches(batches)}{rows}"
 
 
@@ -176,9 +176,9 @@ def _batches(number: int) -> str:
 
 
 class LatestValues:
-    """One string a process, which it replaces now and then, and which the others read without waiting.
+    """One string per process, which that process replaces now and then, and the others read without waiting.
 
-    Any thread may call it. A `ProcessError` says that process 0 cannot be reached.
+    Any thread may call the methods. ProcessError: process 0 cannot be reached.
     """
 
     def __init__(self, service: Coordination, key: str) -> None:

@@ -1,12 +1,13 @@
-"""The failure of one process ends all, whatever they wait for; heartbeats name a process that stops answering.
+"""The failure of one process ends all, whatever they wait for. Heartbeats show which process stops answering.
 
 Keys in the coordination service, which process 0 stores::
 
-    feedline/abort             the first failure: [process, or None for all, arguments of the error]; "": success
-    feedline/left/<p>          process p ends because of it
-    feedline/heartbeat/<p>     process p replaces it at each beat
-    feedline/status/silent     the processes whose heartbeats stopped; process 0 replaces it
-    feedline/status/first_end  the first process that reached its end, and its counts of each feed
+    feedline/abort             the first failure: [process, arguments of the error]; "": success. process is null
+                               if any of them may be wrong
+    feedline/left/<p>          process p ends because of that failure
+    feedline/heartbeat/<p>     a value that process p changes at each beat
+    feedline/status/silent     the processes whose heartbeats have stopped, as process 0 sees them
+    feedline/status/first_end  the first process that reached its end, and its counts for each feed
     feedline/ended/<p>         process p has reached its end
 """
 
@@ -32,17 +33,17 @@ from feedline._src.agreement.in_step import counts, ends_differ, missed_move, mo
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 EXTRA_HEARTBEAT_S = 5.0
-"""Added to `abort_after_s` for jax's heartbeat timeout, so that a process that is merely slow is not ended."""
+"""jax's heartbeat timeout is `abort_after_s` plus this, so that jax does not end a process that is merely slow."""
 _ABORT, _LEFT = "feedline/abort", "feedline/left"
 _HEARTBEAT, _STATUS, _ENDED = "feedline/heartbeat", "feedline/status", "feedline/ended"
 _FIRST_END, _SILENT = f"{_STATUS}/first_end", f"{_STATUS}/silent"
 _SUCCESS = ""
 _BLAMED = re.compile(rb"feedline: (?:process (\d+) failed: |no answer from process(?:es)? (\d+))")
 _FOREVER_S = 1e9
-_BEATS = 4  # missed in a row by a silent process; one more may be missed by chance
-_CALLS_PER_S = 500  # of the heartbeats of all processes: thousands of processes beat more rarely
-_WARN_S = 30.0  # from the first end of a process to the line that names it in those that go on
-_JOIN_S = 10.0  # for calls of the heartbeats that are in flight at exit
+_BEATS = 4  # a process that has missed so many beats in a row is silent; one more may be missed by chance
+_CALLS_PER_S = 500  # the most for all heartbeats together: each of thousands of processes beats more rarely
+_WARN_S = 30.0  # so long after the first process has ended, the others print a line that names it
+_JOIN_S = 10.0  # how long the exit waits for calls of the heartbeats that are in flight
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
 _SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
@@ -54,16 +55,16 @@ class _SupportsClose(Protocol):
 
 _monitor: Monitor | None = None
 _closed_on_abort: set[weakref.ref[_SupportsClose]] = set()
-"""Closed once another process failed, which wakes their waits. Any thread adds; the copy of a set is atomic."""
+"""What to close once another process has failed, to wake its waits. Any thread may add; a set's copy is atomic."""
 
 
 def abort(reason: str | BaseException) -> None:
     """Report to the other processes that this one has failed: they end with this message.
 
     An uncaught exception is reported without this call. Call it before `sys.exit(1)`, which jax and feedline
-    cannot distinguish from success: the process would wait for the others at its end. Only the first failure is
-    reported. Without a monitor (see `initialize`) the others notice it only when they wait inside feedline. In a
-    process that did not join others, the call does nothing.
+    cannot distinguish from success: without the call, this process would wait at its end for the others. Only the
+    first failure is reported. Without a monitor (see `initialize`), the others notice the failure only when they
+    wait inside feedline. In a process that did not join others, the call does nothing.
 
     Args:
       reason: a sentence, or the exception.
@@ -85,18 +86,18 @@ def _report(service: Coordination, process: int | None, arguments: dict[str, Any
 
 
 def blamed_process(line: bytes) -> tuple[int, bool] | None:
-    """The process that another one names as failed or silent in a line of its output, and whether it is silent.
+    """The process that a line of another process's output names as failed or silent, and whether it is silent.
 
     Example:
       >>> blamed_process(b"feedline: process 0 failed: OSError: no space"), blamed_process(b"step 7")
       ((0, False), None)
     """
-    match = _BLAMED.search(line)  # inside a line: another thread may write while Python writes a traceback
+    match = _BLAMED.search(line)  # not only at its start: a thread may write while another writes a traceback
     return match and (int(match[1] or match[2]), match[1] is None)
 
 
 def out_of_step(found: str) -> ProcessError:
-    """The error of processes that take different batches of a feed. It ends all of them: any may be wrong."""
+    """The error for processes that take different batches of a feed. It ends all processes: any may be wrong."""
     if (service := coordination()) is not None:
         _report(service, None, {"message": found, "stage": "agree"})
     return ProcessError(found, stage="agree")
@@ -107,7 +108,7 @@ def failure() -> ProcessError | None:
 
 
 def poll_failure() -> ProcessError | None:
-    """The failure of another process, if any; without a monitor, asks the coordination service."""
+    """The failure of another process, if any. Without a monitor, this asks the coordination service."""
     if _monitor is not None and (_monitor.watches or _monitor.failure is not None):
         return _monitor.failure
     with contextlib.suppress(FeedError):
@@ -118,7 +119,7 @@ def poll_failure() -> ProcessError | None:
 
 
 def ended_processes(service: Coordination) -> set[int]:
-    """The processes with a monitor that have reached their end, if this process has a monitor."""
+    """The processes that have a monitor and have reached their end; none if this process has no monitor."""
     return set(service.by_process(_ENDED)) if _monitor is not None and _monitor.one_has_ended else set()
 
 
@@ -142,7 +143,7 @@ def watch(abort_after_s: float) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process after a failure, without a normal exit's waits."""
+    """End this process after a failure, without the waits of a normal exit."""
     abort(f"it ended with exit code {code}")
     if _monitor is not None and _monitor.watches:
         _monitor.leave(code)
@@ -150,19 +151,19 @@ def leave(code: int) -> NoReturn:
 
 
 class Monitor:
-    """Waits for the failure of any process, and then ends this one. It ends with `jax.distributed.shutdown()`.
+    """Waits for the failure of any process, and then ends this one. `jax.distributed.shutdown()` ends the monitor.
 
     A thread blocks on one key. When a process fails, the thread prints the failure, closes what waits inside
     feedline (the caller gets the failure as an exception), and ends this process `abort_after_s` later, because a
     thread inside a collective cannot be interrupted. At exit the process waits until all have succeeded or one has
     failed; this replaces jax's shutdown barrier, which does not report failures.
 
-    A second thread sends heartbeats, until the process ends. Process 0 looks for those that stopped; the others
-    look, on a third thread, whether process 0 answers. They only name a process, since code that holds the GIL for
-    long stops them; jax's own come from C++, and end the others. Beats are counted, not seconds: a process that
-    was itself stopped does not blame the others.
+    A second thread sends heartbeats until the process ends. Process 0 looks for heartbeats that have stopped; in
+    the other processes, a third thread checks whether process 0 answers. A silent process is only named, since
+    code that holds the GIL for long stops heartbeats, too. jax's own come from C++; when those stop, jax ends the
+    others. Silence is measured in beats, not seconds, so that a process that was itself stopped blames nobody.
 
-    All threads are joined at exit. A thread that comes back from jax's C++ code once the interpreter is being
+    All threads are joined at exit: a thread that returns from jax's C++ code while the interpreter is being
     finalised would abort the process.
     """
 
@@ -175,8 +176,8 @@ class Monitor:
         self._abort_after_s = abort_after_s
         self._succeeded = threading.Event()  # this process has reached its end without a failure
         self._code = 1  # the exit code after a failure
-        self._reported = threading.Event()  # this process has written which one failed
-        self._over = threading.Event()  # heartbeats stop
+        self._reported = threading.Event()  # this process has printed which process failed
+        self._over = threading.Event()  # heartbeats must stop
         self._pid = os.getpid()
         self._previous_hook = sys.excepthook
         self._thread = threading.Thread(target=self._await_failure, name="feedline-abort", daemon=True)
@@ -184,14 +185,14 @@ class Monitor:
         if self._process:
             watching = threading.Thread(target=self._watch_process_0, name="feedline-process-0", daemon=True)
             self._beating.append(watching)
-        # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
+        # jax sends two heartbeats per timeout, so it may end this process after half of it; a third is earlier
         silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
         self._every_s = max(silent_after_s / (_BEATS + 1), 2 * service.processes / _CALLS_PER_S)
-        self._beats = 0  # those that process 0 has received
-        self._last_beats: dict[int, tuple[str, int]] = {}  # in process 0: each, and its repeats
-        self._silent: list[int] = []  # as reported last
+        self._beats = 0  # beats that process 0 has received
+        self._last_beats: dict[int, tuple[str, int]] = {}  # in process 0: each one's last beat, and its repeats
+        self._silent: list[int] = []  # the silent processes, as reported last
         self._first_end_at: float | None = None
-        self._ahead_at: float | None = None  # since when this process has taken more than one that has ended
+        self._ahead_at: float | None = None  # since when this process has more batches than the first that ended
 
     @property
     def watches(self) -> bool:  # a forked child inherits the hooks but not the thread
@@ -200,16 +201,17 @@ class Monitor:
     def start(self) -> None:
         self._thread.start()
         with contextlib.suppress(FeedError):
-            self._service.replace(f"{_HEARTBEAT}/{self._process}", "")  # so that a process that ends early counts
+            # before the first beat, so that process 0 also notices a process that never sends one
+            self._service.replace(f"{_HEARTBEAT}/{self._process}", "")
         for thread in self._beating:
             thread.start()
         sys.excepthook = self._uncaught
-        # Registered now, it runs after the hooks that the user registers later, and before jax's own.
+        # a hook registered now runs after those that the user registers later, and before jax's own
         atexit.register(self._at_exit)
 
     def leave(self, code: int) -> NoReturn:
         self._code = code
-        if self.failure is not None:  # the exception that it raised here may have come before the line about it
+        if self.failure is not None:  # this thread may have raised the failure before the monitor prints it
             self._reported.wait(_OUTPUT_S)
         self._end(code, self._abort_after_s + _PROCESS_0_S)
 
@@ -228,7 +230,7 @@ class Monitor:
         process, arguments = json.loads(value)
         self.failure = _error_of(process, arguments)
         for reference in _closed_on_abort.copy():
-            if (waiting := reference()) is not None:  # it may close an iterator of the user's, which may hang
+            if (waiting := reference()) is not None:  # `close` may close an iterator of the user, which may hang
                 _call_briefly(waiting.close)
             del waiting
         if process not in (None, self._process):
@@ -241,10 +243,10 @@ class Monitor:
         self._end(0 if self._succeeded.is_set() and not self.failed else self._code, deadline - time.monotonic())
 
     def _end_without_process_0(self) -> NoReturn:
-        """End this process. jax does it too, within milliseconds, so that the line must be written at once."""
+        """End this process. jax would end it, too, within milliseconds, so the line must be written at once."""
         text = (
-            "feedline: no answer from process 0, whose connections are closed: it was killed, crashed or left by "
-            f"os._exit; look there first. It held the coordination service, so process {self._process} ends, too\n"
+            "feedline: no answer from process 0, whose connections are closed: it was killed, crashed or called "
+            f"os._exit; look there first. It ran the coordination service, so process {self._process} ends, too\n"
         )
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
@@ -254,7 +256,7 @@ class Monitor:
         try:
             self._previous_hook(kind, error, trace)
         finally:
-            at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # there the process goes on
+            at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # an interactive process goes on
             if os.getpid() == self._pid and not at_prompt:
                 abort(error)
 
@@ -273,7 +275,7 @@ class Monitor:
                     out_of_step(found)
 
     def _find_silent(self) -> None:
-        """In process 0: publish which heartbeats do not change."""
+        """In process 0: publish whose heartbeats have stopped."""
         for process, beat in self._service.by_process(_HEARTBEAT).items():
             last, times = self._last_beats.get(process, ("", 0))
             self._last_beats[process] = beat, times + 1 if beat == last else 0
@@ -309,20 +311,20 @@ class Monitor:
         )
 
     def _find_early_end(self, process: int, ended: dict[str, Any]) -> None:
-        """Report a process that ended after fewer batches than this one: this one's next collective would hang."""
+        """Report a process that ended after fewer batches than this one: a collective here would hang."""
         now = time.monotonic()
         if self._first_end_at is None:
             self._first_end_at, self.one_has_ended = now, True
         if now >= self._first_end_at + _WARN_S:
-            self._first_end_at = float("inf")  # a single time
+            self._first_end_at = float("inf")  # print the line only once
             _print(
                 f"process {process} reached the end of the program {_WARN_S:g} s ago, and process {self._process} "
-                f"goes on. If it hangs, it waits for process {process} in a collective: look there for a loop "
-                "that ends early"
+                f"goes on. If process {self._process} hangs, it waits for process {process} in a collective: look "
+                f"in process {process} for a loop that ends early"
             )
         found = more_than(ended)
         self._ahead_at = (self._ahead_at or now) if found else None
-        # it may end, too: the last batch may have been taken only to see whether there is one
+        # wait first: this process may end, too, and may have taken its last batch only to see whether there is one
         if found and self._ahead_at and now >= self._ahead_at + self._abort_after_s - self._every_s:
             message = (
                 f"it reached its end after {found[0]} batches of a feed of which process {self._process} "
@@ -356,11 +358,11 @@ class Monitor:
             self._end(130, 0.0)  # 128 + SIGINT, as shells count
 
     def _report_long_wait(self) -> None:
-        """Report the processes that have not reached their end: this one waits for them no longer."""
+        """Report the processes that have not reached their end: this process no longer waits for them."""
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
             ended = self._service.by_process(_ENDED)
             others = [process for process in range(self._service.processes) if process not in ended]
-            if others:  # else the last one ends now
+            if others:  # if there are none, the last one has just ended
                 more = f", nor had {process_names(others[1:])}" if others[1:] else ""
                 message = (
                     f"it had not reached its end {_SUCCESS_S:g} s after process {self._process} did{more}: look "
@@ -373,7 +375,7 @@ class Monitor:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
             if self._process:
-                _finish()  # now: once process 0 has ended, collectives of this process fail and say so
+                _finish()  # before the next line: once process 0 has ended, collectives here fail and say so
                 self._service.set(f"{_LEFT}/{self._process}", "")
                 os._exit(code)
             deadline = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Processes that read the same rows compare checksums of them during training."""
+"""During training, processes that read the same rows compare checksums of these rows."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from feedline._src.order.schedule import Cursor
 from feedline._src.placement.plan import plan_leaf, replicas
 
 _BLOCKS = 32  # checksums of each leaf of a batch: an error names the block of rows that differs
-_KEPT = 8  # checks that stay in the service: a process that is further behind is not compared
+_KEPT = 8  # checks kept in the service: a process that is further behind is not compared
 
 
 class ReplicaCheck:
     """Compares checksums of every `every`-th batch with those of the processes that read the same rows.
 
-    The one that differs from the first raises, and the monitor then ends the others. Any thread may call it.
+    A process that differs from the first one raises, and then the monitor ends the others. Any thread may call it.
 
-    The number of a batch follows from its cursor, so that all processes check the same batches, also after one of
-    them started its pipeline again.
+    The number of a batch is computed from its cursor, so all processes check the same batches, even after one of
+    them has started another pipeline.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ReplicaCheck:
         self._batch_size = batch_size
         self._epoch_rows = epoch_rows or 0
         self._leaves: list[tuple[str, Any]] = []  # names and specs
-        self._shared: dict[int, list[int]] = {}  # by the first process of those that read them, too: leaves
+        self._shared: dict[int, list[int]] = {}  # leaves that several processes read, by the first of these
         for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(spec)):
             self._leaves.append((f"batch{jax.tree_util.keystr(path)}", leaf))
             (group,) = [group for group in replicas(leaf.sharding, leaf.shape) if service.process in group]
@@ -53,7 +53,7 @@ class ReplicaCheck:
         self._comparison = Comparison(service, _KEPT * len(self._shared))
 
     def __call__(self, leaves: Sequence[npt.NDArray[Any]], after: Cursor) -> None:
-        """Check a process-local batch, whose cursor is that after it, if its number is a multiple of `every`."""
+        """Check a process-local batch if its number is a multiple of `every`. `after` is the cursor after it."""
         number = (after.epoch * self._epoch_rows + after.position) // self._batch_size
         if number % self._every:
             return
@@ -62,7 +62,7 @@ class ReplicaCheck:
             found = self._comparison.differing(
                 f"{self._path}/{after.epoch}.{after.position}/{shared[0]}.{first}", own
             )
-            if found is None or found[0] == self._process:  # the same one before a `seek`
+            if found is None or found[0] == self._process:  # this process published it, before a `seek`
                 continue
             other, theirs = found
             leaf = next(i for i, (one, two) in enumerate(zip(own, theirs, strict=True)) if one != two)
@@ -74,16 +74,16 @@ class ReplicaCheck:
             raise ProcessError(
                 "processes that own the same rows must read the same bytes: "
                 f"processes {self._process} and {other} differ in {name}, first among rows "
-                f"{rows[0]} to {rows[-1]} of the batch before epoch {after.epoch}, position {after.position}. "
-                "Compare their copies of the data; where rows are augmented, draw from rows.key or seed Grain's "
-                "random maps",
+                f"{rows[0]} to {rows[-1]} of the batch that ends at epoch {after.epoch}, position "
+                f"{after.position}. Compare their copies of the data; where rows are augmented, draw from "
+                "rows.key or seed Grain's random maps",
                 stage="read",
                 process=other,
             )
 
 
 def checksums(leaf: npt.NDArray[Any]) -> list[int]:
-    """A CRC-32 for each of up to 32 blocks of equally many rows.
+    """A CRC-32 for each of up to 32 blocks of almost equally many rows.
 
     Example:
       >>> first, second = checksums(np.zeros((2, 3))), checksums(np.array([[0.0] * 3, [0, 0, 1]]))

@@ -1,4 +1,4 @@
-"""Compares where in the data the processes are when they are at the same step of a loop."""
+"""Checks that processes at the same step of a loop are at the same place in the data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Collection
 from feedline._src.agreement.coordination import Comparison, coordination, counted
 from feedline._src.agreement.monitor import out_of_step
 
-_KEPT = 8  # comparisons of a process that stay: a process that is further behind is not compared
+_KEPT = 8  # comparisons of a process that are kept: a process that is further behind is not compared
 
 
 class StepPlaces:
-    """Compares places at equal steps of a loop, such as "fit", which collectives keep equal."""
+    """Compares where processes are at the same step of a loop such as "fit". Collectives keep its steps equal."""
 
     def __init__(self, loop: str, processes: Collection[int]) -> None:
         members = sorted(set(processes))
@@ -21,7 +21,7 @@ class StepPlaces:
             self._comparison = Comparison(self._service, _KEPT)
 
     def compare(self, step: int, epoch: int, position: int) -> None:
-        """End all processes with a `ProcessError` if another one is at another place at this step."""
+        """End all processes with a `ProcessError` if another process is at another place at this step."""
         if self._service is None:
             return
         place = [epoch, position]

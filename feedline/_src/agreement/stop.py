@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("feedline")
 _FOREVER_S = 1e9
 _WARN_S = 30.0
-_SLICE_S = 1.0  # of the wait for other processes, which `close` may give up
-_JOIN_S = 10.0  # for calls of the thread that are in flight
+_SLICE_S = 1.0  # length of one wait for other processes: `close` can end the thread between two waits
+_JOIN_S = 10.0  # how long `close` waits for calls of the thread that are in flight
 _CLOSED = ""
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
@@ -33,16 +33,16 @@ _stop: Stop | None = None
 def should_stop(step: int) -> bool:
     """Whether to save and leave the loop, because a process of the run got SIGTERM or SIGINT (Ctrl-C).
 
-    Every process calls it once for each step, with the step's number. After a signal to one process it returns
-    True from the same step on in all processes. A call takes about a microsecond, and no message is sent before a
-    signal comes.
+    Every process must call it once for each step, with the step's number. After a signal to one process, it
+    returns True in all processes from the same step on. A call takes about a microsecond, and no message is sent
+    before a signal comes.
 
     The first call must be in the main thread; it installs handlers for both signals. The first signal makes this
-    function return True. The second signal acts as it did before the first call, and ends the process at once.
+    function return True. A second signal acts as signals did before the first call, and ends the process at once.
     Before the first call, a run of several processes ignores SIGTERM, because jax catches it.
 
     Args:
-      step: number of the step, larger than in the call before. It counts over all resumes.
+      step: the number of the step, counted over all resumes. It must be larger than in the previous call.
 
     Raises:
       RuntimeError: the first call is not in the main thread; only that thread receives signals.
@@ -61,7 +61,7 @@ def should_stop(step: int) -> bool:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Context in which `should_stop` works; at its end the signals act as before."""
+    """Context manager in which `should_stop` works. At its end, the signals act as before."""
     global _stop
     before, _stop = _stop, Stop()
     try:
@@ -74,26 +74,27 @@ def stopping() -> Iterator[Stop]:
 def restore_sigterm() -> None:
     """Restore SIGTERM's handler from before `jax.distributed.initialize`, which catches and ignores the signal."""
     if coordination() is not None:
-        _restore({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})  # Python does not know of jax's handler
+        _restore({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})  # the one before: Python doesn't know jax's
 
 
 class Stop:
-    """Catches the first signal, and agrees with the other processes on a step.
+    """Catches the first signal, and agrees with the other processes on a step at which to stop.
 
     Each process has a thread that waits for a key of its own. The process that gets a signal sets the keys of all.
-    Each thread then blocks `reached`, publishes the last step for which it was called, and waits for the steps of
-    the others. All processes stop at the highest of these steps plus one, which none of them has passed.
+    Each thread then blocks `reached`, publishes the last step with which `reached` was called, and waits for the
+    steps of the others. All processes stop at the highest of these steps plus one, which none of them has passed.
     (docs/processes.md says why jax's `reached_preemption_sync_point` is not used.)
 
-    The main thread makes it, and calls `reached` and `close`. `signal` is the signal for which `reached` returned
-    True. After `close`, it is also one that came after the last call, to this process or to one closed before it.
+    The main thread creates it, and calls `reached` and `close`. `signal` is the signal for which `reached`
+    returned True. After `close`, it may also be one that came after the last call of `reached`, to this process or
+    to one that was closed earlier.
     """
 
     def __init__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 "signals are received by the main thread alone, but should_stop was first called in "
-                f"{threading.current_thread().name!r}; call it there once before the loop"
+                f"{threading.current_thread().name!r}; call it once in the main thread before the loop"
             )
         self.signal: int | None = None
         self._pid = os.getpid()  # a forked child inherits the handlers
@@ -101,7 +102,7 @@ class Stop:
         self._announced = False
         self._closed = threading.Event()
         self._lock = threading.Lock()  # held by the thread while the processes agree; guards the next three
-        self._step = -1  # of the last call
+        self._step = -1  # of the last call of `reached`
         self._stop_step: int | None = None  # at which all stop
         self._stop_signal: int | None = None  # for which they stop
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _NAMES}
@@ -132,7 +133,7 @@ class Stop:
     def close(self) -> None:
         """Restore the handlers and end the thread, which first publishes the last step: the others may need it.
 
-        A signal that came after the last step is not lost: it is in `signal`, and the other processes are told.
+        A signal that came after the last step is not lost: `signal` is set, and the other processes are told.
         """
         if os.getpid() != self._pid:
             return
@@ -140,7 +141,7 @@ class Stop:
         announced = None
         self._closed.set()
         if self._service is not None and self._thread is not None and self._thread.is_alive():
-            with contextlib.suppress(FeedError):  # process 0 is gone, and with it the wait
+            with contextlib.suppress(FeedError):  # process 0 is gone, so the thread waits for nothing any more
                 self._announce(self._service)
                 self._service.set(f"{self._key}/notice/{self._service.process}", _CLOSED)
                 announced = self._service.try_get(f"{self._key}/signal")
@@ -149,18 +150,18 @@ class Stop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         _restore(self._usual)
-        if os.getpid() != self._pid:  # a child: as if the parent had not taken the signal over
+        if os.getpid() != self._pid:  # a forked child: act as if the parent had not installed this handler
             os.kill(os.getpid(), number)
             return
         self._received = number
         if self._service is None or self._service.process == 0:
             name = _NAMES[signal.Signals(number)]
             line = f"feedline: ends after this step; {name} again ends it at once\n"
-            with contextlib.suppress(OSError):  # its reader, such as `tee`, may have ended by the same Ctrl-C
+            with contextlib.suppress(OSError):  # the same Ctrl-C may have ended the reader, such as `tee`
                 os.write(2, line.encode())  # print is not safe in signal handlers
 
     def _announce(self, service: Coordination) -> None:
-        """If this process got a signal, set the keys of all processes, unless another process has been first."""
+        """If this process got a signal, set the keys of all processes, unless another process has done so."""
         if self._received is None or self._announced:
             return
         self._announced = True
@@ -180,7 +181,7 @@ class Stop:
                     self._stop_step, self._stop_signal = stop_step, int(notice)
 
     def _await_stop_step(self, service: Coordination) -> int | None:
-        """The step at which all stop; None once this one is closed. A warning names processes that take long."""
+        """The step at which all stop; None once this `Stop` is closed. A warning names slow processes."""
         warn_at = time.monotonic() + _WARN_S
         while not self._closed.is_set():
             with contextlib.suppress(TimeoutError):
@@ -189,7 +190,7 @@ class Stop:
                 warn_at = math.inf
                 arrived = service.by_process(f"{self._key}/step")
                 absent = [process for process in range(service.processes) if process not in arrived]
-                text = "a signal is to end all processes, but %s did not call should_stop yet"
+                text = "a signal ends all processes; still waiting for %s to call should_stop"
                 _log.warning(text, process_names(absent))
         return None
 

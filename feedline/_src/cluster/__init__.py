@@ -9,5 +9,5 @@ A map::
     cores          this process's share of the host's cores
     binding        binds the process to the processors near its GPUs
 
-`agreement` is what processes use to communicate once they have joined.
+Once they have joined, processes communicate through `agreement`.
 """

@@ -12,10 +12,10 @@ from feedline._src.machine import Gpu, Topology, as_list, topology, usable_gpus
 
 
 def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
-    """Bind this process with its threads, and so all threads and processes that it will start.
+    """Bind this process and its threads, and thereby all threads and processes that it starts later.
 
     Returns:
-      What it is bound to, in words, or why it could not be; None: there is nothing to choose.
+      What the process is bound to, as text, or why it could not be bound; None: there is nothing to choose.
     """
     if not {"", "cuda", "gpu"} & set(os.environ.get("JAX_PLATFORMS", "").split(",")):
         return None  # jax will use no GPU
@@ -31,21 +31,21 @@ def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
     processors = near_processors(machine, near, allowed)
     if not processors:
         return (
-            f"not bound: its GPUs are on memory node {as_list(near)}, and it may only use processors "
-            f"{as_list(allowed)} of others (srun --gpu-bind=closest)"
+            f"not bound: its GPUs are on memory node {as_list(near)}, but it may only use processors "
+            f"{as_list(allowed)}, which are on other nodes (srun --gpu-bind=closest)"
         )
     try:
         os.sched_setaffinity(0, processors)
     except OSError as error:
         return f"not bound: {error}"
     for thread in Path("/proc/self/task").iterdir():  # libraries may have started some on import
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), processors)
     return f"processors {as_list(processors)} of memory node{'s' if len(near) > 1 else ''} {as_list(near)}"
 
 
 def own_gpus(environ: Mapping[str, str], local_devices: Sequence[int] | None, gpus: Sequence[Gpu]) -> list[str]:
-    """The addresses of the GPUs that jax will use in this process; empty if that is not known."""
+    """The addresses of the GPUs that jax will use in this process; empty if they are unknown."""
     visible, named = list(gpus), environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         visible = []
@@ -60,7 +60,7 @@ def own_gpus(environ: Mapping[str, str], local_devices: Sequence[int] | None, gp
 
 
 def nodes_of(gpus: Sequence[str], machine: Topology) -> set[int]:
-    """The memory nodes of these GPUs; empty if there are none, or if one's node is not known."""
+    """The memory nodes of these GPUs; empty if there are no GPUs, or if the node of one is unknown."""
     found = {machine.accelerators.get(address, -1) for address in gpus}
     return found if found <= set(machine.processors) else set()
 

@@ -14,13 +14,13 @@ def own_cores() -> int:
     present = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
     quota = None
-    with contextlib.suppress(OSError, ValueError):  # no cgroups, or in a form that is not known
+    with contextlib.suppress(OSError, ValueError):  # no cgroups, or in an unknown form
         quota = limits().processors
     return share_of(own_processes(), usable, present, quota)
 
 
 def own_processes() -> int:
-    """The processes of the run on this host; 1 if nothing tells."""
+    """The number of processes of the run on this host; 1 if no launcher is detected."""
     from feedline._src.cluster.detect import find
 
     with contextlib.suppress(ValueError):  # `initialize` raises it
@@ -30,6 +30,6 @@ def own_processes() -> int:
 
 
 def share_of(processes: int, usable: int, present: int, quota: float | None = None) -> int:
-    """One process's share of the cores: an equal one, of those that it may use (srun --cpus-per-task)."""
+    """One process's equal share of the host's cores, at most as many as it may use (srun --cpus-per-task)."""
     share = min(usable, present // processes)
     return max(1, share if quota is None else min(share, math.ceil(quota) // processes))

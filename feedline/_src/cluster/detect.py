@@ -28,7 +28,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     torch_variables,
     unknown,
 )
-"""The first one that says so has started this process: of nested launchers the inner one comes first."""
+"""The first one whose `started` is true started this process. Of nested launchers, the inner one comes first."""
 PRINTERS: dict[str, Callable[[Job], str]] = {
     "slurm": slurm.printed,
     "mpirun": open_mpi.printed,
@@ -41,8 +41,8 @@ PRINTERS: dict[str, Callable[[Job], str]] = {
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
     """The index of this process, the number of processes, and the coordinator; None if it is the only process.
 
-    An empty variable counts as not set. If they are set in part, or contradict each other, a `ValueError` names
-    the one to set.
+    An empty variable counts as not set. If variables are missing or contradict each other, a `ValueError` names
+    those to set.
     """
     launcher = next((each for each in LAUNCHERS if each.started(environ)), None)
     if launcher is None and explicit_coordinator(environ):

@@ -14,7 +14,7 @@ from feedline._src.cluster.detect import describe_single_process, find
 from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.rendezvous import LOOPBACK, meet
 
-_JAX_AT_LEAST_S = 30  # for jax to join processes that have all arrived
+_JAX_AT_LEAST_S = 30  # for jax to join the processes, after all have arrived
 _JAX_HEARTBEAT_S = 100  # jax's default
 
 
@@ -24,30 +24,30 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     Call it first in every script, before any jax computation. It detects srun, mpirun, mpiexec, torchrun,
     pbsdsh, an Indexed Job of Kubernetes, `feedline launch` and variables set by hand (FEEDLINE_COORDINATOR,
     FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID),
-    and says on stderr, in one line, what it detected. If it detects none of them, this is the only process, and
+    and prints in one line on stderr what it detected. If it detects none of them, this is the only process, and
     nothing is initialised. A second call does nothing. If the processes were started in any other way (TPU pods,
     other MPIs), call `jax.distributed.initialize` first; this function then only starts the monitor.
 
-    The GPUs of a host are divided among its processes; CPU devices are not. The process, with its later threads
-    and workers, is bound to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes
-    and its GPUs are not on all of them, within those that the launcher or a control group allows.
+    The GPUs of a host are divided among its processes; CPU devices are not. If the host has several memory nodes
+    (NUMA) and the GPUs of this process are not on all of them, the process, with its later threads and workers, is
+    bound to those processors of its GPUs' nodes that the launcher or a control group allows.
 
-    The monitor ends this process once another one has failed: by an exception that nothing caught, by
+    The monitor ends this process once another process has failed: by an uncaught exception, by
     `feedline.cluster.abort` (call it before `sys.exit`), or because it was killed. Code that waits inside
     feedline raises the failure at once; a thread inside a collective cannot be interrupted.
 
     Args:
       timeout_s: how long to wait for the others.
-      abort_after_s: seconds from the failure of one process to the end of the others, in which they may
-        finish what they can without it. If a process is killed, its heartbeats stop, and the others end 5 s
-        later than that. None: no monitor, and jax's heartbeat timeout (100 s).
+      abort_after_s: seconds from the failure of one process to the end of the others, in which they may finish
+        what they can without it. If a process is killed, only its missing heartbeats show it, and the others
+        end 5 s later than otherwise. None: no monitor, and jax's heartbeat timeout (100 s).
       bind: False: do not bind the process to processors.
 
     Raises:
-      ValueError: the environment variables are incomplete; names those to set.
+      ValueError: the environment variables are incomplete; the error names those to set.
       FeedError: the coordinator cannot be reached, or its port belongs to another program or another run.
-      ProcessError: a process did not arrive in time; names it.
-      RuntimeError: from jax, which has already set up its devices, so that it is too late.
+      ProcessError: a process did not arrive in time; the error names it.
+      RuntimeError: from jax, if it has already set up its devices, because it is then too late to join.
 
     Example:
       >>> import feedline
@@ -65,7 +65,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
             num_processes=info.processes,
             process_id=info.process,
             local_device_ids=info.local_devices,
-            # Otherwise jax would detect the cluster itself, and use one GPU a process even on a host with more.
+            # Otherwise jax would detect the cluster itself, and use one GPU per process even on a host with more.
             cluster_detection_method="deactivate",
             initialization_timeout=max(_JAX_AT_LEAST_S, round(deadline - time.monotonic())),
             # By default, the coordinator listens on every address of the host.

@@ -1,8 +1,8 @@
 """All processes meet at the coordinator's port before jax uses it, so that errors name what is missing.
 
 jax's service takes every connection for a process of its own run: a second run on the port ends the first, and a
-process that never comes ends process 0 by SIGABRT. So process 0 listens there first. Each of the others connects,
-sends one line, and waits for one line: that all have joined, or why not.
+process that never comes ends process 0 by SIGABRT. So process 0 first listens on the port itself. Each of the
+others connects, sends one line, and waits for a line, which says that all have joined, or why not.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _PREFIX = b"feedline: "  # of every line
 _ALL_JOINED = "all joined"
 _MISSING = "did not come in time, or ended meanwhile; read the log there, or raise initialize(timeout_s)"
 _ENDED = "process 0 ended before all had joined, or belongs to another run; read the end of its log"
-_LOOK = "look whether it runs, on that host, and whether a firewall closes the port"
-_TAKEN = "another program, perhaps another run, has that port, or it may not be used"
+_LOOK = "check that process 0 runs on that host, and that no firewall blocks the port"
+_TAKEN = "another program, perhaps another run, has that port, or this process is not allowed to use it"
 _RETRY_S = 0.2
-_LINE_S = 1.0  # for the line of a process, which it sends at once
-_CONNECT_S = 10.0  # for an attempt to connect: a firewall may drop it
+_LINE_S = 1.0  # for the line that a process sends as soon as it has connected
+_CONNECT_S = 10.0  # for an attempt to connect, which a firewall may drop
 _WARN_S = 30.0  # until a line on stderr names who is missing
 
 
 def meet(info: ProcessInfo, deadline: float) -> None:
     """Returns once all processes of the run have arrived, and leaves the coordinator's port to jax.
 
-    A `ProcessError` names those missing at the deadline (of `time.monotonic`), a `FeedError` an unusable port.
+    Raises `ProcessError` with those missing at the deadline (of `time.monotonic`), `FeedError` if the port is
+    unusable.
     """
     answer = _announce(info, deadline) if info.process else _gather(info, deadline)
     if answer != _ALL_JOINED:
@@ -52,8 +53,8 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                 _print_wait(info, f"{process_names(sorted(missing))} to join", deadline)
                 warn_at = deadline
             events = ready.select(min(warn_at, deadline) - now)
-            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # ends before arrivals
-                if key.data is not None:  # it sends nothing more, so it has ended; it may come again
+            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # first those that ended
+                if key.data is not None:  # it sends nothing after its line: it has ended, and may come again
                     ready.unregister(arrived.pop(key.data))
                     missing.add(key.data)
                     continue
@@ -66,7 +67,7 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                     arrived[process] = connection
                     missing.remove(process)
                 else:
-                    _send(connection, f"each has its own number, and {process} is taken")
+                    _send(connection, f"each must have its own number, and {process} is taken")
         answer = f"{process_names(sorted(missing))} {_MISSING}" if missing else _ALL_JOINED
         for connection in arrived.values():
             _send(connection, answer)
@@ -76,8 +77,8 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
 def _listen(info: ProcessInfo) -> socket.socket:
     """Listens where jax will: on the loopback address, or on all addresses of the host.
 
-    With SO_REUSEPORT, because `feedline launch` holds the port of its run. But gRPC shares its port in that way,
-    too, so it belongs to another run if something accepts a connection there.
+    With SO_REUSEPORT, because `feedline launch` holds the port of its run. But gRPC of another run would
+    share its port in that way, too. So the port counts as taken if something accepts a connection there.
     """
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", info.port)) == 0:
@@ -94,13 +95,13 @@ def _listen(info: ProcessInfo) -> socket.socket:
 
 
 def _announce(info: ProcessInfo, deadline: float) -> str:
-    """In another process: sends its number to process 0 once that listens, and returns the answer."""
+    """In each other process: sends its number to process 0 once process 0 listens, and returns the answer."""
     warn_at = time.monotonic() + _WARN_S
     while True:
         try:
             connection = socket.create_connection((info.host, info.port), timeout=_CONNECT_S)
             break
-        except OSError as error:  # it does not listen yet, or its host has no name yet
+        except OSError as error:  # process 0 does not listen yet, or its host name does not resolve yet
             if (now := time.monotonic()) >= deadline:
                 raise _unusable(info, f"it was not reached in time ({error}); {_LOOK}") from error
         if now >= warn_at:
@@ -139,7 +140,7 @@ def _receive(connection: socket.socket, timeout_s: float) -> bytes:
 
 def _unusable(info: ProcessInfo, found: str) -> FeedError:
     text = f"process 0 of this run listens as the coordinator at {info.coordinator}, but {found}"
-    other = f"FEEDLINE_COORDINATOR={info.host}:{info.port - 1}, or JAX_COORDINATOR_PORT under Slurm, mpirun"
+    other = f"FEEDLINE_COORDINATOR={info.host}:{info.port - 1}, or JAX_COORDINATOR_PORT under Slurm or mpirun"
     fix = f"give the run another port, in every process: {other}"
     return FeedError(f"{text}; {fix}", stage="launch", process=info.process)
 

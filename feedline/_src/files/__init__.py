@@ -1,1 +1,1 @@
-"""Bytes with a size and a version, wherever they lie: on local disk, or in a store behind a cache on disk."""
+"""Files and objects, each with a size and a version: on local disk, or in a store, with a cache on local disk."""

@@ -1,7 +1,7 @@
 """The cache on local disk: a folder with a size limit, shared by all processes and jobs of a host.
 
-The least recently used files are evicted first, except locked ones, by the time of access. It is set explicitly,
-since many file systems do not keep it.
+The least recently used files are evicted first; locked files are not evicted. The cache sets the access time of
+each file itself, since many file systems do not update it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from feedline._src.files.file import Version, check_may_open
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
-BLOCK_BYTES = 1 << 21  # larger ones delay the first shuffled batch on a slow link: each of its rows costs a block
-AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and not read yet
+BLOCK_BYTES = 1 << 21  # larger blocks would delay the first shuffled batch on a slow link: each row costs a block
+AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and have not been read yet
 _LARGEST_SEGMENT_BYTES = 1 << 26
-_SEGMENTS = 32  # at least this number of cache files fits into a cache: each is evicted whole
-_TRIES = 100  # then give up: another program deletes the folder each time just before a file is made in it
-_KEPT = 0.9  # the share of the limit that remains after an eviction, so that not every block causes one
-_STORED = 1 / 32  # after storing this share of the limit, a process counts all files: others store blocks, too
-_TOUCH_NS = 60 * 10**9  # an access within this time of the last one is not noted
+_SEGMENTS = 32  # at least so many cache files fit into a cache: a file is evicted whole
+_TRIES = 100  # before giving up: another program keeps deleting the folder just before a file is created in it
+_KEPT = 0.9  # the share of the limit that an eviction leaves, so that not every stored block causes another one
+_STORED = 1 / 32  # after storing this share of the limit, a process measures all files: others store blocks, too
+_TOUCH_NS = 60 * 10**9  # an access is recorded only if the last recorded one is longer ago
 
 
 def in_folder(folder: str, use: Callable[[], T]) -> T:
-    """Call `use`, which needs the folder, and return its result. The folder is made as often as it is missing."""
+    """Make sure that the folder exists, and return `use()`. Tries again if the folder is deleted meanwhile."""
     for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the latter is of os.makedirs
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # os.makedirs raises the latter
             os.makedirs(folder, exist_ok=True)
             return use()
     raise FileNotFoundError(errno.ENOENT, "the folder is deleted again and again, or a file lies there", folder)
@@ -48,8 +48,8 @@ class Cache:
     All methods raise a FeedError if the folder cannot be written, or too many files are open.
 
     Args:
-      limit_bytes: of all files; None: half of the sum of the free space and the cache's present size. A process
-        may exceed it by a thirty-second.
+      limit_bytes: the size limit of all files together; None: half of the sum of the free space and the cache's
+        present size. Each process may exceed the limit by a thirty-second.
     """
 
     def __init__(self, folder: str, limit_bytes: int | None) -> None:
@@ -60,22 +60,23 @@ class Cache:
         fitting = 1 << (self.limit_bytes // _SEGMENTS).bit_length() >> 1
         self.segment_bytes = min(_LARGEST_SEGMENT_BYTES, max(BLOCK_BYTES, fitting))
         self._uncounted: float = self.limit_bytes
-        """About how many bytes this process has stored since it counted the files; at first more than allowed."""
+        """About how many bytes this process has stored since it measured all files; at first so many that the
+        first call of `store` measures them."""
 
     def path(self, name: str) -> str:
         return os.path.join(self._folder, name[:2], name)
 
     def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
-        """Whether a batch that needs these bytes `ahead` batches later should not be fetched yet.
+        """Whether it is too early to fetch `needed_bytes` for the batch that is read `ahead` batches later.
 
-        The link is busy enough, or the batches until then exceed a quarter of the cache, and could be evicted
-        before they are read.
+        It is if the link is busy enough, or if the batches up to that one would fill more than a quarter of the
+        cache, so that their blocks could be evicted before they are read.
         """
         return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
 
     @contextlib.contextmanager
     def checked(self) -> Iterator[None]:
-        """Turn an OSError of the block into a FeedError that names the folder."""
+        """Turn an OSError raised in the `with` block into a FeedError that names the folder."""
         try:
             yield
         except OSError as error:
@@ -91,7 +92,7 @@ class Cache:
     # --- the limit ---
 
     def make_room(self, needed_bytes: int) -> None:
-        """Evict files for a whole one. FeedError: too many others are locked."""
+        """Evict files until a file of `needed_bytes` fits. FeedError: locked files take too much of the space."""
         with self.checked():
             kept = self._evict(max(0, self.limit_bytes - needed_bytes))
         if kept + needed_bytes > self.limit_bytes:
@@ -104,8 +105,8 @@ class Cache:
             )
 
     def store(self, size: int, write: Callable[[], None]) -> None:
-        """Call `write`, which adds these bytes to a file, and evict files if need be: all beyond the limit, and
-        half of the cache for as long as the disk is full and there is anything to evict.
+        """Call `write`, which adds `size` bytes to a file, and evict files beyond the limit. If the disk is full,
+        evict half of the cache and call `write` again, until nothing is left to evict.
         """
         with self.checked():
             while True:
@@ -125,7 +126,7 @@ class Cache:
         return sum(size for _, size, _ in self._found())
 
     def _found(self) -> Iterator[tuple[float, int, str]]:
-        """Time of the last use, space on the disk, and path of each file. Other programs may delete them."""
+        """The time of last use, the space on disk and the path of each file. Other programs may delete files."""
         with contextlib.suppress(FileNotFoundError):
             for folder in list(os.scandir(self._folder)):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -135,7 +136,7 @@ class Cache:
                             yield max(status.st_atime, status.st_mtime), status.st_blocks * 512, entry.path
 
     def _evict(self, limit: int) -> int:
-        """Delete the least recently used files, unless all fit into the limit. Returns the bytes that remain."""
+        """If all files exceed `limit` bytes, delete the least recently used ones. Returns the remaining bytes."""
         lock_path = os.path.join(self._folder, "lock")
         with in_folder(self._folder, lambda: open(lock_path, "a")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time
@@ -154,13 +155,13 @@ _caches: weakref.WeakValueDictionary[tuple[str, int | None], Cache] = weakref.We
 
 
 def cache_of(options: Store) -> Cache:
-    """The cache of a source. Sources with the same folder and limit share one, since each counts the files."""
+    """The cache of a source. Sources with equal folder and limit share one, as each `Cache` measures all files."""
     key = options.folder, options.cache_bytes
     return _caches.get(key) or _caches.setdefault(key, Cache(*key))
 
 
 def touch(file: int | str) -> Version:
-    """Note that a file is in use, so that it is not evicted soon. Returns its version, which stays the same."""
+    """Record a use of a file, so that it is not evicted soon. Returns the file's version, which stays equal."""
     status, now = os.stat(file), time.time_ns()
     if now - max(status.st_atime_ns, status.st_mtime_ns) > _TOUCH_NS:
         os.utime(file, ns=(now, status.st_mtime_ns))
@@ -168,7 +169,7 @@ def touch(file: int | str) -> Version:
 
 
 def lock_alone(descriptor: int) -> bool:
-    """Lock a file exclusively, unless somebody has locked it. Returns whether it is locked now."""
+    """Try to lock a file exclusively, without waiting. Returns whether that succeeded."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -176,7 +177,7 @@ def lock_alone(descriptor: int) -> bool:
 
 
 def _delete(path: str) -> bool:
-    """Delete a file that nobody has locked. Returns whether it is gone."""
+    """Delete a file, unless it is locked. Returns whether it is gone."""
     try:
         with open(path, "rb") as file:
             if not lock_alone(file.fileno()):

@@ -1,12 +1,12 @@
 """`CachedRange`: bytes of an object, kept in one file of the cache, and fetched in blocks of 2 MiB.
 
-The file is sparse, and filled in any order and by any process. First comes the data, then one entry per block (a
-mark and its CRC-32, written after the block), then an id. So truncating a file destroys its id, and a killed
-process leaves no mark for half a block. A file without an id, or with a wrong checksum, is deleted. Files are
-opened for each read, so that a deleted one gives its space back.
+The file is sparse; any process may fill any block, in any order. The file holds first the data, then one entry per
+block (a mark and the block's CRC-32, written after the block), then an id. So truncating a file destroys its id,
+and a killed process leaves no mark for a half-written block. A file without an id, or with a wrong checksum, is
+deleted. Files are opened for each read, and closed after it, so that deleting a file frees its space.
 
 A library that opens files by path needs a *whole file*: a complete cache file, truncated after the data and
-renamed. Its modification time is set to 1970, so that any later write shows.
+renamed. Its modification time is set to 1970, so that any later write is noticed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from feedline._src.files.file import Descriptor, Indices, OpenFile, pread
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
 _BLOCKS_A_REQUEST = REQUEST_BYTES // BLOCK_BYTES
-_TRIES = 100  # then give up: another program changes the files of the cache during each read
-_WHOLE_NS = 10**9
+_TRIES = 100  # before giving up: another program changes the files of the cache during each read
+_WHOLE_NS = 10**9  # the modification time of whole files
 
 
 class CacheFile(Descriptor):
     """An open cache file with `size` bytes of data.
 
     Attributes:
-      id: random bytes that the file had when opened; b"" if new or truncated.
-      verified: bool[blocks]: those of the file with this id that this process has written or compared with their
-        checksums.
+      id: the random id that the file had when it was opened; b"" if the file was new or truncated.
+      verified: bool[blocks]: which blocks of the file with this id this process has written, or compared with
+        their checksums.
     """
 
     def __init__(self, path: str, descriptor: int, size: int) -> None:
@@ -62,17 +62,17 @@ class CacheFile(Descriptor):
         return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
 
     def begin(self) -> None:
-        """Give a new file its id, and so its length, by one system call: others may have it open."""
+        """Write the id of a new file, and so set its length: one system call, as others may have the file open."""
         self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
         os.pwrite(self.descriptor, self.id, self._id_at)
 
     @property
     def is_intact(self) -> bool:
-        """Whether nobody has truncated it. If so, what was read before is right."""
+        """Whether the file still has its id, so nobody has truncated it, and what was read before is right."""
         return self.id != b"" and self._read_id() == self.id
 
     def block(self, block: int) -> bytes | None:
-        """A block; None: not stored, or with a wrong checksum, and the file was deleted."""
+        """The data of a block. None if it is not stored, or if its checksum is wrong; then the file is deleted."""
         entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
             return None
@@ -94,14 +94,14 @@ class CacheFile(Descriptor):
         self.verified[block] = True
 
     def delete(self) -> None:
-        """Delete the file, unless another one lies at its path."""
+        """Delete the file, unless its path leads to another file by now."""
         with contextlib.suppress(OSError):
             if self.lies_at(self.path):
                 os.unlink(self.path)
 
 
 class CachedRange:
-    """Bytes `start` to `stop` of a version of an object. Thread-safe; errors: see `Cache`."""
+    """Bytes `start` to `stop` of one version of an object. Thread-safe. For errors, see `Cache`."""
 
     def __init__(self, cache: Cache, stored: RemoteObject, start: int, stop: int) -> None:
         self._cache, self._object, self._start, self.size = cache, stored, start, stop - start
@@ -109,13 +109,13 @@ class CachedRange:
         self.path = cache.path(hashlib.sha256(text.encode()).hexdigest()[:40])
         self.blocks = range(-(-self.size // BLOCK_BYTES))
         self._verified = b"", np.zeros(len(self.blocks), bool)
-        """The id of the file, and its verified blocks: two threads may have different files open, if one of them
-        was deleted."""
-        self._requests: InFlight[int, None] = InFlight()  # by their blocks
+        """The id of the file that was opened last, and its verified blocks. If a file was deleted, a thread may
+        still have that one open while another thread opens a new one."""
+        self._requests: InFlight[int, None] = InFlight()  # by block
 
     @property
     def verified(self) -> npt.NDArray[np.bool_]:
-        """bool[blocks]: which are in the cache as far as this process knows, without a look into the file."""
+        """bool[blocks]: the blocks that this process knows to be in the cache, without opening the file."""
         if self._verified[0] and not os.path.exists(self.path):
             self._verified = b"", np.zeros(len(self.blocks), bool)
         return self._verified[1]
@@ -123,19 +123,19 @@ class CachedRange:
     # --- the file ---
 
     def find(self) -> CacheFile | None:
-        """The file of the cache; None: there is none."""
+        """Open the cache file. None if there is none."""
         with self._cache.checked(), contextlib.suppress(FileNotFoundError):
             found = CacheFile(self.path, os.open(self.path, os.O_RDWR | os.O_CLOEXEC), self.size)
             touch(found.descriptor)
             if found.id:
                 return self._recognized(found)
-            if os.stat(found.descriptor).st_size:  # else somebody is about to call `begin`
+            if os.stat(found.descriptor).st_size:  # an empty file is new: somebody is about to call `begin`
                 found.delete()
         self._verified = b"", np.zeros(len(self.blocks), bool)
         return None
 
     def open(self) -> CacheFile:
-        """The file of the cache, which is made if there is none."""
+        """Open the cache file, and create it if there is none."""
         found = self.find()
         if found is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -147,7 +147,7 @@ class CachedRange:
         return self._recognized(found)
 
     def _recognized(self, file: CacheFile) -> CacheFile:
-        """The file with the blocks that are known to be right, if it is the one that was opened before."""
+        """Return `file`. If it is the one that was opened last, it gets the blocks that were verified then."""
         id, verified = self._verified
         if id == file.id:
             file.verified = verified
@@ -156,7 +156,7 @@ class CachedRange:
         return file
 
     def cached(self, offsets: Indices, lengths: Indices) -> list[bytes] | None:
-        """Parts of the range, none of which end beyond it; None: some are not in the cache."""
+        """Read parts, which must end within the range, from the cache. None if the cache lacks some of them."""
         if file := self.find():
             blocks = blocks_of(offsets, offsets + lengths).tolist()
             found = file.read(offsets, lengths) if all(map(file.has, blocks)) else None
@@ -165,7 +165,7 @@ class CachedRange:
         return None
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
-        """Parts of the range, none of which end beyond it. Those that are not in the cache are fetched."""
+        """Read parts, which must end within the range. Blocks that are not in the cache are fetched."""
         for _ in range(_TRIES):
             if (found := self.cached(offsets, lengths)) is not None:
                 return found
@@ -173,26 +173,26 @@ class CachedRange:
         raise self.unstable(_TRIES)
 
     def unstable(self, times: int) -> FeedError:
-        """The error for files that other programs change all the time."""
+        """The error for cache files that other programs keep changing."""
         return FeedError(
-            "the files of a cache must stay as they are for as long as a read takes, and those of "
+            "the files of a cache must stay as they are during a read, and those of "
             f"{self._object.url} were changed {times} times; look for the program that writes to them",
             stage="read",
             file=str(self._object.url),
         )
 
     def write(self, blocks: Sequence[int], data: bytes) -> None:
-        """Write adjacent blocks, and evict other files if need be."""
+        """Write adjacent blocks, and evict other files if necessary."""
         file, view = self.open(), memoryview(data)
         for i, block in enumerate(blocks):
             part = view[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
             self._cache.store(len(part), functools.partial(file.write_block, block, part))
 
     def whole(self) -> OpenFile:
-        """The whole file of a range of all bytes, locked against eviction for as long as it is open.
+        """The whole file of the object; the range must have all its bytes. While open, the file is not evicted.
 
-        One process of the host fetches it, and others wait. FeedError: also if there is no room for it beside
-        other locked files.
+        One process of the host fetches the file, and the others wait. FeedError: also if the cache has no room
+        for it beside other locked files.
         """
         path = f"{self.path}.whole"
         for _ in range(_TRIES):
@@ -207,19 +207,19 @@ class CachedRange:
             try:
                 if not lock_alone(file.descriptor):
                     fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # waits for the process that fetches it
-                elif file.lies_at(self.path) and not os.path.exists(path):  # it may have been made meanwhile
+                elif file.lies_at(self.path) and not os.path.exists(path):  # another process may have made it
                     self._make_whole(file, path)
-            finally:  # at once: whoever keeps an error keeps the descriptor, by its traceback
+            finally:  # closing would unlock it, too, but the traceback of a kept exception keeps it open
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
         raise self.unstable(_TRIES)
 
     def _make_whole(self, file: CacheFile, path: str) -> None:
-        """Fetch all blocks, and turn the file into a whole one, unless somebody has deleted it."""
+        """Fetch all blocks, and turn the cache file into a whole file, unless somebody has deleted it."""
         self._cache.make_room(self.size - os.fstat(file.descriptor).st_blocks * 512)
         try:
             self.fetch_all(self.blocks)
         finally:
-            self.cancel()  # an interrupt of this thread stops its requests
+            self.cancel()  # so that an interrupt of this thread also stops its requests
         if file.lies_at(self.path) and all(map(file.has, self.blocks)) and file.is_intact:
             with self._cache.checked(), contextlib.suppress(FileNotFoundError):
                 os.ftruncate(file.descriptor, self.size)
@@ -229,9 +229,9 @@ class CachedRange:
     # --- fetch ---
 
     def fetch(self, blocks: Iterable[int]) -> list[concurrent.futures.Future[None]]:
-        """Start to fetch these ascending blocks, except those known by this process to be in the cache.
+        """Start fetching these ascending blocks, except blocks that this process knows to be in the cache.
 
-        Returns the requests, including those for blocks that were being fetched.
+        Returns the requests, including earlier ones for blocks that are already in flight.
         """
         verified = self.verified
         missing = [block for block in blocks if not verified[block]]
@@ -246,15 +246,15 @@ class CachedRange:
             result_of(request, self._object.url)
 
     def is_near(self, block: int) -> bool:
-        """Whether a block is in the cache, or is being fetched."""
+        """Whether a block is known to be in the cache, or is in flight."""
         return bool(self.verified[block]) or block in self._requests
 
     def cancel(self) -> None:
-        """Give up what is being fetched."""
+        """Cancel the requests in flight."""
         self._requests.cancel()
 
     async def _fetch_missing(self, blocks: Sequence[int]) -> None:
-        """Put adjacent blocks into the cache, unless another process has done so."""
+        """Fetch adjacent blocks into the cache, except blocks that another process has stored already."""
 
         def find() -> list[int]:
             file = self.open()
@@ -266,7 +266,7 @@ class CachedRange:
             await self._fetch(some)
 
     def read_all(self) -> bytes | None:
-        """All bytes; None if some of them are not in the cache."""
+        """Read all bytes from the cache. None if the cache lacks some of them."""
         if self.size == 0:
             return b""
         file = self.find()
@@ -276,14 +276,14 @@ class CachedRange:
         return b"".join(parts) if is_there else None
 
     async def all(self) -> bytes:
-        """All bytes, from the cache, or else fetched and put there."""
+        """All bytes, from the cache if it has all of them; else they are fetched and stored there."""
         found = await asyncio.to_thread(self.read_all)
         if found is None:
             found = b"".join(await gathered(map(self._fetch, _requests(self.blocks))))
         return found
 
     async def _fetch(self, blocks: Sequence[int]) -> bytes:
-        """Fetch adjacent blocks, and put them into the cache."""
+        """Fetch adjacent blocks, store them in the cache, and return their bytes."""
         at, end = blocks[0] * BLOCK_BYTES, min((blocks[-1] + 1) * BLOCK_BYTES, self.size)
         data = await self._object.fetch(self._start + at, self._start + end)
         await asyncio.to_thread(self.write, blocks, data)
@@ -291,7 +291,7 @@ class CachedRange:
 
 
 def blocks_of(starts: Indices, stops: Indices) -> Indices:
-    """The ascending numbers of the blocks with these bytes."""
+    """The numbers, ascending, of the blocks that hold bytes `starts[i]` to `stops[i]` of any i."""
     starts, stops = starts[stops > starts], stops[stops > starts]
     first, last = starts // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES
     longest = int((last - first).max(initial=0))
@@ -299,6 +299,6 @@ def blocks_of(starts: Indices, stops: Indices) -> Indices:
 
 
 def _requests(blocks: Iterable[int]) -> Iterator[list[int]]:
-    """Ascending blocks, in runs of adjacent ones that one request fetches."""
+    """Split ascending blocks into runs of adjacent blocks, each of which one request fetches."""
     runs = itertools.groupby(enumerate(blocks), lambda each: (each[1] // _BLOCKS_A_REQUEST, each[1] - each[0]))
     return ([block for _, block in run] for _, run in runs)

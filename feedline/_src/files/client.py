@@ -1,4 +1,4 @@
-"""Requests to a store by obstore: retried while their errors are transient, refused at other errors."""
+"""Requests to a store through obstore. Transient errors are retried; other errors are raised."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from feedline._src.files.store import Url
 _log = logging.getLogger("feedline")
 T = TypeVar("T")
 _SETTLED_S = 60.0
-"""A date names a whole second, in which an object may be written twice. One that is older than a minute can be no
-date of a later version, even if the clocks of the store and of this machine differ (RFC 7232, 2.2.2)."""
+"""A date is precise to one second, in which an object may be written twice. But no later version can have a date
+that is older than a minute, even if the clocks of the store and of this machine differ (RFC 7232, 2.2.2)."""
 _PROGRESS_BYTES = 1 << 18
-"""The progress of an answer within the patience: 64 requests that share a link of 1 MB/s get as much in 17 s."""
+"""An answer must grow by so much within the patience: 64 requests that share a link of 1 MB/s do so in 17 s."""
 _SHORTEST_S = 5.0
-"""The least time for that. A shorter patience is about errors."""
+"""The least time for such progress. A shorter patience limits only how long errors may last."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_UNREACHABLE_S = 10.0  # the most patience for a store that was never reached, whose address may be wrong
+_UNREACHABLE_S = 10.0  # the most patience with a store that was never reached: its address may be wrong
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 _WAIT = (
     "check the network and the store, or wait longer with feedline.Store(patience_s=...). The feed can be built "
@@ -39,14 +39,14 @@ _WAIT = (
 )
 _FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
 _CLIENT: dict[str, Any] = {
-    "allow_http": True,  # an endpoint of another scheme than https is there only if the user names it
+    "allow_http": True,  # used only if the user names an http endpoint
     "connect_timeout": datetime.timedelta(seconds=5),
-    "read_timeout": datetime.timedelta(seconds=20),  # between two packets, so that a slow link is no error
+    "read_timeout": datetime.timedelta(seconds=20),  # from packet to packet, so that a slow link is no error
     "timeout": datetime.timedelta(minutes=30),
     "pool_idle_timeout": datetime.timedelta(seconds=60),
 }
 _TRANSIENT = (408, 416, 425, 429)
-"""Statuses of requests that may succeed later; 416 (no such range) if the object has the same version."""
+"""4xx statuses of requests that may succeed later; 416 (no such range) only if the object was not replaced."""
 _STATUS = re.compile(r"\b([45]\d\d) ([A-Z][a-z]+(?: [A-Z][a-z]+)*)")
 _CAUSES = {
     "dns error": "the name of the host does not resolve",
@@ -58,7 +58,7 @@ _CAUSES = {
     "incompletemessage|body error": "the connection was cut",
     "sending request": "sending the request failed",
 }
-"""What obstore's errors say of the network, in lower case, and what it means: causes before their effects."""
+"""Patterns in obstore's errors (in lower case) and what they mean. Causes come before their effects."""
 
 
 class Listed(NamedTuple):
@@ -77,11 +77,11 @@ class UnreachableError(TransientError):
 
 
 class Client:
-    """Requests to one bucket or host. Credentials are those that obstore finds: environment, files, instance.
+    """Requests to one bucket or host. obstore finds the credentials: in the environment, files or the instance.
 
-    A request is repeated while its errors are transient. It raises FileNotFoundError if there is no such object
-    or bucket, and FeedError otherwise: also after errors, or no progress of 256 KiB, for longer than `patience_s`,
-    and after 10 s without a connection before the first answer.
+    A request is repeated after transient errors. It raises FileNotFoundError if there is no such object or bucket,
+    and a FeedError at any other failure: also if errors, or too little progress (less than 256 KiB), last longer
+    than `patience_s`, and if no connection is made for 10 s before the first answer.
     """
 
     def __init__(self, base: str, patience_s: float) -> None:
@@ -94,29 +94,29 @@ class Client:
             ) from error
         self._base, self._patience_s, self._hedging = base, patience_s, Hedging()
         self._warned = -math.inf
-        self._answered = False  # later trouble with the connection or the credentials is transient
+        self._answered = False  # once True, trouble with the connection or the credentials is transient
         try:
-            # retries are ours: they are counted, and stop when the interpreter ends
+            # no retries by obstore: this class counts its own, and they stop when the interpreter exits
             self._store = from_url(base, client_options=_CLIENT, retry_config={"max_retries": 0})
-        except Exception as error:  # noqa: BLE001  of many types, from the library
+        except Exception as error:  # noqa: BLE001  obstore raises many types
             rule = "must be described by the environment of this process"
             raise self._refused(rule, _reason(error), "") from None
 
     async def version(self, key: str) -> Version:
-        """The present version of an object, a strong one."""
+        """The present version of an object. FeedError: also if it is not strong (`Version.check_strong`)."""
         return await self._patiently(key, functools.partial(self._version, key))
 
     async def _version(self, key: str) -> Version:
         request = self._obstore.get_async(self._store, key, options={"head": True})
         found = await self._asked(key, request)
         if str(found.attributes.get("Content-Type", "")).startswith("text/html"):
-            raise self._refused("must answer with data", "a page (text/html), such as one to sign in", key)
+            raise self._refused("must answer with data", "a web page (text/html), such as a sign-in page", key)
         version = _version_in(found.meta)
         version.check_strong(f"{self._base}/{key}")
         return version
 
     async def get(self, key: str, start: int, stop: int, version: Version) -> bytes:
-        """Bytes `start` to `stop` of an object of this version. FeedError: also if it was replaced."""
+        """Bytes `start` to `stop` of an object. FeedError: also if the object has another version by now."""
         request = functools.partial(self._get, key, start, stop, version)
         data = await self._patiently(key, functools.partial(self._hedging.first, stop - start, request))
         fetcher().counts.fetched_bytes += len(data)
@@ -150,7 +150,7 @@ class Client:
         return sorted(each for each in found if each.url.key.startswith(prefix))
 
     async def folders(self, prefix: str) -> list[str]:
-        """The names of the folders in a folder, sorted."""
+        """The names of the folders directly in the folder `prefix`, sorted."""
         return await self._patiently(prefix, functools.partial(self._folders, prefix))
 
     async def _folders(self, prefix: str) -> list[str]:
@@ -159,13 +159,13 @@ class Client:
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     async def _each(self, key: str, stream: AsyncIterator[T]) -> AsyncIterator[T]:
-        """The parts of a stream, each of which must arrive within the patience."""
+        """The parts of a stream. Each part must arrive within the patience."""
         with contextlib.suppress(StopAsyncIteration):
             while True:
                 yield await self._asked(key, anext(stream))
 
     async def _asked(self, key: str, request: Awaitable[T]) -> T:
-        """The answer to a request. Its errors are those of this class, or transient."""
+        """The answer to a request. Raises the errors of this class, or a TransientError."""
         limit_s = max(self._patience_s, _SHORTEST_S)
         try:
             async with asyncio.timeout(limit_s):
@@ -174,13 +174,13 @@ class Client:
             raise TransientError(f"no progress in {limit_s:g} s") from None
         except StopAsyncIteration:
             raise
-        except Exception as error:  # noqa: BLE001  of many types, from the library
+        except Exception as error:  # noqa: BLE001  obstore raises many types
             raise self._meaning(error, key) from None
         self._answered = True
         return found
 
     async def _patiently(self, key: str, request: Callable[[], Awaitable[T]]) -> T:
-        """The result of `request`, which is repeated while its errors are transient."""
+        """The result of `request`, which is called again after transient errors, within the patience."""
         name, failing_since, pause = f"{self._base}/{key}", None, _FIRST_PAUSE_S
         while True:
             try:
@@ -217,7 +217,7 @@ class Client:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _meaning(self, error: Exception, key: str) -> Exception:
-        """What an error of obstore says of the request for a key."""
+        """The error to raise for an error of obstore at a request for `key`."""
         kind, text, reason = type(error).__name__, str(error), _reason(error)
         is_unreachable = "ConnectError(" in text or "kind: Connect" in text
         status = int(found[1]) if (found := _STATUS.search(text)) else 0
@@ -230,7 +230,7 @@ class Client:
         said = text.replace(f"/{key}", "").replace(f"/{self._base.rpartition('/')[2]}", "").lower()
         may_not = kind in ("PermissionDeniedError", "UnauthenticatedError")
         if kind == "NotSupportedError":
-            reason = "an answer that is no range, such as a page to sign in"
+            reason = "an answer that is not a range, such as a sign-in page"
         for is_broken, rule in (
             (status == 405, "must answer HEAD requests, which ask for size and version"),
             (may_not or ("credential" in said and not self._answered), "must let this process read it"),
@@ -269,23 +269,23 @@ class RemoteObject(NamedTuple):
     patience_s: float
 
     async def fetch(self, start: int, stop: int) -> bytes:
-        """Its bytes from `start` to `stop`. Errors: see `Client.get`."""
+        """Bytes `start` to `stop` of the object. Errors: see `Client.get`."""
         return await client_of(self.url.base, self.patience_s).get(self.url.key, start, stop, self.version)
 
 
 def _version_in(meta: Any) -> Version:
-    """The version that a listing or an answer names."""
+    """The version of an object, from its entry in a listing or the metadata of an answer."""
     given, date, size = meta["e_tag"] or "", meta["last_modified"].replace(microsecond=0), int(meta["size"])
-    tag = given.strip('"')  # some stores leave quotes out of either a listing or an answer
-    is_date = tag == f"{int(date.timestamp()):x}-{size:x}"  # nginx
+    tag = given.strip('"')  # some stores put quotes around it only in listings, or only in answers
+    is_date = tag == f"{int(date.timestamp()):x}-{size:x}"  # nginx's tag is only date and size
     if tag and not given.startswith("W/") and not is_date:
         return Version(size, tag)
-    is_settled = 0 < date.timestamp() < time.time() - _SETTLED_S  # obstore: 1970 if the store gives none
+    is_settled = 0 < date.timestamp() < time.time() - _SETTLED_S  # obstore gives 1970 if the store names no date
     return Version(size, str(date) if is_settled else "")
 
 
 def _reason(error: Exception) -> str:
-    """What happened, in words that hold no address and no credentials: the library's text may hold both."""
+    """What happened, in words without address and credentials; obstore's text may contain both."""
     text = str(error)
     if status := _STATUS.search(text):
         return f"{status[1]} {status[2]}"

@@ -1,4 +1,4 @@
-"""The thread that runs all requests of a process to stores, and counts them."""
+"""The thread that runs and counts all requests of this process to stores."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from feedline._src.runtime.exit import check_may_read, close_at_exit
 K = TypeVar("K")
 T = TypeVar("T")
 AT_ONCE = 64
-"""Requests in flight. Half as many of twice the size would hold as much memory, and give half the bytes/s."""
-REQUEST_BYTES = 1 << 22  # the largest request, and what one in flight takes of memory
-MOST = 2 * AT_ONCE  # requests that wait or are in flight: more are not fetched ahead
+"""The most requests in flight. Half as many of twice the size would need as much memory, for half the bytes/s."""
+REQUEST_BYTES = 1 << 22  # the largest request; one in flight takes as much memory
+MOST = 2 * AT_ONCE  # once so many requests wait or are in flight, nothing more is fetched ahead
 
 
 @dataclasses.dataclass
@@ -37,10 +37,10 @@ class Counts:
 
 
 class Fetcher:
-    """Runs requests on one thread, which starts with the first of them.
+    """Runs requests on one thread, which the first request starts.
 
-    Any thread calls `run`. The thread is a daemon; when the interpreter exits, `runtime.exit` calls `close`,
-    because obstore ends the process with an abort if an answer arrives while the interpreter finalises.
+    Any thread may call `run`. The thread is a daemon; when the interpreter exits, `runtime.exit` calls `close`,
+    because obstore aborts the process if an answer arrives while the interpreter finalises.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class Fetcher:
         self._thread: threading.Thread | None = None
         self._running: set[concurrent.futures.Future[Any]] = set()
         self.slots: asyncio.Semaphore
-        """One for each request in flight. Of the thread only."""
+        """Each request in flight holds one. Only the fetcher's thread uses it."""
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the thread."""
+        """Run a coroutine on the fetcher's thread."""
         with self._lock:
             try:
                 self.check_may_run()
@@ -72,13 +72,13 @@ class Fetcher:
         return future
 
     def check_may_run(self) -> None:
-        """Raise a FeedError at the exit of the interpreter, and in a fork, where no request would ever end."""
+        """Raise a FeedError while the interpreter exits, and in a forked child, where no request would end."""
         if self._closed:
             raise FeedError("no object can be read while the interpreter exits", stage="read")
         if self._forked:
             raise FeedError(
                 "the threads that read stores do not survive a fork, and this process was forked from one "
-                'that had read one; start it by multiprocessing.get_context("spawn")',
+                'that had read a store; start it with multiprocessing.get_context("spawn")',
                 stage="read",
             )
 
@@ -92,17 +92,17 @@ class Fetcher:
         for task in (tasks := asyncio.all_tasks(self._loop)):
             task.cancel()
         self._loop.run_until_complete(asyncio.wait([self._loop.create_task(asyncio.sleep(0.05)), *tasks]))
-        self._loop.close()  # the last answers have arrived
+        self._loop.close()  # by now the last answers have arrived
 
     def close(self) -> None:
-        """Cancel all requests. Later ones are refused."""
+        """Cancel all requests, and refuse later ones."""
         with self._lock:
             self._closed = True
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the thread. Returns its name if it is still alive."""
+        """Wait for the thread. Returns the thread's name if it is still alive."""
         if self._thread is None:
             return None
         self._thread.join(timeout_s)
@@ -115,13 +115,13 @@ def fetcher() -> Fetcher:
 
 
 def counted() -> dict[str, float] | None:
-    """The `Counts` by name; None: no store was read."""
+    """The fields of `Counts` by name; None if no store was read."""
     counts = vars(fetcher().counts)
     return dict(counts) if any(counts.values()) else None
 
 
 def _forked() -> None:
-    """Refuse requests in a forked child, which has neither our thread nor those of obstore."""
+    """Refuse requests in a forked child, which has neither the fetcher's thread nor obstore's threads."""
     used = fetcher()._loop is not None or fetcher()._forked
     fetcher.cache_clear()
     fetcher()._forked = used
@@ -131,15 +131,15 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def result_of(request: concurrent.futures.Future[T], name: object) -> T:
-    """Wait for the result of a request. Errors of a store and of the disk are a FeedError, never a bad row."""
-    fetcher().check_may_run()  # a fork would wait for ever for requests of its parent
+    """Wait for the result of a request. Errors of a store or the disk are a FeedError, never a bad row."""
+    fetcher().check_may_run()  # a forked child would wait for ever for requests of its parent
     began = time.monotonic()
     try:
         return request.result()
     except FeedError:
         raise
     except FileNotFoundError:
-        found = "it is not there any more; put it back, or build a new feed over what is there"
+        found = "it is not there any more; put it back, or build a new feed over the objects that are there"
     except concurrent.futures.CancelledError:
         check_may_read()
         found = "its source was closed during a read"
@@ -154,10 +154,10 @@ def result_of(request: concurrent.futures.Future[T], name: object) -> T:
 
 
 class InFlight(Generic[K, T]):
-    """Requests in flight by what they fetch, so that what several threads need is fetched once. Thread-safe."""
+    """Requests in flight, by key of what they fetch. What several threads need is fetched once. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a request may be done before its callback is added
+        self._lock = threading.RLock()  # reentrant: if a request is already done, adding `_done` calls it at once
         self._requests: dict[K, concurrent.futures.Future[T]] = {}
 
     def __contains__(self, key: K) -> bool:
@@ -166,8 +166,8 @@ class InFlight(Generic[K, T]):
     def start(
         self, keys: Sequence[K], begin: Callable[[list[K]], Iterable[tuple[list[K], Coroutine[Any, Any, T]]]]
     ) -> dict[K, concurrent.futures.Future[T]]:
-        """The requests for these keys. Those that are not in flight are the coroutines that `begin` returns for
-        their keys, each with the keys that it fetches."""
+        """The requests for these keys. `begin` gets the keys that are not in flight yet, and returns coroutines
+        that fetch them, each with the keys that it fetches; these coroutines are started."""
         with self._lock:
             found = {key: self._requests[key] for key in keys if key in self._requests}
             for some, coroutine in begin([key for key in dict.fromkeys(keys) if key not in found]):
@@ -185,7 +185,7 @@ class InFlight(Generic[K, T]):
                     del self._requests[key]
 
     def cancel(self) -> None:
-        """Give up all requests."""
+        """Cancel all requests."""
         with self._lock:
             requests = set(self._requests.values())
         for request in requests:
@@ -193,7 +193,7 @@ class InFlight(Generic[K, T]):
 
 
 async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all. If one fails, the others are cancelled. None goes on afterwards."""
+    """The results of all requests. If one fails, the others are cancelled. No request outlives this call."""
     tasks = [asyncio.ensure_future(request) for request in requests]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""`File`: the bytes of one version of a local file; versions, open descriptors in an LRU cache, and errors."""
+"""`File`: the bytes of one version of a local file. Also versions, an LRU cache of open files, and errors."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 OPEN_FILES = 64
 _MERGED_BYTES, _MERGED_GAP_BYTES, _MERGED_PART_BYTES = 1 << 22, 1 << 12, 1 << 15
-"""Limits of a merged read, its gaps and its parts. It saves a system call per part, and copies each once more."""
+"""Limits of a merged read, its gaps and its parts. Merging saves a system call per part, but copies each again."""
 
 
 class Version(NamedTuple):
     """What changes when a file or an object is replaced or written to.
 
     Attributes:
-      stamp: a local file's time of modification in ns. An object's strong ETag, else the date of its last
-        modification; "" if it has neither. Equal on all machines.
-      inode: device and number of a local file.
+      stamp: of a local file, the modification time in ns; of an object, the strong ETag, or else the date of its
+        last modification, or "" if it has neither. Equal on all machines.
+      inode: the device and the inode number of a local file.
     """
 
     size_bytes: int
@@ -44,7 +44,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, file: str | int) -> Version:
-        """The present version of the local file at a path, or of an open descriptor. OSError if there is none."""
+        """The present version of the local file at a path or of an open descriptor. OSError: there is no file."""
         found = os.stat(file)
         return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
@@ -56,7 +56,7 @@ class Version(NamedTuple):
             raise changed(path, f"it cannot be found any more ({error.strerror})") from error
 
     def compare(self, now: Version | None, name: str) -> None:
-        """Raise a FeedError that says what differs, if anything does. `now`: None if there is no such file."""
+        """If `now` is another version, or None (no such file), raise a FeedError that says what differs."""
         if now == self:
             return
         if now is None:
@@ -70,11 +70,11 @@ class Version(NamedTuple):
         raise changed(name, found)
 
     def check_strong(self, name: str) -> None:
-        """Raise a FeedError if the object could be replaced without anybody noticing."""
+        """Raise a FeedError if the object could be replaced unnoticed."""
         if not self.stamp:
             raise FeedError(
-                "an object must have a version, so that it is noticed if it is replaced: a strong ETag, or a date "
-                f"of modification that is a minute old; and {name} has neither. If it was just written, wait a "
+                "an object must have a version, so that a replacement is noticed: a strong ETag, or a date of "
+                f"modification that is a minute old; and {name} has neither. If it was just written, wait a "
                 "minute and open it again; else copy it to a store with strong ETags, or download it",
                 stage="read",
                 file=name,
@@ -82,22 +82,21 @@ class Version(NamedTuple):
 
 
 class File:
-    """Bytes of one version of a local file, or of an object in a store (`RemoteFile`). All methods are thread-
-    safe.
+    """Bytes of one version of a local file, or of an object in a store (`RemoteFile`). Thread-safe.
 
     Attributes:
       name: its path or address as the user gave it, for errors.
       version: what changes when it is replaced or written to.
-      open_files: those of the source, in an LRU cache; also of indices of its files.
+      open_files: the open files of the source, in an LRU cache; also the open indices of these files.
 
     Args:
       version: the expected one; None: the present one.
-      opened: the open files of the source, in an LRU cache.
+      opened: the `open_files` of the source; None: an LRU cache of its own.
       place: the absolute path, since a process may change its working directory; None: where `name` leads now.
 
     Raises:
       FileNotFoundError, OSError, ValueError: see `opening`.
-      FeedError: it has another version.
+      FeedError: the file has another version.
     """
 
     in_store = False
@@ -125,10 +124,10 @@ class File:
         self._memory: Bytes | None = None
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
-        """The bytes at each offset, fewer where the file ends. Parts may overlap, in any order.
+        """The bytes at each offset, fewer at the end of the file. Parts may overlap, and come in any order.
 
-        FeedError: it was changed or deleted, or its store cannot be read. OSError, MemoryError: of the disk; a
-        part is too large.
+        FeedError: the file was changed or deleted, or its store cannot be read. OSError: the disk cannot be read.
+        MemoryError: a part is too large.
         """
         file = self.open_files.get(self.place, lambda: OpenFile(self.place, self.version))
         found = file.read(offsets, lengths)
@@ -136,11 +135,12 @@ class File:
         return found
 
     def read_rows(self, offsets: Indices, out: Bytes) -> None:
-        """Write the bytes at offsets[i] to out[i], a contiguous uint8[k, row bytes]. Errors: see `read`;
-        FeedError: the file ends before a row does.
-        """
+        """Write the bytes at offsets[i] to out[i]; `out` is a contiguous uint8[k, row bytes].
+
+        Errors: see `read`. FeedError: also if the file ends before a row does."""
         length = out.shape[1]
-        firsts = np.append(0, np.flatnonzero(np.diff(offsets) != length) + 1)[: len(offsets)]  # of adjacent rows
+        # runs of adjacent rows
+        firsts = np.append(0, np.flatnonzero(np.diff(offsets) != length) + 1)[: len(offsets)]
         ends = np.append(firsts[1:], len(offsets))[: len(firsts)]
         runs = self.read(offsets[firsts], (ends - firsts) * length)
         for first, end, data in zip(firsts.tolist(), ends.tolist(), runs, strict=True):
@@ -150,11 +150,11 @@ class File:
             rows[:] = np.frombuffer(data, np.uint8)
 
     def memory(self) -> Bytes | None:
-        """All bytes as mapped memory, read-only; None of an object while the cache lacks some of it.
+        """All bytes as mapped memory, read-only. None for an object while the cache lacks some of its bytes.
 
-        Another process may truncate what is mapped: a read beyond the end is SIGBUS, so only the gather in C,
-        which survives it, may read this memory, or code that calls `check_open` before, and accepts the rest of
-        that danger.
+        If another process truncates the mapped file, a read beyond its new end raises SIGBUS. The gather in C
+        survives that. Other code may read this memory only if it calls `check_open` before, and accepts the
+        danger that remains.
         """
         if self._memory is None:
             try:
@@ -167,24 +167,24 @@ class File:
         return self._memory
 
     def with_path(self, use: Callable[[str], T]) -> T:
-        """What `use` returns for a local path of all bytes. Errors: see `read`.
+        """Call `use` with the path of a local file that has all bytes, and return the result. Errors: see `read`.
 
-        An object is fetched whole, and stays in the cache as long as this `File`. If its file was deleted or
-        written to meanwhile, `use` is called again with the path of a new file, which is another str.
+        An object is fetched whole, and stays in the cache until this `File` is closed or garbage collected. If its
+        cache file is deleted or changed meanwhile, `use` is called again with a new path, which is another str.
         """
         return use(self.place)
 
     def open(self, sequential: bool = False) -> BinaryIO:
-        """A file object of the bytes, for one thread. If it is `sequential`, an object is fetched ahead."""
+        """A file object of the bytes, for one thread. `sequential`: fetch an object ahead of the reader."""
         opened = OpenFile(self.place, self.version)
         return os.fdopen(os.dup(opened.descriptor), "rb")
 
     def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some (offset, length), for headers and digests. Of an object only these are fetched."""
+        """The bytes of each (offset, length), for headers and digests. A large object is not fetched whole."""
         return self.start_samples(ranges)()
 
     def start_samples(self, ranges: list[tuple[int, int]]) -> Callable[[], list[bytes]]:
-        """Begin to fetch `samples`. Returns a function that waits for them, and returns them."""
+        """Start fetching `samples`. Returns a function that waits for the samples and returns them."""
 
         def read() -> list[bytes]:
             file = OpenFile(self.place, self.version)  # closed at once: a source may have many files
@@ -193,20 +193,20 @@ class File:
         return read
 
     def places_beside(self, suffix: str) -> list[str]:
-        """Paths at which to keep a file that is made of this one once, the best first. Any may be unwritable. The
-        name of one beside it is hidden, so that globs and folders of files leave it out.
+        """Paths for a file that is derived once from this one, the best path first. Any path may be unwritable.
+        A path beside this file has a hidden name, so that globs and folders of files leave it out.
         """
         folder, name = os.path.split(self.place)
         beside = os.path.join(folder, f".{name}{suffix}")
         return [beside, place_in(Store().folder, os.path.abspath(self.place), suffix)]
 
     def check(self) -> None:
-        """Raise a FeedError if another version lies at its path now. Fetching from a store does so."""
+        """Raise a FeedError if its path has another version now. For an object, fetching checks this instead."""
         self.version.check(self.place)
 
     def check_open(self) -> None:
-        """Raise a FeedError if it was written to or truncated. It is open or mapped, so it may have been
-        replaced."""
+        """Raise a FeedError if the file was written to or truncated. If another file has replaced it, that is no
+        error: the old one is still open or mapped."""
         with contextlib.suppress(OSError):
             now = Version.of(self.place)
             if now.inode == self.version.inode:
@@ -214,7 +214,7 @@ class File:
 
 
 def digests_of(files: Sequence[File]) -> list[list[Any]]:
-    """For each file, JSON values that identify its contents, without a path: its size, and a digest of samples.
+    """For each file, JSON values that identify its contents, whatever its path: its size and a digest of samples.
 
     The samples of all objects are fetched at once.
     """
@@ -223,12 +223,12 @@ def digests_of(files: Sequence[File]) -> list[list[Any]]:
 
 
 def place_in(folder: str, name: str, suffix: str) -> str:
-    """The path of a file that is made once of what `name` names, in a cache folder."""
+    """The path, in a cache folder, of a file that is derived once from the file or object `name`."""
     return os.path.join(folder, "index", f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}{suffix}")
 
 
 def absolute(path: str) -> str:
-    """The path from the root. It keeps "..", since `link/..` lies above the folder that the link names."""
+    """The absolute path. It keeps "..", since `link/..` is the parent of the folder to which the link leads."""
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
@@ -236,14 +236,14 @@ def absolute(path: str) -> str:
 
 
 class Descriptor:
-    """An open file, closed once nobody refers to it: a thread may still read a file that left an LRU cache."""
+    """An open file, closed once nothing refers to it: a thread may still read a file that left an LRU cache."""
 
-    nbytes = 1  # LruCache counts files
+    nbytes = 1  # so that an LruCache counts files
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
-    def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]  # `os` is gone at the end
+    def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]  # at exit, `os` may be gone
         if hasattr(self, "descriptor"):
             close(self.descriptor)
 
@@ -266,7 +266,7 @@ class Descriptor:
         return parts
 
     def lies_at(self, path: str) -> bool:
-        """Whether it is the file at a path, which another process may have deleted or replaced."""
+        """Whether `path` leads to this file, which another process may have deleted or replaced."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.stat(path), os.fstat(self.descriptor))
         return False
@@ -278,7 +278,7 @@ class Descriptor:
 
 
 class OpenFile(Descriptor):
-    """An open file of a version; None: the present one. FeedError: it has another version."""
+    """An open file of the expected version; None: the present one. FeedError: the file has another version."""
 
     def __init__(self, path: str, version: Version | None = None) -> None:
         super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -287,19 +287,19 @@ class OpenFile(Descriptor):
             self.check()
 
     def check(self) -> None:
-        """Raise a FeedError if it was written to or truncated: what was read before may be wrong."""
+        """Raise a FeedError if the file was written to or truncated: what was read before may be wrong."""
         self.version.compare(Version.of(self.descriptor), self.path)
 
     @property
     def is_at_its_path(self) -> bool:
-        """Whether nobody has written to it, truncated, deleted or replaced it."""
+        """Whether the file is unchanged and still at its path."""
         with contextlib.suppress(OSError):
             return Version.of(self.path) == self.version
         return False
 
 
 def _bounds_of_runs(starts: Indices, ends: Indices) -> list[int]:
-    """Where ascending parts are split into runs, each of which is read at once: 0 … number of parts."""
+    """Where to split ascending parts into runs that are each one read: numbers from 0 to the number of parts."""
     gaps = starts[1:] - np.maximum.accumulate(ends)[:-1]
     windows, are_small = starts // _MERGED_BYTES, ends - starts <= _MERGED_PART_BYTES
     are_merged = (gaps <= _MERGED_GAP_BYTES) & (np.diff(windows) == 0) & are_small[1:] & are_small[:-1]
@@ -307,7 +307,7 @@ def _bounds_of_runs(starts: Indices, ends: Indices) -> list[int]:
 
 
 def pread(descriptor: int, length: int, offset: int) -> bytes:
-    """The bytes at `offset`; fewer at the end of the file. A single call reads at most 2 GiB."""
+    """The bytes at `offset`; fewer at the end of the file. Loops, since os.pread reads at most 2 GiB at once."""
     parts = [os.pread(descriptor, length, offset)]
     while parts[-1] and (read := sum(map(len, parts))) < length:
         parts.append(os.pread(descriptor, length - read, offset + read))
@@ -318,9 +318,9 @@ Value = TypeVar("Value", bound=Any)
 
 
 class LruCache(Generic[Value]):
-    """The most recently used values, whose `nbytes` sum up to at most `limit_bytes`, or a single larger one.
+    """Keeps the most recently used values: the sum of `nbytes` is at most `limit_bytes`, or one value is larger.
 
-    Thread-safe: threads that ask for the same key at the same time read its value once.
+    Thread-safe: if several threads ask for the same key at the same time, its value is read once.
 
     Example:
       >>> cache = LruCache(limit_bytes=1000)
@@ -334,13 +334,13 @@ class LruCache(Generic[Value]):
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._entries: dict[Hashable, tuple[threading.Lock, list[Value]]] = {}
-        """Least recently used first: a lock for reading the value, and the value in a list that is empty until it
-        was read. Guarded by _lock."""
+        """Least recently used first. Each entry is a lock for reading the value, and a list that is empty until it
+        holds the value. Guarded by _lock."""
         self._bytes = 0
         """The size of all values in _entries. Guarded by _lock."""
 
     def get(self, key: Hashable, read: Callable[[], Value]) -> Value:
-        """The value of `key`: the cached one, else what `read` returns. An exception of `read` is not cached."""
+        """The cached value of `key`, or else what `read` returns. An exception of `read` is not cached."""
         with self._lock:
             entry = self._entries[key] = self._entries.pop(key) if key in self._entries else (threading.Lock(), [])
         reading, values = entry
@@ -375,8 +375,8 @@ class LruCache(Generic[Value]):
 def opening(path: Path) -> Iterator[BinaryIO]:
     """Open the file at `path` for the length of a `with` block.
 
-    FileNotFoundError, or an OSError that names the file, also of the block. ValueError: it is a folder, or no
-    regular file: opening a pipe would wait for who writes to it. FeedError: this process has too many open files.
+    FileNotFoundError, or an OSError that names the file, even if the block raises it. ValueError: it is a folder,
+    or no regular file: opening a pipe would wait for its writer. FeedError: this process has too many open files.
     """
     try:
         if not path.is_file() and path.exists() and not path.is_dir():
@@ -390,7 +390,7 @@ def opening(path: Path) -> Iterator[BinaryIO]:
         raise ValueError(f"{path} is a folder; pass a glob of files: open_source({files!r})") from None
     except OSError as error:
         check_may_open(error, str(path))
-        if error.filename is None:  # of a read inside the block
+        if error.filename is None:  # a read in the block raised it
             error.filename = str(path)
         raise
 
@@ -400,7 +400,7 @@ def changed(path: str, found: str) -> FeedError:
     hint = ""
     if multiprocessing.parent_process() is not None:
         hint = (
-            ". A worker process imports your script again: what writes the file must stand under `if __name__ == "
+            ". A worker process imports your script again: put code that writes the file under `if __name__ == "
             '"__main__":`'
         )
     return FeedError(
@@ -420,7 +420,7 @@ def irregular(path: str | Path) -> ValueError:
 
 
 def check_may_open(error: Exception, path: str) -> None:
-    """Raise a FeedError if `error` says that no more files can be opened: this is no bad row."""
+    """Raise a FeedError if `error` says that no more files can be opened, because that is not a bad row."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         raise FeedError(
             f"files are opened when they are read, and no more can be opened ({os.strerror(error.errno)}); raise "

@@ -1,4 +1,4 @@
-"""The files of a source, opened at once: local files, or objects in a store."""
+"""The files of a source, opened together: local files, or objects in a store."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Place = tuple[int, Indices, Indices]
-"""The number of a file, and offsets and lengths of parts of it."""
+"""The number of a file, and the offsets and lengths of parts of that file."""
 
 
 class Files(Sequence[File]):
-    """Files by their numbers, each of one version. Thread-safe, and it pickles.
+    """Files by their numbers, each of one version. Thread-safe and picklable.
 
     Attributes:
-      open_files: local files that were read last, open; also indices of these files, within one bound.
-      selected: int64[k], the row of the files that each row of their source is; None: they are the same.
+      open_files: the local files that were read last, still open; indices of these files share the same limit.
+      selected: int64[k]: for each row of the source, its row in the files; None: row i is row i of the files.
 
     Args:
-      paths: of local files, and addresses of objects, which are all asked for at once.
+      paths: paths of local files, and addresses of objects; the versions of all objects are requested at once.
       versions: the expected ones; None: the present ones.
       places: the absolute paths of local files, None for objects; None: where the paths lead now.
 
     Raises:
-      As `File`; FeedError: also if the store cannot be read.
+      The errors of `File`. FeedError: also if the store cannot be read.
     """
 
     selected: Indices | None = None
@@ -73,7 +73,7 @@ class Files(Sequence[File]):
 
     @property
     def in_store(self) -> bool:
-        """Whether any of them is an object in a store, so that it pays to say what will be read."""
+        """Whether any file is an object in a store, so that calls of `will_read` are useful."""
         return bool(self._objects)
 
     def __len__(self) -> int:
@@ -83,14 +83,14 @@ class Files(Sequence[File]):
         return self._files[number]
 
     def opened(self, number: int, open_file: Callable[[File], T]) -> T:
-        """What `open_file` makes of a file, which must not change meanwhile: a change explains an error better."""
+        """What `open_file` makes of a file. FeedError, in place of any error of `open_file`: the file changed."""
         try:
             return open_file(self._files[number])
         finally:
             self._files[number].check()
 
     def samples(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> list[list[bytes]]:
-        """For each file the bytes of its (offset, length), as of `File.samples`: of all objects at once."""
+        """For each file, `File.samples` of its ranges. The samples of all objects are fetched at once."""
         finish = [file.start_samples(list(some)) for file, some in zip(self._files, ranges, strict=True)]
         return [samples() for samples in finish]
 
@@ -99,16 +99,16 @@ class Files(Sequence[File]):
         return digests_of(self._files)
 
     def fetch_whole(self) -> None:
-        """Fetch the objects whole, for `File.with_path`. FeedError: also if the cache is too small for them."""
+        """Fetch all objects whole, for `File.with_path`. FeedError: also if the cache is too small for them."""
         if self._objects:
             from feedline._src.files.remote import fetch_whole
 
             fetch_whole(list(self._objects.values()))
 
     def will_read(self, places: Iterable[Place], ahead: int) -> bool:
-        """Begin to fetch parts that are read `ahead` batches later, of objects in a store.
+        """Start fetching those parts of objects in a store that are read `ahead` batches later.
 
-        False if that is too early (`Cache.is_too_early`). Nothing was begun then, and the caller asks again later.
+        If it is too early (`Cache.is_too_early`), starts nothing and returns False; the caller asks again later.
         """
         wanted = [
             (file, blocks_of(offsets, np.minimum(offsets + lengths, file.size)))
@@ -123,7 +123,7 @@ class Files(Sequence[File]):
         return True
 
     def close(self) -> None:
-        """Close descriptors, and give up what is being fetched. A later read opens and fetches again."""
+        """Close descriptors, and cancel requests in flight. A later read opens and fetches again."""
         self.open_files.clear()
         for file in self._objects.values():
             file.close()

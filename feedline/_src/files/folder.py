@@ -1,4 +1,4 @@
-"""Folders: many files that are read whole, by names that are known or listed; and globs in stores."""
+"""Folders: many files that are read whole, whose names are given or listed. Also globs in stores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Name = int | str
 
 
 class Names(Sequence[str]):
-    """Names of up to millions of files, as bytes of the file system, in little memory.
+    """Names of up to millions of files, in little memory: as bytes, encoded like the file system's names.
 
     Example:
       >>> names = Names([b"a.jpg", b"b.jpg"])
@@ -59,7 +59,7 @@ class Names(Sequence[str]):
 
     @property
     def depths(self) -> Indices:
-        """int64[k]: how many folders deep each lies."""
+        """int64[k]: the number of folders in each name."""
         slashes = np.flatnonzero(np.frombuffer(self._joined, np.uint8) == ord("/"))
         return np.diff(np.searchsorted(slashes, self._ends))
 
@@ -69,17 +69,17 @@ class Names(Sequence[str]):
 
 
 class Folder:
-    """Files below a path, or below an address in a store (`RemoteFolder`). Thread-safe; it pickles.
+    """Files below a path, or below an address in a store (`RemoteFolder`). Thread-safe and picklable.
 
-    No descriptor stays open. The version of a file is noted when it is listed (in a store) or first read; a file
-    that differs from that is a FeedError.
+    No descriptor stays open. The version of a file is recorded when the file is listed (in a store) or first read;
+    if a later read finds another version, it raises a FeedError.
 
     Attributes:
       name: its path or address, for errors; "" if the names are whole paths.
       place: its absolute path, or its address.
-      can_list: whether it knows its `folders`; a web server does not.
-      names: of the listed files, relative to it. Methods take numbers of these, or names of any files.
-      versions: of files that were asked for by their names, None of those that are not there.
+      can_list: whether `folders` can list its folders; those on a web server cannot be listed.
+      names: the names of the listed files, relative to it. Methods take their numbers, or names of any files.
+      versions: the versions of files that were read by their names; None for a name without a file.
     """
 
     in_store = False
@@ -89,7 +89,7 @@ class Folder:
         self.name, self.place, self.names = name, place or absolute(name), names
         self.versions: dict[str, Any] = dict(versions)
         self._seen = np.zeros(len(names), np.int64)
-        """A hash of the version of each listed file when it was first read; 0: not read yet."""
+        """A hash of the version that each listed file had when it was first read; 0: not read yet."""
 
     def __reduce__(self) -> Any:
         return Folder, (self.name, self.names, {}, self.place)
@@ -104,9 +104,9 @@ class Folder:
         return os.path.join(self.place, self._name(file))
 
     def read(self, files: Sequence[Name]) -> list[bytes | None]:
-        """The bytes of each file, all at once; None: there is no such file.
+        """The bytes of each file, all files together; None: there is no such file.
 
-        FeedError: a listed file is missing, or one was changed; a store cannot be read; too many files are open.
+        FeedError: a listed file is missing; a file was changed; a store cannot be read; too many files are open.
         RowError: a local file cannot be read.
         """
         return list(map(self._read, files))
@@ -134,23 +134,23 @@ class Folder:
         return data
 
     def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
-        """Begin to fetch files that are read `ahead` batches later. See `Files.will_read`.
+        """Start fetching files that are read `ahead` batches later. See `Files.will_read`.
 
-        `file_bytes` is about the size of a file whose size is not known.
+        `file_bytes` is the assumed size of a file whose size is not known.
         """
         return True
 
     def check(self, files: Sequence[str]) -> None:
-        """Refuse, with a FeedError, a folder in which one of these, which was read, has another version by now.
+        """Raise a FeedError if any of these files has another version than when it was read. Asks the store.
 
-        A file that is missing is known to have never been there only if others, which must be there, still are: a
-        bucket that is gone has no files either. Asks the store.
+        Before you conclude that a missing file never existed, check one that must exist: in a bucket that is gone,
+        all files are missing.
         """
         for file in files:
             self.versions[file].check(self._place_of(file))
 
     def folders(self, below: str = "") -> list[str]:
-        """The names of the folders that lie directly in it, or in the folder `below` it, sorted."""
+        """The names of the folders directly in this folder, or directly in its subfolder `below`, sorted."""
         with os.scandir(self._place_of(below)) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
@@ -162,15 +162,15 @@ class Folder:
         return File(self.path_of(file), place=self._place_of(file))
 
     def close(self) -> None:
-        """Give up what is being fetched."""
+        """Cancel requests in flight."""
 
 
 class RemoteFolder(Folder):
-    """A `Folder` in a store. What is read becomes files of the cache.
+    """A `Folder` in a store. Files that are read are stored in the cache.
 
     Args:
-      listed: size and tag of each listed file, a line each.
-      expected: the versions that named files must have: those of another process that reads the folder.
+      listed: for each listed file two lines, its size and its `Version.stamp`.
+      expected: the versions that files must have if read by name: those that another process found.
     """
 
     in_store = True
@@ -192,7 +192,7 @@ class RemoteFolder(Folder):
         try:
             found |= {file: result_of(request, self.path_of(file)) for file, request in requests.items()}
         except BaseException:
-            self.close()  # nobody waits for the others
+            self.close()  # nobody waits for the other requests
             raise
         return [found[file] for file in files]
 
@@ -210,7 +210,7 @@ class RemoteFolder(Folder):
             for file, version in zip(files, versions, strict=True):
                 self.versions[file].compare(version, self.path_of(file))
         except FeedError:
-            # what is missing may be there once the store has recovered
+            # forget which files are missing: they may be there once the store has recovered
             self.versions = {name: version for name, version in self.versions.items() if version is not None}
             raise
 
@@ -229,7 +229,7 @@ class RemoteFolder(Folder):
         return Version(int(size), stamp)
 
     def _range(self, file: Name) -> CachedRange | None:
-        """The range of the cache for a file; None while its version is not known, or if it does not exist."""
+        """The `CachedRange` of a file; None while its version is not known, or if the file does not exist."""
         version = self._listed_version(file) if isinstance(file, int) else self.versions.get(file)
         if version is None:
             return None
@@ -264,7 +264,7 @@ def folder_at(address: str, store: Store | None = None, versions: Mapping[str, A
     """A folder whose files are read by their names.
 
     Args:
-      versions: those of another process that reads the folder; files must have them.
+      versions: the versions that files must have: those that another process found.
     """
     if not is_url(address):
         return Folder(address, Names(), versions or {})
@@ -276,8 +276,8 @@ def folder_at(address: str, store: Store | None = None, versions: Mapping[str, A
 def listed_folder(address: str, store: Store | None = None) -> Folder:
     """A folder with the names of its files at any depth, sorted by the parts of their paths.
 
-    Hidden files and folders are left out. So are, in a store, the empty objects that some programs write for
-    folders. ValueError: a link to nothing; a web server, which lists no files.
+    Hidden files and folders are left out. In a store, the empty objects that some programs write to represent
+    folders are left out, too. ValueError: a link to nothing, or a web server, which does not list files.
     """
     if not is_url(address):
         return Folder(address, Names(list(_files_below(os.fsencode(address), b"", 0))), {})
@@ -288,7 +288,7 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
     found = {each.url.key[len(prefix) :]: each for each in listing(Url(url.base, prefix), store or Store())}
     names = [name for name in found if not any(part.startswith(".") for part in name.split("/"))]
     parents = {name.rpartition("/")[0] for name in names}
-    if any(parents):  # then an empty object may stand for a folder, also for an empty one
+    if any(parents):  # there are folders, so an empty object may represent one, even an empty one
         names = [name for name in names if found[name].version.size_bytes or ("/" in name and name not in parents)]
     files = [found[name] for name in sorted(names, key=lambda name: name.split("/"))]
     return _of_listed(files, Url(url.base, key), store)
@@ -314,7 +314,7 @@ def _of_listed(files: Sequence[Listed], url: Url, store: Store | None) -> Folder
 
 
 def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
-    """The names of the visible files in a folder and, beyond two levels, of the first file of each folder."""
+    """The names of the visible files in a folder; deeper than two levels, only the first file of each folder."""
     with os.scandir(os.path.join(folder, prefix)) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             name = prefix + entry.name
@@ -331,9 +331,9 @@ def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
 
 
 def matches(url: str, options: Store) -> list[Listed] | None:
-    """The objects, or Zarr folders, that a glob matches, sorted; None of an address that is no glob.
+    """The objects, or Zarr folders, that a glob matches, sorted. None if the address is not a glob.
 
-    FileNotFoundError: no match. ValueError: no address, or the store does not list its keys.
+    FileNotFoundError: no match. ValueError: not a valid address, or the store does not list its keys.
     """
     parsed = Url.parse(url)
     if not parsed.is_glob:
@@ -355,7 +355,7 @@ def matches(url: str, options: Store) -> list[Listed] | None:
 
 
 def is_match(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a glob matches, part by part, as in the module glob: "**" stands for any folders that are visible.
+    """Whether a glob matches a path, part by part, as in the module glob: "**" matches any visible folders.
 
     Example:
       >>> is_match(["a", "b", "x.npy"], ["**", "*.npy"]), is_match([".x.npy"], ["*.npy"])
@@ -379,6 +379,6 @@ def _check_can_list(url: Url) -> None:
 
 
 def listing(prefix: Url, options: Store) -> list[Listed]:
-    """All objects of a bucket whose keys begin with that of `prefix`, in sorted order."""
+    """All objects of a bucket whose keys begin with the key of `prefix`, sorted."""
     client = client_of(prefix.base, options.patience_s)
     return fetcher().run(client.listed(prefix.key)).result()

@@ -1,4 +1,4 @@
-"""A second request in place of waiting for one that takes much longer than others of its size."""
+"""Hedging: if a request takes much longer than others of its size, it is sent a second time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from feedline._src.files.fetcher import fetcher
 
 T = TypeVar("T")
 _KEPT, _FEWEST = 256, 20  # durations
-_LATE = 1.5  # × the 95th percentile: requests that share a link take almost the same time
+_LATE = 1.5  # a request is late after this × the 95th percentile: on a shared link, all take almost the same time
 _SHARE = 0.1  # the largest share of second requests: a store that is slow as a whole must not get twice the load
 _SHORTEST_S = 0.02
 
 
 class Hedging:
-    """How long requests took, by the logarithm of their size. All calls are made on the thread of the fetcher."""
+    """Sends slow requests twice. It keeps how long requests took, by size. For the fetcher's thread only."""
 
     def __init__(self) -> None:
         self._durations: dict[int, collections.deque[float]] = {}
 
     async def first(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
         """The first result of `request`, which is sent a second time if it takes 1.5 times as long as 95 % of the
-        earlier ones of its size. If both fail, the error of the last one.
+        earlier requests of its size. If both fail, raises the error of the one that failed last.
         """
         tasks = [asyncio.ensure_future(self._timed(size, request))]
         try:

@@ -1,4 +1,4 @@
-"""`MappedObject`: all bytes of an object in the cache, mapped one file of the cache behind the other."""
+"""`MappedObject`: all bytes of an object as one range of memory, to which its files of the cache are mapped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from feedline._src.files.cache import touch
 from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.file import Bytes, Version
 
-_MAP_FIXED, _PROT_NONE = 0x10, 0  # of Linux and macOS; Python's mmap does not have them
-_CHECKED = 16  # files at each read, which takes a system call for each
+_MAP_FIXED, _PROT_NONE = 0x10, 0  # on Linux and macOS; Python's mmap does not have them
+_CHECKED = 16  # the most files that one read checks, by a system call for each
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -26,7 +26,7 @@ class MappedObject:
     """All bytes of an object, read-only. They stay mapped for as long as an array refers to them.
 
     Args:
-      files: path and version of each file of the cache that is mapped.
+      files: path and version of each mapped file of the cache.
     """
 
     def __init__(self, memory: Bytes, files: Sequence[tuple[str, Version]]) -> None:
@@ -35,7 +35,7 @@ class MappedObject:
 
     @classmethod
     def of(cls, segments: Sequence[CachedRange]) -> MappedObject | None:
-        """Map adjacent ranges; None: the cache lacks some of their bytes, or no addresses or mappings are left."""
+        """Map adjacent ranges. None if the cache lacks some bytes, or if no addresses or mappings are left."""
         size = sum(segment.size for segment in segments)
         if size == 0:
             return cls(np.zeros(0, np.uint8), [])
@@ -58,7 +58,7 @@ class MappedObject:
         return cls(np.frombuffer(memoryview(raw).toreadonly(), np.uint8), files)
 
     def is_current(self) -> bool:
-        """Whether no file was deleted or written to; of more than 16 files, the next ones in turn."""
+        """Whether no file was deleted or written to. Of more than 16 files, a call checks the next 16 in turn."""
         count = len(self._files)
         with contextlib.suppress(FileNotFoundError):
             some = (self._files[next(self._turn) % count] for _ in range(min(count, _CHECKED)))

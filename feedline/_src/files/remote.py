@@ -23,9 +23,9 @@ from feedline._src.native.library import library
 
 _log = logging.getLogger("feedline")
 _WHOLE_TRIES = 10
-_HEADER_BYTES = 1 << 14  # what a file object reads at once of headers
-_EXACT_BYTES = 1 << 17  # up to this size, as of footers, only these bytes are fetched, and not their blocks
-_SMALL_BYTES = 1 << 18  # a smaller object is fetched whole for its samples
+_HEADER_BYTES = 1 << 14  # the least that a file object reads at once, for headers
+_EXACT_BYTES = 1 << 17  # a read up to this size, such as a footer, fetches exactly its bytes, not whole blocks
+_SMALL_BYTES = 1 << 18  # an object up to this size is fetched whole for its samples
 _DOWNLOADS = 8  # whole objects that are downloaded at once, each by many requests
 
 
@@ -43,7 +43,7 @@ class RemoteFile(File):
         starts = range(0, self.size, self._step)
         self._segments = [self._range(start, min(start + self._step, self.size)) for start in starts]
         self._complete = 0
-        """The number of leading segments that the cache was found to have whole: not asked again at each read."""
+        """How many leading segments the cache was found to have whole. They are not checked again at each read."""
         self._mapped: MappedObject | None = None
         self._bytes = self._range(0, self.size)  # for the whole file
         self._whole: OpenFile | None = None
@@ -55,7 +55,7 @@ class RemoteFile(File):
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         lengths = np.clip(self.size - offsets, 0, lengths)
-        for request in self.fetch(blocks_of(offsets, offsets + lengths)):  # of all segments at once
+        for request in self.fetch(blocks_of(offsets, offsets + lengths)):  # for all segments at once
             result_of(request, self.name)
         pieces: dict[int, list[tuple[int, int, int]]] = {}
         for part, (start, length) in enumerate(zip(offsets.tolist(), lengths.tolist(), strict=True)):
@@ -75,29 +75,29 @@ class RemoteFile(File):
     # --- fetch ---
 
     def fetch(self, blocks: Indices) -> list[concurrent.futures.Future[None]]:
-        """Start to fetch those of some ascending blocks that are not there. Returns the requests."""
+        """Start fetching these ascending blocks, except those known to be in the cache. Returns the requests."""
         return [request for segment, some in self._by_segment(blocks) for request in segment.fetch(some)]
 
     def _by_segment(self, blocks: Indices) -> Iterator[tuple[CachedRange, list[int]]]:
-        """Each segment that has some of these ascending blocks, and their numbers in it."""
+        """Each segment with some of these ascending blocks, and the numbers of these blocks within the segment."""
         each = self._step // BLOCK_BYTES
         for number, some in itertools.groupby(blocks.tolist(), lambda block: block // each):
             yield self._segments[number], [block - number * each for block in some]
 
     def fetch_from(self, offset: int) -> None:
-        """Start to fetch the blocks that a reader of the whole object needs next."""
+        """Start fetching the blocks that a sequential reader at `offset` needs next."""
         first = offset // BLOCK_BYTES
         most = min(MOST, int(self.cache.limit_bytes * AHEAD) // BLOCK_BYTES)
         if fetcher().in_flight < AT_ONCE:
             self.fetch(np.arange(first, min(-(-self.size // BLOCK_BYTES), first + most)))
 
     def is_near(self, start: int, stop: int) -> bool:
-        """Whether all blocks that hold some bytes are there, or are being fetched."""
+        """Whether all blocks with bytes `start` to `stop` are known to be in the cache, or are in flight."""
         blocks = blocks_of(np.array([start]), np.array([min(stop, self.size)]))
         return all(segment.is_near(block) for segment, some in self._by_segment(blocks) for block in some)
 
     def close(self) -> None:
-        """Give up what is being fetched, and let the cache evict the file of `path`."""
+        """Cancel requests in flight, and let the cache evict the whole file."""
         self._whole = None
         for each in (*self._segments, self._bytes):
             each.cancel()
@@ -105,26 +105,26 @@ class RemoteFile(File):
     # --- mapped ---
 
     def memory(self) -> Bytes | None:
-        """See `File.memory`. None without the C library, whose gather survives what happens to mapped files."""
+        """See `File.memory`. Also None without the C library: only its gather survives changes of mapped files."""
         mapped = self._mapped
         if mapped is None and library() is not None:
-            complete = self._complete  # other threads count, too
+            complete = self._complete  # a copy, because other threads change it, too
             while complete < len(self._segments) and self._segments[complete].verified.all():
                 complete += 1
             self._complete = complete
             if complete == len(self._segments):
                 mapped = self._mapped = MappedObject.of(self._segments)
-                if mapped is None:  # a segment was evicted since
+                if mapped is None:  # a segment was evicted since then
                     self._complete = 0
         return None if mapped is None else mapped.memory
 
     def check(self) -> None:
-        """Unmap the object, which `memory` maps again if its files are right. Fetching compares the version."""
+        """Drop the mapping. `memory` maps the object again if its files are right. Fetching checks the version."""
         self._mapped = None
 
     def check_open(self) -> None:
-        """Check up to 16 mapped segments, in turn. If one was deleted or written to, `memory` is None afterwards,
-        and what was read from it may be wrong. `with_path` checks the file of a whole object.
+        """Check up to 16 mapped segments, in turn. If one was deleted or written to, drop the mapping: what was
+        read from it may be wrong. (`with_path` checks the whole file itself.)
         """
         mapped = self._mapped
         if mapped is not None and not mapped.is_current():
@@ -175,13 +175,13 @@ class RemoteFile(File):
 
 
 def fetch_whole(files: Sequence[RemoteFile]) -> None:
-    """Make whole files of objects. FeedError: also if the cache is too small for all of them."""
+    """Fetch objects as whole files. FeedError: also if the cache is too small for all of them."""
     size, limit_bytes = sum(file.size for file in files), files[0].cache.limit_bytes
     if size > limit_bytes:
         raise FeedError(
             "files of this format are opened by path, so the cache must hold all of them, and they have "
             f"{size} bytes where cache_bytes={limit_bytes}; raise cache_bytes of feedline.Store, or convert "
-            "them to TFRecord, of which parts are read",
+            "them to TFRecord, which is read in parts",
             stage="read",
             file=files[0].name,
         )
@@ -196,8 +196,8 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
 
 
 def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:
-    """Objects of their present versions, which are all asked for at once: each alone would cost the latency."""
-    cache_of(options)  # before requests
+    """Objects with their present versions, all requested at once: one by one, each would cost the latency."""
+    cache_of(options)  # raises its errors before any request
     parsed = [Url.parse(url) for url in urls]
     requests = (client_of(url.base, options.patience_s).version(url.key) for url in parsed)
     versions = fetcher().run(gathered(requests)).result()
@@ -206,7 +206,7 @@ def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:
 
 
 class _OpenObject(io.RawIOBase):
-    """Reads of an object, the small ones without the blocks that hold them. For one thread."""
+    """A file object over a `RemoteFile`. Small reads fetch only their bytes, not whole blocks. For one thread."""
 
     def __init__(self, file: RemoteFile, sequential: bool) -> None:
         self._file, self._sequential, self._at = file, sequential, 0

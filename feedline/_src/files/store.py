@@ -1,4 +1,4 @@
-"""`Store`, how objects in a store are read; and their addresses, such as `s3://bucket/key`."""
+"""`Store` says how objects in a store are read. `Url` is an address of objects, such as `s3://bucket/key`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MAGIC = re.compile(r"[*?\[]")
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """How objects in a store far away are read. No credentials: the environment gives these.
+    """How objects in a remote store are read. It holds no credentials: they come from the environment.
 
     Args:
       cache: the folder of the cache on local disk; None: `$FEEDLINE_CACHE`, or ~/.cache/feedline. Several
         processes and jobs may share it.
-      cache_bytes: the size limit of that folder; None: half of the space that is free or that the cache has
-        already. The blocks that were not used for the longest time are deleted first.
-      patience_s: how long a store may fail before that is an error. Until then, requests are repeated. It is also
-        the longest time in which a request may make no progress of 256 KiB, or to its end; at least 5 s. A store
+      cache_bytes: the size limit of that folder; None: half of the sum of the free space and the cache's present
+        size. The least recently used files of the cache are evicted first.
+      patience_s: how long a store may fail before that is an error. Until then, requests are repeated. A request
+        also fails if it receives neither 256 KiB more nor its end within this time (but at least 5 s). A store
         that was never reached is an error after 10 s. A feed itself stops waiting after
-        `Reading(stall_error_s=300)`, so more than that needs both.
+        `Reading(stall_error_s=300)`; to wait for longer, raise both.
 
     Example:
       >>> Store(cache="/local/cache", cache_bytes=200 << 30).patience_s
@@ -61,7 +61,7 @@ class Url(NamedTuple):
 
     Attributes:
       base: the bucket or the host, with its scheme.
-      key: of the object, or a glob or a prefix of keys; without a leading slash.
+      key: the key of an object, or a glob or a prefix of keys; without a leading slash.
     """
 
     base: str
@@ -69,7 +69,7 @@ class Url(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Url:
-        """The parts of an address. ValueError: it is not that of an object, or has credentials or a query."""
+        """Split an address. ValueError: it cannot be the address of an object, or has credentials or a query."""
         scheme, _, rest = url.partition("://")
         if scheme in _WEB:
             split = urlsplit(url)
@@ -77,8 +77,8 @@ class Url(NamedTuple):
                 shown = f"{scheme}://{split.netloc.rpartition('@')[2]}{split.path}"
                 raise ValueError(
                     "an address must have no user, password, query or fragment, because it is saved and shown, "
-                    f"and the one of {shown} has; leave them out, and give credentials by a store that takes them "
-                    "from the environment (s3://, gs://)"
+                    f"and {shown} was given with one; leave it out. If the objects need credentials, use a store "
+                    "that takes them from the environment (s3://, gs://)"
                 )
         host, _, key = rest.partition("/")
         parts = [host, *key.removesuffix("/").split("/")] if key else [host]
@@ -105,5 +105,5 @@ class Url(NamedTuple):
 
 
 def is_url(path: object) -> bool:
-    """Whether a path is the address of an object in a store."""
+    """Whether `path` is the address of an object in a store."""
     return isinstance(path, str | bytes) and os.fsdecode(path).startswith(tuple(f"{each}://" for each in SCHEMES))

@@ -1,4 +1,4 @@
-"""ArrayRecord files, read by their library: records of bytes, or of one dtype."""
+"""ArrayRecord files, read with the library array_record: records of bytes, or of one dtype."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def open_array_record(file: File, options: OpenOptions) -> Grouped:
     """The records of a file: bytes, or the fields of a dtype."""
     if options.dtype is None and options.columns is not None:
         raise ValueError(
-            "records of bytes do not say what they are: give open_source dtype=np.dtype([('image', np.uint8, (32, "
-            f"32, 3)), ('label', np.int32)]), of which columns may choose; got columns={options.columns} alone "
-            f"for {file.name}"
+            "columns names fields of a dtype, without which records are bytes: give open_source dtype=np.dtype("
+            "[('image', np.uint8, (32, 32, 3)), ('label', np.int32)]), for example; got only "
+            f"columns={options.columns} for {file.name}"
         )
     reader = Reader(file)
     if options.dtype is None:
@@ -60,20 +60,20 @@ FORMAT = Format(
 
 
 class Reader:
-    """An ArrayRecord file. Thread-safe. A file that was closed is opened again."""
+    """An ArrayRecord file. Thread-safe. After `close`, the next read opens the file again."""
 
     def __init__(self, file: File) -> None:
         self._file = file
         self._opened: tuple[str, Any] | None = None
         """The path that was opened, and the reader of the library."""
         self.count = file.with_path(lambda path: self._open(path).num_records())
-        # None: it was written by an old version
+        # the library returns None for files of its old versions
         written = file.with_path(lambda path: self._open(path).writer_options_string()) or ""
         group = re.search(r"group_size:(\d+)", written)
         if group and int(group[1]) > 1:
             warn(
-                f"{file.name} was written in groups of {group[1]} records, which are decompressed whole whichever "
-                "of them a read asks for; write it with ArrayRecordWriter(path, 'group_size:1')"
+                f"{file.name} was written in groups of {group[1]} records, and reading one record decompresses "
+                "its whole group; write it with ArrayRecordWriter(path, 'group_size:1')"
             )
 
     def read(self, records: Indices) -> list[bytes]:
@@ -87,12 +87,12 @@ class Reader:
             opened[1].close()
 
     def _open(self, path: str) -> Any:
-        """The open reader. A file that was fetched again has another str as its path."""
+        """The open reader. The path of a file that was fetched again is another str, so `is` detects it."""
         opened = self._opened
         if opened is not None and opened[0] is path:
             return opened[1]
         with opening(Path(path)):
-            pass  # the library's errors do not say what to do
+            pass  # raises errors that say what to do; those of the library do not
         remedy = "write it again with ArrayRecordWriter(path, 'group_size:1')"
         with naming_file(self._file.name, "an ArrayRecord file", remedy):
             try:
@@ -100,7 +100,7 @@ class Reader:
                 if not reader.ok():
                     reader.read([0])  # raises an error that says what is wrong
             finally:
-                self._file.check()  # a change explains any error better
+                self._file.check()  # if the file changed, that explains the error better
         self._opened = path, reader
         return reader
 
@@ -110,6 +110,7 @@ def _of_dtype(options: OpenOptions, path: str, records: list[bytes]) -> Any:
     if others := [record for record in records if len(record) != dtype.itemsize]:
         raise ValueError(
             f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, this one has {len(others[0])} "
-            "bytes; declare what it is, or leave dtype out and use feedline.decoded where records differ in length"
+            "bytes; pass the right dtype, or, if records differ in length, leave dtype out and use "
+            "feedline.decoded"
         )
     return options.named(fields(np.frombuffer(b"".join(records), dtype)), path)

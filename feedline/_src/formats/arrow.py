@@ -1,6 +1,6 @@
 """Arrow IPC (Feather) files and streams, and what all formats that pyarrow reads share: its columns as NumPy rows.
 
-On a local disk, files without compression are mapped. Of others, and in a store, pyarrow decodes record batches.
+Uncompressed files on a local disk are mapped. From all others, pyarrow decodes one record batch at a time.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 def is_bytes(kind: Any) -> bool:
     """Whether values of a `pyarrow.DataType` are bytes or text of any length, and lie one after the other.
 
-    Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
+    False for views (`binary_view`): a damaged view leads pyarrow out of the file, and so ends the process.
     """
     return is_a(kind, "binary", "large_binary", "string", "large_string")
 
 
 def is_a(kind: Any, *names: str) -> bool:
-    """Whether a `pyarrow.DataType` is one of those that `pyarrow.types.is_...` names."""
+    """Whether `pyarrow.types.is_<name>` is true of a `pyarrow.DataType` for one of the names."""
     return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
 
 
 def leaf_of(kind: Any) -> Leaf | None:
-    """What a row of a `pyarrow.DataType` is; None: neither bytes nor numbers of one shape."""
+    """The leaf for rows of a `pyarrow.DataType`; None if they are neither bytes nor numbers of one shape."""
     if is_bytes(kind):
         return "bytes"
     if is_a(kind, "fixed_size_binary"):
@@ -65,7 +65,7 @@ def leaf_of(kind: Any) -> Leaf | None:
 
 
 def column_of(array: Any) -> Column:
-    """A `pyarrow.Array` of a type that has a `leaf_of`, which was validated, as views of its buffers.
+    """A `pyarrow.Array` as views of its buffers. It must be validated, and its type must have a `leaf_of`.
 
     Booleans and nulls are unpacked from bits.
     """
@@ -93,8 +93,8 @@ def column_of(array: Any) -> Column:
 
 
 def _from(buffer: Any, dtype: Any = np.uint8, first: int = 0, count: int = -1) -> Array:
-    """Elements of a buffer. ValueError: it has fewer."""
-    if count == 0 or buffer is None or buffer.size == 0:  # of no rows
+    """Elements of a buffer. Raises ValueError if it has fewer."""
+    if count == 0 or buffer is None or buffer.size == 0:  # there are no rows
         return np.empty(0, dtype)
     return np.frombuffer(buffer, dtype, count, first * np.dtype(dtype).itemsize)
 
@@ -123,11 +123,11 @@ def _remedy(kind: Any) -> str:
 
 
 def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
-    """What a row of each of the chosen columns is, in the order of the columns."""
+    """The leaf of each of the chosen columns, in the order of the columns."""
     try:
         names: list[str] = schema.names
     except UnicodeDecodeError as error:
-        raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
+        raise ValueError(f"names of columns must be UTF-8, and {path} has others; write it again") from error
     twice = {name for name in names if names.count(name) > 1}
     if twice or not names:
         found = f"has {min(twice)!r} twice" if twice else "has none"
@@ -164,7 +164,7 @@ def readable(file: File, sequential: bool = False) -> Iterator[Any]:
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The record batches of a file or a stream: mapped on a local disk if not compressed, else decoded."""
+    """The record batches of a file or a stream: mapped if uncompressed on a local disk, else decoded."""
     with naming_file(file.name, "an Arrow file", _REWRITE):
         is_stream = file.samples([(0, len(_FILE_MARK))])[0] != _FILE_MARK
         with readable(file) as source:
@@ -188,11 +188,11 @@ def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | Non
         batch.validate()  # invalid lengths would make pyarrow abort the process
         buffers = [buffer for name in names for buffer in batch.column(name).buffers() if buffer and buffer.size]
         if not all(0 <= buffer.address - memory.address <= memory.size - buffer.size for buffer in buffers):
-            return None  # pyarrow has decompressed them into other memory
+            return None  # pyarrow has decompressed this batch into other memory
         batches.append({name: column_of(batch.column(name)) for name in names})
 
     def in_file(values: Array) -> FileArray | Array:
-        """The array in the file; booleans, which were unpacked from bits, are in memory."""
+        """The array in the file. Booleans were unpacked from bits, so they stay in memory."""
         offset = values.ctypes.data - memory.address
         return FileArray.of(file, values.dtype, values.shape, offset) if 0 <= offset < memory.size else values
 
@@ -213,7 +213,7 @@ def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | Non
 
 def _batches_of(source: Any, is_stream: bool) -> Iterator[Any]:
     """The record batches of a `pyarrow.NativeFile`, not validated yet."""
-    if is_stream:  # as datasets.save_to_disk writes them
+    if is_stream:  # datasets.save_to_disk writes streams
         yield from ipc.open_stream(source)
         _check_end(source)
     else:
@@ -222,15 +222,15 @@ def _batches_of(source: Any, is_stream: bool) -> Iterator[Any]:
 
 
 def _check_end(source: Any) -> None:
-    """Refuse a stream that was truncated between two record batches, which pyarrow accepts."""
+    """Raise ValueError for a stream that was truncated between two record batches, which pyarrow accepts."""
     end = source.tell()
     source.seek(max(0, end - len(END_OF_STREAM)))
     if end != source.size() or source.read() != END_OF_STREAM:
-        raise ValueError("a stream must end with the mark of its end, and this one does not")
+        raise ValueError("a stream must end with an end-of-stream marker, and this one does not")
 
 
 def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) -> Grouped:
-    """Record batches that are read and not mapped: a disk that fails then is an error, not a SIGBUS."""
+    """Record batches that are read and not mapped, so that a failing disk is an error and not a SIGBUS."""
     names = sorted(spec)
     ends = _ends_in_stream(file) if is_stream else _ends_in_file(file)
     head = file.read(np.array([0]), np.array([ends[0]]))[0] if is_stream else b""  # schema and dictionaries
@@ -239,7 +239,7 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
         return ends[group], ends[group + 1] - ends[group]
 
     def batch_of(group: int, name: str) -> Any:
-        """A record batch with one column alone."""
+        """A record batch with only one of its columns."""
         only = ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)], use_threads=False)
         if is_stream:
             offset, length = np.array([extent(group)]).T
@@ -253,7 +253,7 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
 
     def read(leaf: int, group: int) -> Column:
         name = names[leaf]
-        # copied: views would keep alive whatever pyarrow has read with them
+        # copied, since views would keep all memory alive that pyarrow has read with them
         return column_of(batch_of(group, name).column(name)).copied()
 
     def row_bytes(name: str) -> float:
@@ -266,14 +266,14 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
 
 
 def _ends_in_file(file: File) -> list[int]:
-    """Roughly where each record batch begins and ends: pyarrow does not say it, and most are equally long."""
+    """Roughly where each record batch begins and ends, as if all were equally long: pyarrow does not say it."""
     with readable(file) as source:
         count = ipc.open_file(source).num_record_batches
     return [file.size * number // max(1, count) for number in range(count + 1)]
 
 
 def _ends_in_stream(file: File) -> list[int]:
-    """Where the first record batch begins, and where each ends. A stream has no index: all of it is read."""
+    """Where the first record batch begins, and where each ends. Reads the whole stream, since it has no index."""
     ends = [0]
     with readable(file, sequential=True) as source:
         messages = ipc.MessageReader.open_stream(source)

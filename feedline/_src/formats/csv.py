@@ -1,4 +1,4 @@
-"""CSV files, which are read into memory when they are opened: rows of text cannot be found without reading all."""
+"""CSV files, read into memory when they are opened: only reading all of a file tells where its rows lie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feedline._src.formats.registry import Format, Library, suffix_of
 from feedline._src.formats.table import Column, Grouped, naming_file
 
 _BLOCK_BYTES = (1 << 31) - 1
-"""pyarrow takes types from the first block, so that all of a file is one, up to the largest that it can parse."""
+"""The largest block that pyarrow can parse. A file is one block if it fits: types are inferred from the first."""
 _ROUNDED = 2.0**53
 """From here on, float64 does not hold all integers."""
 pyarrow: Any = Library("pyarrow", "arrow")
@@ -28,17 +28,17 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     if data and not data.endswith((b"\n", b"\r")):
         raise ValueError(
             f"a CSV file must end with a line break, since one without may be truncated, and {file.name} does "
-            "not; if it is whole, append one, and else check what wrote it"
+            "not; if it is complete, append one; otherwise, check what wrote it"
         )
     for i, column in enumerate(table.columns):
-        if pyarrow.types.is_null(column.type):  # no value at all: empty text
+        if pyarrow.types.is_null(column.type):  # the column has no values: read empty text
             empty = pyarrow.repeat(pyarrow.scalar(b""), table.num_rows)
             table = table.set_column(i, table.column_names[i], empty)
     spec = spec_of(table.schema, options, file.name)
     names, columns = sorted(spec), []
     for name in names:
         column = table.column(name)
-        if is_bytes(column.type):  # 64-bit positions: it may have over 2 GiB
+        if is_bytes(column.type):  # 64-bit offsets, since it may have over 2 GiB
             column = column.cast(pyarrow.large_binary())
         columns.append(column_of(column.combine_chunks()).copied())
         _check_integers(name, columns[-1], file.name)
@@ -56,7 +56,7 @@ FORMAT = Format(
 
 def _table(data: bytes, path: str) -> Any:
     """The `pyarrow.Table` of a file with these bytes."""
-    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # a number
+    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # no null
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     with naming_file(path, "a CSV file", "correct the line, or write it again as UTF-8"):
         table = csv.read_csv(
@@ -65,21 +65,21 @@ def _table(data: bytes, path: str) -> Any:
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(null_values=nulls),
         )
-        _ = table.column_names  # which are decoded only now
+        _ = table.column_names  # decodes the names, so an error in them names the file
         return table
 
 
 def _check_integers(name: str, column: Column, path: str) -> None:
-    """Refuse, with a ValueError, a column that may be of integers beyond int64, which pyarrow rounds to floats."""
+    """Raise ValueError for a column that may hold integers beyond int64, which pyarrow rounds to floats."""
     if column.values.dtype != np.float64:
         return
     values = column.values[np.isfinite(column.values)]
     if np.abs(values).max(initial=0) >= _ROUNDED and (values == np.floor(values)).all():
         raise ValueError(
             f"a column of integers must fit int64, and {name!r} of {path} has integers that float64 would round, "
-            f"such as {values[np.abs(values).argmax()]:.0f}; leave it out with columns=[...], or write the file "
-            "as Parquet once, from pyarrow.csv.read_csv with ConvertOptions(column_types="
-            f"{{{name!r}: pyarrow.uint64()}}), or pyarrow.float64() if they are no integers"
+            f"such as {values[np.abs(values).argmax()]:.0f}; leave it out with columns=[...], or convert the file "
+            f"to Parquet, reading it by pyarrow.csv.read_csv with ConvertOptions(column_types={{{name!r}: "
+            "pyarrow.uint64()}), or with pyarrow.float64() if its values are no integers"
         )
 
 
@@ -87,6 +87,6 @@ def _check_size(what: str, found: int, options: OpenOptions, path: str) -> None:
     if found > options.cache_bytes:
         raise ValueError(
             f"a CSV file is read into memory, so it must fit into cache_bytes={options.cache_bytes}, and {path} "
-            f"has {found} {what}; raise cache_bytes, or write it as Parquet once: "
+            f"has {found} {what}; raise cache_bytes, or convert it to Parquet: "
             "pyarrow.dataset.write_dataset(pyarrow.csv.open_csv(path), folder, format='parquet')"
         )

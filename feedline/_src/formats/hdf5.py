@@ -1,8 +1,8 @@
 """HDF5 files, read by h5py: numbers as columns, bytes and text as encoded rows.
 
 HDF5 serves one thread of a process at a time; worker processes read in parallel. A file is opened for each read: a
-process that has it open could not write it, and each worker process needs its own. An object in a store is fetched
-whole. On a local disk, files of contiguous datasets are mapped, without HDF5.
+process that kept it open could not write to it, and each worker process needs a handle of its own. An object in a
+store is fetched whole. On a local disk, files of contiguous datasets are mapped, without HDF5.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from feedline._src.runtime.exit import check_may_read, stop_reads
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
-_GROUP_BYTES, _MAX_GROUPS = 1 << 16, 1 << 20  # of rows that are read at once, of a dataset without chunks
-_EXIT_WAITS_S = 1.0  # for the read in progress; closing feeds takes up to as long
+_GROUP_BYTES, _MAX_GROUPS = 1 << 16, 1 << 20  # size and maximum number of groups in a dataset without chunks
+_EXIT_WAITS_S = 1.0  # how long the exit waits for a read in progress, after it has closed feeds
 _DAMAGED = "the file is damaged, write it again with h5py"
 _LEAVE_OUT = ", or leave it out with columns=[...]"
 
@@ -52,10 +52,10 @@ _lock = threading.RLock()
 
 @functools.cache
 def _h5py() -> Any:
-    """The library h5py, with hooks of forks and of the exit.
+    """The library h5py, after registering hooks for forks and for the exit.
 
-    The newest hook is called first. These are newer than h5py's: a thread that reads takes `_lock` and then h5py's
-    lock, so a fork must take them in this order, too. Two threads may register them twice, which is harmless.
+    A thread that reads takes `_lock` and then h5py's lock, so a fork must take them in this order, too. The newest
+    hook is called first, so these are registered after h5py's. It is harmless if two threads register them twice.
     """
     h5py = require("h5py", "hdf5")
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -64,19 +64,19 @@ def _h5py() -> Any:
 
 
 def _end_reads() -> None:
-    """Wait for the read in progress, and let none begin.
+    """Wait for the read in progress, and let no other begin.
 
-    The interpreter ends daemon threads. One that ended inside HDF5 would keep h5py's own lock, for which the exit
-    would wait. So a process whose read does not end leaves at once. Python does not show its status to hooks of
-    the exit; 1 does not claim a success.
+    The interpreter ends daemon threads. A thread that it ended inside HDF5 would keep h5py's own lock, for which
+    the exit would wait. So if the read does not end, the process exits at once. Its status is 1, since an exit
+    hook cannot see the program's status, and 0 could report a failure as a success.
     """
     stop_reads()
     if _lock.acquire(timeout=_EXIT_WAITS_S):
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the streams may be closed, or None
         print(
-            f"feedline: a read of an HDF5 file had not ended {_EXIT_WAITS_S:.0f} s after the program, so the "
-            "process leaves with status 1 and without the rest of its exit; close feeds before the end",
+            f"feedline: a read of an HDF5 file was not done {_EXIT_WAITS_S:.0f} s after the program ended, so the "
+            "process exits with status 1, without other exit hooks; close feeds before the program ends",
             file=sys.stderr,
         )
         sys.stderr.flush()
@@ -91,9 +91,9 @@ class _Leaf:
     Attributes:
       dataset: its path in the file, which begins with "/".
       fields: the names that lead to the field, outermost first.
-      row: what a row of it is.
-      rows, height: the number of rows, and of those that are read at once.
-      mapped: the elements of the dataset, if they lie in the file as NumPy can use them.
+      row: what the leaf holds in one row.
+      rows, height: the number of rows, and how many of them are read at once.
+      mapped: the elements of the dataset, if they lie in the file as NumPy can use them; else None.
     """
 
     dataset: str
@@ -108,12 +108,12 @@ class _Leaf:
         return "/".join([self.dataset.strip("/"), *self.fields])
 
     def field_of(self, elements: Any) -> Any:
-        """The leaf of some elements of its dataset, in memory or in the file."""
+        """The leaf's values in some elements of its dataset, which lie in memory or in the file."""
         return functools.reduce(lambda inner, name: inner[name], self.fields, elements)
 
 
 def open_hdf5(file: File, options: OpenOptions) -> Grouped:
-    """The datasets of a file: mapped, in groups of rows such as those of a chunk, or with bytes row by row."""
+    """The datasets of a file: mapped; in groups, such as the rows of a chunk; or, if any has bytes, row by row."""
     tree: dict[str, Any] = {}
     for leaf in _leaves_of_file(file, options):
         *outer, last = leaf.path.split("/")
@@ -154,7 +154,7 @@ FORMAT = Format("hdf5", (".h5", ".hdf5"), _OPTIONS, extra="hdf5", open=open_hdf5
 
 
 def _used(file: File, use: Callable[[Any], T]) -> T:
-    """What `use` returns of the `h5py.File`, while no other thread uses HDF5."""
+    """The result of `use` with the `h5py.File`, while no other thread uses HDF5."""
     h5py = _h5py()
 
     def used(path: str) -> T:
@@ -162,7 +162,7 @@ def _used(file: File, use: Callable[[Any], T]) -> T:
             check_may_read()
             for other in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
                 if other.get_intent() != h5py.h5f.ACC_RDONLY and os.fsdecode(other.name) == path:
-                    # HDF5 would share its state with us, of which not all may lie on disk yet
+                    # HDF5 would give us the writer's view of the file, parts of which may not be on disk yet
                     raise ValueError("it is already open for writing in this process")
             with h5py.File(path, "r", locking="best-effort") as opened:
                 return use(opened)
@@ -173,7 +173,7 @@ def _used(file: File, use: Callable[[Any], T]) -> T:
 def _read_from(opened: Any, leaf: _Leaf, rows: Any) -> Array:
     try:
         return np.ascontiguousarray(leaf.field_of(opened[leaf.dataset][rows]))
-    except (OSError, RuntimeError, KeyError) as error:  # of HDF5, for damage
+    except (OSError, RuntimeError, KeyError) as error:  # HDF5 raises these for damage
         raise ValueError(f"{leaf.dataset}: {error}; {_DAMAGED}") from error
 
 
@@ -190,11 +190,11 @@ def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
         leaves, names = _used(file, lambda opened: _chosen(opened, file, options))
     except (FeedError, _RefusedError):
         raise
-    except Exception as error:  # of many types, for damaged files
+    except Exception as error:  # h5py raises many types for damaged files
         raise ValueError(
             f"{file.name} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. It must not be "
             "open for writing: close it in the program that writes it, or, if that was killed, run h5clear -s "
-            "(Debian: hdf5-tools) and check the data. If it is truncated or another format, write it again"
+            "(Debian: hdf5-tools) and check the data. If it is truncated, or in another format, write it again"
         ) from error
     options.chosen(names, file.name)
     check_same_rows({leaf.path: leaf.rows for leaf in leaves}, file.name)
@@ -202,7 +202,7 @@ def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
 
 
 def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[list[_Leaf], list[str]]:
-    """The chosen leaves, and the names among which the columns must be.
+    """The chosen leaves, and the names that `columns` may have.
 
     HDF5 visits each group once, and follows neither soft links nor links to other files.
     """
@@ -221,12 +221,12 @@ def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[list[_Leaf],
 
 
 def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
-    """The leaf of the dataset at a path, or those of its fields; none of a group or a scalar."""
+    """The leaf of the dataset at a path, or a leaf for each of its fields. A group or a scalar has no leaves."""
     h5py, where = _h5py(), f"{file.name}: {path}"
     if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
         raise _RefusedError(
             f"{where}: links are not followed, and this one leads to {link.path} of "
-            f"{getattr(link, 'filename', 'this file')}; choose that itself with columns=[...], or open that file"
+            f"{getattr(link, 'filename', 'this file')}; choose its target with columns=[...], or open that file"
         )
     dataset = opened[path]
     if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
@@ -237,8 +237,9 @@ def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
     if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count() or lacking:
         raise _RefusedError(
             f"{where}: its data must lie in the file itself, with filters that this h5py has, and it is virtual, "
-            f"in external files, or has the filters {lacking}; open those files themselves, install hdf5plugin "
-            "and import it before, or write it again: new.create_dataset(name, data=old[name][:])"
+            f"in external files, or has the filters {lacking}; open the files that have the data, install "
+            "hdf5plugin and import it first, or write it again: new.create_dataset(name, "
+            "data=old[name][:])"
         )
     try:
         elements = dataset.dtype
@@ -256,7 +257,7 @@ def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
     mapped, offset = None, dataset.id.get_offset()  # None: it is not contiguous, or was never written
     is_native = not elements.hasobject and h5py.h5t.py_create(elements, logical=True) == dataset.id.get_type()
     if offset is not None and is_native:
-        mapped = FileArray.of(file, elements, dataset.shape, offset)  # ValueError: it leads out of the file
+        mapped = FileArray.of(file, elements, dataset.shape, offset)  # ValueError if it leads out of the file
 
     def leaves(dtype: np.dtype[Any], *fields: str) -> list[_Leaf]:
         if dtype.names is not None:
@@ -268,9 +269,9 @@ def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
 
 
 def _check_chunks(dataset: Any, filters: set[int], file_bytes: int) -> None:
-    """Refuse, with a ValueError, chunks outside of the file, or so short that HDF5 would read beyond them."""
+    """Raise ValueError for chunks outside of the file, or so short that HDF5 would read beyond them."""
     h5z, least = _h5py().h5z, 1
-    if filters <= {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}:  # which leave the size as it is
+    if filters <= {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}:  # these filters keep the size
         least = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
 
     def invalid(chunk: Any) -> bool | None:  # None continues the iteration
@@ -278,21 +279,21 @@ def _check_chunks(dataset: Any, filters: set[int], file_bytes: int) -> None:
 
     if dataset.id.chunk_iter(invalid):
         raise ValueError(
-            f"chunks of {dataset.name} must have {least} bytes or more of the {file_bytes} of the file, and one "
-            f"has not; {_DAMAGED}"
+            f"each chunk of {dataset.name} must have {least} bytes or more and lie within the file's "
+            f"{file_bytes}, and one does not; {_DAMAGED}"
         )
 
 
 def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> Leaf:
-    """What a row of such elements is: numbers of one shape, or a single value of bytes or text."""
+    """What a row of such elements holds: numbers of one shape, or a single value of bytes or text."""
     h5py, number = _h5py(), dtype.base
     is_bytes = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
-    if (is_bytes or (dtype.kind == "V" and dtype.subdtype is None)) and not shape:  # the latter: opaque
+    if (is_bytes or (dtype.kind == "V" and dtype.subdtype is None)) and not shape:  # "V": opaque
         return "bytes"
     if number.kind not in "mMOSV" and is_numeric(number):
         return jax.ShapeDtypeStruct((*shape, *dtype.shape), np.dtype(number.str))  # without h5py's metadata
     found = "references" if h5py.check_ref_dtype(number) is not None else f"{number}{list(shape)}"
     raise _RefusedError(
-        f"{where}: a row must have numbers or booleans that JAX has, or one value of bytes or text, and has "
-        f"{found}; encode them as numbers, dates by array.view(numpy.int64){_LEAVE_OUT}"
+        f"{where}: a row must have numbers or booleans of a dtype that JAX has, or one value of bytes or text, "
+        f"and has {found}; encode these values as numbers (dates with array.view(numpy.int64)){_LEAVE_OUT}"
     )

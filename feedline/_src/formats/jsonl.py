@@ -1,7 +1,7 @@
 """JSON lines: files whose lines are JSON objects. Numbers become arrays, and text becomes bytes.
 
-The first line says which fields there are, and what each holds: text, or numbers of one shape. A field of integers
-is float64 if a line in the first 64 KiB has a fraction. Other lines may have more fields, which are not read.
+The first line determines the fields, and what each holds: text, or numbers of one shape. A field of integers is
+float64 if a line in the first 64 KiB has a fraction. Other lines may have more fields, which are not read.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from feedline._src.rows.shards import Indices
 
 Array = npt.NDArray[Any]
 _START_BYTES = 1 << 16
-"""Read to learn the fields."""
+"""How many bytes are read to learn the fields."""
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 """The bytes of blank lines: white space of JSON, and byte order marks."""
 _NEWLINE_CRC = zlib.crc32(b"\n")
 
 
 def scan(file: File) -> Scan:
-    """Where the lines lie, without blank ones. The header of a line is the line break before it."""
+    """Where the lines lie, except blank ones. The line break before a line serves as its header."""
     parts = array("q")
     at = 0
     with file.open(sequential=True) as opened:
@@ -47,7 +47,7 @@ def scan(file: File) -> Scan:
 
 
 def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
-    """How files are opened whose lines have the fields of the first one."""
+    """The function that opens every file of a source. Its lines must have the fields of the first file."""
     lines = _first_lines(first)
     spec = _spec_of(lines, options.chosen(list(lines[0]), first.name), first.name)
     return functools.partial(_open, spec)
@@ -59,7 +59,7 @@ FORMAT = Format("jsonl", (".jsonl", ".ndjson"), takes=frozenset({"columns"}), op
 def _open(spec: dict[str, Leaf], file: File, options: OpenOptions) -> Grouped:
     """The lines of a file."""
     indexed = IndexedFile(file, "jsonl", scan)
-    names = sorted(spec)  # as JAX numbers the leaves of a dict
+    names = sorted(spec)  # the order of a dict's leaves in JAX
 
     def read_rows(leaves: Sequence[int], rows: Indices) -> list[Any]:
         lines = list(map(_object, indexed.read(rows)))
@@ -69,7 +69,7 @@ def _open(spec: dict[str, Leaf], file: File, options: OpenOptions) -> Grouped:
 
 
 def _first_lines(file: File) -> list[dict[str, Any]]:
-    """The objects of the first lines of a file, without later lines that are none, which are bad rows."""
+    """The objects of the first lines of a file. Later lines that are no objects are bad rows, and skipped here."""
     with file.open() as opened:
         lines = [line for line in opened.readlines(_START_BYTES) if line.strip(_BLANK)]
     if not lines:
@@ -87,27 +87,27 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line. ValueError: it is none."""
+    """The JSON object of a line. Raises ValueError if the line is not a JSON object."""
     try:
         found = json.loads(line.decode("utf-8-sig"))
         if not isinstance(found, dict) or not found:
             raise ValueError(f"it is a JSON {type(found).__name__}" if found else "it has no fields")
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"each line must be a JSON object, and {line.strip()[:60]!r} is none: {error}; mend the line"
+            f"each line must be a JSON object, and {line.strip()[:60]!r} is not: {error}; correct the line"
         ) from error
     return found
 
 
 def _spec_of(lines: Sequence[dict[str, Any]], columns: Sequence[str], path: str) -> dict[str, Leaf]:
-    """What each column is. TypeError lists all columns that are neither text nor numbers."""
+    """The leaf of each column. Raises a TypeError that lists all columns that are neither text nor numbers."""
     found = {name: _leaf_of([line[name] for line in lines if line.get(name) is not None]) for name in columns}
     spec = {name: leaf for name, leaf in found.items() if leaf is not None}
     if len(spec) < len(found):
         refused = [f"{name!r} is {_shown(lines[0][name])}" for name, leaf in found.items() if leaf is None]
         leave = f", or leave it out: columns=[{few([repr(name) for name in spec], ', ')}]" if spec else ""
         raise TypeError(
-            "each column must be text, or numbers that fit int64 or float64 in lists of one length, and "
+            "each column must be text, or numbers that fit int64 or float64, alone or in lists of one length, and "
             f"{len(refused)} of {len(columns)} of {path} are not: {few(refused, '; ')}. Write the file again, "
             f"without nulls and with the fields of objects as columns (pandas.json_normalize){leave}"
         )
@@ -115,7 +115,7 @@ def _spec_of(lines: Sequence[dict[str, Any]], columns: Sequence[str], path: str)
 
 
 def _leaf_of(values: Sequence[Any]) -> Leaf | None:
-    """What a column is that has these values, by the type of the first; None: neither text nor numbers."""
+    """The leaf of a column with these values, by the type of the first; None if it is neither text nor numbers."""
     if not values:
         return None
     if isinstance(values[0], str):
@@ -131,10 +131,10 @@ def _leaf_of(values: Sequence[Any]) -> Leaf | None:
 
 
 def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
-    """The values of a column. Whether one fits does not depend on the other lines."""
+    """The values of a column. Whether a value fits does not depend on the other lines."""
     if missing := [line for line in lines if name not in line]:
         raise ValueError(
-            f"each line must have the fields of the first, and one of {list(missing[0])} has no {name!r}; mend it"
+            f"each line must have the fields of the first, and one with {list(missing[0])} has no {name!r}; fix it"
         )
     values = [line[name] for line in lines]
     found: Any = None
@@ -145,16 +145,16 @@ def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
     if found is None:
         kind = "text" if isinstance(leaf, str) else described(leaf)
         raise ValueError(
-            f"the field {name!r} must be {kind}, as in the first line, and is {_shown(values[0])}; mend the "
-            "line, or pad lists to one length (docs/sources.md has rows of different lengths)"
+            f"the field {name!r} must be {kind}, as in the first line, and is {_shown(values[0])}; correct the "
+            "line, or pad lists to one length (for rows of different lengths, see docs/sources.md)"
         )
     return found
 
 
 def _fitting(values: Sequence[Any], leaf: jax.ShapeDtypeStruct) -> Array | None:
-    """Values of JSON as an array of a leaf; None if one has another shape, or its dtype cannot hold them.
+    """JSON values as an array of the leaf; None if a value has another shape, or the leaf's dtype cannot hold it.
 
-    NumPy makes uint64 of some integers beyond int64, and objects of others. Only a field of float64 takes these.
+    NumPy makes uint64 of some integers beyond int64, and objects of others. Only a float64 field takes these.
     """
     try:
         found = np.asarray(values)

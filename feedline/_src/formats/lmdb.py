@@ -1,7 +1,7 @@
 """LMDB files: their entries as rows of bytes, in the order of the keys.
 
-LMDB finds an entry by its key and not by its number, so all keys are read when a file is opened. A process can
-have a file open once, so each read opens it, one thread at a time.
+LMDB finds an entry by its key and not by its number, so all keys are read when a file is opened. A process must
+not have a file open twice at a time, so each read opens and closes it, and only one thread reads at a time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from feedline._src.runtime.exit import check_may_read
 
 T = TypeVar("T")
 _DATA, _OTHER = "data.mdb", "lock.mdb"
-"""The files of an LMDB folder, which is LMDB's default."""
+"""The files in a folder that LMDB writes, as it does by default."""
 _CHECKED_KEYS = 100
-"""How many of the first keys are asked whether they name a database, since each costs some µs."""
+"""How many keys, from the first, are checked for naming a database. Each check costs some µs."""
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 lmdb: Any = Library("lmdb", "lmdb")
@@ -36,16 +36,16 @@ lmdb: Any = Library("lmdb", "lmdb")
 
 def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     """The entries of a file: columns "key" and "value". Objects in a store are fetched whole."""
-    names = sorted(options.chosen(["key", "value"], file.name))  # as JAX numbers the leaves of a dict
+    names = sorted(options.chosen(["key", "value"], file.name))  # the order of a dict's leaves in JAX
 
     def keys_of(env: Any, entries: Any) -> list[bytes]:
         found = list(entries.cursor().iternext(values=False))
-        for key in [key for key in found[:_CHECKED_KEYS] if b"\0" not in key]:  # LMDB takes no other names
-            with contextlib.suppress(lmdb.IncompatibleError):  # a plain entry: only `open_db` tells
+        for key in [key for key in found[:_CHECKED_KEYS] if b"\0" not in key]:  # LMDB allows no NUL in names
+            with contextlib.suppress(lmdb.IncompatibleError):  # a plain entry, as only `open_db` can tell
                 env.open_db(key, entries, create=False)
                 raise ValueError(
-                    f"the entries of an LMDB file must lie in its unnamed database, and {file.name} has one "
-                    f"named {key!r}; copy its entries into a file of their own: new.put(key, value)"
+                    f"the entries of an LMDB file must lie in its unnamed database, and {file.name} has one named "
+                    f"{key!r}; copy its entries into a file of their own: new.put(key, value)"
                 )
         return found
 
@@ -65,7 +65,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
 
 
 def _files(paths: Sequence[str], store: Store | None) -> Files:
-    """The files, of folders their data; lock files, which a glob may match, are left out."""
+    """The files; for a folder, its data file. Lock files, which a glob may match, are left out."""
     data = [path for path in paths if os.path.basename(path) != _OTHER] or paths
     folders = [not is_url(path) and os.path.isdir(path) for path in data]
     return Files([os.path.join(path, _DATA) if f else path for path, f in zip(data, folders, strict=True)], store)
@@ -77,14 +77,14 @@ FORMAT = Format(
 
 
 def _used(file: File, use: Callable[[Any, Any], T]) -> T:
-    """What `use` returns of an environment and a transaction, while no other thread uses LMDB."""
+    """The result of `use` with an environment and a transaction, while no other thread uses LMDB."""
 
     def used(path: str) -> T:
         try:
             with _lock, lmdb.open(path, subdir=False, readonly=True, lock=False, create=False, max_dbs=1) as env:
                 check_may_read()
                 needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-                if needed > (size := os.stat(path).st_size):  # LMDB would read beyond its end
+                if needed > (size := os.stat(path).st_size):  # LMDB would read beyond the file's end
                     raise ValueError(f"{file.name} must have {needed} bytes, and has {size}; it is truncated")
                 with env.begin() as entries:
                     return use(env, entries)

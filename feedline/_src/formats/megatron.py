@@ -1,9 +1,9 @@
 """Tokens of Megatron-LM and NeMo: a `.bin` of tokens, and the `.idx` beside it, which says where documents begin.
 
-Megatron-LM's `IndexedDatasetBuilder` writes an `.idx`, little-endian: nine bytes of magic; the version 1, uint64;
-the code of the dtype, uint8; the numbers n of sequences and d of document indices, uint64. Then the lengths of
-sequences, int32[n], their offsets in the `.bin` in bytes, int64[n], and for each document the number of its first
-sequence, followed by n, int64[d]. Multimodal files end with int8[n], which is not read.
+Megatron-LM's `IndexedDatasetBuilder` writes an `.idx`. It holds, in little-endian: nine magic bytes; uint64, the
+version 1; uint8, the code of the dtype; uint64, the number n of sequences; uint64, the number d of document
+indices; int32[n], the length of each sequence; int64[n], its offset in the `.bin` in bytes; int64[d], the number
+of each document's first sequence, and at the end n. In multimodal files int8[n] follows, which is not read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT = Format("megatron", (".idx",), takes=frozenset({"window", "stride", "col
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16)
-"""By their codes, which begin with 1."""
+"""The dtype with code i is _DTYPES[i - 1]."""
 
 
 class Index(NamedTuple):
@@ -30,7 +30,7 @@ class Index(NamedTuple):
 
     Attributes:
       dtype: of a token.
-      offsets: int64[documents + 1]; document i has the tokens offsets[i] to offsets[i + 1] of the `.bin`.
+      offsets: int64[documents + 1]; document i is the tokens offsets[i] up to offsets[i + 1] of the `.bin`.
     """
 
     dtype: np.dtype[Any]
@@ -43,17 +43,17 @@ def tokens_beside(index: str) -> str:
 
 
 def read_index(file: File) -> Index:
-    """What an `.idx` says. ValueError: it is damaged, or its sequences do not follow each other."""
+    """Read an `.idx`. Raises ValueError if it is damaged, or its sequences do not follow each other."""
 
     def check(holds: Any, rule: str) -> None:
         if not holds:
             raise ValueError(
-                f"{file.name} cannot be read as an .idx of Megatron-LM: {rule}. It may be truncated or another "
-                "format; write it again with IndexedDatasetBuilder"
+                f"{file.name} cannot be read as an .idx of Megatron-LM: {rule}. It may be truncated, or in "
+                "another format; write it again with IndexedDatasetBuilder"
             )
 
     head = file.samples([(0, _HEADER.size)])[0]
-    check(len(head) == _HEADER.size and head.startswith(_MAGIC), "it does not begin as one does")
+    check(len(head) == _HEADER.size and head.startswith(_MAGIC), "it does not begin with the bytes of an .idx")
     _, version, code, sequences, marks = _HEADER.unpack(head)
     known = version == 1 and 1 <= code <= len(_DTYPES)
     check(known, f"its version must be 1 and the code of its dtype 1 to 8, got {version} and {code}")
@@ -69,12 +69,12 @@ def read_index(file: File) -> Index:
     check(follow, "its sequences must follow each other in the .bin, and do not")
     first = np.frombuffer(firsts, "<i8")
     ascend = len(first) and first[0] == 0 and first[-1] == sequences and (np.diff(first) >= 0).all()
-    check(ascend, f"its documents must ascend from the first to the last of its {sequences} sequences, and do not")
+    check(ascend, f"its document indices must ascend from 0 to {sequences}, its number of sequences, and do not")
     return Index(dtype, ends[first])
 
 
 def check_tokens(index: Index, name: str, size: int) -> None:
-    """Refuse, with a ValueError, a `.bin` of `size` bytes that an `.idx` does not belong to."""
+    """Raise ValueError if a `.bin` of `size` bytes does not fit its `.idx`."""
     needed = int(index.offsets[-1]) * index.dtype.itemsize
     if size != needed:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`.npy`, `.npz` and raw files: arrays that lie in them as they are. Compressed ones are read into memory."""
+"""`.npy`, `.npz` and raw files. Rows are read in place; a compressed array is read into memory as a whole."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from feedline._src.formats.table import FileArray, check_memory, fields
 
 Array = npt.NDArray[Any]
 HEADER_BYTES = 10_000
-"""NumPy's limit: Python's parser is not safe for long untrusted texts."""
+"""The longest header that is parsed, as in NumPy: Python's parser is not safe for long untrusted texts."""
 
 
 def read(file: File, options: OpenOptions) -> list[Any]:
-    """The arrays of a file: one, or a dict by name. Records (a structured dtype) become a dict of their fields."""
+    """The arrays of a file: one array, or a dict by name. A structured array becomes a dict of its fields."""
     suffix = suffix_of(file.name)
     try:
         if suffix == ".npz":
@@ -32,7 +32,7 @@ def read(file: File, options: OpenOptions) -> list[Any]:
     except ValueError as error:
         writer = "numpy.savez" if suffix == ".npz" else "numpy.save"
         raise ValueError(
-            f"{file.name} cannot be read as a {suffix} file of numbers: {error}. It may be truncated or "
+            f"{file.name} cannot be read as a {suffix} file of numbers: {error}. It may be truncated, or in "
             f"another format; write it again with {writer}"
         ) from error
     for name, array in arrays.items():
@@ -45,9 +45,10 @@ def read_raw(file: File, options: OpenOptions) -> list[Any]:
     dtype: Any = options.dtype
     if dtype is None or file.size % dtype.itemsize:
         raise ValueError(
-            f"{file.name} cannot be read as a .bin file of numbers: raw bytes do not say what they are, and must "
-            f"be a multiple of their dtype, got dtype={dtype} and {file.size} bytes; pass open_source(path, "
-            "dtype=...), or open the .idx of Megatron-LM beside them. If the dtype is right, it is truncated"
+            f"{file.name} cannot be read as a .bin file of numbers: raw bytes do not say what they are, so a "
+            f"dtype is needed whose size divides the size of the file, got dtype={dtype} and {file.size} bytes; "
+            "pass open_source(path, dtype=...), or open the .idx of Megatron-LM beside it. If the dtype is right, "
+            "the file is truncated"
         )
     array = FileArray.of(file, dtype, (file.size // dtype.itemsize,), 0)
     return [options.named(fields(array), file.name)]
@@ -68,7 +69,7 @@ class _Header(NamedTuple):
 
 
 def _header_of(begin: bytes, size: int) -> _Header:
-    """The header of a `.npy` of `size` bytes, which begins with `begin`."""
+    """The header of a `.npy` of `size` bytes, of which `begin` are the first."""
     stream = io.BytesIO(begin[:HEADER_BYTES])
     try:
         version = np.lib.format.read_magic(stream)
@@ -77,7 +78,7 @@ def _header_of(begin: bytes, size: int) -> _Header:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         text = _as_version_2(stream) if version == (3, 0) else stream
         shape, fortran, dtype = read(text, max_header_size=HEADER_BYTES)
-    except Exception as error:  # of many types, for arbitrary text
+    except Exception as error:  # NumPy raises many types for arbitrary text
         raise ValueError(f"NumPy cannot read its header ({type(error).__name__}: {error})") from error
     if not all(type(axis) is int and axis >= 0 for axis in shape):
         raise ValueError(f"its shape must be a tuple of lengths, got {shape!r:.200}")
@@ -91,7 +92,7 @@ def _header_of(begin: bytes, size: int) -> _Header:
 
 
 def _as_version_2(stream: io.BytesIO) -> io.BytesIO:
-    """The rest of a header of version 3.0, which is UTF-8: NumPy reads those only together with the elements."""
+    """Convert the rest of a header of version 3.0 (UTF-8), for which NumPy has no function, to version 2.0."""
     length = int.from_bytes(stream.read(4), "little")
     text = stream.read(length)
     if len(text) != length:
@@ -101,18 +102,18 @@ def _as_version_2(stream: io.BytesIO) -> io.BytesIO:
 
 
 def _array_at(begin: bytes, file: File, at: int, size: int) -> FileArray:
-    """The array of a `.npy` of `size` bytes at byte `at` of a file."""
+    """The array of a `.npy` of `size` bytes that starts at byte `at` of a file, with the bytes `begin`."""
     header = _header_of(begin, size)
     return FileArray.of(file, header.dtype, header.shape, at + header.start, header.fortran)
 
 
 def _members(file: File) -> dict[str, Any]:
-    """The arrays of a `.npz`, by name. ValueError: it is damaged; the error names the member."""
+    """The arrays of a `.npz`, by name. If one is damaged, raises a ValueError that names it."""
     arrays: dict[str, Any] = {}
     with file.open() as opened:
         try:
             archive = zipfile.ZipFile(opened)
-        except Exception as error:  # of many types, if its directory is damaged
+        except Exception as error:  # zipfile raises many types for a damaged directory
             raise ValueError(f"it is no zip archive ({error or type(error).__name__})") from error
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
@@ -120,14 +121,14 @@ def _members(file: File) -> dict[str, Any]:
                 raise ValueError(f"its members must have different names, and two are called {name!r}")
             try:
                 with archive.open(member) as stream:
-                    start = opened.tell()  # zipfile has read what is before the member's data
+                    start = opened.tell()  # zipfile has read up to the member's data
                     begin = stream.read(HEADER_BYTES)
                 if member.compress_type == zipfile.ZIP_STORED:
                     arrays[name] = _array_at(begin, file, start, member.file_size)
                 else:
                     check_memory(file.name, "a compressed array", member.file_size)
                     arrays[name] = _decompressed(archive, member, _header_of(begin, member.file_size))
-            except Exception as error:  # of many types, from zipfile and the decompressors
+            except Exception as error:  # zipfile and the decompressors raise many types
                 raise ValueError(f"its member {name!r}: {str(error)[:300] or type(error).__name__}") from error
     if not arrays:
         raise ValueError("it holds no arrays")
@@ -135,21 +136,21 @@ def _members(file: File) -> dict[str, Any]:
 
 
 def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: _Header) -> Array:
-    """The array of a compressed member: whatever it expands to, no more bytes than its header says are read."""
+    """The array of a compressed member. Reads only the bytes that its header promises, even if there are more."""
     with archive.open(member) as stream:
         stream.read(header.start)
         data = stream.read(math.prod(header.shape) * header.dtype.itemsize)
-        stream.read(1)  # at the end, zipfile compares the checksum
+        stream.read(1)  # zipfile compares the checksum when it reaches the end
     return np.ndarray(header.shape, header.dtype, data, order="F" if header.fortran else "C")
 
 
 def _check_dtype(name: str, array: Any) -> None:
-    """Refuse, with a TypeError, elements of raw bytes: so `numpy.save` writes dtypes that are not NumPy's own."""
+    """Raise TypeError for elements of raw bytes, as which `numpy.save` writes dtypes that are not NumPy's own."""
     dtype = array.dtype
     inner = [dtype] if dtype.names is None else [dtype[field] for field in dtype.names]
     if any(each.base.kind == "V" and each.base.names is None for each in inner):
         raise TypeError(
-            f"{name}: elements of dtype {dtype} have lost their dtype: numpy.save knows NumPy's own dtypes alone, "
-            "and not bfloat16 or float8. Write array.tofile('x.bin'), and open it with feedline.open_source("
+            f"{name}: elements of dtype {dtype} have lost their dtype: numpy.save keeps only NumPy's own dtypes, "
+            "not bfloat16 or float8. Write array.tofile('x.bin'), and open it with feedline.open_source("
             f"'x.bin', dtype=np.dtype((ml_dtypes.bfloat16, {array.shape[1:]})))"
         )

@@ -22,7 +22,7 @@ class OpenOptions:
     """The validated keyword arguments of `feedline.open_source`, which documents each.
 
     Raises:
-      ValueError, TypeError: an invalid value.
+      ValueError, TypeError: a value is invalid.
     """
 
     dtype: npt.DTypeLike | None = None
@@ -37,7 +37,7 @@ class OpenOptions:
         if self.dtype is not None:
             dtype = np.dtype(self.dtype)
             if dtype.hasobject or dtype.itemsize == 0:
-                raise TypeError(f"dtype must be of numbers of a fixed size, got {dtype!r}; np.uint16, for example")
+                raise TypeError(f"dtype must have numbers of a fixed size, got {dtype!r}; for example, np.uint16")
             object.__setattr__(self, "dtype", dtype)
         checked_integer("cache_bytes", self.cache_bytes, at_least=0)
         if self.store is not None:
@@ -55,8 +55,8 @@ class OpenOptions:
             checked_integer("stride", self.stride, at_least=1)
             if self.window is None or self.stride > self.window:
                 raise ValueError(
-                    f"stride is the distance between windows, 1 to window, got stride={self.stride} with "
-                    f"window={self.window}; leave it out for windows that follow each other"
+                    f"stride is the distance between windows, and must be 1 to window, got stride={self.stride} "
+                    f"with window={self.window}; leave stride out for windows that follow each other"
                 )
         if self.columns is not None:
             names = tuple(self.columns)
@@ -70,10 +70,10 @@ class OpenOptions:
         return {field.name for field in fields if getattr(self, field.name) != field.default}
 
     def chosen(self, names: Sequence[str], of: str) -> list[str]:
-        """The columns to read, of all columns `names` of the file `of`.
+        """The columns to read, where `names` are all columns of the file `of`.
 
         Raises:
-          ValueError: the file has no such column.
+          ValueError: the file lacks a column, or `columns` is empty.
         """
         if self.columns is None:
             return list(names)
@@ -86,14 +86,14 @@ class OpenOptions:
         return list(self.columns)
 
     def named(self, tree: Any, of: str) -> Any:
-        """The chosen leaves of a dict, or a single array under the name that `columns` gives it."""
+        """The chosen leaves of a dict. A single array becomes a dict if `columns` names it, else stays one."""
         if isinstance(tree, dict):
             return {name: tree[name] for name in self.chosen(list(tree), of)}
         if self.columns is None:
             return tree
         if len(self.columns) != 1:
             raise ValueError(
-                f"{of} holds one array, so columns gives it one name, got {list(self.columns)}; "
-                "write columns=['x']"
+                f"{of} holds one array, so columns must have one name for it, got {list(self.columns)}; write "
+                "columns=['x']"
             )
         return {self.columns[0]: tree}

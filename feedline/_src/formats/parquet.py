@@ -42,7 +42,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
             )
         found.validate()  # invalid lengths would make pyarrow abort the process
         column = found.column(name)
-        if isinstance(spec[name], str):  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
+        if isinstance(spec[name], str):  # 64-bit offsets: with 32-bit ones, chunks of 2 GiB cannot be joined
             column = column.cast(pyarrow.large_binary())
         # combine_chunks would copy a single chunk
         return column_of(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
@@ -62,12 +62,12 @@ FORMAT = Format(
     takes=frozenset({"columns", "cache_bytes"}),
     extra="parquet",
     open=open_file,
-    tail_bytes=1 << 16,  # what pyarrow reads first, in search of the footer
+    tail_bytes=1 << 16,  # what pyarrow reads first, to find the footer
 )
 
 
 def _without_views(schema: Any) -> Any:
-    """Views as bytes. In Parquet they are only a wish for the type in memory."""
+    """The schema with views as plain bytes. Parquet stores bytes; a view is only the type preferred in memory."""
     return pyarrow.schema(
         one.with_type(pyarrow.large_binary()) if is_a(one.type, "binary_view", "string_view") else one
         for one in schema
@@ -75,7 +75,7 @@ def _without_views(schema: Any) -> Any:
 
 
 def _chunks_of(metadata: Any, names: Sequence[str]) -> dict[str, list[int]]:
-    """The numbers of the chunks of each column in a row group, of which nested columns have several."""
+    """The numbers of the chunks that each column has in a row group. Nested columns have several."""
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     return {
         name: [i for i, path in enumerate(paths) if path == name]
@@ -92,7 +92,7 @@ def _extent_of(metadata: Any, group: int, chunks: Sequence[int]) -> tuple[int, i
 
 
 def _nulls_in(metadata: Any, chunks: Sequence[int]) -> int:
-    """How many nulls a column has, as far as the footer says so. ValueError: the footer contradicts itself."""
+    """The nulls of a column that the footer counts. Raises ValueError if the footer contradicts itself."""
     optional = [i for i in chunks if metadata.schema.column(i).max_definition_level]
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if optional else []
     count = 0

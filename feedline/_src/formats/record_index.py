@@ -1,10 +1,10 @@
 """Files of records, which are ranges of bytes that an index finds: TFRecord, tar, JSON lines.
 
-An index says where the records of a file lie. It is made once, and kept beside the file: one line, the CRC-32 of a
-JSON object and that object; then little-endian int64[records, parts, 4], the `ENTRY` of each part of each record.
-It belongs to one version of its file: size, time of modification and sampled bytes. One that is damaged, or of
-another version, is rebuilt. A rewritten file may keep its size, time and samples, but not all record headers,
-which are checked on each read.
+An index says where the records of a file lie. It is made once, and kept beside the file. Its first line has the
+CRC-32 of a JSON object, and that object. Then little-endian int64[records, parts, 4] follow, the `ENTRY` integers
+of each part of each record. An index belongs to one version of its file: size, time of modification and sampled
+bytes. If it is damaged, or of another version, it is made again. Each read checks the headers of its records,
+since a file may be rewritten with the same size, time and samples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices
 
 ENTRY = 4
-"""Integers of a part: offset and length of its header, length of the data after it, CRC-32 of the header."""
+"""How many integers describe a part: offset and length of its header, length of its data, CRC-32 of the header."""
 _INDEX_FORMAT = 3  # an index with another number is made again
 _INDEX_SUFFIX = ".feedline-index"
 _MAX_HEADER_BYTES = _BLOCK_BYTES = 1 << 20
@@ -40,7 +40,7 @@ class Scan(NamedTuple):
 
     Attributes:
       fields: the names of the parts of a record; None: a record is one part.
-      parts: the `ENTRY` of each part of each record, in the order of the records and of `fields`.
+      parts: the `ENTRY` integers of each part of each record, in the order of the records and of `fields`.
     """
 
     fields: tuple[str, ...] | None
@@ -51,10 +51,10 @@ class Index(NamedTuple):
     """An index file that was validated when it was opened.
 
     Attributes:
-      version: of the index file. Another process may replace it by an equal one.
-      start: where its entries begin.
-      records: how many there are.
-      fields: those of a `Scan`.
+      version: the version of the index file, which another process may replace by an equal one.
+      start: the offset at which its entries begin.
+      records: the number of records.
+      fields: as in `Scan`.
     """
 
     path: str
@@ -69,11 +69,11 @@ class IndexedFile:
 
     Attributes:
       count: the number of records.
-      fields: those of a `Scan`.
+      fields: as in `Scan`.
 
     Args:
-      name: of the format.
-      scan: (file) → where its records lie. ValueError: the file is damaged or of another format.
+      name: the name of the format.
+      scan: (file) → where its records lie. Raises ValueError if the file is damaged, or in another format.
       named: whether the scan names fields.
 
     Raises:
@@ -84,7 +84,7 @@ class IndexedFile:
 
     def __init__(self, file: File, name: str, scan: Callable[[File], Scan], named: bool = False) -> None:
         self._file, self._scan, self._named = file, scan, named
-        # an object needs no samples: its stamp, an ETag, differs if its bytes do
+        # an object needs no samples: its stamp is an ETag, which differs if its bytes do
         samples = [] if file.in_store else file.samples(digests.samples_of_file(file.size))
         self._belongs = {
             "index": _INDEX_FORMAT,
@@ -95,29 +95,29 @@ class IndexedFile:
         self.count, self.fields = self._index.records, self._index.fields
 
     def extents(self, records: Indices, fields: Sequence[str] | None = None) -> tuple[Indices, Indices]:
-        """Offsets and lengths of the bytes of these records. Errors as of `read`."""
+        """Offsets and lengths of the bytes of these records. Raises FeedError and OSError as `read` does."""
         offset, header, length, _ = self._entries(records, fields).reshape(-1, ENTRY).T
         return offset, header + length
 
     def read(self, records: Indices, fields: Sequence[str] | None = None) -> list[bytes]:
-        """The bytes of these fields of records, record by record; None: of all parts of each.
+        """The bytes of the `fields` of these records, record by record; all parts of each if `fields` is None.
 
         Raises:
           ValueError: bytes of a record are missing.
-          FeedError: the file was changed, or the index is not that of the file.
+          FeedError: the file was changed, or does not match its index.
           OSError: the disk cannot be read.
         """
         entries = self._entries(records, fields)
         width, flat = entries.shape[1], entries.reshape(-1, ENTRY)
         offset, header, length, _ = flat.T
-        # header and data apart, since cutting the header off a large part would copy it
+        # header and data are read apart, since slicing the header off a large part would copy the data
         offsets, lengths = np.stack([offset, offset + header], 1), np.stack([header, length], 1)
         stored = self._file.read(offsets.ravel(), lengths.ravel())
         headers, parts = stored[0::2], stored[1::2]
         for i, (_, _, size, checksum) in enumerate(flat.tolist()):
             if zlib.crc32(headers[i]) != checksum:
                 raise self._mismatch(
-                    f"has another header of record {records[i // width]} than the file, which was built again "
+                    f"does not match the header of record {records[i // width]} in the file, which was rewritten "
                     "with the same size and time, or is damaged"
                 )
             if len(parts[i]) != size:
@@ -133,11 +133,11 @@ class IndexedFile:
             parts = parts[:, [names.index(field) for field in fields]]
         places = parts[:, :, :3]
         if not ((places >= 0) & (places <= size)).all() or (places.sum(axis=2) > size).any():
-            raise self._mismatch(f"names bytes beyond the {size} of the file")
+            raise self._mismatch(f"names bytes beyond the {size} bytes of the file")
         return parts.astype(np.int64, copy=False)
 
     def _stored(self, records: Indices, width: int) -> bytes:
-        """The bytes of these records in the index, `width` each.
+        """The entries of these records in the index, `width` bytes for each record.
 
         An index that was deleted, written to, or replaced by an equal one since it was validated is opened again.
         """
@@ -155,7 +155,7 @@ class IndexedFile:
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
-        """Not a bad row: substitutes would hide that all rows changed."""
+        """The error for an index of other rows. It is no bad row: substitutes would hide that all rows changed."""
         return FeedError(
             f"an index must match its file, and {self._index.path} {found}. Delete that index, which is then "
             "made again, and build a new feed",
@@ -175,12 +175,12 @@ class IndexedFile:
             if scan is None:
                 scan = self._scan(self._file)
                 self._file.check()
-            else:  # not made by another process meanwhile, whose reads this would disturb
+            else:  # no other process made one during the scan; replacing that would disturb its reads
                 self._write_index(places, scan)
         raise self._unstable()
 
     def _valid_index(self, place: str) -> Index:
-        """The index at `place`. ValueError and others: there is no whole index there that belongs to the file."""
+        """The index at `place`. Raises errors of several types if no complete index of the file is there."""
         with open(place, "rb") as file:
             version = Version.of(file.fileno())
             line = file.readline(_MAX_HEADER_BYTES)
@@ -193,7 +193,7 @@ class IndexedFile:
             if {name: header.get(name) for name in self._belongs} != self._belongs:
                 raise ValueError("it is of another file")
             if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-                raise ValueError("its fields are no names, or one is there twice")
+                raise ValueError("its fields are not names, or one occurs twice")
             checksum_of_entries = 0
             while block := file.read(_BLOCK_BYTES):
                 checksum_of_entries = zlib.crc32(block, checksum_of_entries)
@@ -203,7 +203,7 @@ class IndexedFile:
         return Index(place, version, len(line), records, fields)
 
     def _write_index(self, places: Sequence[str], scan: Scan) -> None:
-        """Write an index to the first place that can be written to. Whoever can read the data can read it."""
+        """Write an index to the first place that can be written to, readable by all who can read the file."""
         payload = np.asarray(scan.parts, "<i8").tobytes()
         header = self._belongs | {"fields": scan.fields, "crc32": zlib.crc32(payload)}
         text = json.dumps(header).encode() + b"\n"

@@ -1,6 +1,6 @@
-"""`Format`, which the module of a format declares; how a suffix finds it; the import of optional libraries.
+"""`Format`, which each module of a format declares; the look-up of formats by suffix; lazy imports of libraries.
 
-A new format is one module here that has a `Format`.
+To add a format, add a module here that declares a `Format`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Way = Literal["mapped", "grouped"]
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """What a module says about its format.
+    """What a module declares about its format.
 
     Attributes:
-      name: for the rules that concern it alone.
-      suffixes: of its files, the common one first.
-      takes: the options of `open_source` that it takes, beside `store`.
-      extra: the extra of pyproject.toml that installs its library; "": it needs none.
+      name: the format's name, for rules that concern only this format.
+      suffixes: the suffixes of its files, the most common one first.
+      takes: the options of `open_source` that it supports, besides `store`.
+      extra: the extra of pyproject.toml that installs its library; "" if it needs none.
       way: how rows are read. A format that can map only some of its files says "grouped".
-      open: (file, options) → its description: the arrays or groups that it has. ValueError, TypeError: it is
-        damaged, of another format, or has no rows of numbers or bytes, with its name; FeedError: it changed, or
-        its store cannot be read. None: the source or `open_first` does it.
-      open_first: (file, options) → `open` for all files, if the first with bytes says what rows they have.
-      files: (paths, store) → the files by their numbers, each a `file` for `open`.
-      head_bytes, tail_bytes: how many bytes at the start or the end of a file `open` reads first. Of objects in a
-        store, those of all files are fetched at once.
+      open: (file, options) → the file's arrays or groups. Raises ValueError or TypeError, which name the file, if
+        it is damaged, in another format, or has no rows of numbers or bytes; FeedError if it changed, or its store
+        cannot be read. None if the source or `open_first` opens the files.
+      open_first: (first file with bytes, options) → `open` for all files, if that file determines what rows hold.
+      files: (paths, store) → a sequence of files; each of them is a `file` for `open`.
+      head_bytes, tail_bytes: how many bytes at the start or the end of a file `open` reads first. For objects in a
+        store, these bytes of all files are fetched at once.
 
     Example:
       >>> formats()[".tfrecord"].extra
@@ -56,7 +56,7 @@ class Format:
 
 
 def fetched_files(paths: Sequence[str], store: Store | None) -> Files:
-    """Files of a library that reads them by their paths: objects in a store are fetched whole, all at once."""
+    """Files for a library that needs local paths: objects in a store are fetched whole, all at once."""
     files = Files(paths, store)
     files.fetch_whole()
     return files
@@ -64,7 +64,7 @@ def fetched_files(paths: Sequence[str], store: Store | None) -> Files:
 
 @functools.cache
 def formats() -> dict[str, Format]:
-    """All formats by the suffixes of their files. Their modules are imported; their libraries are not."""
+    """All formats, by the suffixes of their files. Imports the formats' modules, but not their libraries."""
     folder = importlib.import_module("feedline._src.formats")
     names = [f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__)]
     declared = [value for name in names for value in vars(importlib.import_module(name)).values()]
@@ -72,7 +72,7 @@ def formats() -> dict[str, Format]:
 
 
 def suffix_of(path: str) -> str:
-    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix stands before the numbers."""
+    """The suffix that names the format: for "train-00000-of-00128" one before the numbers, else TFRecord's."""
     numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", PurePath(path).name)
     if numbered is None:
         return PurePath(path).suffix
@@ -81,10 +81,10 @@ def suffix_of(path: str) -> str:
 
 
 def require(module: str, extra: str) -> Any:
-    """The module `module`, which `pip install '.[extra]'` in the clone brings.
+    """Import `module`, which `pip install '.[extra]'` in the clone installs.
 
     Raises:
-      ImportError: it is not installed.
+      ImportError: the module is not installed.
 
     Example:
       >>> require("feedline_has_no", "parquet")
@@ -103,7 +103,7 @@ def require(module: str, extra: str) -> Any:
 
 
 class Library:
-    """A module of a library, imported when it is first used. Arguments and errors are those of `require`."""
+    """A module that is imported by `require` when it is first used. It takes the arguments of `require`."""
 
     def __init__(self, module: str, extra: str) -> None:
         self._module, self._extra = module, extra

@@ -1,6 +1,6 @@
-"""What a format makes of a file: plain descriptions of its rows that know no places, caches and versions.
+"""How a format describes the rows of a file, independently of where files lie, of caches and of versions.
 
-There is one for each way to read: a list of trees of `FileArray`s (mapped), and `Grouped`.
+Each way to read has its description: a list of trees of `FileArray`s (mapped), or a `Grouped`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Leaf = jax.ShapeDtypeStruct | str
-"""Shape and dtype of a leaf of one row; or for leaves of any length what they are: "bytes", "bytes of int32"."""
+"""Shape and dtype of a leaf of one row; of a leaf of any length, its kind: "bytes" or "bytes of int32"."""
 _MAX_NAMES_SHOWN = 20
-_BYTES_PER_GROUP = 100  # of the indices of a source, with copies
+_BYTES_PER_GROUP = 100  # what the indices of a source, with their copies, need for one group
 
 
 # --- mapped ---
@@ -37,11 +37,11 @@ _BYTES_PER_GROUP = 100  # of the indices of a source, with copies
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileArray:
-    """An array that lies in a file as it is: a view of the file's memory, or rows to read at their offsets.
+    """An array that lies in a file as NumPy can use it: a view of the mapped file, or rows to read by offset.
 
-    A mapped format describes a file as a list of trees, whose rows follow each other. The leaves are `FileArray`s,
-    or NumPy arrays of what had to be decoded, such as a compressed member of a `.npz`. A field of a structured
-    dtype is an array of its own: array["name"]. Offset and strides are in bytes, and never negative.
+    A mapped format describes a file as a list of trees; the rows of each follow those of the one before. Leaves
+    are `FileArray`s, or NumPy arrays where data had to be decoded, such as a compressed member of a `.npz`. Of a
+    structured dtype, array["name"] is the array of one field. Offset and strides are in bytes, and never negative.
     """
 
     file: File
@@ -54,7 +54,7 @@ class FileArray:
     def of(
         cls, file: File, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, fortran: bool = False
     ) -> FileArray:
-        """An array without gaps, in C or in Fortran order. A dtype may have a shape of its own."""
+        """An array without gaps, in C or in Fortran order. `dtype` may be a subarray dtype."""
         strides = _strides(shape[::-1], dtype.itemsize)[::-1] if fortran else _strides(shape, dtype.itemsize)
         more = _strides(dtype.shape, dtype.base.itemsize)
         return cls(file, dtype.base, (*shape, *dtype.shape), offset, (*strides, *more))
@@ -63,7 +63,7 @@ class FileArray:
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         end = self.offset + last + self.dtype.itemsize
         if 0 not in self.shape and not 0 <= self.offset < end <= self.file.size:
-            raise ValueError(f"it has the bytes from {self.offset} to {end}, and the file has {self.file.size}")
+            raise ValueError(f"it needs bytes {self.offset} to {end}, and the file has {self.file.size} bytes")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -85,11 +85,11 @@ class FileArray:
 
     @property
     def rows_have_gaps(self) -> bool:
-        """Whether the elements of a row do not lie in C order, one after the other."""
+        """False if the elements of each row are contiguous in C order."""
         return self.strides[1:] != _strides(self.shape[1:], self.dtype.itemsize)
 
     def view(self, memory: npt.NDArray[np.uint8]) -> Array:
-        """The array in `memory`, all bytes of the file."""
+        """The array as a view of `memory`, which has all bytes of the file."""
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
@@ -100,7 +100,7 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def fields(array: Any) -> Any:
-    """An array of records, in memory or in a file, as a dict of its fields; any other array as it is.
+    """A structured array, in memory or in a file, as a dict of its fields; any other array unchanged.
 
     Example:
       >>> fields(np.zeros(2, [("x", np.uint8, (3,)), ("y", np.int32)]))["x"].shape
@@ -115,12 +115,12 @@ def fields(array: Any) -> Any:
 
 
 class Column(NamedTuple):
-    """A leaf of some rows: numbers of one shape, or bytes of any length in one piece of memory.
+    """One leaf of some rows: numbers of one shape, or bytes of any length, one after the other in memory.
 
     Attributes:
-      values: [k, *row shape], contiguous; of bytes uint8[n].
-      ends: None; of bytes [k + 1]: value i is values[ends[i] : ends[i + 1]].
-      null: bool[k], True for rows with a null, whose values are meaningless; None if there are none.
+      values: for numbers [k, *row shape], contiguous; for bytes uint8[n].
+      ends: for numbers None; for bytes integers[k + 1]: value i is values[ends[i] : ends[i + 1]].
+      null: bool[k], True for rows with a null, whose values are meaningless; None if no row has one.
     """
 
     values: Array
@@ -137,7 +137,7 @@ class Column(NamedTuple):
 
     @property
     def nulls(self) -> int:
-        """How many rows have one."""
+        """How many rows have a null."""
         return 0 if self.null is None else int(self.null.sum())
 
     def take(self, rows: Indices) -> Any:
@@ -151,7 +151,7 @@ class Column(NamedTuple):
         return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def copied(self) -> Column:
-        """The rows in memory of their own."""
+        """A copy of the rows, in memory of their own."""
         return Column(self.values.copy(), None if self.ends is None else self.ends.copy(), self.null)
 
 
@@ -159,24 +159,24 @@ class Column(NamedTuple):
 class Grouped:
     """A file that stores rows in groups, which are decoded whole: row groups, record batches, rows of chunks.
 
-    Or a file whose rows are read by their numbers: see `by_rows`. Leaves are numbered in the order in which JAX
-    flattens `spec`. All functions are called from many threads. What they raise is a bad row, unless it is a
-    `FeedError` or the file was changed.
+    It can also be a file whose rows are read by their numbers: see `by_rows`. Leaves are numbered in the order in
+    which JAX flattens `spec`. All functions are called from many threads. An exception from them makes bad rows,
+    unless it is a `FeedError` or the file was changed.
 
     Attributes:
       spec: tree of `Leaf`.
-      lengths: for each leaf the rows of each of its groups.
-      read: (leaf, group) → the rows of a group, in memory of their own, since they are cached.
-      read_rows: (leaves, rows) → for each leaf its values, a list or an array, in place of `read`. Rows ascend.
-      row_extents: (rows) → offsets and lengths of their bytes, to fetch them ahead, for `read_rows`.
-      in_place: `read` gives views of memory that stays, mapped or not, so they are not cached.
-      held_bytes: of that memory, what is not mapped; that of all files must fit into cache_bytes.
-      extents: (leaf, group) → offset and length of each part of its bytes, to fetch them ahead.
-      will_read: (leaf, groups, ahead) → whether fetching has begun, in place of `extents`; see `Folder.will_read`.
-      nulls: how many nulls a leaf has, where this is known without reading rows.
-      arrays: makes trees of `FileArray`s and arrays of the same rows, used if all files of a source have them.
-      are_dicts: whether a row with a single column of bytes is a dict, too, and not its bytes.
-      instead: another way to arrays than decoding, for the error of a feed that was given rows with bytes.
+      lengths: for each leaf, the number of rows in each of its groups.
+      read: (leaf, group) → the rows of a group. They are cached, so they must have memory of their own.
+      read_rows: (leaves, rows) → the values of each leaf, a list or an array. Replaces `read`. Rows ascend.
+      row_extents: (rows) → offsets and lengths of the bytes that `read_rows` reads, to fetch them ahead.
+      in_place: whether `read` returns views of memory that stays, mapped or not, so that they are not cached.
+      held_bytes: how much of this memory is not mapped; over all files, it must fit into cache_bytes.
+      extents: (leaf, group) → offset and length of each range of the group's bytes, to fetch them ahead.
+      will_read: (leaf, groups, ahead) → whether fetching has begun. Replaces `extents`; see `Folder.will_read`.
+      nulls: the number of nulls of each leaf for which it is known without reading rows.
+      arrays: () → trees of `FileArray`s and arrays with the same rows. Used if all files of a source have it.
+      are_dicts: whether a row with a single column of bytes is a dict, too, instead of these bytes.
+      instead: for the error of a feed that was given rows with bytes: how to get arrays without decoding.
       close: closes open files. A later read opens them again.
     """
 
@@ -209,7 +209,7 @@ def by_rows(spec: Any, rows: int, read_rows: Callable[..., Sequence[Any]], **mor
 
 
 def even_groups(rows: int, height: int, path: str) -> Indices:
-    """int64[k]: the lengths of groups of `height` rows, the last of which has the rest. ValueError: too many.
+    """int64[k]: the lengths of groups of `height` rows; the last has the rest. ValueError if k is too large.
 
     Example:
       >>> even_groups(7, 3, "x.h5").tolist()
@@ -221,10 +221,10 @@ def even_groups(rows: int, height: int, path: str) -> Indices:
 
 
 def check_same_rows(rows: Mapping[str, int], path: str) -> None:
-    """Refuse, with a ValueError, a file whose arrays have different numbers of rows, or that has none.
+    """Raise ValueError for a file that has no arrays, or arrays with different numbers of rows.
 
     Args:
-      rows: by the name of each array its number of rows.
+      rows: the number of rows of each array, by its name.
     """
     names: dict[int, list[str]] = {}
     for name in sorted(rows):
@@ -240,12 +240,12 @@ def check_same_rows(rows: Mapping[str, int], path: str) -> None:
 
 
 def described(leaf: Leaf) -> str:
-    """A leaf in words, such as "bytes" and "float32[3]"."""
+    """A leaf in words, such as "bytes" or "float32[3]"."""
     return leaf if isinstance(leaf, str) else f"{leaf.dtype}{list(leaf.shape)}"
 
 
 def few(words: Sequence[str], separator: str) -> str:
-    """The first words, and how many more there are."""
+    """The first `_MAX_NAMES_SHOWN` words, and how many more there are."""
     more = f"{separator}… {len(words) - _MAX_NAMES_SHOWN} more" if len(words) > _MAX_NAMES_SHOWN else ""
     return separator.join(words[:_MAX_NAMES_SHOWN]) + more
 
@@ -255,14 +255,14 @@ def few(words: Sequence[str], separator: str) -> str:
 
 @contextlib.contextmanager
 def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
-    """Turn errors of a library inside a `with` block, of many types, into errors that name the file.
+    """A context manager that turns a library's errors, which have many types, into errors that name the file.
 
     Args:
       form: what the file should be.
-      remedy: a change that works.
+      remedy: how to fix the file, for the message.
 
     Raises:
-      ValueError: it cannot be read as that.
+      ValueError: the file cannot be read as `form`.
       OSError: the disk cannot be read.
     """
     try:
@@ -270,17 +270,17 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
     except (FileNotFoundError, FeedError, ImportError):
         raise
     except Exception as error:
-        # of the disk; EINVAL is the content's: a library went to a position before the start
+        # an error of the disk, unless EINVAL: then the content made a library seek to before the start
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
         raise ValueError(
-            f"{path} cannot be read as {form}: {str(error) or type(error).__name__}. It may be truncated or "
+            f"{path} cannot be read as {form}: {str(error) or type(error).__name__}. It may be truncated, or in "
             f"another format; {remedy}"
         ) from error
 
 
 def memory_bytes() -> int:
-    """The memory that an array can have: the machine's, or what is left of a limit (ulimit -v)."""
+    """The bytes that an array can have: the machine's memory, or what a limit (ulimit -v) leaves of it."""
     page = os.sysconf("SC_PAGE_SIZE")
     machine = page * os.sysconf("SC_PHYS_PAGES")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -292,9 +292,9 @@ def memory_bytes() -> int:
 
 
 def check_memory(path: str, what: str, needed: int) -> None:
-    """Refuse, with a ValueError, what takes more bytes than there are: some libraries end the process else."""
+    """Raise ValueError if `what` needs more memory than there is: some libraries would end the process."""
     if needed > (has := memory_bytes()):
         raise ValueError(
-            f"{path}: {what} must fit into memory, and takes {needed} bytes of the {has} there are; write it "
-            "again in smaller pieces if it is not damaged"
+            f"{path}: {what} must fit into memory, and takes {needed} bytes of the {has} there are; unless the "
+            "file is damaged, write it again in smaller pieces"
         )

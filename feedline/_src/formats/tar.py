@@ -1,4 +1,4 @@
-"""Tar archives as WebDataset writes them: adjacent members with one key are a record; suffixes are its fields."""
+"""Tar archives as WebDataset writes them: adjacent members with one key are a record; suffixes name its fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feedline._src.formats.table import Grouped, by_rows, naming_file
 from feedline._src.rows.shards import Indices
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key
-_META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # what WebDataset leaves out too
+_META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # names that WebDataset skips, too
 _BLOCK_BYTES = 512
 _READ_BYTES = 1 << 20
 
@@ -35,7 +35,7 @@ def scan(file: File) -> Scan:
 
 
 def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
-    """How archives are opened that have the fields of the first one."""
+    """The function that opens every archive of a source. Its records must have the fields of the first archive."""
     fields = IndexedFile(first, "tar", scan, named=True).fields
     if not fields:
         raise ValueError(
@@ -49,14 +49,14 @@ FORMAT = Format("tar", (".tar",), takes=frozenset({"columns"}), open_first=open_
 
 
 def _open(first: str, fields: Sequence[str], columns: Sequence[str], file: File, options: OpenOptions) -> Grouped:
-    """The records of an archive, which has the fields of the first one, or no records."""
+    """The records of an archive. It must have the fields of the first one, or no records."""
     indexed = IndexedFile(file, "tar", scan, named=True)
     if indexed.count and set(indexed.fields or ()) != set(fields):
         raise ValueError(
-            f"all files must have the same fields, and {file.name} has {', '.join(indexed.fields or ())}, {first} "
-            f"{', '.join(fields)}; open them apart, or write them again"
+            f"all files must have the same fields, and {file.name} has {', '.join(indexed.fields or ())}, but "
+            f"{first} has {', '.join(fields)}; open them as separate sources, or write them again"
         )
-    names = sorted(columns)  # as JAX numbers the leaves of a dict
+    names = sorted(columns)  # the order of a dict's leaves in JAX
 
     def read_rows(leaves: Sequence[int], rows: Indices) -> list[list[bytes]]:
         parts = indexed.read(rows, [names[leaf] for leaf in leaves])
@@ -91,8 +91,8 @@ def _scanned(opened: BinaryIO, size: int) -> Scan:
             fields, first = tuple(found), key
         if found.keys() != set(fields):
             raise ValueError(
-                f"all records must have the same fields, and {_short(key)} has {', '.join(found):.200}, the first "
-                f"record, {_short(first)}, {', '.join(fields):.200}"
+                f"all records must have the same fields, and {_short(key)} has {', '.join(found):.200}, but the "
+                f"first record, {_short(first)}, has {', '.join(fields):.200}"
             )
         for field in fields:
             parts.extend(found[field])
@@ -100,7 +100,7 @@ def _scanned(opened: BinaryIO, size: int) -> Scan:
 
 
 class _Member(NamedTuple):
-    """A member that is a field of a record, and the `ENTRY` of where it lies."""
+    """A member that is a field of a record. `entry` are the `ENTRY` integers that say where it lies."""
 
     name: str
     key: str
@@ -109,12 +109,12 @@ class _Member(NamedTuple):
 
 
 def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
-    """The fields of all records, in the order of the archive, which must be whole."""
+    """The fields of all records, in the order of the archive. Raises ValueError if the archive is not complete."""
     opened.seek(0)
     archive = tarfile.open(fileobj=opened, mode="r:")  # noqa: SIM115  # closing it would not close the file
     at = -1
     while (info := archive.next()) is not None:
-        archive.members = []  # type: ignore[attr-defined]  # else it keeps all headers
+        archive.members = []  # type: ignore[attr-defined]  # it would keep all headers
         if info.offset <= at:
             raise ValueError(f"the header at byte {at} leads back to {info.offset}")
         at = info.offset
@@ -124,22 +124,22 @@ def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
         if info.size < 0 or info.offset_data + info.size > size:
             raise ValueError(
                 f"members must lie within the archive, and {_short(info.name)} has {info.size} bytes from byte "
-                f"{info.offset_data} on, of {size}"
+                f"{info.offset_data} on, but the archive has {size}"
             )
         opened.seek(at)
-        header_bytes = info.offset_data - at  # of a long name several blocks
+        header_bytes = info.offset_data - at  # several blocks for a long name
         checksum = zlib.crc32(opened.read(header_bytes))
         yield _Member(info.name, split[1], split[2].lower(), (at, header_bytes, info.size, checksum))
     if size - archive.offset < _BLOCK_BYTES:
         raise ValueError(f"it must end with blocks of zeros, and has none within its {size} bytes")
-    opened.seek(archive.offset)  # there `tarfile` stops without an error
+    opened.seek(archive.offset)  # `tarfile` stops here without an error, whatever follows
     while rest := opened.read(_READ_BYTES):
         if rest.strip(b"\0"):
             raise ValueError(f"it must end after its last member, and has other bytes after byte {archive.offset}")
 
 
 def _checked_name(info: tarfile.TarInfo) -> re.Match[str] | None:
-    """The key and the field that the name of a member says; None: it is no part of a record."""
+    """A match of the key and the field in the name of a member; None if it is not a field of a record."""
     if ".." in info.name.split("/"):
         raise ValueError(f"names must not lead out of a folder, and a member is named {_short(info.name)}")
     if info.isdir():
@@ -150,5 +150,5 @@ def _checked_name(info: tarfile.TarInfo) -> re.Match[str] | None:
 
 
 def _short(name: str) -> str:
-    """A name for an error, which a damaged archive can make as long as itself."""
+    """A name, shortened for an error: in a damaged archive it can be as long as the archive."""
     return f"{name!r:.200}"

@@ -15,14 +15,14 @@ from feedline._src.formats.registry import Format, Library
 from feedline._src.formats.table import Grouped, by_rows
 from feedline._src.rows.shards import Indices
 
-_HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum
+_HEADER = struct.Struct("<QI")  # the data's length, and a checksum of the length; the data and its checksum follow
 _CHECKSUM_BYTES = 4
-_READ_BYTES = 1 << 14  # many small records; little beside large ones, which are skipped
+_READ_BYTES = 1 << 14  # many small records at once, and little beside the data of large ones, which is skipped
 google_crc32c: Any = Library("google_crc32c", "tfrecord")
 
 
 def scan(file: File) -> Scan:
-    """Where the records of a file lie: each part is the header of a record, its data and their checksum."""
+    """Where the records of a file lie. Each record is one part: header, data, and the checksum of the data."""
     crc32c = google_crc32c.value
     parts = array("q")
     at = start = 0
@@ -38,15 +38,15 @@ def scan(file: File) -> Scan:
             length, checksum = _HEADER.unpack(header) if whole else (0, 0)
             if whole and masked(crc32c(header[:8])) != checksum:
                 raise ValueError(
-                    f"each record must begin with its length and the checksum of that, and {record}, begins with "
-                    f"{header!r}; the file is damaged, compressed as a whole (gunzip it), or another format: copy "
-                    "it again, or write it again with tf.io.TFRecordWriter"
+                    f"each record must begin with its length and the checksum of the length, and {record}, begins "
+                    f"with {header!r}; the file is damaged, compressed as a whole (gunzip it), or in another "
+                    "format: copy it again, or write it again with tf.io.TFRecordWriter"
                 )
             stop = at + _HEADER.size + length + _CHECKSUM_BYTES
             if not whole or stop > file.size:
                 raise ValueError(
-                    f"a TFRecord file must hold whole records, and {record}, has bytes up to {stop} or more, of "
-                    f"{file.size}; the file is truncated, copy or write it again"
+                    f"a TFRecord file must hold whole records, and {record}, ends at byte {stop} or later, but "
+                    f"the file has {file.size} bytes; it is truncated, copy or write it again"
                 )
             parts.extend((at, _HEADER.size, length + _CHECKSUM_BYTES, zlib.crc32(header)))
             at = stop
@@ -54,15 +54,15 @@ def scan(file: File) -> Scan:
 
 
 def data_of(part: bytes) -> bytes:
-    """The data of a record. ValueError: its checksum is wrong."""
+    """The data of a record. Raises ValueError if its checksum is wrong."""
     data = part[:-_CHECKSUM_BYTES]
     if masked(google_crc32c.value(data)) != int.from_bytes(part[-4:], "little"):
-        raise ValueError("its data has another checksum; the file is damaged, copy or write it again")
+        raise ValueError("its data does not match its checksum; the file is damaged, copy or write it again")
     return data
 
 
 def masked(crc: int) -> int:
-    """A CRC-32C as TFRecord stores it, so that the checksum of data that holds checksums stays a good one."""
+    """A CRC-32C as TFRecord stores it: masked, since a CRC of data that holds plain CRCs detects fewer errors."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -72,7 +72,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
 
     def read_rows(leaves: Sequence[int], rows: Indices) -> list[list[bytes]]:
         records = indexed.read(rows)
-        for i, record in enumerate(records):  # in place: each is freed before the next is copied
+        for i, record in enumerate(records):  # in place: frees each before the next is copied
             records[i] = data_of(record)
         return [records]
 

@@ -1,7 +1,7 @@
-"""Zarr arrays and groups of versions 2 and 3, in groups of rows: each is a row of chunks.
+"""Zarr arrays and groups of versions 2 and 3. They are read in groups of rows: a group is a row of chunks.
 
-TensorStore decodes chunks, and finds them in shards. On a local disk it reads them itself. In a store, files come
-whole through the cache, and TensorStore reads them from memory; of shards, a group is then a row of shards.
+TensorStore decodes chunks, and finds them in shards. On a local disk it reads them itself. From a store, files are
+fetched whole through the cache, and TensorStore reads them from memory; with shards, a group is a row of shards.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ tensorstore: Any = Library("tensorstore", "zarr")
 
 
 def is_zarr(address: str, store: Store | None = None) -> bool:
-    """Whether a Zarr array or group lies at a path or address. FeedError: the store cannot be read."""
+    """Whether a Zarr array or group lies at a path or address. Raises FeedError if the store cannot be read."""
     return bool(ZarrFolder(address, store).marks(""))
 
 
 class ZarrFolder:
-    """An array or a group in a folder: what a `File` is for formats whose rows lie in many files.
+    """An array or a group in a folder. It stands in for a `File`, since its rows lie in many files.
 
-    It pickles with the versions of its metadata, which the other process compares.
+    It is pickled with the versions of its metadata, which the unpickling process compares with those it finds.
     """
 
     def __init__(self, name: str, store: Store | None = None, versions: Mapping[str, Any] | None = None) -> None:
@@ -49,7 +49,7 @@ class ZarrFolder:
         self.folder = folder_at(name, store, versions)
 
     def marks(self, at: str) -> list[str]:
-        """The metadata files of the array or group in a folder below it."""
+        """The names of the metadata files in the folder `at`. There are none if it is neither array nor group."""
         found = self.folder.read([_join(at, mark) for mark in _MARKS])
         return [mark for mark, data in zip(_MARKS, found, strict=True) if data is not None]
 
@@ -67,24 +67,24 @@ class ZarrFolder:
         return found
 
     def members(self, at: str) -> dict[str, str]:
-        """The arrays and groups in a group: their folders by their names."""
+        """The arrays and groups in the group at `at`: their folders, by their names."""
         if not self.folder.can_list:
             raise ValueError(
-                f"a web server does not list the arrays of a Zarr group, as {self.folder.path_of(at)} is; open an "
-                "array by its own address, or the group in s3:// or gs://"
+                f"a web server does not list the arrays of a Zarr group, such as {self.folder.path_of(at)}; open "
+                "an array by its own address, or the group in s3:// or gs://"
             )
         names = self.folder.folders(at)
         self.folder.read([_join(at, f"{name}/{mark}") for name in names for mark in _MARKS])  # all at once
         return {name: _join(at, name) for name in names if self.marks(_join(at, name))}
 
     def check(self) -> None:
-        """Refuse, with a FeedError, metadata that have changed. In a store they are kept as they were read."""
+        """Raise FeedError if metadata changed on the disk. Metadata from a store are kept as they were read."""
         if not self.folder.in_store:
             self.folder.check(sorted(self._versions))
 
     @property
     def _versions(self) -> dict[str, Any]:
-        """Those of the metadata that were read."""
+        """The versions of the metadata files that were read."""
         found = self.folder.versions.items()
         return {file: version for file, version in found if version and file.rpartition("/")[2] in _MARKS}
 
@@ -93,24 +93,24 @@ class ZarrFolder:
 
 
 class ZarrFolders(list[ZarrFolder]):
-    """The folders of a source by their numbers: what `Files` are for formats whose rows lie in many files."""
+    """The folders of a source, by their numbers. They stand in for `Files`, since their rows lie in many files."""
 
-    in_store = False  # what is in a store is fetched by the format
-    digests = None  # the source samples its rows
+    in_store = False  # the format itself fetches from a store
+    digests = None  # the source makes its digest from sampled rows
 
     def __init__(self, paths: Sequence[str], store: Store | None = None) -> None:
         super().__init__(ZarrFolder(path, store) for path in paths)
         self.paths = list(paths)
 
     def opened(self, number: int, open_file: Callable[[ZarrFolder], T]) -> T:
-        """What `open_file` makes of a folder, which must not change meanwhile."""
+        """The result of `open_file` for a folder, which must not change meanwhile."""
         try:
             return open_file(self[number])
         finally:
-            self[number].check()  # a change explains an error better
+            self[number].check()  # if the folder changed, that explains an error better
 
     def close(self) -> None:
-        """Give up what is being fetched."""
+        """Cancel what is being fetched."""
         for each in self:
             each.folder.close()
 
@@ -143,7 +143,7 @@ FORMAT = Format("zarr", (".zarr",), _OPTIONS, extra="zarr", open=open_zarr, file
 
 
 def _tree(place: ZarrFolder, at: str, options: OpenOptions) -> Any:
-    """An array, or a nested dict of the arrays of a group; of that at the top, the chosen ones."""
+    """An array, or a nested dict of the arrays of a group. From the topmost group, only the chosen ones."""
     mark = place.marks(at)[0]
     metadata = {} if mark == ".zgroup" else place.metadata(_join(at, mark))
     if mark == ".zarray" or metadata.get("node_type") == "array":
@@ -157,10 +157,10 @@ def _tree(place: ZarrFolder, at: str, options: OpenOptions) -> Any:
 
 
 class _Array:
-    """An array: `metadata` is that in the file `mark` in the folder `at` of a place.
+    """An array in the folder `at` of a place. Its `metadata` are in the file `mark`.
 
     Attributes:
-      height: how many rows are read at once: those of a chunk, in a store those of a file.
+      height: how many rows are read at once: those of a chunk, or, in a store, those of a file.
     """
 
     def __init__(self, place: ZarrFolder, at: str, mark: str, metadata: dict[str, Any], fill: bool) -> None:
@@ -187,7 +187,7 @@ class _Array:
         check_memory(self.path, "a row of its chunks", max(self._chunk_bytes, group_bytes, index_bytes))
 
     def read(self, group: int) -> Array:
-        """Some rows, contiguous in memory. ValueError: a chunk is missing or damaged."""
+        """The rows of a group, contiguous in memory. Raises ValueError if a chunk is missing or damaged."""
         rows = slice(group * self.height, min((group + 1) * self.height, self.rows))
         tensor = self._open(self._fetched(group)) if self._folder.in_store else self._tensor
         try:
@@ -207,11 +207,11 @@ class _Array:
         return self._folder.will_read(files, ahead, self._chunk_bytes)
 
     def _fetched(self, group: int) -> dict[str, bytes]:
-        """The files of a group in a store, by their keys; without those that are not there."""
+        """The files of a group in a store, by their keys. Files that do not exist are left out."""
         keys = self._keys(group)
         found = dict(zip(keys, self._folder.read([_join(self._at, key) for key in keys]), strict=True))
         if None in found.values():
-            self._folder.check([_join(self._at, self._mark)])  # a bucket that is gone has no chunks either
+            self._folder.check([_join(self._at, self._mark)])  # raises if the whole bucket is gone
         return {key: data for key, data in found.items() if data is not None}
 
     def _keys(self, group: int) -> list[str]:
@@ -228,8 +228,8 @@ class _Array:
         return [prefix + separator.join(map(str, at)) for at in itertools.product([group], *chunks)]
 
     def _open(self, files: dict[str, bytes]) -> Any:
-        """The tensor; of an array in a store, with these files in memory."""
-        context, kvstore = tensorstore.Context(), {"driver": "memory"}  # whose memory no other read sees
+        """The tensor. For an array in a store, it reads these files from memory."""
+        context, kvstore = tensorstore.Context(), {"driver": "memory"}  # its memory is private to this read
         if self._folder.in_store:
             memory = _result(tensorstore.KvStore.open(kvstore, context=context))
             for key, data in {self._mark: json.dumps(self._metadata).encode(), **files}.items():
@@ -249,8 +249,8 @@ def _join(at: str, name: str) -> str:
 def _result(future: Any) -> Any:
     """The result of a TensorStore future, waited for in Python.
 
-    A wait inside TensorStore would abort the process if the interpreter ends meanwhile ("terminate called without
-    an active exception"): CPython then ends the waiting thread inside C++ code that does not allow this.
+    If the interpreter ended during a wait inside TensorStore, the process would abort ("terminate called without
+    an active exception"): CPython would end the waiting thread inside C++ code, which does not allow this.
     """
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())

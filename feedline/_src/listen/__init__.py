@@ -1,1 +1,1 @@
-"""Beside the stages: what each batch cost, what limits a feed, and how a user sees that."""
+"""Observes the stages of a feed: what each batch cost, what limits the feed, and how a user sees that."""

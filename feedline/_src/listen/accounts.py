@@ -1,7 +1,7 @@
-"""What the batches of a feed cost: sums over all of them, and the times of the latest ones, to judge by.
+"""What the batches of a feed cost: sums over all batches, and the times of the latest ones, to judge the feed by.
 
-The training thread appends one record per batch. Threads that place batches add the records up, and so does any
-reader of the numbers.
+The training thread only appends one record per batch. Threads that place batches add up the records, and so does
+any thread that reads the numbers.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from feedline._src.record import BatchRecord, PlaceTimes
 
 _log = logging.getLogger("feedline")
 _LATEST = 256  # batches whose times are kept one by one
-_ADD_UP_EVERY = 16  # records, by a placing thread
-_MAX_RECORDS = 1 << 12  # that wait to be added up; older ones are dropped
-_SAMPLES, _MIN_GLANCES = 64, 8  # of the GIL and of the devices: the latest that count, and how many a share needs
+_ADD_UP_EVERY = 16  # a thread that places batches adds up the records once so many wait
+_MAX_RECORDS = 1 << 12  # the most records that wait to be added up; beyond that, the oldest are dropped
+_SAMPLES, _MIN_GLANCES = 64, 8  # the latest samples of GIL and devices that count; the fewest that give a share
 _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: loop time > 20 × the median, in at most 1 of 50 batches
 Entry = BatchRecord | float
-"""The record of a batch, or the time of a break: the loop ended, or goes on elsewhere."""
+"""The record of a batch; or the time of a break, at which the loop ended or the feed moved."""
 
 
 class BatchTimes(NamedTuple):
-    """The times of one delivered batch, in seconds. Sums over all batches are kept of those before `taken`."""
+    """The times of one delivered batch, in seconds. The fields before `taken` are also summed over all batches."""
 
-    read_s: float  # these four: summed over the threads that made it
+    read_s: float  # these four: summed over the threads that made the batch
     transform_s: float
     stage_s: float
     place_s: float
-    read_cpu_s: float  # these three: processor time; `host` is transform and stage
+    read_cpu_s: float  # these three: processor time; `host` is transform plus stage
     host_cpu_s: float
     place_cpu_s: float
     wait_s: float  # how long the training loop waited for this batch
     loop_s: float  # the loop's own time before it asked for this batch; 0 after a break
     taken: float  # when the training loop got it
-    late_s: float | None  # how long its transfer went on after that; None: not known
+    late_s: float | None  # how long the batch's transfer continued after `taken`; None: not known
 
     @property
     def host_s(self) -> float:
@@ -54,7 +54,7 @@ class BatchTimes(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """Processor time of all threads that made it."""
+        """Processor time of all threads that made the batch."""
         return self.read_cpu_s + self.host_cpu_s + self.place_cpu_s
 
 
@@ -62,50 +62,50 @@ _SUMMED = BatchTimes._fields[: BatchTimes._fields.index("taken")]
 
 
 class Accounts:
-    """What the batches of an iterator cost. It holds no reference to a feed or a pipeline.
+    """What the batches of an iterator cost. Accounts hold no reference to a feed or a pipeline.
 
-    The training thread calls `delivered` and `interrupted`, which only append. Any thread may call the rest.
-    `ahead`: batches that may have been made before the first one is taken. They and the next two, while the first
-    steps compile, only count in the sums, because their waits do not show how fast the feed is.
+    The training thread calls `delivered` and `interrupted`, which only append. Any thread may call other methods.
+    `ahead`: how many batches may have been made before the first one is taken. These, and the two after them,
+    which come while the step compiles, count only in the sums: their waits do not show how fast the feed is.
     """
 
     def __init__(self, ahead: int) -> None:
         self._records: collections.deque[Entry] = collections.deque(maxlen=_MAX_RECORDS)
-        self._adding = threading.RLock()  # held while records are added up; a signal handler may ask meanwhile
+        self._adding = threading.RLock()  # held to add up records; reentrant, since a signal handler may ask then
         self._sums = (0.0,) * len(_SUMMED)
         self._max_wait_s = 0.0
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
-        self._before: float | None = None  # when the batch before was taken; None after a break
-        self._filling = ahead + 2  # batches still to come that are not judged
+        self._before: float | None = None  # when the previous batch was taken; None after a break
+        self._filling = ahead + 2  # so many of the next batches are not judged
         self._restarted_at = -math.inf
-        # glances in the loop's own time (idle, and how long that time was), and in `next` (computing)
+        # glances in the loop's own time: whether the devices were idle, and how long that time was
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
-        self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
+        self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)  # glances in `next`
         self._recorder: Callable[[Entry], None] | None = None
         self._transfers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_LATEST)
         self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
         self._gil_waits_s: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
-        self._watch_step = StepWatch(self._glances.append)  # no method, which would make a cycle
+        self._watch_step = StepWatch(self._glances.append)  # a method of `self` would make a reference cycle
         self._watch_transfer = TransferWatch(self._transfers.append)
         self._failed = False
 
     def delivered(self, record: BatchRecord) -> None:
-        """A batch is about to be delivered."""
+        """Note a batch that is about to be delivered."""
         self._records.append(record)
 
     def interrupted(self) -> None:
-        """The loop over the batches ended, or goes on elsewhere: the time until the next `next` is not its own."""
+        """Note that the loop ended or the feed moved: the time until the next call is not the loop's own."""
         self._records.append(time.perf_counter())
 
     def restarted(self, ahead: int) -> None:
-        """The loop goes on with other settings, with which `ahead` batches may be made ahead."""
+        """Note that the loop continues with other settings. `ahead`: as for `Accounts`, with these settings."""
         self._add_up()
         self._filling = ahead + 2
         self._restarted_at = time.perf_counter()
         self.interrupted()
 
     def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
-        """A batch was placed. Once there are 16 records, adds them up and judges."""
+        """Note that a batch was placed. If at least 16 records wait, add them up and judge the feed."""
         try:
             if all(array.is_ready() for array in arrays):
                 self._transfers.append((times.began, times.place_s))
@@ -121,23 +121,23 @@ class Accounts:
                 _log.exception("feedline could not judge how its feed works")
 
     def _judge(self) -> None:
-        """Records were added up, on a thread that places batches."""
+        """For subclasses: called by a thread that places batches, after it has added up records."""
 
     def gil_wait_s(self) -> float:
-        """How long a thread that released the GIL waits for it: the median of the latest samples."""
+        """How long a thread that released the GIL waits to get it back: the median of the latest samples."""
         return statistics.median(self._gil_waits_s.copy() or [0.0])
 
     def transfers(self) -> dict[float, float]:
-        """The latest transfers: when placing began → the seconds until all arrays were ready."""
+        """The latest transfers: {time at which placing began: seconds until all arrays were ready}."""
         return dict(self._transfers.copy())
 
     def sums(self) -> dict[str, float]:
-        """The sums over all batches of the fields of `BatchTimes` that are summed."""
+        """The sums over all batches, by the field of `BatchTimes`."""
         self._add_up()
         return dict(zip(_SUMMED, self._sums, strict=True))
 
     def times(self, window: Window | None) -> dict[str, Any]:
-        """The fields of `Statistics` that are times, and shares of the time of a window."""
+        """The fields of `Statistics` that hold times, or shares of the time of `window`."""
         sums, transfers = self.sums(), self.transfers()
         waits = sorted(batch.wait_s for batch in self._latest.copy()) or [0.0]
         return {
@@ -151,11 +151,11 @@ class Accounts:
         }
 
     def window(self, *, current: bool = False) -> Window | None:
-        """The latest batches to judge by; None if the loop has not taken two of them one after the other.
+        """The latest batches to judge the feed by; None: the loop has not yet taken two in a row.
 
-        They are those since `restarted`, or else, unless `current`, also those before. A rare pause of the loop,
-        such as for an evaluation, counts as a usual step. Time in `next` while the devices still computed counts
-        as the loop's own.
+        These are the batches since the last `restarted`. If there are no two in a row among them, earlier batches
+        count, too, unless `current`. A rare pause of the loop, such as for an evaluation, counts as a step of
+        median length. Time in `next` while the devices still computed counts as the loop's own.
         """
         self._add_up()
         latest: Sequence[BatchTimes] = self._latest.copy()
@@ -176,20 +176,20 @@ class Accounts:
         return Window(batches, None if idle_share is None else idle_share * statistics.fmean(loops_s))
 
     def record_with(self, recorder: Callable[[Entry], None] | None) -> None:
-        """From now on call `recorder` with each entry, in order, on one thread at a time. None: no longer.
+        """From now on, call `recorder` with each entry, in order, on one thread at a time. None: stop recording.
 
         ValueError: there is a recorder already.
         """
-        self._add_up()  # what was delivered before
+        self._add_up()  # the records so far go to the previous recorder, if there is one
         if recorder is not None and self._recorder is not None:
             raise ValueError("this feed is being traced already; leave that context first")
         self._recorder = recorder
 
     def _add_up(self, timeout_s: float = 1.0) -> None:
-        """Add up what was delivered, unless another thread does so for longer than `timeout_s`.
+        """Add up the records that wait; give up if another thread holds the lock for longer than `timeout_s`.
 
-        An interrupt may leave the lock held by the training thread, which may take it again; no other one hangs.
-        A signal handler that asks meanwhile adds up the rest, each record once.
+        An interrupt may leave the lock held by the training thread. That thread can acquire it again, and no other
+        thread hangs. A signal handler that asks meanwhile adds up the remaining records; each is added up once.
         """
         if self._adding.acquire(timeout=timeout_s):
             try:
@@ -239,7 +239,7 @@ class Accounts:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Batches that the training loop took one after the other. All times are means of a batch, in seconds.
+    """Batches that the training loop took one after the other. All times are means per batch, in seconds.
 
     Attributes:
       batches: the oldest first; at least one.
@@ -265,7 +265,7 @@ class Window:
 
     @functools.cached_property
     def late_s(self) -> float:
-        """How long the transfer of a batch went on after the loop had got it, as far as that is known."""
+        """How long a transfer continued after the loop had got its batch, as far as that is known."""
         return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
 
     @property
@@ -294,9 +294,9 @@ def _share(samples: Collection[bool]) -> float | None:
 
 
 def _longest_s(batches: Sequence[BatchTimes]) -> float:
-    """The loop's own time beyond which it pauses; infinite where long times are not rare."""
+    """A step in which the loop's own time is longer than this is a pause; infinite if long times are not rare."""
     times = [batch.loop_s for batch in batches if batch.loop_s]
     longest_s = _PAUSE_FACTOR * statistics.median(times or [0.0])
     pauses = sum(time_s > longest_s for time_s in times)
-    # a loop that waits for its steps now and then is no loop that pauses
+    # long times that are frequent are no pauses: the loop waits for its steps now and then
     return longest_s if pauses <= max(1, len(batches) // _BATCHES_PER_PAUSE) else math.inf

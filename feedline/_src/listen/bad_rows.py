@@ -1,4 +1,4 @@
-"""What becomes of bad rows once their batch is delivered: they are written down, and held against the budget."""
+"""What happens to bad rows when their batch is delivered: they are written to a file, and count for the budget."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from feedline._src.rows.bad_rows import BadRow
 
 @dataclasses.dataclass
 class Quarantine:
-    """Holds bad rows against the budget of `Reading`, and writes each to its file once."""
+    """Counts bad rows, compares their number with `Reading.bad_rows_budget`, and writes each to a file, once."""
 
     reading: Reading
-    rows: int  # that this process supplies of each batch
+    rows: int  # how many rows of each batch this process supplies
     process: int
-    source_rows: int | None  # None: a stream, whose items may be others in each epoch
-    # the bad rows so far, each once, or the items of a stream by epoch. No more than the budget and a batch
+    source_rows: int | None  # None: a stream, whose items may differ between epochs
+    # row indices of the bad rows so far; in a stream (epoch, position). At most the budget plus one batch
     seen: set[int | tuple[int, int]] = dataclasses.field(default_factory=set)
 
     def enter(self, bad: Sequence[BadRow], *, batches: int) -> None:
-        """Count and write the bad rows of a batch that is about to be delivered: each row once, in any epoch.
+        """Count and write the bad rows of a batch that is about to be delivered, except those counted before.
 
-        `batches`: how many are delivered with this one. RowError: there are more than the budget; they are in the
-        file nevertheless. OSError: the file cannot be written.
+        `batches`: how many were delivered so far, including this one. RowError: the bad rows exceed the budget;
+        they have been written to the file nevertheless. OSError: the file cannot be written.
         """
         for row in bad:
             key = row.row if self.source_rows is not None else (row.epoch, row.row)
@@ -43,14 +43,14 @@ class Quarantine:
                 self.seen.add(key)
         budget, rows = self.reading.bad_rows_budget, batches * self.rows
         if self.source_rows is not None:
-            rows = min(rows, self.source_rows)  # a row counts once, so a share is one of different rows, too
+            rows = min(rows, self.source_rows)  # bad rows count once, so their share is of distinct rows, too
         most = budget if isinstance(budget, int) else math.ceil(Fraction(str(budget)) * rows)
         if len(self.seen) > most:
             first = bad[0]
             error = RowError(
                 f"Reading.bad_rows_budget = {budget} allows {most} bad rows in the {rows} rows that this process "
-                f"supplied so far, and {len(self.seen)} are; mend the source, or allow more. "
-                f"The first of this batch: {first.error}",
+                f"supplied so far, and {len(self.seen)} are bad; mend the source, or allow more. "
+                f"The first bad row of this batch: {first.error}",
                 stage="read",
                 file=first.file,
             )
@@ -58,15 +58,15 @@ class Quarantine:
             raise error
 
     def _append(self, path: str, line: bytes) -> None:
-        """Append a line to the file, to which other processes may append."""
+        """Append a line to the file. Other processes may append to it at the same time."""
         try:
             with open(path, "ab+", buffering=0) as file:
                 with contextlib.suppress(OSError):  # a file system may have no locks
                     fcntl.flock(file, fcntl.LOCK_EX)
                 size = file.seek(0, os.SEEK_END) if file.seekable() else 0
-                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a full disk or a kill cut it off
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a full disk or a kill cut off a line
                     line = b"\n" + line
-                while line:  # a disk that becomes full takes a part of the line, and fails at the rest
+                while line:  # a disk that becomes full takes a part of the line; writing the rest then fails
                     line = line[file.write(line) :]
         except OSError as error:
             raise OSError(

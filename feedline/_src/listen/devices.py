@@ -1,4 +1,4 @@
-"""What the devices are busy with: transfers of placed batches, and the steps of the training loop."""
+"""Observes what the devices are busy with: transfers of placed batches, and the steps of the training loop."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import jax
 
 from feedline._src.runtime.exit import close_at_exit, exits
 
-_MAX_WATCHED = 2  # batches whose transfers are watched at a time, and so kept alive
-_MEAN_INTERVAL_S = 0.05  # between two glances; more where listing the live arrays takes long
-_MAX_LISTING_SHARE = 0.01  # of the time
-_IN_TRANSFER = 8  # batches placed last that may still be in transfer
-_GLANCE_FOR_S = 30.0  # no glances while no batch was placed for this long
-_MEASURED_S = 1e-3  # for how long a glance measures the processor time of this process
+_MAX_WATCHED = 2  # batches whose transfers are watched at a time; watching keeps a batch alive
+_MEAN_INTERVAL_S = 0.05  # between two glances; longer if listing the live arrays takes long
+_MAX_LISTING_SHARE = 0.01  # the share of the time in which live arrays may be listed
+_IN_TRANSFER = 8  # the latest placed batches, so many of which may still be in transfer
+_GLANCE_FOR_S = 30.0  # glances stop when no batch has been placed for this long
+_MEASURED_S = 1e-3  # how long a glance measures the processor time of this process
 
 
 class TransferWatch:
-    """Reports when the arrays of a batch are ready: (its `began`, the seconds since then). It never waits.
+    """Reports when the arrays of a batch are ready: (its `began`, the seconds from then on). A call never waits.
 
-    At most two batches are watched at a time, so that no more memory is kept alive; further ones are left out. The
-    thread starts with the first batch, and ends when the watch is garbage collected.
+    At most two batches are watched at a time, because a watched batch is kept in memory; other batches are not
+    reported. A thread starts with the first batch, and ends when the watch is garbage collected.
     """
 
     def __init__(self, report: Callable[[tuple[float, float]], None]) -> None:
@@ -50,18 +50,18 @@ def _wait(
     arrays: Sequence[jax.Array],
     began: float,
 ) -> None:
-    with contextlib.suppress(RuntimeError):  # the step has donated the batch: then it was ready before
+    with contextlib.suppress(RuntimeError):  # the step has donated the batch, which was ready before that
         jax.block_until_ready(arrays)
         report((began, time.perf_counter() - began))
     free.release()
 
 
 class Glance(NamedTuple):
-    """What a look at the devices found.
+    """What one look at the devices found.
 
     Attributes:
       computes: whether arrays other than batches were being computed.
-      idle: whether nothing was computed, neither that nor a step on CPU devices, which shows in no array.
+      idle: whether nothing was computed: no such array, and on CPU devices no program that has no array yet.
       gil_wait_s: how long the glancing thread waited for the GIL.
     """
 
@@ -74,9 +74,9 @@ class Glance(NamedTuple):
 class StepWatch:
     """Glances at the devices at random moments, to find out when they compute what the training loop dispatched.
 
-    A step that is being computed has arrays that are not ready and are no batch. The share of glances that find
-    none is the share of the time in which the devices are idle. A thread glances while batches are placed, and
-    calls `report` with each glance. It holds the watch weakly, and ends with it.
+    While a step is computed, its results are arrays that are not ready and belong to no batch. The share of
+    glances that find none estimates the share of the time in which the devices are idle. A thread glances while
+    batches are placed, and calls `report` with each glance. It refers weakly to the watch, and ends with it.
     """
 
     def __init__(self, report: Callable[[Glance], None]) -> None:
@@ -86,14 +86,14 @@ class StepWatch:
         self._listing_s = 0.0  # how long the latest listing of arrays took
         self._start = threading.Lock()  # taken once, by the placing thread that starts the glances
         self._glancing = threading.Lock()  # held while the thread is inside jax
-        self._client: Any = None  # of the devices on which batches lie
+        self._client: Any = None  # the client of the devices on which batches lie
         close_at_exit(self, devices=True)
 
     def close(self) -> None:
-        """No-op: no glance begins when the interpreter exits."""
+        """No-op: glances stop by themselves when the interpreter exits."""
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait while the thread is inside jax, which would abort the process at exit. Its name if it stays."""
+        """Wait until the thread leaves jax, where it would abort the exit. Returns its name if it stays there."""
         if not self._glancing.acquire(timeout=timeout_s):
             return "feedline-glance"
         self._glancing.release()
@@ -105,7 +105,7 @@ class StepWatch:
         self._placed_at = time.perf_counter()
         if self._start.acquire(blocking=False):
             self._client = next(iter(arrays[0].devices())).client
-            with contextlib.suppress(RuntimeError):  # no further thread can be started: there are no glances
+            with contextlib.suppress(RuntimeError):  # if no thread can be started, there are no glances
                 _thread.start_new_thread(_glance_on, (weakref.ref(self),))
 
     def glance(self) -> float:
@@ -113,7 +113,7 @@ class StepWatch:
         with self._glancing:
             began = time.perf_counter()
             if began - self._placed_at < _GLANCE_FOR_S and not exits():
-                time.sleep(0)  # releases the GIL, and takes it again
+                time.sleep(0)  # releases the GIL, and waits to get it back
                 at = time.perf_counter()
                 computes = self._computes()
                 on_cpu = self._client.platform == "cpu"
@@ -122,7 +122,7 @@ class StepWatch:
         return max(_MEAN_INTERVAL_S, self._listing_s / _MAX_LISTING_SHARE)
 
     def _computes(self) -> bool:
-        """Whether any array is being computed, except the batches that were placed last."""
+        """Whether any array is being computed, except those of the latest placed batches."""
         began = time.perf_counter()
         placed = [array() for batch in list(self._batches) for array in batch]  # kept, so that no `id` is reused
         batches = set(map(id, placed))
@@ -135,7 +135,7 @@ class StepWatch:
 
 
 def _glance_on(reference: weakref.ref[StepWatch]) -> None:
-    """The thread of a watch: it ends with the watch, and when the interpreter exits."""
+    """The thread of a watch. It ends with the watch, or when the interpreter exits."""
     draw = random.Random()  # not the module's own generator, which the user may have seeded
     pause_s = _MEAN_INTERVAL_S
     while not exits():
@@ -147,10 +147,10 @@ def _glance_on(reference: weakref.ref[StepWatch]) -> None:
 
 
 def _runs_compiled_code() -> bool:
-    """Whether threads of this process keep a processor busy, and not with Python. When in doubt, True.
+    """Whether threads of this process keep a processor busy with something other than Python. If in doubt, True.
 
     The CPU backend computes some programs in the call that dispatches them, such as elementwise ones, or those
-    with LAPACK or callbacks. These have no arrays until they are done.
+    with LAPACK or callbacks. Such a program has no output arrays until it is done.
     """
     began, cpu_began = time.perf_counter(), time.process_time()
     time.sleep(_MEASURED_S)

@@ -1,4 +1,4 @@
-"""What each stage costs a training loop, measured by leaving out one after the other while it takes batches."""
+"""Measures what each stage costs a training loop, by leaving out one stage after the other while the loop runs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from feedline._src.prefetch.watch import Watch
 from feedline._src.run import Stages, run_of, run_over
 
 PHASES = ("as it is", "read again", "placed again", "resident")
-"""What the loop is given, one after the other: new rows; the same rows, read and transformed again; the same host
-batch, placed again; the same batch, which is on the devices already."""
+"""What the loop gets, phase by phase: new rows; the same rows, read and transformed again; one host batch, placed
+again and again; one batch that is on the devices already."""
 _MEANING = {
     "fetch": "reading rows that are in no cache yet",
     "preparation": "reading them from the page cache, and the transform",
@@ -34,10 +34,10 @@ _MEANING = {
 
 @dataclasses.dataclass
 class Diagnosis:
-    """What each stage costs, as `Feed.diagnose` measures it. Times are seconds a step.
+    """What each stage costs, as `Feed.diagnose` measures it. Times are seconds per step.
 
-    The stalls are those of DS-Analyzer (Mohan et al., VLDB 2021): each is the time of a step with a stage, less
-    that without it.
+    The stalls are those of DS-Analyzer (Mohan et al., VLDB 2021): each is the time of a step with a stage, minus
+    the time of a step without it.
 
     Attributes:
       steps_s: the mean time of a step in each phase of `PHASES` that was measured.
@@ -49,23 +49,23 @@ class Diagnosis:
 
     @property
     def au(self) -> float | None:
-        """Accelerator utilisation: time of a step on the resident batch ÷ time of a step as it is."""
+        """Accelerator utilisation: the time of a step in the phase "resident" ÷ its time in "as it is"."""
         whole_s, resident_s = self.steps_s.get(PHASES[0]), self.steps_s.get(PHASES[-1])
         return None if whole_s is None or resident_s is None else min(1.0, resident_s / whole_s)
 
     @property
     def stalls_s(self) -> dict[str, float]:
-        """Seconds a step of "fetch", "preparation" and "transfer", as far as their phases were measured."""
+        """Seconds per step of the stalls "fetch", "preparation" and "transfer", if their phases were measured."""
         found: dict[str, float] = {}
         for number, name in enumerate(_MEANING):
-            # the longest of the phases after it, so that noise is not counted twice
+            # the longest step of all later phases, so that noise does not count twice
             without_s = max(self.steps_s.get(phase, 0.0) for phase in PHASES[number + 1 :])
             if without_s and PHASES[number] in self.steps_s:
                 found[name] = max(0.0, self.steps_s[PHASES[number]] - without_s)
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, as JSON values."""
+        """The attributes and properties, as JSON values."""
         return {**dataclasses.asdict(self), "au": self.au, "stalls_s": self.stalls_s}
 
     def __str__(self) -> str:
@@ -88,16 +88,16 @@ class Diagnosis:
 
 
 _MIN_COUNTED = 4
-"""Steps of a phase that count."""
+"""The fewest steps of a phase that are measured."""
 _FURTHER_PASSES = 1000
 _JOIN_S = 30.0
 
 
 class DiagnosingPipeline:
-    """Gives batches in four phases, `PHASES`, and writes the times of their steps into `diagnosis`.
+    """Gives batches in four phases, `PHASES`, and writes the mean time of a step in each into `diagnosis`.
 
-    It has the methods of a `Run`: one thread takes, the owner closes it from any thread. Each phase that reads
-    begins where the feed is. `take` calls `over` after the last phase. ValueError: too few `steps`.
+    It has the methods of a `Run`: one thread takes, and the owner may close from any thread. Each phase that reads
+    begins at the feed's cursor. `take` calls `over` after the last phase. ValueError: `steps` is too small.
     """
 
     waiting = 0
@@ -116,20 +116,20 @@ class DiagnosingPipeline:
         least = (read_ahead + _MIN_COUNTED) * len(PHASES)
         if steps < least:
             raise ValueError(
-                f"diagnose needs {len(PHASES)} phases of {read_ahead + _MIN_COUNTED} steps, the first "
-                f"{read_ahead} to drain the buffers, got steps={steps}; use {max(200, least)}"
+                f"diagnose needs {len(PHASES)} phases of {read_ahead + _MIN_COUNTED} steps, of which the first "
+                f"{read_ahead} drain the buffers, got steps={steps}; use steps={max(200, least)}"
             )
         self._stages, self._after, self._lanes = stages, after, lanes
         self._place = stages.placer(accounts.placed)
         self._diagnosis, self._over = diagnosis, over
         self._steps = steps // len(PHASES)
-        # meanwhile buffers drain, which in the first phase were filled while the step compiled
+        # in these steps the buffers drain, which in the first phase were filled while the step compiled
         self._uncounted = max(read_ahead, math.ceil(self._steps / 4))
-        self._host: HostBatch | None = None  # that was read last
-        self._run: Run[Placed] | None = None  # of the phase
+        self._host: HostBatch | None = None  # the one that was read last
+        self._run: Run[Placed] | None = None  # the run of the current phase
         self._closed = False
         self._further_passes = 0  # loops begun after the last phase
-        self._ending: tuple[str, float] | None = None  # a phase that gave its last batch; when counting began
+        self._ending: tuple[str, float] | None = None  # the phase whose last batch was given; its counting's start
         self._batches = self._of_all_phases()
 
     def start(self) -> None:
@@ -143,34 +143,34 @@ class DiagnosingPipeline:
         if placed is None:
             if self._over is not None:
                 self._over()
-            raise StopIteration(0)  # a pipeline says how many rows its end leaves out
-        # bad rows were counted, and are not delivered
+            raise StopIteration(0)  # the value of a run's end is the number of rows that are left out
+        # these batches do not count as delivered, so neither do their bad and dropped rows
         return placed._replace(metadata=placed.metadata._replace(bad=[], dropped_rows=0))
 
     def close(self) -> None:
-        """End the phase. Idempotent, from any thread."""
+        """End the current phase. Idempotent, from any thread."""
         self._closed = True
         if self._run is not None:
             self._run.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Wait for the threads of the phase."""
+        """Wait for the threads of the current phase."""
         return None if self._run is None else self._run.join(timeout_s, reads=reads)
 
     def finish(self) -> None:
-        """The loop is done with the batch that it took last. If that was the last of a phase, note its times."""
+        """Note that the loop is done with its latest batch. If that ended a phase, write down the phase's time."""
         if self._ending is not None:
             (phase, since), self._ending = self._ending, None
             _wait_for_devices()
             self._diagnosis.steps_s[phase] = (time.perf_counter() - since) / (self._steps - self._uncounted)
 
     def forget(self) -> None:
-        """Let go of all batches. After `close`, by the thread that took."""
+        """Release all batches. Called after `close`, by the thread that took batches."""
         self._batches.close()
         self._host = self._run = None
 
     def check_further_pass(self) -> None:
-        """The loop asks for another pass after the last phase. ValueError if it does so without end."""
+        """Note that the loop begins another pass after the last phase. ValueError after 1,000 such passes."""
         self._further_passes += 1
         if self._further_passes > _FURTHER_PASSES:
             raise ValueError("the diagnosis is over, and gives no further batch; leave the context of diagnose")
@@ -195,13 +195,13 @@ class DiagnosingPipeline:
                 self._run.join(_JOIN_S)
 
     def _read(self) -> Iterator[Placed]:
-        """Batches from the feed's place on, pass after pass."""
+        """Batches from the feed's cursor on, pass after pass."""
         after, lanes = self._after, self._lanes
         for number in itertools.count():
             placed = None
             for placed in self._taken_from(run_of(self._stages, after, lanes, self._keep_and_place)):
                 yield placed
-            if placed is None and number:  # the first pass may have been at its end
+            if placed is None and number:  # a pass without batches. The feed may be at the end of the first one
                 return
             after, lanes = self._stages.access.next_pass(after), None
 
@@ -210,14 +210,14 @@ class DiagnosingPipeline:
         return self._place(host)
 
     def _placed_again(self) -> Iterator[Placed]:
-        """One host batch again and again, placed by threads like the feed's own batches."""
+        """One host batch, again and again, placed by the same kind of threads as the feed's own batches."""
         if self._host is not None:
             host, watch = self._host, Watch(self._stages.reading)
             repeated = (host for _ in itertools.count())
             yield from self._taken_from(run_over(repeated, self._place, self._stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:
-        """One batch on the devices again and again; copies made there if the step donates its batch."""
+        """One batch on the devices, again and again. If the step donates it, a new copy is made there."""
         if self._host is None:
             return
         kept = given = self._place(self._host)
@@ -227,7 +227,7 @@ class DiagnosingPipeline:
             yield given
 
     def _taken_from(self, run: Run[Placed]) -> Iterator[Placed]:
-        """The batches of a run that `close` ends."""
+        """The batches of a run, which is started here. `close` ends it."""
         self._run = run
         run.start()
         with contextlib.suppress(StopIteration):
@@ -236,5 +236,5 @@ class DiagnosingPipeline:
 
 
 def _wait_for_devices() -> None:
-    """Until all that the loop has dispatched is done: a loop that never waits for its steps runs ahead of them."""
+    """Wait until all that the loop has dispatched is done, since a loop may run ahead of its steps."""
     jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from feedline._src.listen.tuning import Tuner
 
 _log = logging.getLogger("feedline")
-_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # warn of a fifth of a minute: "highly input-bound" in XProf
+_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # warn if it waits a fifth of a minute: XProf's "highly input-bound"
 _JUDGE_EVERY_S = 0.25
 _PUBLISH_EVERY_S = 5.0
-_PUBLISHED_PER_S = 500  # by all processes together: of thousands, each publishes more rarely
+_PUBLISHED_PER_S = 500  # by all processes together, so that thousands of processes each publish less often
 
 
 class FeedListener(Accounts):
-    """All that follows from the accounts of one feed.
+    """The accounts of one feed, and all that follows from them.
 
     Attributes:
-      tuner: finds settings; None: all of them are given.
+      tuner: finds settings; None: all settings are given.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -46,7 +46,7 @@ class FeedListener(Accounts):
         process, rows = jax.process_index(), stages.fingerprint["rows"]
         self._quarantine = Quarantine(stages.reading, len(stages.access.form.part.rows), process, rows)
         self._judging = threading.Lock()
-        self._minute = time.monotonic(), 0.0  # when it began, and the seconds waited until then
+        self._minute = time.monotonic(), 0.0  # when this minute began, and all seconds that the loop waited before
         self._warned = False
         self._judged_at = self._published_at = time.monotonic()
         self.tuner: Tuner | None = None
@@ -58,17 +58,17 @@ class FeedListener(Accounts):
 
     @property
     def proposal(self) -> Settings | None:
-        """Settings to go on with; None: those in use."""
+        """Settings to change to; None: keep those in use."""
         return None if self.tuner is None else self.tuner.proposal
 
     def delivered(self, record: BatchRecord) -> None:
-        """A batch is about to be delivered. RowError if its bad rows exceed the budget."""
+        """Note a batch that is about to be delivered. RowError: the feed's bad rows exceed the budget."""
         if record.bad:
             self._quarantine.enter(record.bad, batches=record.batches)
         self._records.append(record)
 
     def changed(self, stages: Stages) -> None:
-        """The loop goes on with the settings of `stages`."""
+        """Note that the loop continues with `stages`, and with their settings."""
         self._stages = stages
         self._quarantine.rows = len(stages.access.form.part.rows)
         self.restarted(stages.ahead)
@@ -76,7 +76,7 @@ class FeedListener(Accounts):
             self.tuner.proposal = None
 
     def give_up_workers(self, error: Exception) -> Settings | None:
-        """Workers failed. The settings to go on with if tuning chose the workers; else None."""
+        """Called when workers failed. Returns settings to continue with if tuning chose the workers, else None."""
         if self.tuner is None or not self._stages.settings.workers or "workers" not in self._tunable:
             return None
         self.tuner = self.tuner.without_workers(error)
@@ -85,7 +85,7 @@ class FeedListener(Accounts):
     def statistics(self, counted: Counters, ready: int) -> Statistics:
         """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
         stages, staging = self._stages, self._stages.access.buffers.staging
-        fetcher = sys.modules.get("feedline._src.files.fetcher")  # which is imported with the first store
+        fetcher = sys.modules.get("feedline._src.files.fetcher")  # imported only with the first store
         return Statistics(
             **counted._asdict(),
             **self.times(self.window()),
@@ -110,7 +110,7 @@ class FeedListener(Accounts):
         return judge(how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
 
     def _circumstances(self, *, current: bool = False) -> Circumstances | None:
-        """How the feed works now; None if too few batches were delivered. `current`: with its present settings."""
+        """How the feed works; None: too few batches were delivered. `current`: judge only the present settings."""
         stages, tuner = self._stages, self.tuner
         if (window := self.window(current=current)) is None:
             return None
@@ -127,7 +127,7 @@ class FeedListener(Accounts):
         )
 
     def _judge(self) -> None:
-        # a thread that comes meanwhile leaves it to the one inside; nobody waits, so an interrupt does no harm
+        # a thread that finds another one judging returns; none waits for the lock, so an interrupt does no harm
         if time.monotonic() - self._judged_at < _JUDGE_EVERY_S or not self._judging.acquire(blocking=False):
             return
         try:
@@ -135,7 +135,7 @@ class FeedListener(Accounts):
             self._warn_if_waiting()
             self._publish()
             tuner = self.tuner
-            if tuner is None or tuner.proposal is not None:  # `changed` resets it after it has set the settings
+            if tuner is None or tuner.proposal is not None:  # `changed` resets it, once its settings are in use
                 return
             if (how := self._circumstances(current=True)) is not None:
                 tuner.look(how)

@@ -1,4 +1,4 @@
-"""A report as an SVG picture, and as a web page that holds it; and how files are written whole."""
+"""A report as an SVG picture, and as a web page with that picture. `written_whole` replaces files atomically."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any
 from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 
 Report = Any
-"""A `Report`, whose module uses this one."""
+"""A `Report`. Its module imports this one, so this one cannot import it."""
 COLORS = {
     "the loop's own time": "#2f6fb7",
-    "in it, the devices are idle": "#a9c4e2",
-    "in it, the batch is still being transferred": "#8a63b0",
+    "the loop's own time, with idle devices": "#a9c4e2",
+    "the loop's own time, with its batch still in transfer": "#8a63b0",
     "waiting for input": "#d95f02",
     "the stage that limits training": "#d95f02",
     "another stage, alone": "#b9c0c8",
 }
-"""The meaning of the parts of bars."""
+"""The color of each part of a bar, by the meaning of the part, which the legend shows."""
 _WIDTH, _MARGIN, _ROW = 960, 24, 32
 _BARS, _VALUES = 170, 620
-"""In pixels: where bars and values begin. `y` grows downwards."""
+"""The `x`, in pixels, where bars and values begin. `y` grows downwards."""
 Bar = tuple[str, list[tuple[str, float]], str]
-"""A name, the parts of a time one after the other, (meaning, seconds), and a note."""
+"""(name, parts, note). `parts` divide a time: (meaning, seconds) of each, one after the other."""
 
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which then replaces it. After an error, `path` is what it was before."""
+    """Gives a file beside `path` to write to. It then replaces `path`; after an error, `path` stays as it was."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield partial
@@ -42,7 +42,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def page(report: Report) -> str:
-    """A page with the picture. It loads nothing and needs no script."""
+    """A page with the picture. It loads no other files and needs no script."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f"<title>{escape(report.verdict.partition(':')[0])} – feedline</title>\n"
@@ -52,7 +52,7 @@ def page(report: Report) -> str:
 
 
 def svg(report: Report) -> str:
-    """A picture of the whole report on white ground."""
+    """A picture of the whole report on a white background."""
     bars, loop_s = _bars(report), max(1e-9, report.loop_s - report.late_s)
     longest_s = max(loop_s, *(_total_s(bar) for bar in bars))
     scale = (_VALUES - _BARS - 14) / longest_s  # pixels a second
@@ -90,7 +90,7 @@ def svg(report: Report) -> str:
 
 
 def _bars(report: Report) -> list[Bar]:
-    """One step as it is, as it is predicted to be after the change, and each stage alone."""
+    """One step now, one step as predicted after the advised change, and each stage alone."""
     loop, idle, late, wait, limits, other = COLORS
     late_s = min(report.late_s, report.loop_s)
     idle_s = min(report.idle_s or 0.0, report.loop_s - late_s)
@@ -116,7 +116,7 @@ def _total_s(bar: Bar) -> float:
 
 
 def _texts(shapes: list[str], text: str, size: int, y: float, style: str = "", x: int = _MARGIN) -> float:
-    """Add lines below `y`, broken early because the picture has no fonts of its own. Returns where they end."""
+    """Add lines below `y`, wrapped early since the viewer's font may be wide. Returns the `y` where they end."""
     indent = " " * (len(text) - len(text.lstrip()))
     width = int((_WIDTH - _MARGIN - x) / (0.66 * size))
     for line in textwrap.wrap(text, width, subsequent_indent=indent):

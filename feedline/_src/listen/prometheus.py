@@ -1,4 +1,4 @@
-"""Serves the metrics of feeds to Prometheus. They are read when Prometheus asks, on a thread of the server's."""
+"""Serves the metrics of feeds to Prometheus. A thread of the server reads them whenever Prometheus asks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
         "pip install '.[prometheus]'"
     ) from error
 
-_PORT = 9464  # as exporters of OpenTelemetry use; 9400 is that of NVIDIA's exporter
+_PORT = 9464  # the port of OpenTelemetry's exporters; NVIDIA's exporter uses 9400
 _Family = CounterMetricFamily | GaugeMetricFamily
 
 
@@ -35,12 +35,12 @@ def serve(
 ) -> MetricsServer:
     """Serve the metrics of one or several feeds at `http://host:port/metrics`, until the result is closed.
 
-    The training thread does nothing for it. A feed that is garbage collected is no longer served; a closed one is.
+    The training thread does no work for this. A closed feed is still served, a garbage-collected one no longer.
 
     Args:
-      feeds: a feed, whose label is feed="train"; or feeds by the value of that label.
-      port: each process on a machine needs one of its own, such as `9464 + jax.process_index()`. 0: a free one.
-      host: the address to listen on. "0.0.0.0": that of all networks of this machine, without any protection.
+      feeds: a feed, which gets the label feed="train"; or a dict of feeds by the value of that label.
+      port: each process of a machine needs its own port, such as `9464 + jax.process_index()`. 0: any free port.
+      host: the address to listen on. "0.0.0.0": all addresses of this machine, without any protection.
 
     Raises:
       OSError: the port is in use, or the address is not this machine's.
@@ -71,11 +71,11 @@ def serve(
 
 
 class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
-    """The server that `serve` started. Its thread ends with `close`, which any thread may call, or the process.
+    """The server that `serve` started. Its thread ends with the process, or on `close`, which any thread may call.
 
     Attributes:
-      port: where it listens.
-      url: what Prometheus, or a browser, reads.
+      port: the port on which it listens.
+      url: the address that Prometheus, or a browser, reads.
     """
 
     def __init__(self, server: Any, thread: threading.Thread, host: str) -> None:
@@ -95,9 +95,9 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
 
 
 class FeedCollector(Collector):
-    """The metrics of feeds for a registry of your own, where another server shows them beside yours.
+    """The metrics of feeds for a registry of your own, whose server then shows them beside your own metrics.
 
-    It holds the feeds weakly. One collector serves all feeds of a registry.
+    A collector holds only weak references to its feeds. One collector serves all feeds of a registry.
 
     Args:
       feeds: as for `serve`.
@@ -128,7 +128,7 @@ class FeedCollector(Collector):
         return [_family(metric) for metric in METRICS]
 
     def collect(self) -> Iterable[_Family]:
-        """All metrics with their values now. Called when Prometheus asks."""
+        """All metrics with their present values. Called when Prometheus asks."""
         families = {metric.name: _family(metric) for metric in METRICS}
         for name, reference in self._feeds.items():
             if (feed := reference()) is not None:

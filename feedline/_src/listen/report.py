@@ -18,11 +18,11 @@ Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Settings to change, and what the measured times predict. `str` gives "threads 2 → 4, buffer 2 → 4".
+    """Settings to change, and the predicted effect. `str` gives "threads 2 → 4, buffer 2 → 4".
 
     Attributes:
-      now, then: the settings that change, by name: the present and the advised numbers.
-      wait_share: the share of the time that the loop would wait.
+      now, then: the present and the advised numbers of the settings that change, by name.
+      wait_share: the share of the time for which the loop would then wait, as predicted from the measured times.
     """
 
     now: Mapping[str, int]
@@ -31,9 +31,9 @@ class Change:
 
     @classmethod
     def of(cls, before: Settings, after: Settings, wait_share: float) -> Change:
-        """The change from one to the other."""
+        """The change from `before` to `after`."""
         changed = [name for name in Settings._fields if getattr(before, name) != getattr(after, name)]
-        if not (before.threads and after.threads):  # no threads read where workers or the caller do
+        if not (before.threads and after.threads):  # 0: workers or the caller read; other settings show that
             changed = [name for name in changed if name != "threads"]
         now, then = ({name: getattr(settings, name) for name in changed} for settings in (before, after))
         return cls(now, then, wait_share)
@@ -49,8 +49,8 @@ class Straggler:
     Attributes:
       process: its index.
       stage: the stage in which it is slower: "read", "host" or "place".
-      stage_s, others_s: time a batch of that stage in this process, and the median of the others.
-      wait_share: the share of the time that its loop waits.
+      stage_s, others_s: the time per batch of that stage in this process, and its median over the others.
+      wait_share: the share of the time for which the loop of this process waits.
     """
 
     process: int
@@ -71,29 +71,28 @@ class Report:
         that place batches, and transfers), "compute" (the training step: input is fast enough), "loop" (the
         program's own Python, during which the devices are idle; or other threads and programs: see `held_up`), or
         "straggler" (another process's input is slower than that of all others).
-      au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known when the
-        devices are idle in the loop's own time, that counts as theirs. With several processes, that of the process
-        that waits most.
+      au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known in which
+        part of the loop's own time the devices are idle, all of it counts as device time.
       wait_share: the share of the time in which the devices were idle because the loop or its step waited for a
-        batch.
-      headroom: for each stage how many times as fast as the loop it would be alone; at "compute", of the loop
-        itself. 1.0 or less: this stage alone makes the loop wait.
+        batch. With several processes, the largest of their shares; `au` is then at most 1 − this share.
+      headroom: for each stage, how many times as fast as the loop it would be if it worked alone; for "compute",
+        how many times as fast the loop would be without waiting. 1.0 or less: this stage alone makes it wait.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
-      change: the settings and the prediction as values; None: no gain is certain.
-      step_s: the mean time of a step: `loop_s` and `wait_s`. With `steps_per_call=K` all times are of K steps.
-      loop_s: the loop's own time between two calls of `next`, and time in `next` while the devices computed.
+      change: the settings to change and the predicted wait, as values; None: no change promises a clear gain.
+      step_s: the mean time of a step: `loop_s` + `wait_s`. With `steps_per_call=K` all times are of K steps.
+      loop_s: the loop's own time between two calls of `next`, plus the time in `next` while the devices computed.
       wait_s: the time in `next` while the devices were idle.
-      late_s: the time in which the loop had a batch whose transfer was still under way, as far as that is known.
+      late_s: for how long the transfer of a batch continued after the loop had got it, as far as that is known.
       idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
       held_up: whether the loop waits although each stage is fast enough, because threads of the feed wait for the
         GIL or for a processor.
-      stages_s: thread-seconds a batch of "read", "transform", "stage" and "place".
-      cpu_s: processor seconds a batch of all threads that made it.
-      batches: how many were judged.
+      stages_s: thread-seconds per batch of "read", "transform", "stage" and "place".
+      cpu_s: processor seconds per batch, of all threads that made it.
+      batches: how many batches were judged.
       process: the index of this process.
-      straggler: the process that holds up the others; None: there is none, or one process.
+      straggler: the process that holds up the others; None: no process does, or there is only one.
       settings: the feed's threads, workers, buffer and prefetch, as they are now.
-      tuning: for settings that are "auto": what was tried and what came of it, the latest 32 sentences.
+      tuning: for settings that are "auto": what was tried, with which result, in the latest 32 sentences.
     """
 
     bound: Bound
@@ -185,9 +184,9 @@ class Report:
 
 
 def report_of(feed: object) -> Report | None:
-    """The report of a feed for a display; None: there is none, or too few batches were delivered to judge by.
+    """The report of a feed, for a display; None: the feed gives no report, or delivered too few batches for one.
 
-    It takes about two milliseconds. It never raises, because what only observes must not end training.
+    It takes about two milliseconds. It never raises, because code that only observes must not end training.
     """
     report: Callable[[], Report | None] = getattr(feed, "report", lambda: None)
     try:

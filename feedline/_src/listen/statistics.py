@@ -21,10 +21,10 @@ class Metric(NamedTuple):
     """One metric of a feed.
 
     Attributes:
-      name: for Prometheus. It ends with the unit (seconds, bytes, ratio; none: a plain number); that of a counter
-        ends with "_total".
+      name: the name in Prometheus. It ends with the unit (seconds, bytes, ratio; none: a plain number). After the
+        unit, the name of a counter has "_total".
       help: what it measures.
-      label: the label that its values have, such as "stage"; "": it has one value.
+      label: the label that tells its values apart, such as "stage"; "": it has one value.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Metric(NamedTuple):
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
-        """A counter only grows; a gauge is the present value."""
+        """A counter only grows; a gauge shows the present value."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
     @property
@@ -44,7 +44,7 @@ class Metric(NamedTuple):
 
 
 def _field(name: str, help: str, default: float | None = 0, *, label: str = "", value: str = "") -> Any:
-    """A field that holds the value of a metric, or that for one `value` of its label, or a dict by these."""
+    """A field with the value of a metric; or its value where the label is `value`; or a dict of all, by label."""
     metric = Metric(f"feedline_{name}", help, label)
     return dataclasses.field(default=default, metadata={"metric": metric, "value": value})
 
@@ -62,22 +62,22 @@ class Statistics:
     """A snapshot, which `statistics()` of a `Feed` and of `prefetch_to_mesh` returns.
 
     It counts what was delivered since the feed was built. Times are seconds of this process, summed over all
-    batches; those of stages are summed over threads, too, and so may be more than the time that passed. The latest
-    batches are at most 256, without those that were read before the loop began. None: not known, or not yet.
+    batches. The times of stages are also summed over threads, so they may exceed the time that passed. "Latest"
+    means at most 256 batches, without those that were read before the loop began. None: not known, or not yet.
 
-    Bad rows count in `rows`, too. Placed bytes count ragged leaves with the largest length. Placing is the time
-    in the JAX calls, after which transfers continue. Workers have host buffers of their own. The processor time
-    of Grain's own threads is unknown. `au`, 0 to 1, is batches × device time of a step ÷ wall time: the device
-    time is what is left without `wait_share`, and without the part of the loop's own time in which the devices
-    were idle, once that is known.
+    `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. Placing is the time in
+    the JAX calls; transfers continue after it. The host buffers of workers are not counted, because they lie in
+    the workers, and the processor time of Grain's own threads is unknown. `au`, 0 to 1, is batches × device time
+    of a step ÷ wall time. Device time is all time except `wait_share` and, once it is known, the part of the
+    loop's own time in which the devices were idle.
 
-    `tokens` are by the name of the source of a mixture, else under "all"; `feedline.Packed` and `feedline.Ragged`
-    know them. Rows that a remainder drops count once their epoch is over. A bad row that is masked or replaced
-    counts with its own tokens, since processes know only their own bad rows.
+    `tokens` has an entry for each source of a mixture, by name, or else one entry "all", if the source knows its
+    tokens: `feedline.Packed` and `feedline.Ragged` do. Rows that a remainder drops count once their epoch is over.
+    A bad row that is masked or replaced counts with its own tokens, since a process knows only its own bad rows.
 
-    `stores` is what this process, with all of its feeds, asked of stores on the network: `requests`, including
-    `retries` after an error and `hedged` ones because the first took long; `fetched_bytes`; `cached`, blocks found
-    on local disk; `wait_s`, time in which threads waited for blocks. Workers count for themselves.
+    `stores` is what all feeds of this process asked of stores on the network: `requests`, including `retries`
+    (after an error) and `hedged` ones (because the first request took long); `fetched_bytes`; `cached`, blocks
+    found on local disk; `wait_s`, time in which threads waited for blocks. Requests of workers are not included.
     """
 
     batches: int = _field("batches_total", "Global batches delivered.")
@@ -107,7 +107,7 @@ class Statistics:
     wait_p99_s: float = _field("wait_p99_seconds", "The 99th percentile of the latest waits in next().", 0.0)
     wait_max_s: float = _field("wait_max_seconds", "The longest wait in next().", 0.0)
     transfer_s: float | None = _field(
-        "transfer_seconds", "Mean time from the begin of placing until all arrays are ready.", None
+        "transfer_seconds", "Mean time from the start of placing until all arrays are ready.", None
     )
     ready: int = _field("ready_batches", "Placed batches that wait to be delivered.")
     threads: int = _field("threads", "Threads that read rows.")
@@ -178,11 +178,11 @@ METRICS = (
     *dict.fromkeys(field.metadata["metric"] for field in _FIELDS),
     *(_STORE_REQUESTS, *_STORES.values(), _BOUND, _HEADROOM),
 )
-"""All metrics. Totals count from when the feed was built; ratios, percentiles and means are of late batches."""
+"""All metrics. Totals count since the feed was built; ratios, percentiles and means are of the latest batches."""
 
 
 def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tuple[Metric, str, float]]:
-    """Each value that is known, with its metric and the value of the metric's label, "" if it has none.
+    """(metric, label, value) for each value that is known. `label` is "" if the metric has no label.
 
     Example:
       >>> known = {(m.name, label): value for m, label, value in samples(Statistics(batches=3, read_s=0.5))}
@@ -209,7 +209,7 @@ def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tu
 def scalars(now: Statistics, before: Statistics | None = None, elapsed_s: float = 0.0) -> dict[str, float]:
     """The metrics as scalars for TensorBoard: gauges as they are now, and counters as rates since `before`.
 
-    A name is that of Prometheus with slashes. A counter of seconds is given per batch, any other per second.
+    The names are those of Prometheus, with slashes. Counters of seconds are given per batch, others per second.
 
     Example:
       >>> before, now = Statistics(batches=10, rows=640, read_s=1.0), Statistics(batches=30, rows=1920, read_s=2.0)
@@ -232,13 +232,13 @@ def scalars(now: Statistics, before: Statistics | None = None, elapsed_s: float 
 
 
 class HasStatistics(Protocol):
-    """A feed, or anything else that counts like one."""
+    """A feed, or any other object that has statistics."""
 
     def statistics(self) -> Statistics: ...
 
 
 def check_feed(feed: object) -> None:
-    """Refuse what has no statistics.
+    """Refuse an object that has no statistics.
 
     Raises:
       TypeError: the object has no method `statistics`.

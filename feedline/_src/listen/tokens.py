@@ -1,4 +1,4 @@
-"""Tokens that were delivered, counted by whoever asks: which rows came is arithmetic, and so are their tokens."""
+"""Counts the tokens that were delivered, when a user asks: which rows were delivered follows from the position."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from feedline._src.order.epoch import Taken
 
 Indices = npt.NDArray[np.int64]
 _CHUNK_ROWS = 1 << 20
-"""Rows whose tokens are added up at a time, to bound the memory."""
+"""The number of rows whose tokens are added up at a time, which bounds the memory."""
 
 
 class TokenCounts:
-    """Tokens without padding of each source, from the start of the run to a place.
+    """Counts the tokens of each source, without padding, from the start of the run to the feed's position.
 
-    The first count takes a pass over the numbers of all rows of one epoch; later ones go on from the one before.
+    The first count may go through all rows of one epoch; later ones continue from the one before.
     """
 
     def __init__(self) -> None:
-        self._whole: dict[str, int] = {}  # of an epoch
-        self._latest: dict[str, tuple[int, int, int]] = {}  # epoch, its rows until there, and their tokens
+        self._whole: dict[str, int] = {}  # tokens of a whole epoch
+        self._latest: dict[str, tuple[int, int, int]] = {}  # epoch, rows counted in it, and their tokens
 
     def __call__(
         self, taken: Sequence[Taken], tokens_of: Callable[[Indices], Indices | None]
     ) -> dict[str, int] | None:
-        """{name of the source: tokens}; without a mixture under "all". None: no source knows them."""
+        """{name of the source: tokens}, or {"all": tokens} without a mixture. None: no source knows its tokens."""
         known = [each for each in taken if tokens_of(np.array([each.first])) is not None]
         return {each.name or "all": self._count(each, tokens_of) for each in known} or None
 

@@ -1,6 +1,6 @@
-"""A trace: the records of a feed for some time, as the JSON that Perfetto and chrome://tracing read.
+"""A trace: the records of a feed over some time, as the JSON that Perfetto and chrome://tracing read.
 
-The format: "Trace Event Format" of Chrome's tracing project. Its times are microseconds; here with three decimals.
+The format is the "Trace Event Format" of Chrome's tracing project. Times are microseconds with three decimals.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from feedline._src.version import __version__
 _log = logging.getLogger("feedline")
 LOOP = "training loop"
 MAX_BATCHES = 50_000
-"""Batches that a trace holds: of two parts each 60 MB of memory, 140 MB of file, or 14 MB compressed."""
+"""The most batches in a trace. With two parts each: 60 MB of memory, and a file of 140 MB (14 MB compressed)."""
 Event = dict[str, Any]
 
 
@@ -64,7 +64,7 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
             }
             _write(file, events, facts)
         except OSError as error:
-            fix = "Training goes on; free that disk, or choose a path on another one, and trace again"
+            fix = "Training goes on; free space on that disk, or choose a path on another one, and trace again"
             _log.warning("the trace could not be written to %s: %s. %s", file, error, fix)
         except Exception:  # noqa: BLE001  a fault in a listener must not end training
             _log.exception("feedline could not write the trace %s", file)
@@ -77,16 +77,16 @@ def file_of_process(path: str | os.PathLike[str], process: int, processes: int) 
         name, dot, suffixes = path.name.partition(".")
         path = path.with_name(f"{name}-process{process}{dot}{suffixes}")
     if path.exists() and not path.is_file():
-        raise OSError(f"a trace is written to a regular file, and {path} is none; add a name, or use another")
+        raise OSError(f"a trace is written to a regular file, and {path} is not one; add a name, or use another")
     if not os.access(path.parent, os.W_OK):
         raise OSError(
-            f"a trace is written into a folder, and {path.parent} is missing or not writable; make it so"
+            f"a trace is written into a folder, and {path.parent} is missing or not writable; create or chmod it"
         )
     return path
 
 
 def _write(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -> None:
-    """Write the file whole, or not at all; compressed if it ends in ".gz". OSError: it could not be written."""
+    """Write the file whole or not at all, compressed if its name ends in ".gz". OSError: it cannot be written."""
     with (
         written_whole(path) as partial,
         gzip.open(partial, "wt", compresslevel=5, encoding="utf-8")
@@ -101,14 +101,14 @@ def _write(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -> Non
 
 @dataclasses.dataclass
 class Events:
-    """The events of all batches that were recorded. The earliest time in the records, `origin`, is 0.
+    """The events of all recorded batches. Their times count from `origin`, the earliest time in the records.
 
     Attributes:
       records: the oldest first.
       ended: when the trace ended, and so the last step.
-      transfers: when placing began → the seconds until all arrays were ready, where that is known.
-      begins: the epoch and position at which a batch begins, from the place after the batch before.
-      nbytes: of the process-local part of a batch.
+      transfers: {time at which placing began: seconds until all arrays were ready}, as far as that is known.
+      begins: maps the cursor after a batch to the epoch and position at which the next batch begins.
+      nbytes: the bytes of a process-local batch.
     """
 
     records: Sequence[Entry]
@@ -123,13 +123,13 @@ class Events:
         times = (min([b.asked, b.placed.began, *(part.began for part in b.parts)]) for b in batches)
         self.origin = min(times, default=self.ended)
         threads = {part.thread for b in batches for part in b.parts} | {b.placed.thread for b in batches}
-        # numbers that differ between processes, so that files of several can be merged
+        # the numbers of tracks differ between processes, so that the files of several can be merged
         first = self.process * 10_000 + 1
         self._tracks = {name: number for number, name in enumerate([*sorted(threads), LOOP], start=first)}
-        self._ids = itertools.count(self.process << 32)  # Perfetto refuses flows whose id is no integer
+        self._ids = itertools.count(self.process << 32)  # Perfetto refuses ids of flows that are not integers
 
     def __iter__(self) -> Iterator[Event]:
-        changes: list[tuple[float, int]] = []  # of the number of placed batches that wait
+        changes: list[tuple[float, int]] = []  # (time, change of the number of placed batches that wait)
         for record, following in itertools.zip_longest(self.records, self.records[1:]):
             if isinstance(record, BatchRecord):
                 ended = following.asked if isinstance(following, BatchRecord) else following or self.ended
@@ -144,7 +144,7 @@ class Events:
             yield self._event("M", "thread_name", track, args={"name": track})
 
     def _batch(self, record: BatchRecord, step_ended: float) -> Iterator[Event]:
-        """Events of a batch: its parts, placing, waiting and step, with arrows from one to the next."""
+        """The events of a batch: its parts, placing, waiting and step, with arrows from one to the next."""
         placed, placed_at, step = record.placed, _placed_at(record), {"step": record.step}
         epoch, position = self.begins(record.before)
         batch = {**step, "epoch": epoch, "position": position, "rows": record.rows, "bytes": self.nbytes}
@@ -169,18 +169,18 @@ class Events:
         yield from self._arrow(placing_middle, (LOOP, (record.taken + step_ended) / 2))
 
     def _span(self, name: str, track: str, began: float, ended: float, args: Event) -> Event:
-        """Work of a thread."""
+        """A span: a thread worked from one time to the other."""
         duration_us = round(self._us(ended) - self._us(began), 3)
         return self._event("X", name, track, began, dur=duration_us, args=args)
 
     def _state(self, name: str, began: float, ended: float, args: Event) -> Iterator[Event]:
-        """A state of a batch, which may overlap that of other batches."""
-        local = {"local": hex(next(self._ids))}  # a track of this process
+        """A state of a batch. Unlike spans, states of several batches may overlap."""
+        local = {"local": hex(next(self._ids))}  # each state has a track of its own, in this process
         yield self._event("b", name, LOOP, began, id2=local, args=args)
         yield self._event("e", name, LOOP, ended, id2=local, args=args)
 
     def _arrow(self, tail: tuple[str, float], head: tuple[str, float]) -> Iterator[Event]:
-        """An arrow between the spans of two tracks that last at these times."""
+        """An arrow from a span to another. Each is given by its track and a time inside the span."""
         number = next(self._ids)
         yield self._event("s", "batch", *tail, id=number)
         yield self._event("f", "batch", *head, id=number, bp="e")
@@ -195,5 +195,5 @@ class Events:
 
 
 def _placed_at(record: BatchRecord) -> float:
-    """When it was placed."""
+    """When placing the batch ended."""
     return min(record.taken, record.placed.began + record.placed.place_s)

@@ -1,8 +1,8 @@
-"""Finds the settings of a feed that are "auto", while it trains.
+"""Finds values for the settings of a feed that are "auto", while the feed is used.
 
-A search tries what the report advises: the settings with which the loop is predicted to wait least. A trial that
-makes a step at least 3 % shorter becomes the new start. The search ends when the loop hardly waits, or when no
-change promises a gain.
+A search tries what the report advises: the settings with which the loop is predicted to wait least. If a trial
+makes a step at least 3 % shorter, the search continues from its settings. The search ends when the loop hardly
+waits, or when no change promises a gain.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from feedline._src.listen.words import milliseconds, percent
 from feedline._src.options import Settings
 
 _log = logging.getLogger("feedline")
-LITTLE = 0.02  # below this wait share nothing is changed
+LITTLE = 0.02  # up to this wait share, nothing is changed
 MAX_CHANGES = 12  # trials of one search; then it goes back to the best settings
 _MIN_GAIN = 0.03  # a trial is kept if a step became shorter by this share
 _LONGER_WAIT = 0.2  # a new search begins if the wait grew by this share of a step
-_MIN_BATCHES, _MIN_S, _ENOUGH_BATCHES = 32, 5.0, 128  # judged by 32 batches and five seconds, or by 128 batches
-_PAUSE_S = 60.0  # minimum time between two searches; doubled after each
+_MIN_BATCHES, _MIN_S, _ENOUGH_BATCHES = 32, 5.0, 128  # judge after 32 batches and five seconds, or after 128
+_PAUSE_S = 60.0  # minimum time between two searches; it doubles with each search
 _MAX_THREADS = 64
 _MAX_HISTORY = 32
 _MAX_ERROR_LENGTH = 200
@@ -35,11 +35,11 @@ class Tuner:
     """Searches for settings.
 
     Threads that place batches call `look`, one at a time, while there is no proposal. The training thread reads
-    `proposal`, starts another pipeline, and then resets it, so that an interrupt in between loses nothing.
+    `proposal`, starts another pipeline, and only then resets `proposal`, so that an interrupt loses nothing.
 
     Attributes:
-      proposal: settings to go on with; None: those in use.
-      history: what came of each trial, the latest 32 sentences.
+      proposal: settings to change to; None: keep those in use.
+      history: the result of each trial, in the latest 32 sentences.
     """
 
     def __init__(self, bounds: Bounds, start: Settings) -> None:
@@ -47,7 +47,7 @@ class Tuner:
         self.history: collections.deque[str] = collections.deque(maxlen=_MAX_HISTORY)
         self._bounds, self._start = bounds, start
         self._search = self._searches(start)
-        self._asked = next(self._search)  # the settings that were proposed last
+        self._asked = next(self._search)  # the settings of the latest proposal
         self._searching = True
 
     @property
@@ -57,7 +57,7 @@ class Tuner:
 
     def look(self, how: Circumstances) -> None:
         """Judge the settings in use by batches that were made with them, and propose others that may be better."""
-        if how.settings != self._asked:  # the last proposal has not been taken up
+        if how.settings != self._asked:  # the latest proposal was not put into use: propose it again
             self.proposal = self._asked
             return
         batches = how.window.batches
@@ -67,7 +67,7 @@ class Tuner:
             self.proposal = None if self._asked == how.settings else self._asked
 
     def without_workers(self, error: Exception) -> Tuner:
-        """After workers failed: a tuner that proposes the first settings, and does not try workers again."""
+        """After workers failed: a new tuner that proposes the first settings, and never tries workers again."""
         bounds = dataclasses.replace(self._bounds, tunable=self._bounds.tunable - {"workers"})
         tuner = Tuner(bounds, self._start)
         tuner.proposal, tuner.history = self._start, self.history
@@ -76,7 +76,7 @@ class Tuner:
         return tuner
 
     def _searches(self, settings: Settings) -> Generator[Settings, Circumstances]:
-        """Yields settings to go on with, and is sent batches that were made with them."""
+        """Yields settings to use, and is then sent `Circumstances` with batches that were made with these."""
         pause_s = _PAUSE_S
         how = yield settings
         while True:
@@ -85,12 +85,12 @@ class Tuner:
             self._searching = False
             while True:
                 how = yield settings
-                if self._is_crowded(how):  # for example since the file is in the page cache
+                if self._is_crowded(how):  # for example, because the file is in the page cache by now
                     self._note(f"goes back to threads {self._bounds.cores}: they kept more cores busy")
                     settings = settings._replace(threads=self._bounds.cores)
                     continue
-                # the time of a step does not tell: training itself may slow down, and a loop that became faster
-                # than its input has shorter steps
+                # compare waits, not steps: training itself may slow down; and a loop that became faster than its
+                # input has shorter steps, but waits longer
                 waits_longer = how.lost_s - best.lost_s > _LONGER_WAIT * how.window.period_s
                 if waits_longer and how.window.ended >= ended + pause_s:
                     break
@@ -99,10 +99,10 @@ class Tuner:
             pause_s *= 2
 
     def _trials(self, best: Circumstances) -> Generator[Settings, Circumstances, tuple[Circumstances, float]]:
-        """One search: yields settings to try. Returns how it went with the best, and when the search ended."""
+        """One search: yields settings to try. Returns how the best ones worked, and when the search ended."""
         ended = best.window.ended
         tried = [best.settings]
-        in_vain: list[set[str]] = []  # names of settings whose change from `best` was no gain
+        in_vain: list[set[str]] = []  # each a set of names: changing these settings of `best` was no gain
 
         def may_try(settings: Settings) -> bool:
             useful = settings not in tried and {*Change.of(best.settings, settings, 0.0).then} not in in_vain
@@ -132,7 +132,7 @@ class Tuner:
         return best, ended
 
     def _is_crowded(self, how: Circumstances) -> bool:
-        """Whether threads keep more cores busy than they may."""
+        """Whether the feed's threads keep more cores busy than they may."""
         cores, window = self._bounds.cores, how.window
         return how.settings.threads > cores and window.mean("cpu_s") > 1.1 * cores * window.period_s
 

@@ -1,4 +1,4 @@
-"""Judges what limits a feed, and which setting to change, from the times of its latest batches. Pure."""
+"""Judges what limits a feed, and which setting to change, from the times of its latest batches: pure functions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _MAX_GIL_WAIT_S = 1e-3  # longer waits mean that Python competes for the GIL (sw
 _MIN_CPU_S = 2e-3  # threads that need less processor time per batch cannot hold the GIL for long
 _MOSTLY = 0.5
 _MAX_REMAINING_WAIT = 0.9  # a change is advised if it is predicted to leave less than this share of the wait
-_MAX_BATCHES = 32  # of buffer and prefetch
+_MAX_BATCHES = 32  # the largest buffer, and the largest prefetch, that is advised
 _PER_STAGE: tuple[Literal["read", "host", "place"], ...] = ("read", "host", "place")
 
 
 @dataclasses.dataclass(frozen=True)
 class Circumstances:
-    """The latest batches of a feed, and the settings and the machine that made them, or would make the next ones.
+    """The latest batches of a feed, the machine, and settings: those in use, or others, to predict their effect.
 
     Attributes:
-      stream: whether one thread reads a stream.
-      gil_wait_s: how long a thread that gave up the GIL waits for it, or for a processor.
-      found: the settings that are "auto"; advice leaves them out.
-      searching: whether better values of these are being looked for.
+      stream: whether the source is a stream, which one thread reads.
+      gil_wait_s: how long a thread that released the GIL waits to get it back, or for a processor.
+      found: the names of the settings that are "auto"; advice leaves them out.
+      searching: whether the feed is still searching for better values of `found`.
     """
 
     window: Window
@@ -46,7 +46,7 @@ class Circumstances:
 
     @property
     def reader(self) -> Literal["threads", "workers", "stream", "caller"]:
-        """What makes batches in host memory."""
+        """What makes host batches."""
         if not self.settings.prefetch:
             return "caller"
         return "stream" if self.stream else "workers" if self.settings.workers else "threads"
@@ -71,21 +71,21 @@ class Circumstances:
 
     @property
     def stages_s(self) -> dict[str, float]:
-        """Thread-seconds a batch of each stage."""
+        """For each stage, its thread-seconds per batch."""
         return {name: self.window.mean(f"{name}_s") for name in _PER_STAGE}
 
     @property
     def shares_gil(self) -> bool:
-        """Whether Python code of the feed holds the GIL and makes its threads take turns.
+        """Whether Python code of the feed holds the GIL and makes the feed's threads take turns.
 
-        Threads that wait for the GIL longer than they compute wait for others, or for a processor.
+        If these wait longer for the GIL than they compute, other threads hold it, or the processors are busy.
         """
         computes = self.window.mean("cpu_s") > max(_MIN_CPU_S, self.gil_wait_s)
         return self.reader == "threads" and self.gil_wait_s > _MAX_GIL_WAIT_S and computes
 
     @property
     def lost_s(self) -> float:
-        """The time in a step in which the loop waits for a batch, or for the GIL, which slows the loop itself."""
+        """The time of a step that the loop loses: its wait for a batch, and for the GIL if `shares_gil`."""
         gil_s = min(self.gil_wait_s, self.window.loop_s) if self.shares_gil else 0.0
         return self.window.wait_s + gil_s
 
@@ -95,12 +95,12 @@ class Circumstances:
 
 
 class ProcessTimes(NamedTuple):
-    """Mean times of a batch in one process, which it publishes to the others.
+    """Mean times per batch in one process, which publishes them to the other processes.
 
     Attributes:
       stages_s: thread-seconds of "read", "host" and "place".
-      input_s: the time per batch if only its input limited it.
-      wait_share: the share of the time that its loop waits.
+      input_s: the time per batch if nothing but input limited this process.
+      wait_share: the share of the time for which the loop of this process waits.
     """
 
     process: int
@@ -117,7 +117,7 @@ class ProcessTimes(NamedTuple):
 
 
 def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()) -> Report:
-    """The report on a feed. `others`: the times of all processes, if there are several."""
+    """The report on a feed. `others`: the times of all processes, this one included, if there are several."""
     window, alone_s, slow = how.window, _alone_s(how), straggler(others)
     bound, held_up = _bound(how, alone_s)
     compute_s = max(1e-9, window.loop_s - window.late_s)
@@ -156,7 +156,7 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process whose loop waits for input that is slower than that of the others; None: there is none."""
+    """The process whose input is slower than all others', and makes its loop wait; None: there is none."""
     if len(processes) < 2:
         return None
     slowest = max(processes, key=lambda each: each.input_s)
@@ -170,12 +170,12 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
 
 
 def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
-    """The mean time that the loop would wait for a batch in other circumstances. The largest of three waits:
+    """The mean time for which the loop would wait for a batch in the circumstances `then`: the largest of three.
 
-    - for readers: a batch comes every (make + place) ÷ readers, and no more than `prefetch` are placed at a time;
-      with workers it comes every max(make ÷ workers, place);
-    - for processors: the sum of all processor times ÷ cores, or ÷ 1 while Python code shares the GIL;
-    - for uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
+    - For readers: a batch comes every (make + place) ÷ readers, where at most `prefetch` batches are placed at a
+      time. With workers, a batch comes every max(make ÷ workers, place).
+    - For processors: a batch takes all its processor times ÷ cores, or ÷ 1 while Python code shares the GIL.
+    - For uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """
     window = now.window
     make_s = [batch.read_s + batch.host_s for batch in window.batches]
@@ -196,10 +196,10 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
 
 
 def _alone_s(how: Circumstances) -> dict[str, float]:
-    """For each stage the time between two batches, if it were the only one."""
+    """For each stage, the time between two batches if there were no other stage."""
     window = how.window
     alone_s = {name: seconds / how.readers for name, seconds in how.stages_s.items()}
-    if how.reader == "workers":  # one thread places what they read
+    if how.reader == "workers":  # one thread places the batches of all workers
         alone_s["place"] *= how.readers
     if window.late_s > LITTLE * window.loop_s:  # transfers are slower than the loop, so they count as a limit
         alone_s["place"] = max(alone_s["place"], window.loop_s)
@@ -207,14 +207,14 @@ def _alone_s(how: Circumstances) -> dict[str, float]:
 
 
 def _bound(how: Circumstances, alone_s: Mapping[str, float]) -> tuple[Bound, bool]:
-    """What limits training; and whether the feed's threads are held up, so that no stage is named."""
+    """What limits training; and whether the feed's threads are held up, in which case no stage is to blame."""
     window = how.window
     if window.wait_share < LITTLE:
         return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute", False
     if window.late_s > window.wait_s:
         return "place", False
     if how.reader != "caller" and sum(alone_s.values()) < window.loop_s:
-        # the loop waits although the stages are fast enough by their own times, one after the other
+        # the loop waits although all stages, one after the other, take less time than the loop
         waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not how.shares_gil
         if waits_for_gil or predicted_wait_s(how, how) < _MOSTLY * window.wait_s:
             return "loop", True
@@ -227,9 +227,9 @@ def best_settings(
     may_try: Callable[[Settings], bool] = lambda settings: True,
     max_threads: int = DEFAULT_MAX_THREADS,
 ) -> tuple[Settings, float] | None:
-    """The settings with which the loop is predicted to wait least, and the share of the time that it waits then.
+    """The settings with which the loop is predicted to wait least, and the predicted share of the time it waits.
 
-    Among equally good ones, the first. None: none helps. `changeable`: the names of settings that may change.
+    Of equally good ones, the first. None: no change helps. `changeable`: names of the settings that may change.
     """
     window = how.window
     changes = [then for then in _changes(how, changeable, may_try, max_threads) if may_try(then.settings)]
@@ -248,7 +248,7 @@ def best_settings(
 def _changes(
     how: Circumstances, changeable: Collection[str], may_try: Callable[[Settings], bool], max_threads: int
 ) -> Iterator[Circumstances]:
-    """The changes that may help; of each setting, the smallest first."""
+    """The changes that may help; for each setting, the smallest change first."""
     now, window = how.settings, how.window
     if how.reader == "caller":
         if "prefetch" in changeable:
@@ -260,10 +260,10 @@ def _changes(
             yield how.having(**{name: size})
             size *= 2
     if "threads" in changeable and how.reader == "threads" and not how.shares_gil:
-        # one slot for each batch that is being placed at a time
+        # to keep up with the loop, so many batches must be placed at a time, and each needs a slot
         slots = min(_MAX_BATCHES, math.ceil(window.mean("place_s") / max(1e-9, window.loop_s)))
         for n in range(how.readers + 1, max_threads + 1):
-            # with a buffer to match, so that no batch is split into more calls
+            # the buffer grows with the threads, so that batches are not split into more parts
             sizes = {"buffer": max(now.buffer, math.ceil(n / how.parts)), "prefetch": max(now.prefetch, slots)}
             then = how.having(threads=n, **{name: sizes[name] for name in sizes if name in changeable})
             yield then if may_try(then.settings) else how.having(threads=n)
@@ -291,7 +291,7 @@ def _advice(
         stage = min(_PER_STAGE, key=headroom.__getitem__)
         return (
             f"nothing to change: input could be {factor(headroom[stage])} times as fast as the loop "
-            f"({STAGES[stage]} would bind next); a faster step trains faster"
+            f"({STAGES[stage]} would be the next limit); to train faster, make the step faster"
         )
     if change is not None:
         return f"{change}: wait {percent(window.wait_share)} → {percent(change.wait_share)}"
@@ -299,7 +299,7 @@ def _advice(
         return f"nothing yet: better values of {', '.join(sorted(how.found))} are being looked for"
     prefetch = how.settings.prefetch
     if window.late_s > window.wait_s and prefetch < 2 and "prefetch" not in how.found:
-        return f"prefetch {prefetch} → 2: a transfer overlaps with the step only if its batch is placed two ahead"
+        return f"prefetch {prefetch} → 2: transfers overlap with the step only if two batches are placed ahead"
     return f"no setting helps: {_remedy(bound, how)}"
 
 

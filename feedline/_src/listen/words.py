@@ -1,9 +1,9 @@
-"""How statistics and reports name stages, and write shares, times and counts."""
+"""The words and number formats of statistics and reports: names of stages; shares, times and counts."""
 
 from __future__ import annotations
 
 STAGES = {"read": "reading", "host": "host work", "place": "placing", "compute": "training loop"}
-"""The names of stages in sentences. Host work is the transform, and casts and copies into host buffers."""
+"""The names of stages in sentences. "Host work" is the transform, and casts and copies into host buffers."""
 
 
 def percent(share: float) -> str:
@@ -13,7 +13,7 @@ def percent(share: float) -> str:
 
 def milliseconds(seconds: float) -> str:
     """Three significant digits, without a unit: 0.123, 1.23, 12.3, 123, 1,234."""
-    value = round(seconds * 1e3, 3) + 0.0  # 0.000, and not -0.000
+    value = round(seconds * 1e3, 3) + 0.0  # adding 0.0 makes -0.0 positive
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
     return f"{value:,.{digits}f}"
 

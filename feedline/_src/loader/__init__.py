@@ -1,1 +1,1 @@
-"""Stage 1: reads process-local batches of rows into host memory, by threads or by worker processes."""
+"""Stage 1: reads process-local batches of rows into host memory, with threads or worker processes."""

@@ -1,4 +1,4 @@
-"""Process-local batches in host memory, and their form: transform, dtypes, rows and columns."""
+"""Process-local batches in host memory, and their form, by which read values are transformed, cast and cut."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from feedline._src.rows.values import as_array
 from feedline._src.runtime.threads import annotation
 
 Cuts = list[tuple[int, Columns]]
-"""The number of each of some leaves, and the columns that are read of it."""
-_EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31: places of neighbouring epochs are far apart
+"""Some leaves: the number of each, and the columns that are read of it."""
+_EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31, so numbers of neighbouring epochs are far apart
 
 
 class Progress(Protocol):
@@ -41,12 +41,12 @@ class HostBatch(NamedTuple):
 
     Attributes:
       leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
-      after: the cursor after the batch, which the feed's state has once the batch has been delivered.
+      after: the cursor after the batch, which the feed's state holds once the batch has been delivered.
       lanes: the states of a stream's iterators after the batch; None with random access.
       rows: the number of rows of the global batch that are not padding.
       dropped_rows: the number of rows of the source that were left out since the previous batch.
-      parts: how each of its parts was made.
-      bad: the bad rows among those that this process supplies, ascending by their row of the global batch.
+      parts: how each part of the batch was made.
+      bad: the bad rows among those that this process supplies, by ascending offset in the global batch.
     """
 
     leaves: list[Array]
@@ -60,11 +60,11 @@ class HostBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LocalForm:
-    """The form of this process's part of every batch, and how values that were read are brought into it.
+    """The form of this process's part of every batch, and how the values that were read get this form.
 
     Attributes:
       spec, out: the spec of a row in the source, and after the transform.
-      seed: of the keys that the transform gets.
+      seed: the seed of the keys that the transform gets.
       part: what this process reads and places.
       bad_rows: as in `Reading`.
       ragged: the numbers of the leaves whose axis 1 is as long as each batch needs.
@@ -80,12 +80,12 @@ class LocalForm:
 
     @functools.cached_property
     def plans(self) -> list[LeafPlan]:
-        """For each leaf of `out` the rows and columns that this process supplies."""
+        """For each leaf of `out`, the rows and columns that this process supplies."""
         return [self.part.leaves[leaf.name] for leaf in self.out.leaves]
 
     @functools.cached_property
     def own(self) -> dict[str, LeafPlan]:
-        """The leaves that feedline adds to the batch, by name. All have the same rows."""
+        """The leaves that feedline adds to the batch (`valid`, `place`), by name. All have the same rows."""
         names = {leaf.name for leaf in self.out.leaves}
         return {name: plan for name, plan in self.part.leaves.items() if name not in names}
 
@@ -96,7 +96,7 @@ class LocalForm:
 
     @functools.cached_property
     def reads(self) -> list[tuple[Indices, Cuts]]:
-        """The reads that make a batch: rows, ascending, and the leaves whose rows these are."""
+        """The reads that make a batch, each as (ascending rows, the leaves and columns to read of these rows)."""
         if not self.part.by_leaf:
             leaves = enumerate(self.spec.leaves)
             return [(self.part.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
@@ -106,14 +106,14 @@ class LocalForm:
         return list(groups.values())
 
     def write(self, read: Mapping[int, Array], leaves: list[Array], part: slice, index: Indices) -> None:
-        """Cast and cut some rows into the leaves that are placed. Raises `RowError` if a number does not fit.
+        """Cast and cut some rows into the leaves that are placed. RowError: a number does not fit its dtype.
 
         Numbers are checked before columns are cut, so that all processes agree on which rows are bad.
 
         Args:
-          read: these rows of the leaves with these numbers, transformed.
+          read: {number of a leaf: its values in these rows, after the transform}.
           leaves: the leaves to place, with all rows.
-          part: these rows, as a slice of those that are read.
+          part: where these rows are among all rows that are read.
           index: the row indices of these rows.
         """
         for i, values in read.items():
@@ -124,7 +124,7 @@ class LocalForm:
             np.copyto(leaves[i][own], values, casting="unsafe")
 
     def _cut(self, plan: LeafPlan, part: slice, values: Array) -> tuple[slice, Array]:
-        """Of whole rows, those columns and rows of a leaf that are placed; and where the rows lie in it."""
+        """Of whole rows, the rows and columns that are placed of a leaf; and the slice of the leaf for them."""
         rows = self.part.rows[part]
         own = slice(*np.searchsorted(plan.rows, [rows[0], rows[-1] + 1]))
         if len(plan.rows) < len(self.part.rows):
@@ -134,26 +134,26 @@ class LocalForm:
         return own, values
 
     def valid(self, real: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
-        """The leaf `valid` of one batch. `real`: which of the `own_rows` are not padding."""
+        """The leaf `valid` of one batch. `real`: for each of the `own_rows`, whether it is not padding."""
         if bad and self.bad_rows == "mask":
             return real & ~np.isin(self.own_rows, [row.at for row in bad])  # type: ignore[arg-type]
         return real
 
     def with_own(self, leaves: list[Array], valid: npt.NDArray[np.bool_], after: Cursor) -> list[Array]:
-        """The leaves of a batch with the `own` ones inserted, where `valid` and the cursor after it say so."""
+        """The leaves of a batch with the `own` ones inserted: `valid`, and `place` as computed from `after`."""
         values = {VALID: valid, PLACE: np.full(valid.shape, number_of_place(after), np.int32)}
         own, of_rows = {f"batch['{key}']": value for key, value in values.items()}, iter(leaves)
         return [own[name] if name in self.own else next(of_rows) for name in self.part.leaves]
 
     def rows_at(self, positions: BatchPositions, index: Indices) -> Rows:
-        """Rows at these positions, with their keys. `index`: their row indices."""
+        """The `Rows` that a transform gets for these positions. `index`: their row indices."""
         keys = np.empty(len(index), np.uint64)
         for epoch, here in positions.stretches():
             keys[here] = keys_at(self.seed, epoch, positions.position[here])
         return Rows(positions.epoch, positions.position, index, keys)
 
     def transformed(self, transform: Transform, read: list[Array], rows: Rows) -> list[Array]:
-        """Each leaf of some rows after the transform, from the leaves in the source's dtypes."""
+        """The leaves of some rows after the transform. `read`: their leaves in the source's dtypes."""
         try:
             batch = _called(transform, self.spec.tree(read), rows)
         except Exception as error:
@@ -172,7 +172,7 @@ class LocalForm:
 
 
 def number_of_place(after: Cursor) -> int:
-    """A number below 2^31 made of a place in the data. Different places share one with a chance of 2^-31.
+    """The value of the leaf `place`: a number below 2^31. Different cursors share one with a chance of 2^-31.
 
     Example:
       >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
@@ -196,10 +196,10 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
     """The spec of a row after `transform`, found by transforming one row twice.
 
     Args:
-      row: that row: leaves of shape [1, …].
+      row: the leaves of that row, of shape [1, …].
 
     Raises:
-      ValueError: the transform does not keep the batch axis, or gives another result when it is called again.
+      ValueError: the transform does not keep the batch axis, or gives a different result when called again.
     """
     (once, values), (again, other_values) = (_tried(transform, spec, row) for _ in range(2))
     if again == once and other_values == values:
@@ -217,7 +217,7 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
 def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSpec, list[bytes]]:
     """What `transform` makes of a copy of one row: its spec, and the bytes of each leaf."""
     zero = np.zeros(1, np.int64)
-    copied = spec.tree([leaf.copy() for leaf in row])  # it may work in place
+    copied = spec.tree([leaf.copy() for leaf in row])  # the transform may write into its arguments
     transformed = _called(transform, copied, Rows(zero, zero, zero, np.zeros(1, np.uint64)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(transformed):
         if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (1,):
@@ -227,5 +227,5 @@ def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSp
             )
         as_array(f"batch{jax.tree_util.keystr(path)}", leaf)
     out = RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), transformed))
-    # a copy: the next call may write into the memory of this result
+    # bytes are a copy, because the next call may write into the memory of this result
     return out, [leaf.tobytes() for leaf in jax.tree.leaves(transformed)]

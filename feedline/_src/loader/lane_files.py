@@ -1,4 +1,4 @@
-"""Files of a feed's state in a checkpoint: one for each lane, whichever process wrote it, or one for rows."""
+"""The files of a feed's state in a checkpoint: one for each lane of a stream, or a single one without lanes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 import jax
 
-_FILE = "metadata"  # as Orbax's JsonSave and JsonRestore name it, so that a feed reads theirs and they a feed's
+_FILE = "metadata"  # the name that Orbax's JsonSave and JsonRestore use, so that they and feeds share files
 
 
 def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
-    """Write the lanes that this process is to save, each to a file `lane-<l>-of-<count>.json`.
+    """Write the lanes that this process has to save, each to a file `lane-<l>-of-<count>.json`.
 
-    Every process calls it with its own state and the same folder, which all can read later; each lane is
-    written by the lowest process that reads it. A file appears whole or not at all. Give each step of each
-    stream a folder of its own: files of two steps in one folder are refused by `load_lanes`. Threads may save in
-    any order.
+    Every process calls this with its own state and the same folder, which all of them must be able to read later.
+    Of the processes that read a lane, the one with the lowest index writes it. A file appears whole or not at all.
+    Give each step of each stream a folder of its own, because `load_lanes` refuses a folder with files of two
+    steps. Threads may save in any order.
 
-    Processes that save different places of the data are found by `load_lanes`, which refuses their folder.
+    If processes save states with different positions, `load_lanes` refuses the folder.
 
     Args:
-      state: from `feed.get_state()` on this process, or from `load_lanes`. Another thread may save it, and later.
-      folder: created if it does not exist. One in a bucket is an `etils.epath.Path`.
+      state: from `feed.get_state()` on this process, or from `load_lanes`. It may be saved later, on any thread.
+      folder: created if it does not exist. A folder in a bucket must be an `etils.epath.Path`.
 
     Raises:
-      ValueError: it is not the state of a stream.
-      OSError: a file cannot be written. The error names the file; no part of it is left.
+      ValueError: `state` is not the state of a stream.
+      OSError: a file cannot be written. The error names the file; no part of the file is left.
 
     Example:
       >>> import tempfile
@@ -58,11 +58,11 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The state that all processes saved to `folder`, with all lanes, for `feed.set_state` on any topology.
 
-    It is the same on every process. If it is saved again, process 0 writes all lanes.
+    The result is the same on every process. If it is saved again, process 0 writes all lanes.
 
     Raises:
       FileNotFoundError: the folder has no file of a lane.
-      ValueError: a lane is missing, cannot be read, or is of a different step than the others.
+      ValueError: a lane is missing, cannot be read, or belongs to another step than the others.
     """
     paths = sorted(_as_path(folder).glob("lane-*-of-*.json"))
     if not paths:
@@ -75,9 +75,9 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
             if file.get(field) != place.get(field):
                 raise ValueError(
                     f"the lanes of a checkpoint must be of one step, and {path.name} has {field} "
-                    f"{file.get(field)!r}, {paths[0].name} {place.get(field)!r}: {folder} holds files of two "
-                    "saves, or of one that was interrupted; restore an older folder, and save each step to one of "
-                    "its own"
+                    f"{file.get(field)!r}, but {paths[0].name} has {place.get(field)!r}: {folder} holds files of "
+                    "two saves, or of one that was interrupted; restore an older folder, and save each step to a "
+                    "folder of its own"
                 )
     count = place.pop("count")
     missing = next((lane for lane in range(count) if lane not in lanes), None)
@@ -101,7 +101,7 @@ def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The state in a folder.
 
     Raises:
-      FileNotFoundError, ValueError: it is not the folder of a feed, or lanes are missing.
+      FileNotFoundError, ValueError: the folder holds no state of a feed, or lacks lanes.
     """
     try:
         return dict(json.loads((_as_path(folder) / _FILE).read_text()))
@@ -110,12 +110,12 @@ def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _as_path(folder: str | os.PathLike[str]) -> Any:
-    """A local path; of a folder in a bucket the path of `etils.epath` that Orbax gives, with the same methods."""
+    """A local path; for a folder in a bucket, the given `etils.epath.Path`, which has the same methods."""
     if "://" not in os.fspath(folder):
         return Path(folder)
     if isinstance(folder, str):
         raise ValueError(
-            f"a folder in a bucket is a path of etils.epath, got a string; pass epath.Path({folder!r})"
+            f"a folder in a bucket must be an etils.epath.Path, got a string; pass epath.Path({folder!r})"
         )
     return folder
 
@@ -123,7 +123,7 @@ def _as_path(folder: str | os.PathLike[str]) -> Any:
 def _write(path: Any, text: str) -> None:
     """Write a file as a whole or not at all, even if the machine stops."""
     if not isinstance(path, Path):
-        path.write_text(text)  # an object of a bucket
+        path.write_text(text)  # an object in a bucket
         return
     part = path.with_suffix(".part")
     try:
@@ -153,4 +153,4 @@ def _read(path: Any) -> dict[str, Any]:
             return held
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         found = f"{type(error).__name__}: {error}"
-    raise ValueError(f"{path} is no file of save_lanes: {found}; restore an older folder")
+    raise ValueError(f"{path} is not a file of save_lanes: {found}; restore an older folder")

@@ -1,7 +1,7 @@
 """Rows with random access: any thread, or a worker process, reads any part of any batch after any cursor.
 
 A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0
-after an origin, and each is read in parts. `PartWriter` writes a part, also of a stream.
+after an origin, a cursor; each is read in parts. `PartWriter` writes a part; streams use it, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_r
 from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
-# the most deliveries announced to the source in advance: each costs computing its rows' order
+# the most deliveries announced to the source in advance, because the row indices of each must be computed
 _MAX_ANNOUNCED = 1 << 8
 
 
@@ -59,9 +59,9 @@ class PartWriter:
     A subclass reads the rows. For one thread.
 
     Attributes:
-      offsets: int64[k], ascending: the rows of the global batch.
+      offsets: int64[k], ascending: the offsets of these rows in the global batch.
       cuts: what to read of each leaf.
-      first: the row of `buffers` where they begin.
+      first: the row of `buffers` at which these rows begin.
     """
 
     form: LocalForm
@@ -83,21 +83,21 @@ class PartWriter:
         raise NotImplementedError
 
     def _indices(self) -> Indices:
-        """The row indices of all rows, for a read that failed."""
+        """The row indices of all rows, to read them again after a read that failed."""
         raise NotImplementedError
 
     def _positions(self, some: slice) -> BatchPositions:
         raise NotImplementedError
 
     def _substitute(self, i: int, index: int, failure: RowError) -> int:
-        """Write another row in place of row i, whose row index is `index`. Returns the row index of the other."""
+        """Write a substitute for row i, whose row index is `index`. Returns the row index of the substitute."""
         raise NotImplementedError
 
     def write(self) -> list[BadRow]:
-        """Write all rows. Returns those that were bad, which have a substitute.
+        """Write all rows. Returns the bad rows, each of which was replaced by a substitute.
 
         Raises:
-          RowError: a row is bad, and has none.
+          RowError: a row is bad, and was not replaced.
         """
         try:
             self._write(slice(0, len(self.offsets)), None)
@@ -111,7 +111,7 @@ class PartWriter:
             index = self._read(some, index)
         self.clock.lap("read")
         form, (read, leaves) = self.form, self.buffers
-        if not form.part.changed:  # read in place
+        if not form.part.changed:  # all leaves were read into the memory from which they are placed
             return
         here = self._here(some)
         changed = {i: read[i][here] for i, _ in self.cuts if i in form.part.changed}
@@ -124,7 +124,7 @@ class PartWriter:
         self.clock.lap("stage")
 
     def _replace_bad(self, error: RowError) -> list[BadRow]:
-        """Write all rows again after `error`, each bad one with a substitute. RowError if `bad_rows="raise"`."""
+        """Write all rows again after `error`, a substitute for each bad one. RowError if `bad_rows="raise"`."""
         index, positions, bad = self._indices(), self._positions(slice(0, len(self.offsets))), []
 
         def write(some: slice) -> None:
@@ -135,7 +135,7 @@ class PartWriter:
         for i, failure in find_bad_rows(write, index, error):
             failure.locate(int(index[i]), int(positions.epoch[i]), int(positions.position[i]))
             substitute = self._substitute(i, int(index[i]), failure)
-            if positions.valid[i]:  # padding repeats rows, and each counts once
+            if positions.valid[i]:  # padding repeats rows, and a bad row counts once
                 bad.append(BadRow.of(failure, int(self.offsets[i]), substitute))
         self.clock.lap("read")
         return bad
@@ -147,7 +147,7 @@ class PartWriter:
 
 @dataclasses.dataclass(frozen=True)
 class RandomAccess:
-    """Which rows each batch holds, and how a part of one is read. The arithmetic on cursors is pure.
+    """Which rows each batch holds, and how a part of a batch is read. The arithmetic on cursors is pure.
 
     The order determines which row stands at which position, the schedule which positions a batch holds, and the
     form which part of them this process supplies.
@@ -169,7 +169,7 @@ class RandomAccess:
         self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
     ) -> LocalBatches:
         """The process-local batches after a cursor, read by threads of this process."""
-        # if threads exceed the buffer, they share batches
+        # with more threads than `buffer`, batches are divided into parts, so that all threads work
         return LocalBatches(self, after, max(1, -(-settings.threads // settings.buffer)))
 
     def next_cursor(self, after: Cursor) -> Cursor:
@@ -183,14 +183,14 @@ class RandomAccess:
         return self.schedule.steps_per_epoch
 
     def check_cursor(self, cursor: Cursor) -> None:
-        """ValueError if the number of batches left in the pass is no multiple of the steps per call."""
-        self.order.taken_before(*cursor)  # refuses an epoch of a mixture that is too late
+        """ValueError if the number of batches left in the pass is not a multiple of the steps per call."""
+        self.order.taken_before(*cursor)  # raises if the epoch is too late for a mixture's counts
         for problem in self.schedule.refused_steps(cursor, self.steps_per_call):
             raise ValueError(problem)
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
-        """The row indices of the next batch after `after`, -1 where padded; [steps, B] with several steps."""
-        if not self.schedule.batches_from(after):  # a "wrap" pass may leave a few rows
+        """The row indices of the batch after a cursor, -1 for padding; [steps, B] with several steps per call."""
+        if not self.schedule.batches_from(after):  # the pass is over, though a "wrap" pass may have rows left
             after = self.next_pass(after)
         self.check_cursor(after)
         offsets, rows = np.arange(self.schedule.batch_size), []
@@ -208,7 +208,7 @@ class RandomAccess:
         return index
 
     def padded_length(self, start: Cursor) -> int | None:
-        """The length of the ragged leaves of the batch at `start`, the same in each process; None: it has none."""
+        """The length of the ragged leaves of the batch at `start`, the same in all processes; None without any."""
         if not self.form.ragged:
             return None
         return self.source.padded_length(self.locate(start, np.arange(self.schedule.batch_size)))
@@ -216,7 +216,7 @@ class RandomAccess:
     def fill(
         self, start: Cursor, part: int, parts: int, buffers: Buffers, clock: PartClock | None = None
     ) -> list[BadRow]:
-        """Write part `part` of `parts` equal ones of the batch at `start` into its `buffers`. Returns bad rows."""
+        """Write part number `part`, of `parts`, of the batch at `start` into `buffers`. Returns its bad rows."""
         clock, bad = clock or PartClock(), []
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
@@ -227,7 +227,7 @@ class RandomAccess:
 
 @dataclasses.dataclass(eq=False)
 class _RandomPart(PartWriter):
-    """Rows of the batch at `start`."""
+    """A part of the batch at `start`."""
 
     access: RandomAccess
     start: Cursor
@@ -239,7 +239,7 @@ class _RandomPart(PartWriter):
         return self.access.schedule.positions(self.start, self.offsets[some])
 
     def _read(self, some: slice, index: Indices | None) -> Indices:
-        """Without `index`, all rows' indices are computed and read in one call per epoch."""
+        """Without `index`, read all rows: one call per epoch computes the row indices and reads the rows."""
         access = self.access
         try:
             if index is not None:
@@ -305,8 +305,8 @@ class LocalBatches:
     It is also an iterator, for one thread.
 
     Args:
-      parts: of a batch, at most.
-      every: only one of this many deliveries is read here, the others by other worker processes.
+      parts: the most parts of a batch.
+      every: one of this many deliveries is read here; other worker processes read the other deliveries.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, parts: int = 1, every: int = 1) -> None:
@@ -318,10 +318,10 @@ class LocalBatches:
         self._every = every
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
-        self._announced = 0  # first delivery not announced to the source; guarded by _announcing
+        self._announced = 0  # the first delivery that was not announced to the source; guarded by _announcing
         # each incomplete delivery: its memory, and its finished parts; guarded by _lock
         self._partial: dict[int, tuple[Buffers, dict[int, _Part | Exception]]] = {}
-        self._next = 0  # of the iterator
+        self._next = 0  # the delivery that the iterator returns next
 
     def __next__(self) -> HostBatch:
         """The next delivery. StopIteration carries the number of rows that the end of the pass leaves out."""
@@ -336,7 +336,7 @@ class LocalBatches:
         """Nothing to close."""
 
     def read(self, number: int, part: int) -> HostBatch | None:
-        """Read a part of delivery `number`. The call that completes it returns it, or raises its error."""
+        """Read a part of delivery `number`. The call that completes a delivery returns it, or raises its error."""
         access = self._access
         if (will_read := access.source.will_read) is not None:
             self._announce(number, will_read)
@@ -362,10 +362,10 @@ class LocalBatches:
             parts = []
             for _, found in sorted(made.items(), key=lambda item: item[0]):
                 if isinstance(found, Exception):
-                    raise found  # of the lowest-numbered part that failed, not of the earliest
+                    raise found  # of the failed part with the lowest number, whichever part failed first
                 parts.append(found)
         finally:
-            del found, made  # an error's traceback refers to this frame: no cycle, which would keep the memory
+            del found, made  # else an error, its traceback and this frame would form a cycle and keep the memory
         return self._completed(number, buffers, parts)
 
     def _completed(self, number: int, buffers: Buffers, parts: list[_Part]) -> HostBatch:
@@ -390,7 +390,7 @@ class LocalBatches:
         return HostBatch(leaves, after, None, rows, dropped_rows, [each.times for each in parts], bad)
 
     def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:
-        """Of a part: the number of its rows, the row index of the first, and the file of that row, if known."""
+        """The number of rows of a part, the row index of the first row, and the file of that row, if known."""
         step, part_of_batch = divmod(part, self._parts_per_batch)
         offsets, _ = self._access.form.reads[0]
         here = _share(offsets, part_of_batch, self._parts_per_batch)
@@ -402,7 +402,7 @@ class LocalBatches:
         return StopIteration(self._access.schedule.dropped_rows(self._cursor_before(self.count), None))
 
     def _announce(self, number: int, will_read: WillRead) -> None:
-        """Announce the rows of deliveries from `number` on to a source that fetches rows, until it has enough."""
+        """Announce rows to a source that fetches them ahead, from delivery `number` on, until it wants no more."""
         access = self._access
         if not self._announcing.acquire(blocking=False):
             return
@@ -419,9 +419,9 @@ class LocalBatches:
             self._announcing.release()
 
     def _start(self, number: int, step: int) -> Cursor:
-        """The cursor where a batch of a delivery starts."""
+        """The cursor at which batch `step` of delivery `number` starts."""
         return self._access.schedule.batch_at(self._origin, number * self._access.steps_per_call + step)
 
     def _cursor_before(self, number: int) -> Cursor:
-        """The cursor after the batch before a delivery, not normalised."""
+        """The cursor after the last batch before delivery `number`, not normalised."""
         return self._access.schedule.after(self._start(number, -1)) if number else self._origin

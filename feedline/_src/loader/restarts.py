@@ -10,7 +10,7 @@ _log = logging.getLogger("feedline")
 
 
 class Restarts:
-    """Counts the replaced workers of a feed, `limit` at most."""
+    """Counts the workers of a feed that were replaced. At most `limit` are."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0
@@ -21,7 +21,7 @@ class Restarts:
         return self.count < self._limit
 
     def use(self, error: WorkerError) -> None:
-        """Count a worker that is to be replaced, and log why it ended. Raises `error` if none is left."""
+        """Count a worker that will be replaced, and log why it ended. Raises `error` if no restart is left."""
         if not self.left:
             if self._limit:
                 error.add_note(

@@ -1,18 +1,18 @@
-"""The memory in which process-local batches are built: page-aligned slabs, used again once nothing refers to them.
+"""The memory in which process-local batches are built: page-aligned slabs, reused once nothing refers to them.
 
 A *slab* is leased as a NumPy array whose base is a lease. The array and its slices keep the lease alive. So does
-JAX while a transfer reads the array, or while a device array of the CPU backend, which adopts aligned memory, lies
-in it. When the lease is freed, its slab is idle, and the next lease takes it. So no code has to find out when a
+JAX: while a transfer reads the array and, on the CPU backend, which adopts aligned memory, while a device array
+lies in it. Once the lease is freed, its slab is idle and can be leased again. So no code has to find out when a
 transfer is over.
 
 Guarantees:
 
 1. A slab has at most one lease at a time.
 2. `lease` never waits: if no slab is idle, it maps a new one.
-3. At most `idle` slabs of each leaf are idle; a further one is unmapped at once. So the memory in use is that of
-   the leased arrays that are alive, and of at most `idle` batches.
-4. A lease may end anywhere: in any thread, in the garbage collector, inside `lease`, after `close`, at exit. No
-   Python code runs then, so neither an interrupt nor a slab can be lost there.
+3. At most `idle` slabs of each leaf are kept idle; any further one is unmapped at once. So the memory in use is
+   that of the leased arrays that are alive, and of at most `idle` batches.
+4. A lease may end anywhere: in any thread, in the garbage collector, inside `lease`, after `close`, at exit. Its
+   end runs no Python code. So it can neither swallow an interrupt, nor be interrupted and lose a slab.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Slab = np.ndarray[tuple[int], np.dtype[np.uint8]]
 class Staging:
     """Slabs for batches of one form. Any thread may lease.
 
-    Unpickled, it is empty: a worker process has slabs of its own.
+    A pickled copy has no slabs: a worker process maps its own.
 
     Args:
       form: shape and dtype of each leaf of a batch.
-      idle: the number of batches whose slabs are kept while unused. With as many as are in use at a time in a
-        steady feed, no further slabs are mapped.
+      idle: the number of batches whose slabs are kept while unused. If it is the number of batches that a steady
+        feed uses at a time, no further slabs are mapped.
 
     Example:
       >>> staging = Staging([((2, 3), np.dtype(np.float32))], idle=1)
@@ -61,12 +61,12 @@ class Staging:
         self._form = list(form)
         self.most_idle = idle
         self._idle = self._new_idle()
-        # The slabs mapped so far. A number would need a lock, and an interrupt may leave that held
+        # The slabs mapped so far. A counter would need a lock, which an interrupt could leave held
         self._mapped: list[weakref.ref[mmap.mmap]] = []
 
     @property
     def mapped(self) -> int:
-        """Slabs mapped so far. In a steady feed it stops growing."""
+        """The number of slabs mapped so far. In a steady feed, it stops growing."""
         return len(self._mapped)
 
     @property
@@ -75,7 +75,7 @@ class Staging:
         return sum(len(slab) for slab in slabs if slab is not None)
 
     def lease(self) -> list[Array]:
-        """An uninitialised array for each leaf, which starts on a page border."""
+        """For each leaf, an uninitialised array that starts at a page boundary."""
         return [self._lease(*leaf, idle) for leaf, idle in zip(self._form, self._idle, strict=True)]
 
     def keep(self, idle: int) -> None:
@@ -103,18 +103,18 @@ class Staging:
             memory = mmap.mmap(-1, max(size, 1))
         except OSError as error:
             raise FeedError(
-                f"the memory of a batch must fit beside what this process has, and no more {size:,} bytes can be "
-                f"had for a leaf of it ({error.strerror}); take a smaller batch_size, Reading.buffer or prefetch, "
-                "or raise the limit (ulimit -v)",
+                f"the memory of a batch must fit beside what this process uses, and {size:,} bytes for one of its "
+                f"leaves are not available ({error.strerror}); use a smaller batch_size, Reading.buffer or "
+                "prefetch, or raise the limit (ulimit -v)",
                 stage="read",
             ) from error
         self._mapped.append(weakref.ref(memory))
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: fewer faults while it is new, fewer TLB misses later
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: fewer page faults in new memory, and fewer TLB misses later
             memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, np.uint8)
 
     def _new_idle(self) -> list[deque[_Return]]:
-        # of each leaf; a full deque drops the oldest entry when one is appended (guarantee 3)
+        # one deque per leaf; a full deque drops its oldest entry when another one is appended (guarantee 3)
         return [deque(maxlen=self.most_idle) for _ in self._form]
 
     def __reduce__(self) -> Any:
@@ -128,14 +128,14 @@ class _Lease:
 
 
 class _Return(weakref.ref[_Lease]):
-    """Appends itself, with the slab, to the idle slabs when its lease ends. Until then the lease refers to it."""
+    """A weak reference to a lease, and its slab. At the lease's end, its callback appends it to the idle slabs."""
 
     __slots__ = ("slab",)
     slab: Slab
 
     @classmethod
     def of(cls, slab: Slab, lease: _Lease, idle: deque[_Return]) -> _Return:
-        """A complete one: in the caller's frame, an interrupt could end a lease whose return has no slab yet."""
+        """Made in a frame of its own: an interrupt must not end a lease whose `_Return` has no slab yet."""
         back = cls(lease, idle.append)
         back.slab = slab
         return back
@@ -146,14 +146,14 @@ class Buffers(NamedTuple):
 
     Attributes:
       read: the leaves as the source writes them, in its dtypes and with the shapes of `ProcessReads.as_read`.
-      leaves: the leaves as they are placed. Where a leaf needs neither transform nor cast, the array in `read`.
+      leaves: the leaves as they are placed. A leaf that needs neither transform nor cast is the array in `read`.
     """
 
     read: list[Array]
     leaves: list[Array]
 
     def of_step(self, step: int) -> Buffers:
-        """Of several batches in one piece of memory, the one with that number."""
+        """The memory of batch number `step`, if this is the memory of several batches."""
         placed = {id(whole): whole[step] for whole in self.leaves}
         read = [placed.get(id(whole), whole[step]) for whole in self.read]
         return Buffers(read, list(placed.values()))
@@ -164,7 +164,7 @@ class BatchBuffers:
 
     Args:
       idle: as for `Staging`.
-      steps: of one delivery; with more than 1 the leaves have one more axis in front, of that length.
+      steps: the batches of one delivery; if more than 1, the leaves have an additional first axis of this length.
     """
 
     def __init__(self, form: LocalForm, idle: int, steps: int = 1) -> None:
@@ -174,7 +174,7 @@ class BatchBuffers:
             for plan, leaf in zip(form.plans, form.out.leaves, strict=True)
         ]
         read = [((*several, *shape), dtype) for shape, dtype in form.part.as_read]
-        changed = form.part.changed  # other leaves are read into the memory from which they are placed
+        changed = form.part.changed  # all other leaves are read into the memory from which they are placed
         self._read_at = [len(placed) + changed.index(i) if i in changed else i for i in range(len(read))]
         self._placed = len(placed)
         self._ragged = {*form.ragged, *(self._read_at[i] for i in form.ragged)}
@@ -184,7 +184,7 @@ class BatchBuffers:
         """Uninitialised memory for a batch, or for all batches of a delivery.
 
         Args:
-          length: of axis 1 of the ragged leaves.
+          length: the length of axis 1 of the ragged leaves.
         """
         leased = self.staging.lease()
         if length is not None:
@@ -194,6 +194,6 @@ class BatchBuffers:
 
 
 def shortened(array: Array, length: int) -> Array:
-    """A contiguous array at the beginning of the memory of `array`, of the same shape but for axis 1."""
+    """A contiguous array at the start of the memory of `array`. Its shape differs only in the length of axis 1."""
     shape = (len(array), length, *array.shape[2:])
     return array.reshape(-1)[: math.prod(shape)].reshape(shape)

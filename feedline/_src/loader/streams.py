@@ -1,8 +1,8 @@
 """Streams: rows that can only be read one after the other, as L lanes side by side.
 
 Batch k holds items k·B/L … (k+1)·B/L − 1 of each lane, so that it is the same on any topology. A process reads the
-lanes of the rows it supplies, in windows of a few batches. After each window the processes tell each other
-which of their lanes have ended: only then are `valid` and the number of real rows known.
+lanes of the rows that it supplies, in windows of a few batches. After each window, the processes tell each other
+which of their lanes have ended. Only then are the leaf `valid` and the number of real rows known.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Stream:
 
     Attributes:
       source: the first item. It replaces bad items, and fills rows without an item, since every process has it.
-      plan: its remainder is "drop": the shortest lane ends an epoch, and what others have left is read to be
-        counted. "pad": the longest lane ends it. "wrap", for one lane: batches cross it. `settings.buffer` is the
-        number of batches for which lane ends are exchanged together.
-      gather: exchanges lane ends with the other processes; None: this process reads every lane.
-      opened: the iterators that were opened and not yet closed, in this order.
+      plan: its remainder says where an epoch ends. "drop": with the shortest lane; items left in other lanes are
+        read, to count them. "pad": with the longest lane. "wrap", for one lane: batches run over its end. Its
+        `settings.buffer` is the number of batches in a window.
+      gather: exchanges the ends of lanes with the other processes; None: this process reads every lane.
+      opened: the iterators that are open, in the order in which they were opened.
     """
 
     source: FirstItem
@@ -82,7 +82,7 @@ class Stream:
         return self.plan.batch_size // self.lanes
 
     def exists(self, offset: int, ends: Mapping[int, int]) -> bool:
-        """Whether there is a batch after `offset` items of each lane, if these lanes have ended."""
+        """Whether there is a batch after `offset` items of each lane. `ends`: {lane that has ended: its items}."""
         if self.remainder == "pad":
             return len(ends) < self.lanes or offset < max(ends.values())
         return not ends or offset + self.items <= min(ends.values())
@@ -117,14 +117,14 @@ class Stream:
         raise TypeError("a stream has no row indices: its rows are known only by reading it")
 
     def check_cursor(self, cursor: Cursor) -> None:
-        """Any cursor will do."""
+        """Every cursor is valid."""
 
 
 class Report(NamedTuple):
-    """What one process, or all processes together, read of a window.
+    """What one process, or all processes together, found in a window.
 
-    `ends` are the items of each lane that has ended, `failed_at` the items before a batch that could not be read,
-    and `why` the arguments of the error that other processes raise.
+    `ends`: the number of items of each lane that has ended. `failed_at`: the number of items of each lane before a
+    batch that could not be read. `why`: the arguments of the error that the other processes raise then.
     """
 
     ends: dict[int, int]
@@ -161,13 +161,13 @@ class StreamBatches:
         self._stream = stream
         self._watch = watch
         self._epoch, self._last_epoch = after.epoch, stream.end_of_pass(after)
-        # items of each lane before the next batch, from the start of the epoch in which it was opened
+        # items of each lane before the next batch, from the start of the epoch in which the lanes were opened
         self._offset = after.position // stream.lanes
         self._dropped = 0  # items left out since the previous batch
         self._lanes: list[Lane] = []
         self._batches = self._read(states)
         self._opener = threading.current_thread()
-        self._reader: threading.Thread | None = None  # a thread of feedline's own, which closes this when it ends
+        self._reader: threading.Thread | None = None  # the thread of feedline that reads this, and then closes it
         stream.opened.append(self)
 
     def __next__(self) -> HostBatch:
@@ -181,7 +181,7 @@ class StreamBatches:
             self._batches.close()
             self._close_lanes()
         finally:
-            with contextlib.suppress(ValueError):  # closed before
+            with contextlib.suppress(ValueError):  # it was closed before
                 self._stream.opened.remove(self)
 
     def _close_lanes(self) -> None:
@@ -189,14 +189,15 @@ class StreamBatches:
             lane.close()
 
     def _wait_for_abandoned(self) -> None:
-        """Wait for the threads of iterators that were opened before, and closed during a read, as by an interrupt.
+        """Wait for the threads of earlier iterators that were closed during a read, for example by an interrupt.
 
-        The iterators of a lane may share state, so one thread at a time reads them.
+        The iterators of a lane may share state, so only one thread at a time may read from them.
         """
         me = threading.current_thread()
         if me is not self._opener:
             self._reader = me
-        if self._watch.stopped():  # after setting `_reader`: who still sees None knows that this reads nothing
+        # `_reader` is set first: a thread that stops the watch and then sees None knows that this reads nothing
+        if self._watch.stopped():
             raise FeedError("the feed was closed", stage="read")
         for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.opened)):
             if other._reader not in (None, me):
@@ -221,7 +222,7 @@ class StreamBatches:
                     try:
                         raise failure
                     finally:
-                        del failure  # else its traceback and this frame would keep each other, and the batches
+                        del failure  # else its traceback and this frame would keep each other and batches alive
             following = self._end_epoch(ends)
             self._close_lanes()
             self._epoch, self._offset, states = following, 0, {}
@@ -231,7 +232,8 @@ class StreamBatches:
         """Read this process's part of a window, and agree with the others on which of its batches exist.
 
         Returns:
-          These batches; if they are the last ones of the epoch, the items of each lane; and the error after them.
+          The existing batches; the number of items of each lane if the epoch ends after these batches, else None;
+          and the error that comes after them, or None.
         """
         size, of_window = self._stream.items, self._stream.plan.settings.buffer
         # windows begin at the same batches on all processes
@@ -245,7 +247,7 @@ class StreamBatches:
             exists = self._stream.exists(offset, report.ends)
             if not exists and report.failed_at is None:
                 return batches, report.ends, None
-            # a failure after the last batch counts as well: the lane that failed has not reported its end
+            # a failure after the last batch counts, too, because the lane that failed has not reported its end
             if not exists or offset == report.failed_at or partial is None:
                 return batches, None, failure or report.error
             batches.append(self._completed(partial, offset, report.ends))
@@ -279,7 +281,7 @@ class StreamBatches:
         ((rows, cuts),) = form.reads
         for row in rows.tolist():
             of_lane = taken[row // stream.items] or filler
-            items.append(of_lane[row % stream.items % len(of_lane)])  # a lane's last items are repeated
+            items.append(of_lane[row % stream.items % len(of_lane)])  # padding repeats items of the lane
         in_lane = np.array([item.position for item in items], np.int64)
         positions = BatchPositions(
             np.array([item.epoch for item in items], np.int64),
@@ -301,7 +303,7 @@ class StreamBatches:
     def _completed(self, partial: HostBatch, offset: int, ends: Mapping[int, int]) -> HostBatch:
         """The batch after `offset` items of each lane, now that all ends are known."""
         form, items, real = self._stream.form, self._stream.items, self._stream.real(offset, ends)
-        # padding repeats items, which count once
+        # padding repeats items, and a bad item counts once
         bad = [row for row in partial.bad if row.at % items < real[row.at // items]]
         leaves = partial.leaves
         if (rows := form.own_rows) is not None:
@@ -309,7 +311,7 @@ class StreamBatches:
         return partial._replace(leaves=leaves, rows=int(real.sum()), dropped_rows=self._dropped, bad=bad)
 
     def _agreed(self, place: str, failure: Exception | None, read: int) -> Report:
-        """The merged report of all processes on `place`. This process has read `read` items of each lane."""
+        """The merged report of all processes on the window `place`. `read`: items of each lane that were read."""
         mine, gather = Report({lane.index: lane.taken for lane in self._lanes if lane.ended}), self._stream.gather
         if failure is not None:
             why = {"stage": "read", "process": jax.process_index(), **as_arguments(failure)}
@@ -331,7 +333,7 @@ class StreamBatches:
             lane, items = min(ends.items(), key=lambda end: end[1])
             raise FeedError(
                 f'remainder "drop" drops a partial batch, and epoch {self._epoch} of lane {lane} has only {items} '
-                f"items for batches of {self._stream.plan.batch_size}, {self._stream.items} of each lane; use a "
+                f"items; a batch of {self._stream.plan.batch_size} needs {self._stream.items} of each lane. Use a "
                 'smaller batch, or remainder="pad"',
                 stage="read",
             )
@@ -353,7 +355,7 @@ class StreamBatches:
             try:
                 raise failure or report.error
             finally:
-                del failure  # no cycle with its traceback
+                del failure  # else it would form a cycle with its traceback
         return report.ends
 
 
@@ -398,9 +400,9 @@ class _StreamPart(PartWriter):
 
 
 class Lane:
-    """The items of one lane after `after`, where Grain's iterator has `state`. For one thread at a time.
+    """The items of one lane after the cursor `after`, at which Grain's iterator has `state`. One thread at a time.
 
-    The lane ends before `last_epoch`, and continues over the ends of earlier epochs.
+    The lane continues over the ends of epochs, and ends before epoch `last_epoch`.
 
     Attributes:
       epoch, position: of the next item.
@@ -433,7 +435,7 @@ class Lane:
     def close(self) -> None:
         """End Grain's iterator."""
         self._items.close()
-        iterator, self._iterator = self._iterator, None  # not kept: Grain's finalizers print tracebacks at exit
+        iterator, self._iterator = self._iterator, None  # if kept, Grain's finalizers print tracebacks at exit
         if iterator is not None:
             iterator.close()
 
@@ -471,17 +473,17 @@ class Lane:
             return iterator
         state = unmarked(self._state)
         try:
-            if type(iterator).__module__.startswith("grain."):  # which accepts 1.5 as an index
+            if type(iterator).__module__.startswith("grain."):  # Grain itself would accept 1.5 as an index
                 check_form(state, iterator.get_state())
             iterator.set_state(state)
         except Exception as error:
             iterator.close()
-            if isinstance(error, OSError):  # to restore packing, Grain reads items again
+            if isinstance(error, OSError):  # a failed read: to restore packing, Grain reads items again
                 raise self._failed(error) from error
             raise ValueError(
                 f"lane {self.index} cannot go on from its state {repr(self._state)[:100]}: set_state of its "
                 f"iterator raised {type(error).__name__}: {str(error).rstrip('.')}. Pass a state unchanged, and "
-                "to a feed over the dataset that it was saved from"
+                "to a feed over the dataset from which it was saved"
             ) from error
         return iterator
 
@@ -496,8 +498,8 @@ def _empty_epoch(epoch: int) -> FeedError:
 def check_form(state: Any, fresh: Any, name: str = "it") -> None:
     """Refuse a state whose keys or types are not those of a new Grain iterator.
 
-    None stands for an inner iterator that has not begun, or has ended. Elements of lists are not compared:
-    interleaving keeps iterators of different forms in one place.
+    None stands for an inner iterator that has not begun, or has ended. Elements of lists are not compared, because
+    with interleaving one element holds states of different forms over time.
 
     Raises:
       TypeError: the state differs.
@@ -517,7 +519,7 @@ def check_form(state: Any, fresh: Any, name: str = "it") -> None:
 
 
 def marked(state: Any) -> Any:
-    """A copy of a state with tuples marked, since JSON makes lists of them, which Grain does not accept.
+    """A copy of a state with its tuples marked, since JSON would make them lists, which Grain does not accept.
 
     Example:
       >>> marked({"slice": (2, 5), "index": [0]})

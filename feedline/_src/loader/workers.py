@@ -1,8 +1,8 @@
-"""Worker processes that read batches: each makes every n-th one, ahead of the process that takes them over a pipe.
+"""Worker processes that read batches ahead: of n workers, each makes every n-th batch and sends it over a pipe.
 
 Worker and parent share a pipe and no lock, so a worker that is stopped or killed at any moment blocks nobody. The
-leaves of a batch travel as an open file in anonymous memory, which the kernel frees with the last process that has
-it open: whoever is killed, nothing stays behind.
+leaves of a batch are sent as an open file in anonymous memory, which the kernel frees once no process has the file
+open. So nothing stays behind, whichever process is killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ END_S = 5.0
 T = TypeVar("T")
 
 _EXIT = (
-    "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for example "
+    "something that it ran ended it; look for sys.exit, os._exit or a library that ends the process, for example "
     "in a transform"
 )
 _SIGNALS = {
@@ -53,7 +53,7 @@ _SIGNALS = {
 }
 _NO_GUARD = (
     "it ended before its first batch: a script that uses workers must build and run its feed under "
-    '`if __name__ == "__main__":`, since every worker imports the script again; so that must be a file, and not '
+    '`if __name__ == "__main__":`, since every worker imports the script again; so the script must be a file, not '
     "standard input"
 )
 
@@ -70,7 +70,7 @@ class WorkerBatches:
         self._after = origin
         self._settings = settings
         self._workers: list[Worker] = []
-        self._next = 0  # the number of the next batch, among those since the workers started
+        self._next = 0  # the number of the next batch, counted from the start of the present workers
         self._awaited: Worker | None = None  # the worker for whose batch a thread waits
         self._stuck: WorkerError | None = None  # why a worker was killed
         self._wake, self._waker = multiprocessing.Pipe(duplex=False)
@@ -91,7 +91,7 @@ class WorkerBatches:
                 if ended.lacks_guard:
                     raise ended.reported from None
                 self._restarts.use(stuck or ended.reported)
-                self.close()  # the others, too: the next ones begin with the batch that is missing
+                self.close()  # end the other workers, too: new ones begin with the missing batch
                 continue
             finally:
                 self._awaited = None
@@ -102,12 +102,12 @@ class WorkerBatches:
             return batch
 
     def stop_waiting(self) -> None:
-        """End the wait of a thread inside `next`, now or later: nobody wants its batch. From any thread."""
+        """End the wait of the thread inside `next`, now or later: nobody wants its batch. For any thread."""
         with contextlib.suppress(OSError):
             self._waker.send_bytes(b"stop")
 
     def end_stuck_workers(self, limit_s: float) -> bool:
-        """Kill the worker for which a thread has waited in `next` for `limit_s`. Whether it will be replaced."""
+        """Kill the worker for which a thread has waited in `next` for `limit_s`. True: it will be replaced."""
         worker = self._awaited
         if worker is None:
             return False
@@ -133,12 +133,12 @@ class WorkerBatches:
 
 
 class WorkerEndedError(Exception):
-    """A worker ended before its work. `began`: it had imported the script and opened its source."""
+    """A worker ended before its work was done. `began`: it had imported the script and opened its source."""
 
     def __init__(self, code: int, began: bool) -> None:
         super().__init__(f"a worker ended with exit code {code}")
         self.code = code
-        self.lacks_guard = code > 0 and not began  # the next worker would end as well
+        self.lacks_guard = code > 0 and not began  # then another worker would end in the same way
 
     @property
     def reported(self) -> WorkerError:
@@ -146,7 +146,7 @@ class WorkerEndedError(Exception):
         if self.lacks_guard:
             meaning = _NO_GUARD
         elif self.code >= 0:
-            meaning = f"{_EXIT}; and at what it printed" if self.code else _EXIT
+            meaning = f"{_EXIT}; and look at what it printed" if self.code else _EXIT
         return WorkerError(
             f"a worker process must live as long as its feed, and one ended with exit code {self.code}: {meaning}",
             stage="read",
@@ -154,10 +154,10 @@ class WorkerEndedError(Exception):
 
 
 class Worker:
-    """A spawned process that reads batches after `origin`, `ahead` of those that were taken. For one thread.
+    """A spawned process that reads batches after `origin`, `ahead` batches in advance. For one thread.
 
     Args:
-      numbers: of its batches.
+      numbers: the numbers of its batches.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, numbers: range, ahead: int) -> None:
@@ -166,7 +166,7 @@ class Worker:
         except Exception as error:
             raise TypeError(
                 "worker processes get a copy of the source and of the transform, and these cannot be pickled: "
-                f"{error}; make locks, open files and the like where they are used first, or read with "
+                f"{error}; create locks, open files and the like where they are first used, or read with "
                 "Reading(threads=...)"
             ) from error
         spawn = multiprocessing.get_context("spawn")
@@ -174,7 +174,7 @@ class Worker:
         self.process = spawn.Process(
             target=_serve, args=(theirs, access.settings, pickled), name="feedline-worker", daemon=True
         )
-        resource_tracker.ensure_running()  # before signals are blocked: it would unblock them
+        resource_tracker.ensure_running()  # before signals are blocked, because starting it unblocks them
         # Ctrl-C is blocked until `_prepare`: else the worker would show a KeyboardInterrupt while it imports
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -190,7 +190,7 @@ class Worker:
         self._ask(ahead)
 
     def take(self, wake: Connection) -> HostBatch | None:
-        """The next batch, and ask for one more. None once `wake` is readable."""
+        """Return the next batch, and ask the worker for one more. None once `wake` is readable."""
         while True:
             if self.connection not in connection.wait([self.connection, wake]):
                 return None
@@ -209,7 +209,7 @@ class Worker:
     def _receive_memory(self) -> int:
         try:
             return reduction.recv_handle(self.connection)
-        except RuntimeError as error:  # it came, and there was no descriptor left for it
+        except RuntimeError as error:  # the handle came, but this process may open no more files
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
     def _received(self, receive: Callable[[], T]) -> T:
@@ -221,13 +221,13 @@ class Worker:
             raise WorkerEndedError(self.process.exitcode or 0, self._began) from None
 
     def _ask(self, count: int) -> None:
-        with contextlib.suppress(OSError):  # it has ended: the next `take` says so
+        with contextlib.suppress(OSError):  # the worker has ended; the next `take` raises that
             for number in itertools.islice(self._numbers, count):
                 self.connection.send(number)
 
 
 def end(workers: Sequence[Worker]) -> None:
-    """Close the pipes of all workers, wait for `END_S` seconds, and kill those that live, as stopped ones do."""
+    """Close the pipes of all workers, wait up to `END_S` seconds, and kill those alive, such as stopped ones."""
     deadline = time.monotonic() + END_S
     for worker in workers:
         worker.connection.close()
@@ -240,7 +240,7 @@ def end(workers: Sequence[Worker]) -> None:
 
 
 def _in_memory(leaves: Sequence[Array]) -> int:
-    """A file in anonymous memory that holds the leaves, each from a page border on."""
+    """The descriptor of a file in anonymous memory that holds the leaves, each from a page boundary on."""
     memory = os.memfd_create("feedline-batch")
     with open(memory, "wb", closefd=False) as file:
         file.truncate(sum(_whole_pages(leaf.nbytes) for leaf in leaves) or 1)
@@ -252,7 +252,7 @@ def _in_memory(leaves: Sequence[Array]) -> int:
 
 
 def _leaves_in(memory: int, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
-    """The leaves in such a file, which is closed. Its memory is freed with the last of them."""
+    """The leaves in a file of `_in_memory`, which is closed here. Its memory is freed with the last leaf."""
     try:
         mapped = mmap.mmap(memory, 0)
     except OSError as error:
@@ -272,7 +272,7 @@ def _leaves_in(memory: int, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]
 def _check_may_open(error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         raise FeedError(
-            "each batch of a worker process that is alive holds one open file of this process, and no more can be "
+            "each batch from a worker keeps a file open in this process while the batch exists, and no more can be "
             f"opened ({error.strerror}); keep fewer batches, or raise the limit (ulimit -n)",
             stage="read",
         ) from error
@@ -283,9 +283,9 @@ def _whole_pages(nbytes: int) -> int:
 
 
 def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None:
-    """What a worker process runs: it replies None once it can read, then to each number with that batch.
+    """What a worker process runs. It sends None once it can read, and then answers each number with that batch.
 
-    A batch is followed by its memory. A reply may also be an error and its traceback.
+    The batch's memory follows the batch. Any of these answers may be an error and its traceback instead.
     """
     _prepare(settings)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
@@ -308,7 +308,7 @@ def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None
 
 
 def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
-    """A batch with the forms of its leaves, and the memory that holds these."""
+    """A batch that has the forms of its leaves instead of the leaves, and the memory that holds the leaves."""
     batch = batches.read(number, 0)
     assert batch is not None  # it has one part
     watch, thread = Stopwatch(), f"worker {os.getpid()}"
@@ -350,13 +350,13 @@ def _end_with_parent() -> None:
 def _with_traceback(error: Exception) -> tuple[Exception, str]:
     """An error that can be pickled, and its traceback as text.
 
-    An error that cannot be pickled, as of a class of the user's script, becomes a WorkerError with its words.
+    An error that cannot be pickled, as one of the user's classes may be, becomes a WorkerError with its message.
     """
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  whatever a class does while it is pickled
-        kind, words = type(error).__qualname__, "its words cannot be had"
+        kind, words = type(error).__qualname__, "its message is not available"
         with contextlib.suppress(Exception):
             words = str(error)
         error = WorkerError(f"a worker process raised {kind}, which cannot be pickled: {words}", stage="read")

@@ -1,7 +1,7 @@
 /* The order and the gather of columns: which rows a batch holds, and their copy into it.
  *
- * C11 without the Python API: ctypes loads it and releases the GIL during each call. The results are bit for bit those
- * of the NumPy code of feedline:
+ * C11 without the Python API: ctypes loads it, and releases the GIL during each call. The results are the same, bit
+ * for bit, as those of feedline's NumPy code:
  *
  *   feedline_order    the row at each of some positions of an epoch (see order/permutation.py, epoch.py)
  *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
@@ -10,9 +10,9 @@
  *   feedline_spans    values of one leaf, side by side in the rows of a batch
  *   feedline_mark     which span each value of such a row is of, and its place in the span
  *
- * Nothing is allocated and no state is kept between calls, so any number of threads may call at a time. For a row
- * that is in no segment an error code is returned, and nothing is read. Another code is returned if a row is in a
- * mapped file that was truncated, or whose disk fails.
+ * The functions allocate nothing and keep no state, so any number of threads may call them at a time. If a row is in
+ * no segment, they return an error code, and read nothing. They return another code if a row is in a mapped file that
+ * was truncated, or whose disk fails.
  */
 
 #include "lost_memory.h"
@@ -39,7 +39,7 @@ enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3
 
 EXPORT int32_t feedline_interface(void) { return INTERFACE; }
 
-/* From now on, a SIGBUS says which mapped file was lost. */
+/* From now on, a SIGBUS prints which mapped file was lost. */
 EXPORT void feedline_name_lost_files(void) { install_handler(); }
 
 /* ---- order ---------------------------------------------------------------------------------------------------- */
@@ -75,10 +75,10 @@ typedef struct {
   const struct Mixed *mixed; /* kind 3 */
 } Order;
 
-/* A source of a mixture; see order/mixture.py. Row number c of it stands at position c % length of epoch
- * c / length of its own order. */
+/* A source of a mixture; see order/mixture.py. Its row number c, counted over the run, stands at position c % length
+ * of epoch c / length of its own order. */
 typedef struct {
-  const Order *epochs; /* of its own order, `count` of them from number `first_epoch` on */
+  const Order *epochs; /* its own order in `count` epochs, from epoch `first_epoch` on */
   uint64_t first_epoch, count;
   uint64_t length;
   uint64_t before;    /* its rows before position `start` of the mixture */
@@ -86,10 +86,10 @@ typedef struct {
   uint64_t first_row; /* its first row index in the mixture */
 } MixedSource;
 
-/* The positions of a mixture from `start` on: a table of places again and again. */
+/* The positions of a mixture from `start` on, which repeat a table of places. */
 typedef struct Mixed {
   const int32_t *source; /* at each place */
-  const int64_t *rank;   /* the rows of that source before the place */
+  const int64_t *rank;   /* how many rows of that source stand before the place in the table */
   uint64_t places;
   uint64_t start;
   const MixedSource *sources;
@@ -102,7 +102,7 @@ static ALWAYS_INLINE uint32_t mixed(uint32_t x, uint64_t key, uint32_t tweak) {
   return y * 0x85EBCA6Bu;
 }
 
-/* The cells of `count` ≤ CHUNK indices, in place. `tweaks` is NULL or has one for each. */
+/* The cells of `count` ≤ CHUNK indices, in place. `tweaks` is NULL, or has one for each index. */
 static ALWAYS_INLINE void cells(const Network *net, uint64_t *indices, const uint32_t *tweaks, size_t count) {
   uint32_t left[CHUNK], right[CHUNK];
   const uint32_t k = net->k, below = ((uint32_t)1 << k) - 1, a = (uint32_t)net->a;
@@ -113,7 +113,7 @@ static ALWAYS_INLINE void cells(const Network *net, uint64_t *indices, const uin
   for (int round = 0; round < ROUNDS; round++) {
     const uint64_t key = net->keys[round];
     if (round % 2 == 0) {
-      const uint32_t shift = 31 - k; /* in two steps, since k may be 0 */
+      const uint32_t shift = 31 - k; /* shifts by 32 - k in two steps, since k may be 0 */
       if (tweaks == NULL)
         for (size_t i = 0; i < count; i++) right[i] ^= mixed(left[i], key, 0) >> 1 >> shift;
       else
@@ -129,7 +129,7 @@ static ALWAYS_INLINE void cells(const Network *net, uint64_t *indices, const uin
   for (size_t i = 0; i < count; i++) indices[i] = ((uint64_t)left[i] << k) + right[i];
 }
 
-/* Cycle walking, for a cell that is not below n and so goes through the network again. */
+/* Cycle walking: the index goes through the network, again and again, until its cell is below n. */
 static uint64_t walked(const Network *net, uint64_t index, const uint32_t *tweak) {
   do cells(net, &index, tweak, 1);
   while (index >= net->n);
@@ -143,7 +143,7 @@ static ALWAYS_INLINE void permuted(const Network *net, uint64_t *indices, const 
     if (indices[i] >= net->n) indices[i] = walked(net, indices[i], tweaks == NULL ? NULL : &tweaks[i]);
 }
 
-/* The block at each block position: a permutation of the full blocks, the short block at its own position. */
+/* The block at each block position: the short block at its own position, and a permutation of the full blocks. */
 static ALWAYS_INLINE void blocks_at(const Order *order, const uint64_t *block_positions, uint64_t *blocks,
                                     size_t count) {
   for (size_t i = 0; i < count; i++) {
@@ -170,7 +170,7 @@ static ALWAYS_INLINE void blocked(const Order *order, uint64_t *rows, size_t cou
     window[i] = padded / span;
     inside[i] = padded - window[i] * span;
     tweaks[i] = (uint32_t)((window[i] * order->window_keys[0] + order->window_keys[1]) >> 32);
-    rows[i] = inside[i]; /* kept for windows of another size */
+    rows[i] = inside[i]; /* kept for the irregular windows */
   }
   permuted(&order->rows, inside, tweaks, count);
   for (int which = 0; which < 2; which++)
@@ -199,12 +199,12 @@ static ALWAYS_INLINE void chunk(const Order *order, uint64_t *rows, size_t count
 
 static void chunk_anywhere(const Order *order, uint64_t *rows, size_t count) { chunk(order, rows, count); }
 
-#if X86 /* the same code, vectorised for what this processor has */
+#if X86 /* the same code, vectorised for the instructions that this processor has */
 __attribute__((target("avx2"))) static void chunk_avx2(const Order *order, uint64_t *rows, size_t count) {
   chunk(order, rows, count);
 }
 
-#ifdef __clang__ /* it uses vectors of 512 bits anyway, and ignores an attribute with a word that it does not know */
+#ifdef __clang__ /* uses vectors of 512 bits anyway, and ignores an attribute with a word that it does not know */
 #define WIDEST
 #else
 #define WIDEST ",prefer-vector-width=512"
@@ -228,7 +228,7 @@ static Chunk chunk_here(void) {
   return chunk_anywhere;
 }
 
-/* Rows at `count` ≤ CHUNK ascending positions of a mixture, in place. False: an epoch is not there. */
+/* Rows at `count` ≤ CHUNK ascending positions of a mixture, in place. False if `epochs` lacks an epoch of a row. */
 static int mixed_rows(const Mixed *mixed, Chunk of_chunk, uint64_t *rows, size_t count) {
   int32_t sources[CHUNK];
   uint64_t own[CHUNK];
@@ -265,8 +265,8 @@ static int mixed_rows(const Mixed *mixed, Chunk of_chunk, uint64_t *rows, size_t
   return 1;
 }
 
-/* The rows at `count` positions: those of `positions`, or, if that is NULL, `first` and its successors.
- * Error: `*bad` is the first position that is not in [0, n), and no row has been written. */
+/* The rows at `count` positions: at `positions`, or, if that is NULL, at `first` and the positions after it.
+ * POSITION_OUT_OF_RANGE: `*bad` is the first position that is not in [0, n), and no row has been written. */
 EXPORT int32_t feedline_order(const Order *order, const int64_t *positions, int64_t first, int64_t count,
                               int64_t *rows, int64_t *bad) {
   if (order == NULL || rows == NULL || bad == NULL || count < 0) return BAD_ARGUMENT;
@@ -309,8 +309,8 @@ typedef struct {
   int64_t run_bytes;
 } Leaf;
 
-/* Where the rows of a leaf lie. With `one` segment its base is a local copy: otherwise the compiler would have to
- * load it again after each row, since the bytes written might alias it. */
+/* Where the rows of a leaf lie. If there is `one` segment, its base is copied here: otherwise the compiler would have
+ * to load the base again after each row, since the bytes written might alias it. */
 typedef struct {
   Leaf leaf;
   const unsigned char *base;
@@ -326,15 +326,16 @@ static ALWAYS_INLINE const unsigned char *address(const Source *at, int64_t row)
   return at->leaf.bases[segment] + (row - first) * at->leaf.strides[segment];
 }
 
-/* The processor learns where a row lies only when its copy begins, and then waits for the first lines of it. So these
- * are fetched while an earlier row is copied: that of 1 KiB before, or the row before. Its own prefetching finds the
- * rest of a long row. More lines, or earlier ones, made the copy slower: 0.5 to 4 KiB of each were tried. */
+/* The processor learns where a row lies only when its copy begins, and would then wait for the row's first cache
+ * lines. So they are fetched while an earlier row is copied: the row 1 KiB before, or the previous row if rows are
+ * longer. The processor itself prefetches the rest of a long row. Fetching more lines, or fetching them earlier, made
+ * the copy slower: 0.5 to 4 KiB of each were tried. */
 #define AHEAD_BYTES 1024
 #define FETCHED_BYTES 512
 
 typedef struct {
-  int64_t ahead; /* rows */
-  int64_t bytes; /* of each of them */
+  int64_t ahead; /* how many rows ahead */
+  int64_t bytes; /* how many bytes of a row */
 } Prefetch;
 
 static ALWAYS_INLINE Prefetch prefetch_of(int64_t size) {
@@ -349,7 +350,7 @@ static ALWAYS_INLINE void prefetch(const Source *at, Prefetch fetch, const int64
   for (int64_t byte = 0; byte < fetch.bytes; byte += 64) __builtin_prefetch(row + byte);
 }
 
-/* Rows that are one run of SIZE bytes, known to the compiler: as fast as an assignment. */
+/* Copy rows that are one run of SIZE bytes. The compiler knows SIZE, so it is as fast as an assignment. */
 #define COPY_ROWS(SIZE)                                                                                            \
   case SIZE:                                                                                                       \
     for (int64_t i = 0; i < count; i++) memcpy(out + i * out_stride, address(&at, rows[i]) + first, SIZE);          \
@@ -398,7 +399,7 @@ static ALWAYS_INLINE void streamed(Source at, const int64_t *rows, int64_t count
         _mm_stream_si128((__m128i *)(to + byte), _mm_loadu_si128((const __m128i *)(from + byte)));
     }
   }
-  _mm_sfence(); /* the stores are visible before any later one, such as the notice that the batch is complete */
+  _mm_sfence(); /* makes these stores visible before any later store, such as the one that a batch is complete */
 }
 #endif
 
@@ -443,9 +444,9 @@ static int64_t row_at(const Leaf *leaf, const void *lost, const int64_t *rows, i
 }
 
 /* Copy row rows[i] of the leaf to row i of `out`.
- * Errors: `bad[0]` is the first row that is in no segment, and nothing has been copied; or a row that could not be
- * copied, since there is no memory at the address `bad[1]`, and some rows have been copied. If that address is not
- * known, or is one of `out`, `bad[0]` is -1. */
+ * ROW_OUT_OF_RANGE: `bad[0]` is the first row that is in no segment, and nothing has been copied. MEMORY_LOST:
+ * `bad[0]` is a row that could not be copied, since memory was lost at the address `bad[1]`; some rows have been
+ * copied. If that address is not known, or lies in `out`, `bad[0]` is -1. */
 EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t count, int64_t *bad) {
   if (copy == NULL || copy->leaf == NULL || copy->out == NULL || rows == NULL || bad == NULL || count < 0 ||
       copy->leaf->segments < 1)
@@ -467,8 +468,8 @@ EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t co
 }
 
 /* Write the rows at `count` positions to `rows` (see feedline_order), and copy these rows of each leaf.
- * Error: that of the order, or of the first leaf with an error; leaves before it may have been copied. `bad` has two
- * places, as for feedline_gather. */
+ * Returns the error of the order, or of the first leaf with an error; leaves before that one may have been copied.
+ * `bad` has two elements, as for feedline_gather. */
 EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64_t first, int64_t count,
                              int64_t *rows, const Copy *copies, int64_t leaves, int64_t *bad) {
   if (copies == NULL || leaves < 0) return BAD_ARGUMENT;
@@ -479,7 +480,7 @@ EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64
 
 /* ---- spans ---------------------------------------------------------------------------------------------------- */
 
-/* Index i goes to where permutation `tweaks[i]` of [0, sizes[i]) takes it, in place. Sizes are at least 1. */
+/* Replace indices[i] by its image under permutation tweaks[i] of [0, sizes[i]). Sizes are at least 1. */
 EXPORT int32_t feedline_permute(const int64_t *sizes, const uint64_t *keys, const uint32_t *tweaks, int64_t *indices,
                                 int64_t count) {
   if (sizes == NULL || keys == NULL || tweaks == NULL || indices == NULL || count < 0) return BAD_ARGUMENT;
@@ -488,7 +489,7 @@ EXPORT int32_t feedline_permute(const int64_t *sizes, const uint64_t *keys, cons
   for (int64_t i = 0; i < count; i++) {
     const uint64_t n = (uint64_t)sizes[i];
     if (n != net.n) {
-      const uint32_t bits = n > 1 ? 64 - (uint32_t)__builtin_clzll(n - 1) : 0; /* of n - 1 */
+      const uint32_t bits = n > 1 ? 64 - (uint32_t)__builtin_clzll(n - 1) : 0; /* the bits of n - 1 */
       net.n = n, net.k = bits / 2, net.a = ((n - 1) >> net.k) + 1;
     }
     if (n == 0 || (uint64_t)indices[i] >= n) return POSITION_OUT_OF_RANGE;
@@ -505,7 +506,7 @@ typedef struct {
   int64_t spans;
 } Spans;
 
-/* `count` values uint16 as int32. They may be at any address. */
+/* Write `count` uint16 values as int32. They may lie at any address, aligned or not. */
 static void widen(const unsigned char *restrict from, int64_t count, unsigned char *restrict to) {
   for (int64_t i = 0; i < count; i++) {
     uint16_t narrow;
@@ -538,10 +539,10 @@ static void copy_spans(const Leaf *leaf, const Spans *spans, unsigned char *out,
   }
 }
 
-/* Copy the values of spans into the rows of `out`, of `length` values of `size` bytes, and zeros after the last of a
- * row. The rows of the leaf are values without gaps between them: of `size` bytes, or uint16 to become int32.
- * Errors: `bad[0]` is a span that is not within one segment, or does not fit its row, and nothing has been copied; or,
- * if memory was lost, -1, with its address in `bad[1]`. */
+/* Copy the values of spans into the rows of `out`, which have `length` values of `size` bytes each, and write zeros
+ * after the last span of a row. The rows of the leaf are values of `size` bytes, or uint16 that become int32, without
+ * gaps between them. ROW_OUT_OF_RANGE: `bad[0]` is the number of a span that is not within one segment, or does not
+ * fit its row, and nothing has been copied. MEMORY_LOST: `bad[0]` is -1, and `bad[1]` the address that was lost. */
 EXPORT int32_t feedline_spans(const Leaf *leaf, const Spans *spans, unsigned char *out, int64_t out_stride,
                               int64_t length, int64_t size, int64_t *bad) {
   if (leaf == NULL || spans == NULL || out == NULL || bad == NULL || leaf->segments < 1 ||
@@ -570,8 +571,8 @@ EXPORT int32_t feedline_spans(const Leaf *leaf, const Spans *spans, unsigned cha
   return OK;
 }
 
-/* For each value of a row the number of its span, from 1 on, and its place in the span; zeros after the last span.
- * Spans fit their rows. Strides are in bytes. */
+/* Write for each value of a row the number of its span, from 1, and its place in the span, from 0; zeros after the
+ * last span. Spans must fit their rows. Strides are in bytes. */
 EXPORT int32_t feedline_mark(const Spans *spans, int64_t length, unsigned char *numbers, int64_t number_stride,
                              unsigned char *places, int64_t place_stride) {
   if (spans == NULL || numbers == NULL || places == NULL) return BAD_ARGUMENT;

@@ -1,4 +1,4 @@
-"""Rows copied into a batch by one C call, from segments anywhere in memory."""
+"""Copies rows into a batch by one C call, from segments anywhere in memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
 _BUCKETS_A_SEGMENT = 8
 _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 23
-"""Minimum sizes, of a run and of all output of a call, for stores that bypass the processor's cache.
+"""The minimum size of a run, and of all output of a call, for stores that bypass the processor's cache.
 
-A store into the cache first reads the line that it overwrites; a store that bypasses it does not. But a batch that
-fits into the cache is faster to write there. Measured on two cores of two machines, against stores into the cache:
-with calls of 16 MB 1.05 to 1.5 times as fast for rows of 3 KB and more, 0.7 to 1.1 for 256 B; with calls of 4 MB
-0.7 to 0.8 on a machine with 260 MiB of last-level cache, and about the same on one with less.
+A store into the cache first reads the line that it overwrites; a store that bypasses the cache does not. But a
+batch that fits into the cache is faster to write there. Speed against stores into the cache, measured on two cores
+of two machines: with calls of 16 MB 1.05 to 1.5 times as fast for rows of 3 KB and more, 0.7 to 1.1 for rows of
+256 B; with calls of 4 MB 0.7 to 0.8 on a machine with 260 MiB of last-level cache, about equal on one with less.
 """
 
 
@@ -63,12 +63,12 @@ class Reader:
     """Reads the rows of one leaf. Thread-safe.
 
     Args:
-      dtype: of the leaf.
-      shape: of one row.
+      dtype: the dtype of the leaf.
+      shape: the shape of one row.
 
     Attributes:
-      survives_lost_files: whether a mapped file that was truncated, or whose disk fails, is an error, and not the
-        end of the process.
+      survives_lost_files: whether reading a mapped file that was truncated, or whose disk fails, raises an error
+        and does not end the process.
     """
 
     survives_lost_files = True
@@ -80,24 +80,24 @@ class Reader:
         """Write the `columns` of row rows[i] to out[i]. `out` may have any strides, and another dtype.
 
         Raises:
-          IndexError: there is no such row; nothing has been written.
-          RowError: it is in a mapped file that was truncated, or whose disk failed.
+          IndexError: a row does not exist; nothing has been written.
+          RowError: a row is in a mapped file that was truncated, or whose disk failed.
         """
         raise NotImplementedError
 
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
-        """The C struct for a copy of the `columns` of `count` rows to `out`, valid while both are alive.
+        """The C struct that copies the `columns` of `count` rows to `out`, valid while `out` and this are alive.
 
         None if C cannot make this copy.
         """
         return None
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """Write rows side by side in the rows of `out`, and zeros after the last of each; errors as of `read`.
+        """Write the spans into the rows of `out`, and zeros after the last span. Raises what `read` raises.
 
         Args:
-          spans: `first` counts the rows of all parts; none crosses the end of a part.
-          out: [rows, length, *shape of a row]. A row without a span is left as it is, or has zeros.
+          spans: their values are rows of this, counted over all parts. No span crosses the end of a part.
+          out: [rows, length, *shape of a row]. A row without a span stays as it is, or becomes zeros.
         """
         numbers = np.repeat(spans.first, spans.length) + spans.values()[2]
         values = np.empty((len(numbers), *self._shape), self._dtype)
@@ -106,13 +106,13 @@ class Reader:
 
 
 class RowGather(Reader):
-    """The rows of arrays of one dtype and row shape, one array after the other, gathered by the C library.
+    """Gathers rows of arrays with one dtype and row shape by the C library. Indices count the arrays in order.
 
     Reads are thread-safe, and never address memory outside of the arrays.
 
     Args:
       parts: the arrays, which are kept alive. They may lie anywhere in memory. Each row is contiguous (see
-        `can_gather`); rows may lie at any distance, and overlap.
+        `can_gather`); rows may lie at any distance from each other, and overlap.
 
     Example:
       >>> rows = [np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)]
@@ -127,17 +127,17 @@ class RowGather(Reader):
         assert compiled is not None
         self._library = compiled
         self._parts = [part for part in parts if len(part)]
-        # not of a row: a row of a 1-D array is a scalar, which has lost the byte order
+        # not the dtype of a row: a row of a 1-D array is a scalar, which has lost the byte order
         super().__init__(self._parts[0].dtype, self._parts[0].shape[1:])
         self._bases = np.array([part.ctypes.data for part in self._parts], np.uint64)
         self._strides = np.array([part.strides[0] for part in self._parts], np.int64)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self._shift, self._buckets = _buckets(self._ends)
-        self._leaves: dict[Any, _LeafStruct] = {}  # by columns: a feed uses one selection
+        self._leaves: dict[Any, _LeafStruct] = {}  # by columns, of which a feed uses one selection
 
     @staticmethod
     def can_gather(parts: Sequence[Array]) -> bool:
-        """Whether there is a library, and the elements of a row have no gaps between them."""
+        """Whether there is a C library, rows to gather, and no gap between the elements of a row."""
         filled = [part for part in parts if len(part)]
         return library() is not None and bool(filled) and all(part[0, ...].flags.c_contiguous for part in filled)
 
@@ -145,10 +145,10 @@ class RowGather(Reader):
         """See `Reader`; another dtype of `out` costs one more copy.
 
         Args:
-          stream: bypass the processor's cache, if the rows allow it. None: if that is faster.
+          stream: whether to bypass the processor's cache, if the rows allow it. None: where that is faster.
 
         Raises:
-          ValueError: `out` has another shape, or may not be written.
+          ValueError: `out` has another shape, or is not writeable.
         """
         rows = np.ascontiguousarray(rows, np.int64)
         copy = self.copy(len(rows), columns, out, stream)
@@ -208,7 +208,7 @@ class RowGather(Reader):
             )
             leaf.offsets_array = offsets
             leaf.row_shape = tuple(len(indices) for indices in _wanted(self._shape, columns))
-            leaf = self._leaves.setdefault(key, leaf)  # another thread's, if its struct is in use already
+            leaf = self._leaves.setdefault(key, leaf)  # keeps one of another thread, which may use it
         return leaf
 
 
@@ -277,7 +277,7 @@ def _wanted(shape: tuple[int, ...], columns: Columns) -> list[range | Indices]:
 
 
 def _runs(shape: tuple[int, ...], itemsize: int, columns: Columns) -> tuple[Indices, int]:
-    """(offset of each run, bytes in each run), where the wanted columns of a row are runs of adjacent bytes."""
+    """(offset of each run, bytes in each run): the wanted columns of a row, as runs of adjacent bytes."""
     wanted = _wanted(shape, columns)
     strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     whole = itertools.takewhile(

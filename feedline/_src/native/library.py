@@ -21,10 +21,10 @@ _MEMORY_LOST = 4  # a code of columns.c
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library; None if it was not built, or with FEEDLINE_PURE_PYTHON=1: then NumPy is used.
+    """The library; None, so that NumPy is used, if it was not built or FEEDLINE_PURE_PYTHON=1 is set.
 
     Raises:
-      ImportError: it cannot be loaded, or has another interface.
+      ImportError: the library cannot be loaded, or has another interface.
     """
     if os.environ.get("FEEDLINE_PURE_PYTHON", "0") not in ("", "0") or not PATH.exists():
         return None
@@ -54,24 +54,24 @@ def implementation() -> str:
 
 
 class Bad(ctypes.Array[ctypes.c_int64]):
-    """What a C function reports in addition to its code: the bad position, row or span; lost memory's address."""
+    """What a C function reports besides its code: the bad position, row or span; the address of lost memory."""
 
     _type_, _length_ = ctypes.c_int64, 2
 
     def check_memory(self, code: int) -> None:
-        """Raise an error that names the row and its file if a C function met memory that is lost.
+        """If a C function could not access memory, raise an error that names the row and its file.
 
         Raises:
           RowError: a mapped file was truncated, or its disk failed.
-          FeedError: no row was found at the lost memory.
+          FeedError: the lost memory is not in a row.
         """
         if code != _MEMORY_LOST:
             return
         file = file_at(ctypes.c_uint64(self[1]).value)
         if self[0] < 0:
             raise FeedError(
-                "the memory of a batch could not be written to, or that of its rows not be read (SIGBUS): there "
-                "is no room left in it, or a disk failed; look at the log of the kernel (dmesg)",
+                "the memory of a batch could not be written, or its rows could not be read (SIGBUS): no room is "
+                "left for this memory, or a disk failed; look at the log of the kernel (dmesg)",
                 stage="read",
                 file=file,
             )

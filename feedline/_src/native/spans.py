@@ -26,12 +26,12 @@ class SpansStruct(ctypes.Structure):
 
 
 class Spans(NamedTuple):
-    """Stretches of values that stand side by side in rows, from the begin of each row on.
+    """Stretches of values that lie side by side in rows, from the start of each row.
 
     Attributes:
-      row: int64[s], ascending: which of the rows, counted from 0.
-      first: int64[s]: the first value, counted over all values of the source.
-      length: int64[s], 1 or more: how many values.
+      row: int64[s], ascending: the row of each span, counted from 0.
+      first: int64[s]: the number of its first value, counted over all values of the source.
+      length: int64[s], 1 or more: how many values it has.
     """
 
     row: Indices
@@ -39,7 +39,7 @@ class Spans(NamedTuple):
     length: Indices
 
     def struct(self) -> SpansStruct:
-        """For C, valid while these arrays are alive, which must be contiguous."""
+        """The struct for C. It is valid while these arrays are alive; they must be contiguous."""
         return SpansStruct(self.row.ctypes.data, self.first.ctypes.data, self.length.ctypes.data, len(self.row))
 
     def values(self) -> tuple[Indices, Indices, Indices]:
@@ -51,7 +51,7 @@ class Spans(NamedTuple):
 
 
 def mark(spans: Spans, numbers: Array, places: Array) -> None:
-    """Write which span each value of a row is of, from 1 on, and its place in the span; 0 after the last span.
+    """Write each value's number of its span in the row, from 1, and its place in the span; 0 after the last span.
 
     Args:
       numbers, places: int32[rows, length].
@@ -71,12 +71,12 @@ def mark(spans: Spans, numbers: Array, places: Array) -> None:
 
 
 def copy_values(spans: Spans, values: Array, out: Array) -> None:
-    """Write the values of all spans, one after the other, and zeros after the last of each row of `out`."""
+    """Write `values`, those of all spans in order, into the rows of `out`, and zeros after them in each row."""
     row, in_row, _ = spans.values()
     out[...] = 0
     out[row, in_row] = values
 
 
 def has_contiguous_rows(array: Array) -> bool:
-    """Whether C can write the rows, which may lie at any distance from each other."""
+    """Whether C can write the rows: each must be contiguous, and they may lie at any distance from each other."""
     return bool(array[:1].flags.c_contiguous)

@@ -1,6 +1,6 @@
-"""Compares two fingerprints by what determined the rows delivered so far. What determines later rows may differ.
+"""Compares two fingerprints by what determined the rows delivered so far.
 
-That is, the weights of a mixture's later phases may differ, and the batch sizes of later steps.
+What determines later rows may differ: the weights of a mixture's later phases, and the batch sizes of later steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from feedline._src.order.schedule import Cursor
 def common(
     saved: Mapping[str, Any], own: Mapping[str, Any], step: int, cursor: Cursor
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both fingerprints, reduced to what concerns the first `step` batches, which end at the cursor.
+    """Both fingerprints, reduced to what determines the first `step` batches, which end at the cursor.
 
     Example:
       >>> one, two = ({"order": {"batch_sizes": [[0, 8], [start, 16]]}} for start in (5, 6))
@@ -35,12 +35,12 @@ def common(
             phases = _begun(order["phases"], cursor.position)
             orders = {name: order["orders"].get(name) for _, counts in phases for name in counts}
             each["order"] = {**order, "phases": phases, "orders": orders, "end": None}
-            each["rows"] = None  # of an epoch: it ends where the phases, which may change, let it end
+            each["rows"] = None  # the rows of an epoch depend on later phases, which may change
     return both
 
 
 def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
-    """How to resume at the cursor with other weights, if the two orders differ only in weights before it.
+    """How to resume at the cursor with other weights; None unless the orders differ only in weights before it.
 
     Args:
       saved, own: the orders of both fingerprints, as `common` returns them.
@@ -54,13 +54,13 @@ def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
     if {**saved, **weights} != {**own, **weights}:
         return None
     return (
-        "Weights of rows before the state's position must stay as they were; give those for the rows after it as "
-        f"a phase, Mixture(sources, weights=[(0, old weights), ({cursor.position}, new weights)])"
+        "The weights before the state's position must stay as they were; give the weights after it as a phase, "
+        f"Mixture(sources, weights=[(0, old weights), ({cursor.position}, new weights)])"
     )
 
 
 def phases_of_state(order: Any) -> dict[int, dict[str, Any]]:
-    """The weights of a mixture from each position on, by the order of a fingerprint; empty if it has none."""
+    """{position: a mixture's weights from there on}, from the order in a fingerprint; empty if there are none."""
     return dict(order["phases"]) if _phases({"order": order}, "phases") else {}
 
 
@@ -77,5 +77,5 @@ def _phases(fingerprint: Mapping[str, Any], key: str) -> bool:
 
 
 def _begun(phases: Any, end: int) -> list[Any]:
-    """The phases that begin before `end`, a position or a step."""
+    """The phases or batch sizes that begin before `end`, a position or a step."""
     return [phase for phase in phases if phase[0] < end]

@@ -3,25 +3,26 @@
 *Keys.* BLAKE2b (RFC 7693) makes eight 64-bit words out of (purpose, seed, epoch). No two of these triples
 share words, whereas with seed + epoch as the key, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
 
-*Few*, n ≤ 4096. The permutation is explicit: the numbers, sorted by a 64-bit hash.
+*Few*, n ≤ 4096. The permutation is a table: the numbers 0 to n − 1, sorted by a 64-bit hash.
 
 *Many.* A Feistel network on the grid Z_a × [0, b) with a·b ≥ n (Black & Rogaway, "Ciphers with arbitrary
 finite domains", CT-RSA 2002). Index p is the cell (l, r) = (p div b, p mod b); the rounds alternate between
 
     r ← r xor F₁(l),    l ← l + F₂(r) mod a,    r ← r xor F₃(l),    …
 
-and the last cell gives the result l·b + r. Each round is invertible whatever F is, so this is a bijection of the
-grid. A result that is not below n goes through the network again ("cycle walking"). Walking along the cycles of a
-bijection and skipping some of its points leaves a bijection of the others: of [0, n).
+and the last cell gives the result l·b + r. Each round is invertible whatever F is, so the network is a bijection of
+the grid. A result that is not below n goes through the network again ("cycle walking"). Walking along the cycles of
+a bijection, and skipping some of its points, gives a bijection of the other points: of [0, n).
 
-F(x) is a keyed x·m + c, m odd, then the first half of MurmurHash3's finaliser (Appleby 2011), y ← y xor y/2¹⁶
-and y ← y·0x85EBCA6B, all mod 2³². The top bits of y are used. A random c makes y uniform. Without the xor, F would
-be nearly linear, and adjacent indices would show it: after five rounds at any n, after seven at n = 2⁶².
+F(x) computes y = x·m + c, with m (odd) and c from a key, and then the first half of MurmurHash3's finaliser (Appleby
+2011), y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 2³². The top bits of y are used. A random c makes y uniform.
+Without the xor, F would be nearly linear, and adjacent indices would show it: after five rounds at any n, after
+seven at n = 2⁶².
 
 *Why seven rounds.* Take two indices with the same r. The difference of their l is preserved only as long as their
-r stay equal, so after 2k + 1 rounds it is preserved with probability 1/a + 1/b^k, where a random permutation has
-1/a; the same holds for the r of two indices with the same l. After three rounds that is twice too often. After
-five, fifty whole epochs are needed to detect it, after seven 50 n.
+r stay equal. So after 2k + 1 rounds, it is preserved with probability 1/a + 1/b^k; in a random permutation, with 1/a.
+The same holds for the r of two indices with the same l. After three rounds, it is preserved twice too often. After
+five, fifty whole epochs are needed to detect the excess; after seven, 50 n epochs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def words(purpose: Purpose, seed: int, epoch: int) -> tuple[np.uint64, ...]:
 
 
 def permuted(n: int, keys: Sequence[np.uint64], indices: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The permutation of [0, n), 1 ≤ n ≤ 2⁶², at these indices. `keys` are `words`."""
+    """The permutation of [0, n), 1 ≤ n ≤ 2⁶², at these indices. `keys` come from `words`."""
     if n <= FEW:
         return explicit(n, keys[0], keys[1]).take(indices.view(np.int64))
     return feistel(n, keys[:ROUNDS], indices)
@@ -57,7 +58,7 @@ def permuted(n: int, keys: Sequence[np.uint64], indices: NDArray[np.uint64]) -> 
 
 @functools.lru_cache(maxsize=64)
 def explicit(n: int, first_key: np.uint64, second_key: np.uint64) -> NDArray[np.int64]:
-    """int64[n], read-only: the whole permutation, for small n. Hashes are distinct, so any sort gives the same."""
+    """int64[n], read-only: the whole permutation, for small n. All sorts agree, since the hashes are distinct."""
     numbers = np.argsort(hashed(np.arange(n, dtype=np.uint64), (first_key, second_key))).astype(np.int64)
     numbers.flags.writeable = False
     return numbers
@@ -80,7 +81,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def grid(n: int) -> tuple[int, int]:
-    """(a, k): a grid of a rows and 2^k columns with n or more cells; fewer than 2^k of them are not needed.
+    """(a, k): a grid of a rows and 2^k columns has n or more cells, but fewer than 2^k more.
 
     The sides differ by a factor of at most two, so at most one index in √n needs cycle walking.
 
@@ -121,12 +122,12 @@ def _cells(
         else:
             step = (_hashed_half(right, int(key), tweaks).astype(np.uint64) * a) >> 32  # uniform over [0, a)
             left += step.astype(np.uint32)
-            left = np.minimum(left, left - np.uint32(a))  # modulo a: where left < a, the difference wraps around
+            left = np.minimum(left, left - np.uint32(a))  # modulo a: where left < a, left - a wraps around
     return (left.astype(np.uint64) << np.uint64(k)) + right
 
 
 def _hashed_half(x: NDArray[np.uint32], key: int, tweaks: NDArray[np.uint32] | None) -> NDArray[np.uint32]:
-    """y of the module's documentation; m and c are the low and the high half of the key."""
+    """y of the module's docstring. m and c are the low and the high half of the key."""
     y = x * np.uint32(key & 0xFFFFFFFF | 1) + np.uint32(key >> 32)
     if tweaks is not None:
         y += tweaks

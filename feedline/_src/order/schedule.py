@@ -1,12 +1,12 @@
 """Which positions each batch of a feed holds, as pure arithmetic over batch size, remainder and epochs.
 
-A *cursor* is (epoch, position): where the next row comes from, 0 ≤ position ≤ n. It is what a checkpoint
-stores, and it is not normalised: after the last row of an epoch its position is n, not 0 of the next one, and
-the next batch decides, with its own batch size, whether that epoch is over. Padding has no position: no feed
-reaches a position beyond n, whatever its batch size and remainder.
+A *cursor* is (epoch, position): where the next row comes from, 0 ≤ position ≤ n, the number of rows. It is what a
+checkpoint stores, and it is not normalised: after the last row of an epoch its position is n, not 0 of the next
+epoch. The next batch decides, with its own batch size, whether that epoch is over. Padding has no position: no
+feed reaches a position beyond n, whatever its batch size and remainder.
 
-A *pass* is `epochs` epochs; pass i covers the epochs [i·epochs, (i+1)·epochs). An endless feed is
-a single pass without an end.
+A *pass* is `epochs` epochs; pass i covers the epochs [i·epochs, (i+1)·epochs). An endless feed is a single pass
+without an end.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 Remainder = Literal["drop", "pad", "wrap"]
 BatchSizes = Sequence[tuple[int, int]]
-"""(first step, batch size), by ascending steps, the first one 0."""
+"""(first step, batch size) for each size: from that step on, batches have it. Steps ascend, from 0 on."""
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "wrap")
 ENDLESS = (1 << 63) - 1
-"""The number of batches of a pass that has no end, as in Grain's `repeat`."""
+"""The number of batches of a pass without an end, as in Grain's `repeat`."""
 
 
 class Cursor(NamedTuple):
@@ -50,7 +50,7 @@ class BatchPositions:
         return BatchPositions(self.epoch[here], self.position[here], self.valid[here])
 
     def stretches(self) -> Iterator[tuple[int, slice]]:
-        """The rows as adjacent stretches (epoch, rows), each in one epoch and with ascending positions."""
+        """(epoch, rows) of adjacent stretches of rows, each in one epoch and with ascending positions."""
         count = len(self.epoch)
         changes = np.flatnonzero((np.diff(self.epoch) != 0) | (np.diff(self.position) < 0)) + 1
         for start, stop in itertools.pairwise([0, *changes, count] if count else ()):
@@ -59,14 +59,14 @@ class BatchPositions:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The batches of a feed with random access, of which a pass has one or more (`refused` in `plan/asked.py`).
+    """The batches of a feed with random access. A pass has at least one: `plan/asked.py` refuses others.
 
     Attributes:
       rows: n, rows in the source.
       batch_size: B, rows in the global batch.
-      remainder: "drop": n // B batches an epoch. "pad": the ceiling; position p ≥ n repeats position
+      remainder: "drop": n // B batches per epoch. "pad": the ceiling of n / B; position p ≥ n repeats position
         p mod n of its epoch and is not valid. "wrap": batches run over the ends of epochs.
-      epochs: of one pass; None: endless.
+      epochs: the epochs of one pass; None if the feed is endless.
 
     Example:
       >>> schedule = Schedule(rows=10, batch_size=4, remainder="pad", epochs=1)
@@ -81,7 +81,7 @@ class Schedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of a whole epoch, for "drop" and "pad"."""
+        """The batches of a whole epoch. TypeError for "wrap"."""
         if self.remainder == "drop":
             return self.rows // self.batch_size
         if self.remainder == "pad":
@@ -92,11 +92,11 @@ class Schedule:
         )
 
     def batches_of_pass(self, index: int) -> int:
-        """Batches of the whole pass number `index`; `ENDLESS` without an end."""
+        """How many batches pass number `index` has; `ENDLESS` if it has no end."""
         return self.batches_from(Cursor(index * (self.epochs or 1), 0))
 
     def batches_from(self, cursor: Cursor) -> int:
-        """Batches from `cursor` to the end of its pass; `ENDLESS` without an end."""
+        """How many batches there are from `cursor` to the end of its pass; `ENDLESS` if it has no end."""
         if self.epochs is None:
             return ENDLESS if self.remainder == "wrap" or self.steps_per_epoch else 0
         last_epoch = (self.pass_of(cursor) + 1) * self.epochs
@@ -106,11 +106,11 @@ class Schedule:
         return self._left_in_epoch(cursor) + (last_epoch - 1 - cursor.epoch) * self.steps_per_epoch
 
     def pass_of(self, cursor: Cursor) -> int:
-        """The pass that the last row before `cursor` belongs to."""
+        """The pass of the cursor's epoch. A cursor at the end of a pass still belongs to this pass."""
         return 0 if self.epochs is None else cursor.epoch // self.epochs
 
     def start_of_pass(self, index: int) -> Cursor:
-        """The cursor of a pass's first batch."""
+        """The cursor where the first batch of a pass starts."""
         return Cursor(index * (self.epochs or 0), 0)
 
     def batch_at(self, origin: Cursor, k: int) -> Cursor:
@@ -128,13 +128,13 @@ class Schedule:
         """The cursor after the delivery of the batch that starts at `start`: what a state stores."""
         end = start.position + self.batch_size
         if self.remainder != "wrap":
-            return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond
-        beyond = (end - 1) // self.rows  # of the last row: an epoch's end is not the next one's start
+            return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond that
+        beyond = (end - 1) // self.rows  # epochs to the last row: at the end of one, the position is n, not 0
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
     def positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> BatchPositions:
         """Epochs and positions of the rows `offsets`, ascending, of the batch that starts at `start`."""
-        # no sum of two positions is computed: with n near 2^63 it would overflow
+        # computes no sum of two positions, which would overflow with n near 2^63
         beyond = (offsets - (self.rows - start.position)) // self.rows + 1
         position = offsets + (start.position - beyond * self.rows)
         wraps = self.remainder == "wrap"
@@ -151,7 +151,7 @@ class Schedule:
           (epoch, rows, positions) for each stretch of ascending positions. Adjacent positions are a range.
         """
         count = len(offsets)
-        if count and offsets[-1] < self.rows - start.position:  # the usual case: all in this epoch
+        if count and offsets[-1] < self.rows - start.position:  # usually, all rows are in this epoch
             first, last = start.position + int(offsets[0]), start.position + int(offsets[-1])
             adjacent = last - first == count - 1
             return [
@@ -161,12 +161,12 @@ class Schedule:
         return [(epoch, rows, batch.position[rows]) for epoch, rows in batch.stretches()]
 
     def real_rows(self, start: Cursor) -> int:
-        """Rows of the batch at `start` that are not padding."""
+        """How many rows of the batch at `start` are not padding."""
         left = self.rows - start.position
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """Rows dropped between the cursor `before` and the next batch, at `start`; None if there is none."""
+        """How many rows are dropped between `before` and the `start` of the next batch, None if there is none."""
         if self.remainder == "pad":
             return 0
         left = self.rows - before.position
@@ -181,9 +181,9 @@ class Schedule:
         if left != ENDLESS and left % steps:
             divisors = [n for n in range(1, steps + 1) if left % n == 0]
             yield (
-                f"steps_per_call={steps} delivers {steps} batches at once, and must divide those to the end of "
-                f"the pass: {left} are left from epoch {after.epoch}, position {after.position}; use "
-                f"steps_per_call={divisors[-1]}, or an endless feed, epochs=None"
+                f"steps_per_call={steps} delivers {steps} batches at once, and must divide the number of batches "
+                f"to the end of the pass: {left} are left from epoch {after.epoch}, position {after.position}; "
+                f"use steps_per_call={divisors[-1]}, or an endless feed, epochs=None"
             )
 
     def _left_in_epoch(self, cursor: Cursor) -> int:

@@ -47,13 +47,14 @@ class Placed(NamedTuple):
 class Placement:
     """Makes global arrays of host batches. Any thread may call it.
 
-    Leaves are placed one by one. One `jax.device_put` of the list takes longer for any number of leaves: 0.56 in
-    place of 0.48 ms for 16 leaves on eight CPU devices (jax 0.10).
+    Leaves are placed one by one. One `jax.device_put` of the list takes longer for any number of leaves: 0.56
+    instead of 0.48 ms for 16 leaves on eight CPU devices (jax 0.10).
 
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
       local_bytes: of this process's part of a batch.
-      ragged: the indices of the leaves whose axis 1 differs between batches, all alike; `spec` has its maximum.
+      ragged: the indices of the leaves whose axis 1 differs in size between batches, but not from each other in
+        one batch; `spec` has the largest size.
       settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
     """
 
@@ -71,11 +72,11 @@ class Placement:
         on_placed: Callable[[PlaceTimes, Sequence[Any]], None],
         check: Callable[[list[Any], Any], None] | None = None,
     ) -> Placed:
-        """Place a batch, and note how long that takes.
+        """Place a batch, and measure how long that takes.
 
         Args:
           on_placed: called with the times and the global arrays; never raises.
-          check: called before with the leaves and `host.after`: compares them with those of other processes.
+          check: called before placing, with the leaves and `host.after`; compares them with other processes.
         """
         if check is not None:
             check(host.leaves, host.after)
@@ -89,8 +90,8 @@ class Placement:
     def place(self, leaves: Sequence[HostLeaf]) -> Any:
         """The global arrays of process-local `leaves`. Returns before the transfers are done.
 
-        Leaves that are jax.Arrays are copied from device to device. It allows its own transfers: they are
-        intended, and must not fail under a transfer guard of the user. With several processes JAX counts them as
+        Leaves that are jax.Arrays are copied from device to device. Transfers are allowed here, because they are
+        intended, and must not fail under a transfer guard of the user. With several processes, JAX counts them as
         implicit transfers.
         """
         with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
@@ -116,8 +117,8 @@ class Placement:
 def _prepare_jax() -> None:
     """Let jax create its device iterator before any thread places a batch.
 
-    jaxlib creates that Python type at its first use, where two threads at once can crash: of 192 processes on two
-    cores, two ended by SIGSEGV and three by a TypeError in jax (0.10).
+    jaxlib creates the iterator's Python type at its first use. If two threads do this at once, they can crash: of
+    192 processes on two cores, two ended by SIGSEGV and three by a TypeError in jax (0.10).
     """
     with jax.transfer_guard_host_to_device("allow"):
         sharding = SingleDeviceSharding(jax.local_devices()[0])
@@ -135,7 +136,7 @@ def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
 
 
 def _place_whole(sharding: Sharding, values: HostLeaf) -> jax.Array:
-    """Place a leaf that this process supplies whole, in half the time of `_place_part` for a small batch."""
+    """Place a leaf that this process supplies whole. For a small batch, `_place_part` would take twice as long."""
     if isinstance(values, jax.Array):  # a copy, since the step may donate its batch
         array: jax.Array = jax.device_put(values, sharding, may_alias=False)
         return array
@@ -164,7 +165,7 @@ def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values
 
 
 def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
-    """The spec of a global batch, from that of a row and a sharding that is a prefix of its tree."""
+    """The spec of a global batch, from the spec of a row and a tree of shardings that is a prefix of it."""
 
     def leaf(path: Any, row: Any, place: Sharding) -> jax.ShapeDtypeStruct:
         shape = (batch_size, *row.shape)
@@ -201,7 +202,7 @@ def broadcast(sharding: Any, batch: Any) -> Any:
 
 
 def with_steps(spec: Any, steps: int) -> Any:
-    """The spec of `steps` batches as one tree: leaves [steps, B, ...], of which the first axis is not split."""
+    """The spec of `steps` batches as one tree: leaves [steps, B, ...], whose first axis is not split."""
     if steps == 1:
         return spec
 
@@ -212,7 +213,7 @@ def with_steps(spec: Any, steps: int) -> Any:
             sharding = NamedSharding(sharding.mesh, axes, memory_kind=sharding.memory_kind)
         elif not isinstance(sharding, SingleDeviceSharding):
             raise ValueError(
-                f"steps_per_call={steps} adds an axis to the batch, which only a NamedSharding can be given; got "
+                f"steps_per_call={steps} adds an axis to the batch, which only a NamedSharding can describe, got "
                 f"{sharding}"
             )
         return jax.ShapeDtypeStruct((steps, *one.shape), one.dtype, sharding=sharding)

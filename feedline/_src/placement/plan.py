@@ -58,11 +58,11 @@ def plan_leaf(
 ) -> LeafPlan:
     """The part of a leaf that lies on `devices`, as `jax.make_array_from_process_local_data` wants it.
 
-    Along each axis that is the ascending concatenation of the ranges on those devices. Where the
-    devices own no rectangle, the smallest rectangle that holds their parts is taken.
+    Along each axis, it is the ascending concatenation of the ranges on those devices. If the devices'
+    parts do not form a rectangle, it is the smallest rectangle that holds these parts.
 
     Raises:
-      ValueError: the sharding cannot divide this shape, or none of `devices` is in it. `name` is
+      ValueError: the sharding cannot divide this shape, or has none of `devices`. `name` is
         the leaf's name in the message.
     """
     check_divides(sharding, global_shape, name)
@@ -110,7 +110,7 @@ def device_parts(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...])
 
 
 def device_owners(sharding: jax.sharding.Sharding) -> dict[int, int]:
-    """{device id: the process that owns the device}. All devices of an `AbstractMesh` are of process 0."""
+    """{device id: the process that owns the device}. All devices of an `AbstractMesh` belong to process 0."""
     mesh = _abstract_mesh(sharding)
     if mesh is not None:
         return dict.fromkeys(range(mesh.size), 0)
@@ -158,11 +158,11 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
       batch_size: rows in the global batch, at least 1.
 
     Returns:
-      int64[k], ascending. On a permuted mesh they need not be adjacent, and processes that are
-      replicas of each other get the same ones.
+      int64[k], ascending. On a permuted mesh they need not be adjacent. Processes that are
+      replicas of each other get the same rows.
 
     Raises:
-      TypeError: it is another kind of sharding than a `NamedSharding` or a `SingleDeviceSharding`.
+      TypeError: the sharding is neither a `NamedSharding` nor a `SingleDeviceSharding`.
       ValueError: the sharding cannot divide `batch_size` rows, or this process owns no device of it.
 
     Example:
@@ -205,7 +205,7 @@ def as_shardings(sharding: Any) -> Any:
 
 
 def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """The sharding of a vector that lies as the batch axis of `sharding` does."""
+    """The sharding of a vector that is sharded like the batch axis of `sharding`."""
     from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
     if isinstance(sharding, NamedSharding):
@@ -219,7 +219,7 @@ def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Shardin
 
 
 def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
-    """The number of shards along each of `ndim` axes, of which the sharding names no more."""
+    """The number of shards along each of `ndim` axes. The sharding must not name more axes."""
     devices: int = sharding.num_devices  # each number of shards divides it
     return tuple(devices // size for size in sharding.shard_shape((devices,) * ndim))
 
@@ -246,7 +246,7 @@ def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: st
 
 
 def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str, name: str) -> None:
-    """Refuse a shape with a size that its axis's `shards` do not divide. `which` goes into the message."""
+    """Refuse a shape if the size of an axis is no multiple of its `shards`, which `which` names in the message."""
     for axis, (size, count) in enumerate(zip(shape, shards, strict=True)):
         if size % count:
             below, above = size // count * count, -(-size // count) * count

@@ -1,1 +1,1 @@
-"""What follows from the options of a feed, as one value: who reads what, shapes, memory, sizes that fit. Pure."""
+"""Computes from options what each process reads, shapes, memory and sizes that fit, as one value. Pure."""

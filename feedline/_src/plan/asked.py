@@ -1,4 +1,4 @@
-"""What a plan is made from, the options of a feed and the metadata of a source; and what does not combine.
+"""What a plan is made from: options of a feed and metadata of a source. And which of them do not combine.
 
 `refused` is the one place that refuses a combination; docs/guarantees.md has the table.
 """
@@ -37,7 +37,7 @@ Transform = Callable[[Any, Rows], Any]
 """(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch.
 
 It is called from several threads at once, each with some rows of a batch, and twice with the first row when the
-feed is built, to learn its spec and to compare the results.
+feed is built, to learn the spec of the result and to compare the two results.
 """
 
 
@@ -98,7 +98,7 @@ class CheckedOptions:
 
     @property
     def own_leaves(self) -> dict[str, tuple[str, Any]]:
-        """The leaves that feedline adds to those of the rows: the argument that asks for each, and its dtype."""
+        """{name: (the argument that asks for it, its dtype)} of the leaves that feedline adds to the batch."""
         leaves: dict[str, tuple[str, Any]] = {}
         if self.remainder == "pad" or self.reading.bad_rows == "mask":
             asker = 'remainder="pad"' if self.remainder == "pad" else 'Reading(bad_rows="mask")'
@@ -109,14 +109,14 @@ class CheckedOptions:
 
     @property
     def tunable(self) -> frozenset[str]:
-        """The fields of `Settings` that are tuned while the feed runs. Empty if all is synchronous."""
+        """The fields of `Settings` that are tuned while the feed runs. Empty if `prefetch` is 0."""
         if not self.prefetch:
             return frozenset()
         given = {name: getattr(self.reading, name) for name in ("threads", "workers", "buffer")}
         return frozenset(name for name, value in {**given, "prefetch": self.prefetch}.items() if value == "auto")
 
     def first_settings(self, default_threads: int) -> Settings:
-        """The numbers to begin with; "auto" begins with the defaults. With workers, `threads` is 0."""
+        """The first settings. "auto" begins with the defaults. With workers or no prefetch, `threads` is 0."""
         prefetch = type(self).prefetch if self.prefetch == "auto" else self.prefetch
         workers = 0 if self.reading.workers == "auto" else self.reading.workers
         threads = self.reading.threads
@@ -138,11 +138,11 @@ class SourceMetadata:
 
     Attributes:
       spec: of a row in the source.
-      rows: of an epoch. None: unknown before the end of a stream, or without end.
-      lanes: of a stream; 0: rows with random access.
-      own_order: the order that it brings along.
+      rows: the number of rows in an epoch. None: an epoch has no end, or a stream's end is not known yet.
+      lanes: the number of lanes of a stream; 0: rows with random access.
+      own_order: the kind of order that the source defines itself; "": none.
       reads_columns: whether some columns of a leaf can be read alone.
-      ragged: indices of the leaves whose axis 1 differs between batches, up to its size in `spec`.
+      ragged: indices of the leaves whose axis 1 differs in size between batches; `spec` has the largest size.
       picklable: whether worker processes can open it again.
     """
 
@@ -172,7 +172,7 @@ class SourceMetadata:
 
 
 def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
-    """Why options do not combine with each other or with such a source, each with a change that works."""
+    """The reasons why options do not combine with each other or with the source, each with a change that works."""
     steps, own_order = options.steps_per_call, source.own_order
     if not isinstance(options.batch_size, int):
         found = "a stream" if source.lanes else f"steps_per_call={steps}" if steps > 1 else ""
@@ -180,9 +180,9 @@ def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
             found = found or f'"auto" for {", ".join(sorted(options.tunable))}'
         if found:
             yield (
-                "batch sizes that change need rows with random access, one step per call and settings that are "
-                f"given, got {found}; leave that out, or, where the size is to change, build another feed and "
-                "call its set_state with this one's state"
+                'batch sizes that change need rows with random access, one step per call and no setting "auto", '
+                f"got {found}; leave that out, or, at the step where the size changes, build another feed and "
+                "call its set_state with the state of this one"
             )
     if source.lanes:
         yield from _refused_with_a_stream(options, source.lanes)
@@ -243,14 +243,14 @@ def _refused_with_a_stream(options: CheckedOptions, lanes: int) -> Iterator[str]
         yield "a stream has no random access, so its batches are delivered one by one; leave steps_per_call=1"
     if options.remainder == "wrap" and lanes > 1:
         yield (
-            f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes}; repeat '
+            f'remainder "wrap" needs one lane, since each ends at a different step, got {lanes}; repeat '
             'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
         )
 
 
 def _refused_rows(rows: int, size: int, multiple: int, options: CheckedOptions) -> Iterator[str]:
     remainder, epochs, steps = options.remainder, options.epochs, options.steps_per_call
-    # an endless feed wraps, so that its batch may exceed the rows
+    # "wrap" fills a batch from several epochs; without an end, it fills a batch of any size
     available = rows if remainder == "drop" else rows * (epochs or size)
     if remainder != "pad" and available < size:
         fitting = available // multiple * multiple
@@ -279,12 +279,12 @@ def next_sizes(batch_size: int, multiple: int) -> list[int]:
 def with_own_leaves(batch: Any, batch_size: int, options: CheckedOptions) -> Any:
     """The global batch with the leaves `valid` and `place`, if the options ask for them."""
     for name, (asker, dtype) in options.own_leaves.items():
-        # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
+        # a plain dict: JAX flattens it by sorted keys, but an OrderedDict, for example, in the order of insertion
         if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):
             found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
             found = "it is one array without a name" if isinstance(batch, jax.ShapeDtypeStruct) else found
             raise ValueError(
-                f"{asker} adds a leaf {name!r}, so the batch must be a plain dict of strings without that key: "
+                f"{asker} adds a leaf {name!r}, so the batch must be a plain dict whose keys are other strings: "
                 f'{found}. Name the arrays, as in {{"x": array}}, or leave {asker} out'
             )
         sharding = batch_axis_sharding(jax.tree.leaves(batch)[0].sharding)

@@ -1,14 +1,14 @@
 """`Plan`: what a feed will read and place, and what that needs, computed without building it.
 
-All kinds of index meet here:
+This module uses all kinds of index:
 
-- a *row index* counts the rows of the source;
-- a *position* counts the rows of one epoch, in its order;
-- an *offset* counts the rows of one global batch: `ProcessReads.rows` and `LeafPlan.rows` are offsets;
-- a *local row* counts the rows of a process-local batch;
-- a *column* counts along a further axis of a leaf;
+- a *row index* numbers the rows of the source;
+- a *position* numbers the rows of one epoch, in the epoch's order;
+- an *offset* numbers the rows of one global batch: `ProcessReads.rows` and `LeafPlan.rows` are offsets;
+- a *local row* numbers the rows of a process-local batch;
+- a *column* is an index along a further axis of a leaf;
 - a *lane* is the number of one of several streams;
-- leaves are counted as JAX flattens the batch, with or without `valid` and `place`, which feedline adds.
+- leaves are numbered as JAX flattens the batch, with or without `valid` and `place`, which feedline adds.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ Form = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class Epoch(NamedTuple):
-    """An epoch in batches of one size.
+    """An epoch, divided into batches of one size.
 
     Attributes:
       batch_size: rows in the global batch.
-      steps: whole batches: the steps with remainder "drop".
+      steps: the number of full batches, which are the steps with remainder "drop".
       left_out: rows that "drop" leaves out.
-      padded_steps: the steps with remainder "pad".
+      padded_steps: the number of steps with remainder "pad".
       padding: rows that "pad" repeats in the last batch.
     """
 
@@ -77,11 +77,11 @@ class Memory(NamedTuple):
     """Memory of a feed by the formulas of docs/feed.md, "Sizes". All in bytes.
 
     Attributes:
-      host_bytes: of a process, where batches are placed on accelerators.
-      host_bytes_on_cpu_devices: of a process, where they are placed on CPU devices, whose arrays lie in it too.
-      host_bytes_as_read: of a process, in addition to either, for leaves that are cast, cut or transformed.
-      shared_bytes: of a process, at most, in batches on their way from workers.
-      device_bytes: of a device.
+      host_bytes: host memory of a process that places batches on accelerators.
+      host_bytes_on_cpu_devices: instead, of a process that places on CPU devices, whose arrays lie in it, too.
+      host_bytes_as_read: in addition, of a process, for leaves that are cast, cut or transformed.
+      shared_bytes: in addition, of a process, the maximum for batches in flight from workers.
+      device_bytes: memory of a device.
     """
 
     host_bytes: int
@@ -109,15 +109,15 @@ class ProcessReads:
     Attributes:
       process: its index.
       devices: the ids of its devices, ascending.
-      rows: int64[k], ascending: the rows of the batch of which it reads anything.
+      rows: int64[k], ascending: the rows of the global batch that the process reads, in whole or in part.
       lanes: of a stream, the lanes that it reads.
       leaves: {name: its part of that leaf}, with `rows`, `columns` for each further axis, and `local_shape`.
-      by_leaf: whether it reads of each leaf only its own rows and columns, or `rows` with all columns.
+      by_leaf: True: of each leaf, it reads only its own rows and columns. False: it reads `rows`, all columns.
       cuts: whether it reads columns or rows that it does not place.
       local_bytes: of its part of a batch, as it is placed.
-      as_read: shape and dtype of each leaf that rows give, as it is read.
-      changed: the numbers of those leaves that are cast, cut or transformed on the host. They are read into other
-        memory than they are placed from.
+      as_read: shape and dtype of each leaf of the source, as it is read.
+      changed: the numbers of the leaves in `as_read` that are cast, cut or transformed on the host. They are not
+        placed from the memory into which they are read.
     """
 
     process: int
@@ -133,7 +133,7 @@ class ProcessReads:
 
     @property
     def read_bytes(self) -> int:
-        """Of the leaves that are `changed`, as they are read."""
+        """Bytes of the leaves that are `changed`, as they are read."""
         return _bytes(self.as_read[leaf] for leaf in self.changed)
 
 
@@ -141,36 +141,36 @@ class ProcessReads:
 class Plan:
     """What a feed will read and place, and what that needs: `feedline.FeedOptions.plan` makes one.
 
-    It is a value: no rows are read for it, and no threads are started. Bytes are computed from shapes and dtypes;
-    what the model, the source's caches and JAX itself take comes in addition.
+    It is a value: no rows are read for it, and no threads are started. Bytes are computed from shapes and dtypes,
+    without what the model, the source's caches and JAX itself take.
 
     Attributes:
-      rows: of an epoch. None: unknown before the end of a stream, or endless.
-      lanes: of a stream; 0: rows with random access.
+      rows: the number of rows in an epoch. None: an epoch has no end, or a stream's end is not known yet.
+      lanes: the number of lanes of a stream; 0: rows with random access.
       row_spec: tree of `jax.ShapeDtypeStruct` of one row, in the dtypes of the source.
-      spec: tree of `jax.ShapeDtypeStruct` with shardings, of what `next(feed)` returns. It is for batches of
-        `fitting_size` rows, as are `leaves`, `reads` and `memory`.
+      spec: tree of `jax.ShapeDtypeStruct` with shardings, of what `next(feed)` returns. `spec`, `leaves`, `reads`
+        and `memory` are for batches of `fitting_size` rows.
       leaves: {name: `jax.ShapeDtypeStruct` with its sharding} of one global batch, in the order in which JAX
         flattens it. Names are those of error messages: "batch['image']".
       own: the names of the leaves that feedline adds, `valid` and `place`.
       batch_size: rows in the global batch that is asked for; the first of sizes that change.
-      fitting_size: the batch size if it fits, else the next smaller one that does, else the smallest.
-      multiple_of: batch sizes that fit are multiples of this: of `shards` and `lanes`.
-      shards: of the batch axis.
+      fitting_size: `batch_size` if it fits, else the next smaller size that fits, or else the smallest that fits.
+      multiple_of: batch sizes that fit are multiples of this, the least common multiple of `shards` and `lanes`.
+      shards: the number of shards of the batch axis.
       problems: why a feed refuses these options, each with a change that works. Empty: it accepts them, unless
         rows cannot be read or the machine lacks something.
       processes: the number of processes among which the devices are divided.
-      reads: of each process that owns a device of the sharding, or of the one that was asked for.
+      reads: `ProcessReads` of each process that owns a device of the sharding, or only of the process asked for.
       lane_owners: of a stream, for each lane the processes that read it, ascending. The first one saves the lane.
       remainder: as in the options.
-      length: batches that a pass delivers, as `len(feed)` says; with several steps per call, calls. None: endless,
-        unknown, or refused.
-      settings: `buffer`, `prefetch` and `workers` to begin with, where "auto" stands for the defaults. Of a stream
-        `buffer` is the window in which processes agree on its end. `threads` are 0 unless they are given, since
-        their default depends on the machine.
-      memory: bytes: `host_bytes`, `host_bytes_on_cpu_devices` in place of it where the devices are CPUs,
-        `host_bytes_as_read` and `shared_bytes` (of workers) in addition, of the process that needs most; and
-        `device_bytes` of one device.
+      length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: endless, unknown, of changing
+        batch sizes, or refused.
+      settings: `buffer`, `prefetch` and `workers` to begin with; "auto" begins with the defaults. For a stream,
+        `buffer` is the window in which processes agree on its end. `threads` is 0 unless it is given, since
+        its default depends on the machine.
+      memory: in bytes. Of the process that needs most: `host_bytes`, or `host_bytes_on_cpu_devices` if the
+        devices are CPUs; and, in addition to these, `host_bytes_as_read` and `shared_bytes` (of workers). Of one
+        device: `device_bytes`.
 
     Example:
       >>> import jax, numpy as np
@@ -242,10 +242,10 @@ def plan_of(
     """The plan of a feed.
 
     Args:
-      out: of a row after the transform.
+      out: the spec of a row after the transform.
       processes: {process: ids of its devices}.
-      process: only its part is computed. None: those of all processes that own a device of the sharding.
-      default_threads: the number of threads where none is given.
+      process: compute only its part. None: the parts of all processes that own a device of the sharding.
+      default_threads: the number of threads if none is given.
     """
     multiple, shards = multiple_of(out, options.sharding, source.lanes)
     given_size = options.sizes[0][1]
@@ -277,7 +277,7 @@ def plan_of(
         apart = any(owners != lane_owners[0] for owners in lane_owners)
         if apart and "prefetch" in options.tunable:
             problems.append(
-                "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
+                "processes that read different lanes agree on the ends of lanes in windows of `prefetch` batches, "
                 'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
             )
         settings = settings._replace(threads=0, buffer=max(1, settings.prefetch) if apart else 1)
@@ -326,7 +326,7 @@ def _reads_of(
     out: RowSpec,
     options: CheckedOptions,
 ) -> dict[int, ProcessReads]:
-    """What each process reads and places that owns a device of the sharding. Arguments as of `plan_of`.
+    """What each process that owns a device of the sharding reads and places. Arguments as in `plan_of`.
 
     Args:
       leaves: of the global batch: those of `out`, and those that feedline adds.
@@ -344,7 +344,7 @@ def _reads_of(
         rows = union_of_rows(of_rows)
         cut = not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows)
         transformed = options.transform is not None
-        # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
+        # if bad rows are replaced, each process that supplies a part of a row must find it bad: it reads all of it
         by_leaf = cut and source.reads_columns and not transformed and options.reading.bad_rows == "raise"
         placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
         read = [
@@ -367,7 +367,7 @@ def _reads_of(
 
 
 def multiple_of(out: RowSpec, sharding: Any, lanes: int = 0) -> tuple[int, int]:
-    """What every batch size is a multiple of, and the number of shards of the batch axis."""
+    """The number of which each batch size must be a multiple, and the number of shards of the batch axis."""
     rows, shards = placed_rows(out), 1
     shardings = jax.tree.leaves(broadcast(sharding, rows))
     for leaf, place in zip(out.leaves, shardings, strict=True):
@@ -380,11 +380,11 @@ def devices_by_process(sharding: Any, processes: int | None) -> dict[int, list[i
     """The ids of the devices of a sharding, or of a tree of them, by process.
 
     Args:
-      processes: None: the processes that own the devices. Else that many, among which the devices are divided
-        evenly in the order of `jax.devices()`.
+      processes: None: the processes that own the devices. Else their number; the devices are divided evenly among
+        them, in the order of `jax.devices()`.
 
     Raises:
-      ValueError: that many processes do not divide the devices. The message names numbers that do.
+      ValueError: the number of processes does not divide the devices. The message names numbers that do.
     """
     owners = {id_: process for leaf in jax.tree.leaves(sharding) for id_, process in device_owners(leaf).items()}
     devices = sorted(owners, key=lambda id_: (owners[id_], id_))
@@ -403,7 +403,7 @@ def devices_by_process(sharding: Any, processes: int | None) -> dict[int, list[i
 
 
 def _lanes(rows: Indices, lanes: int, batch_size: int) -> tuple[int, ...]:
-    """The lanes that fill these rows of a batch; none where `lanes` is 0."""
+    """The lanes that fill these rows of a batch; none if `lanes` is 0."""
     return tuple(np.unique(rows * lanes // batch_size).tolist()) if lanes else ()
 
 

@@ -1,1 +1,1 @@
-"""Stage 3: who places a batch and when, the bounded hand-over and the watchdog. Knows no JAX."""
+"""Stage 3: which thread places a batch and when, the bounded hand-over, and the watchdog. Does not import JAX."""

@@ -1,7 +1,7 @@
-"""Prefetching placed batches: a bounded queue, the threads that fill it, and a synchronous variant.
+"""Prefetches placed batches: a bounded queue, the threads that fill it, and a synchronous variant.
 
-Threads are daemons, so that a read that never returns cannot keep the interpreter from exiting; threads that
-Grain starts in them inherit that.
+Threads are daemons, so that a read that never returns cannot keep the interpreter from exiting. Threads that
+Grain starts inside these threads are then daemons, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from feedline._src.prefetch.watch import Pending, Watch
 _BRIEFLY_S = 0.5e-3
 """How long a thread waits for a slot before it gives up its permit: waking another thread costs more than that.
 
-While the consumer is the faster side, a batch lacks its slot only because the one before it is still being placed.
+If the consumer is the faster side, a batch lacks its slot only while the batch before it is still being placed.
 With 4 MB batches on two cores a feed was 10 to 15 % faster with 0.5 ms than with 0; 2 ms were no better.
 """
 INSIDE = (
@@ -37,7 +37,7 @@ _log = logging.getLogger("feedline")
 
 
 class Closed(Exception):
-    """The owner stopped: nothing more comes, and nobody waits for more."""
+    """The owner has closed this: no more items come."""
 
 
 class Empty(Exception):
@@ -47,7 +47,7 @@ class Empty(Exception):
 class Run(Protocol[T_co]):
     """Placed batches, made ahead of the consumer or on its thread.
 
-    One thread takes. The owner calls `start` once, and `close` and `join` from any thread.
+    One thread takes them. The owner calls `start` once, and `close` and `join` from any thread.
     """
 
     @property
@@ -61,20 +61,20 @@ class Run(Protocol[T_co]):
         """The next item.
 
         Raises:
-          StopIteration: the source is exhausted; with the source's value.
+          StopIteration: the source is exhausted. Its value is that of the source's StopIteration.
           Closed: `close` was called, before or meanwhile.
           StallError: no stage advanced for too long while this waited.
-          Exception: what the source or placing raised, after all items before it.
+          Exception: whatever the source or placing raised, once all items before it were taken.
         """
 
     def close(self) -> None:
         """Stop, and drop all items. Idempotent; never waits."""
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Wait for the threads after `close`, except the calling one.
+        """After `close`, wait for all threads except the calling one.
 
-        Without `reads`, threads inside a read by row index are not waited for. The thread of an iterator always
-        is, since the next iterator may share state with this one.
+        Without `reads`, do not wait for threads inside a read by row index. The thread of an iterator is always
+        waited for, since the next iterator may share state with this one.
 
         Returns:
           The name of a thread that is still in a read or a transfer. None: nothing more is read.
@@ -82,7 +82,7 @@ class Run(Protocol[T_co]):
 
 
 class HostIterator(Protocol[H_co]):
-    """Host batches in order, for one thread, which also closes it."""
+    """Host batches in order, for one thread, which also closes the iterator."""
 
     def __next__(self) -> H_co: ...
     def close(self) -> None: ...
@@ -99,7 +99,7 @@ class PartialBatches(Protocol[H_co]):
         """Read a part of batch `number`. The call that completes the batch returns it."""
 
     def rows_of(self, number: int, part: int) -> tuple[int, int, str | None] | None:
-        """Of a part: the number of rows, the row index of the first, and its file. None: not known."""
+        """The number of rows of a part, the row index of the first row, and that row's file. None: not known."""
 
     def end(self) -> StopIteration:
         """What tells the consumer that all batches have been delivered."""
@@ -109,14 +109,14 @@ class PartialBatches(Protocol[H_co]):
 
 
 class _OneByOne(Generic[H]):
-    """The batches of an iterator, in parts of one batch, read in order by one thread; it is closed once."""
+    """The batches of an iterator as `PartialBatches`: one part each, read in order by one thread. Closed once."""
 
     parts = 1
     count = math.inf
 
     def __init__(self, iterator: HostIterator[H]) -> None:
         self._iterator = iterator
-        self._unclosed = [iterator]  # whoever takes it out closes it
+        self._unclosed = [iterator]  # whoever removes the iterator closes it
 
     def read(self, number: int, part: int) -> H:
         """The next batch. At the end, or after an error, the iterator is closed before the consumer sees that."""
@@ -135,7 +135,7 @@ class _OneByOne(Generic[H]):
         """Not known."""
 
     def end(self) -> StopIteration:
-        """Never asked for, since `read` raises the StopIteration of the iterator."""
+        """Never called, since `read` raises the StopIteration of the iterator."""
         return StopIteration()
 
     def close(self) -> None:
@@ -151,34 +151,34 @@ class Handover(Generic[T]):
     Guarantees:
 
     1. Items are taken in the order of their numbers.
-    2. Item k has a slot once all but `depth` − 1 of the items before it were taken, and is made only then. So no
-       more than `depth` exist that were not taken.
-    3. `finish` is an item like the others, with the number after the last, but needs no slot: so an error arrives
-       even when all slots are taken.
-    4. `close` wakes all sides. After it no item has a slot, `take` raises `Closed`, and items that are put later
-       are dropped, too.
-    5. `close` may run anywhere, also in a finalizer that interrupts one of the sides.
+    2. Item k has a slot once all but `depth` − 1 of the items before it were taken, and is made only then. So at
+       most `depth` items exist that were not taken.
+    3. `finish` puts the last item: the end, or an error in place of item k. This item needs no slot, so it arrives
+       even if all slots are in use.
+    4. `close` wakes all waiting threads. After that, no item has a slot, `take` raises `Closed`, and all items are
+       dropped, even those that are put later.
+    5. `close` may run anywhere, even in a finalizer that interrupts `put` or `take` on the same thread.
 
-    Owned by the one that makes it, who also closes it. `depth`: items that may wait, at least 1.
+    The owner, which creates the hand-over, also closes it. `depth`: how many items may wait, at least 1.
     """
 
     _signal = queue.SimpleQueue[None]
 
     def __init__(self, depth: int) -> None:
-        # Guarantee 5 asks for SimpleQueue, whose put is reentrant. A semaphore has a lock inside, and a
-        # finalizer that runs while its own thread holds that lock would wait for ever.
-        self._slotted = depth  # how many items have, or had, a slot; the consumer alone changes it
+        # Guarantee 5 needs SimpleQueue, whose put is reentrant. A semaphore contains a lock, and a finalizer
+        # that runs while its own thread holds this lock would wait for ever.
+        self._slotted = depth  # how many items have, or had, a slot; only the consumer changes it
         self._waiting: dict[int, queue.SimpleQueue[None]] = {}  # wakes the thread of each item without a slot
         # what was put; close() adds a None to wake the consumer
         self._items: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
-        self._early: dict[int, tuple[int, T]] = {}  # what came out of it before its turn
+        self._early: dict[int, tuple[int, T]] = {}  # items that came out of `_items` before their turn
         self._next = 0  # the number of the item that is taken next
         self._finished = False
         self._closed = False
 
     @property
     def waiting(self) -> int:
-        """Items that are ready, except the last one (`finish`): approximate, as all threads run."""
+        """The number of ready items, without that of `finish`. Approximate, because other threads go on."""
         return 0 if self._closed else max(0, self._items.qsize() + len(self._early) - self._finished)
 
     @property
@@ -192,7 +192,7 @@ class Handover(Generic[T]):
           Whether it may be made. False: not yet, or closed.
         """
         if number >= self._slotted and not self._closed:
-            # register before looking again, so that a slot or a close in between still wakes us
+            # register before looking again, so that a slot or a close in between still wakes this thread
             woken = self._waiting[number] = self._signal()
             if number >= self._slotted and not self._closed:
                 with contextlib.suppress(queue.Empty):
@@ -201,9 +201,9 @@ class Handover(Generic[T]):
         return number < self._slotted and not self._closed
 
     def put(self, number: int, item: T) -> None:
-        """Hand over an item that has a slot, or the last. Never waits; any thread may call it."""
+        """Hand over an item that has a slot, or the last item. Never waits; any thread may call it."""
         self._items.put((number, item))
-        if self._closed:  # perhaps after the other side had emptied the queue: empty it again
+        if self._closed:  # `close` may have emptied the queue before this item came: empty it again
             self.close()
 
     def finish(self, number: int, item: T) -> None:
@@ -212,18 +212,19 @@ class Handover(Generic[T]):
         self.put(number, item)
 
     def take(self, timeout_s: float | None) -> T:
-        """The next item, waiting for it. Called by the consumer.
+        """Wait for the next item, and return it. Called by the consumer.
 
         Raises:
           Empty: nothing came in `timeout_s` seconds (None: wait for ever).
-          Closed: the hand-over was closed, whatever it still held.
+          Closed: the hand-over was closed, even if it still held items.
         """
         while not self._closed:
             entry = self._early.pop(self._next, None)
             if entry is not None:
                 self._next += 1
                 self._slotted += 1
-                # the thread removes its entry: an interrupt here would leave it asleep, and unknown to close()
+                # only the waiting thread removes its entry: if this one removed it and were interrupted before it
+                # puts, that thread would sleep on, unknown to close()
                 if (woken := self._waiting.get(self._slotted - 1)) is not None:
                     woken.put(None)
                 return entry[1]
@@ -237,7 +238,7 @@ class Handover(Generic[T]):
         raise Closed
 
     def close(self) -> None:
-        """Wake all sides and let go of the items. Idempotent, from any thread, never waits."""
+        """Wake all waiting threads, and drop the items. Idempotent, from any thread, never waits."""
         self._closed = True
         for woken in list(self._waiting.values()):
             woken.put(None)
@@ -251,7 +252,7 @@ class Handover(Generic[T]):
 
 
 class _Last(NamedTuple):
-    """The item after the last one: an error, or the source's StopIteration with its value."""
+    """The last item: an error, or the source's StopIteration with its value."""
 
     error: BaseException
 
@@ -259,12 +260,12 @@ class _Last(NamedTuple):
 def _placed(place: Callable[[H], T], host: H) -> T:
     try:
         return place(host)
-    except StopIteration as error:  # it must not pass for the source's end
+    except StopIteration as error:  # it must not look like the end of the source
         raise RuntimeError("placing a batch raised StopIteration") from error
 
 
 class Prefetcher(Generic[H, T]):
-    """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
+    """Threads that read parts of batches in order. One that completes a batch waits for its slot, and places it.
 
     At most `threads` of them read at a time; the others wait for the slots of batches that were read ahead, and
     then place these. At most `ahead` batches are being read, or wait to be placed. At most `depth` placed batches
@@ -291,7 +292,7 @@ class Prefetcher(Generic[H, T]):
         self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()  # a thread needs one to read
         for _ in range(threads):
             self._permits.put(None)
-        # threads inside a read: of which part, and since when on the monotonic clock
+        # {thread inside a read: (batch, part, when the read began on the monotonic clock)}
         self._reading: dict[threading.Thread, tuple[int, int, float]] = {}
         method = weakref.WeakMethod(self._longest_read)
         watch.longest_read = lambda: None if (longest := method()) is None else longest()
@@ -383,17 +384,17 @@ class Prefetcher(Generic[H, T]):
             self._claims.put(None)
 
     def _run(self) -> None:
-        self._permits.get()  # kept, except while this thread waits for a slot
+        self._permits.get()  # this thread keeps its permit, except while it waits for a slot
         while self._read_and_place():
             pass
         self._permits.put(None)
         try:
             self._batches.close()
-        except BaseException:  # noqa: BLE001  of the user's iterator; nobody takes from it any more
+        except BaseException:  # noqa: BLE001  from the user's iterator; only logged, as nobody takes any more
             _log.warning("closing the source failed", exc_info=True)
 
     def _read_and_place(self) -> bool:
-        """Read a part, and place the batch if that completes it. False: this thread ends."""
+        """Read a part, and place the batch if the part completes it. False: this thread must end."""
         claim = self._claims.get()
         if claim is None or self._handover.closed:
             return False
@@ -453,7 +454,7 @@ class Synchronous(Generic[H, T]):
         self._watch = watch
         self._closed = False
         self._inside = threading.Lock()  # held by `take`
-        self._thread: threading.Thread | None = None  # the one inside `take`
+        self._thread: threading.Thread | None = None  # the thread inside `take`
 
     def start(self) -> None:
         """Nothing to start."""
@@ -475,13 +476,13 @@ class Synchronous(Generic[H, T]):
                     return _placed(self._place, host)
         finally:
             self._thread = None
-            if self._closed:  # by another thread, or in this call
+            if self._closed:  # by another thread, or during this call
                 self._source.close()
 
     def close(self) -> None:
         """See `Run`."""
         self._closed = True
-        if not self._inside.locked():  # else `take` closes the source: it looks at `_closed` after the lock
+        if not self._inside.locked():  # else `take` closes the source: it checks `_closed` after the lock
             self._source.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:

@@ -21,7 +21,7 @@ from feedline._src.options import Reading
 
 _log = logging.getLogger("feedline")
 _SUSPENDED_S = 1.0
-"""A wait that overruns its timeout by this much means that the process was stopped, as by `scontrol suspend`."""
+"""If a wait overruns its timeout by this much, the process was stopped, for example by `scontrol suspend`."""
 
 
 class Pending(NamedTuple):
@@ -46,13 +46,13 @@ class Watch:
     waiting consumer calls the other methods.
 
     Attributes:
-      on_stall: called before an error, with its limit in seconds: ends what hangs, and returns whether it will be
-        replaced, so that the wait goes on.
+      on_stall: called before an error, with the limit in seconds. It ends what hangs, and returns whether that will
+        be replaced; if so, the wait goes on.
       on_stop: called by `stop`, to end a thread's wait for other processes.
       longest_read: returns the oldest pending read, if it is known.
 
     Args:
-      reading: its limits.
+      reading: the options with the limits.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -86,7 +86,7 @@ class Watch:
         self._warned = False
 
     def alarmed(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which the consumer reads and places an item itself. It warns once if that hangs."""
+        """A context in which the consumer reads and places an item itself. It logs one warning if that hangs."""
 
         def message() -> str:
             stage, at = self._last
@@ -117,7 +117,7 @@ class Watch:
         )
         pending = None
         if self.longest_read is not None:
-            with contextlib.suppress(Exception):  # it asks the source, which may be closing or at fault
+            with contextlib.suppress(Exception):  # it asks the source, which may be closing or faulty
                 pending = self.longest_read()
         if pending is not None:
             found += f"; {pending}"
@@ -138,18 +138,18 @@ class Watch:
             )
 
     def _still_s(self, advanced_at: float) -> float:
-        """Seconds in which the consumer waited and nothing advanced."""
+        """Seconds for which the consumer has waited and no stage has advanced."""
         return time.monotonic() - max(self._waiting_since, advanced_at)
 
     def _limit_s(self) -> float:
-        """The limit of such seconds before the next warning or error."""
+        """How many such seconds may pass before the next warning or error."""
         error_s = self._reading.stall_error_s
         return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
 
 
 @contextlib.contextmanager
 def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
-    """Log the stacks of all threads if the block takes longer, for work that cannot look at the clock itself."""
+    """Log the stacks of all threads if the block takes longer than `after_s`. For work that cannot check the time."""
     timer = threading.Timer(after_s, lambda: _log.warning("%s. Stacks of all threads:\n%s", message(), stacks()))
     timer.name, timer.daemon = "feedline-alarm", True
     try:
@@ -158,7 +158,7 @@ def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
             yield
         finally:
             timer.cancel()
-    finally:  # twice: an interrupt may come right before the first
+    finally:  # cancel again, because an interrupt may come right before the first time
         timer.cancel()
         if timer.ident is not None:
             timer.join()

@@ -1,4 +1,4 @@
-"""Bad rows: finding them in a read that failed, and a record of each that was replaced."""
+"""Finds the bad rows of a failed read, and describes each bad row that was replaced."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class BadRow(NamedTuple):
 
     Attributes:
       at: its offset in the global batch.
-      epoch, position: where the epoch's order has it.
-      row: its row index in the source; in a stream, its position there.
+      epoch, position: the epoch, and its position in the epoch's order.
+      row: its row index in the source; for a stream, its position in the stream.
       substitute: the row index of the row whose values the batch has instead.
-      error: the message of the error that it caused.
+      error: the message of the error that the bad row caused.
       file: the file of the row, if known.
     """
 
@@ -36,7 +36,7 @@ class BadRow(NamedTuple):
 
     @classmethod
     def of(cls, error: RowError, at: int, substitute: int) -> BadRow:
-        """The bad row that a located error describes."""
+        """The bad row that an error describes, once `error.locate` was called."""
         assert error.row is not None
         assert error.epoch is not None
         assert error.position is not None
@@ -47,17 +47,17 @@ class BadRow(NamedTuple):
 def find_bad_rows(
     attempt: Callable[[slice], None], rows: Indices, error: RowError
 ) -> Iterator[tuple[int, RowError]]:
-    """The offset and error of each bad row of a read that failed, ascending. At the end, all other rows are read.
+    """Yield the offset and error of each bad row of a failed read, ascending. At the end, all other rows are read.
 
     One bad row among k costs two more reads if its error names the row, and 2 log₂ k if not.
 
     Args:
       attempt: reads a slice of the rows again, or raises a `RowError`.
-      rows: int64[k], the row index of each.
-      error: the error of the read of all rows.
+      rows: int64[k], the row index of each row.
+      error: the error that the read of all rows raised.
 
     Raises:
-      RowError: an iterator ended inside the source; no row is to blame.
+      RowError: a StopIteration inside the source caused an error, so no row is to blame.
 
     Example:
       >>> def attempt(here):
@@ -87,7 +87,7 @@ def _failure(attempt: Callable[[slice], None], here: slice) -> RowError | None:
 
 
 def _pieces(here: slice, rows: Indices, error: RowError) -> list[slice]:
-    """Split a read that failed around the row that the error names, else in halves; the last piece first."""
+    """Split a failed read around the row that its error names, or else in halves. The last piece comes first."""
     if here.stop - here.start == 1:
         return [here]
     named = np.flatnonzero(rows[here] == error.row)
@@ -103,7 +103,7 @@ def raise_located(
 ) -> NoReturn:
     """Raise the error of the first bad row of a read, with its row index, epoch and position.
 
-    If each row can be read alone, `error` itself is raised.
+    If each row can be read alone, raise `error` itself.
     """
     for i, failure in find_bad_rows(attempt, rows, error):
         failure.locate(int(rows[i]), int(positions.epoch[i]), int(positions.position[i]))
@@ -112,6 +112,6 @@ def raise_located(
 
 
 def check_concerns_a_row(error: RowError) -> None:
-    """Raise the error if a StopIteration inside the source caused it: no row is to blame."""
+    """Raise the error if a StopIteration inside the source caused it, because then no row is to blame."""
     if isinstance(error.__cause__, StopIteration):
         raise error

@@ -16,7 +16,7 @@ SAMPLED_BYTES = 1 << 12
 
 
 def of_file(path: str | os.PathLike[str]) -> list[Any]:
-    """The size of a file, and a digest of sixteen blocks of 4 KiB, spread evenly from its start to its end."""
+    """The size of a file, and a digest of sixteen blocks of 4 KiB, evenly spread from its start to its end."""
     size = os.path.getsize(path)
     with Path(path).open("rb") as file:
 
@@ -28,12 +28,12 @@ def of_file(path: str | os.PathLike[str]) -> list[Any]:
 
 
 def samples_of_file(size: int) -> list[tuple[int, int]]:
-    """Offset and length of the blocks of which `of_file` is a digest."""
+    """Offset and length of each block that `of_file` reads."""
     return [(start, SAMPLED_BYTES) for start in sampled(max(0, size - SAMPLED_BYTES) + 1, _SAMPLES)]
 
 
 def of_samples(size: int, samples: Sequence[bytes]) -> list[Any]:
-    """The digest that `of_file` gives, from a size and the blocks of `samples_of_file`."""
+    """What `of_file` returns, computed from the size of a file and its blocks at `samples_of_file`."""
     return [size, hashlib.sha256(b"".join(samples)).hexdigest()[:32]]
 
 
@@ -45,7 +45,7 @@ def of_array(array: npt.NDArray[Any], samples: int = _SAMPLES) -> list[Any]:
 def of_rows(
     dtype: np.dtype[Any], shape: tuple[int, ...], row_at: Callable[[int], Any], samples: int = _SAMPLES
 ) -> list[Any]:
-    """The digest that `of_array` gives, from rows that are read one by one."""
+    """What `of_array` returns, computed from rows that `row_at` reads one by one."""
     hashed = hashlib.sha256()
     for row in sampled(shape[0], samples):
         hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:SAMPLED_BYTES].tobytes())
@@ -53,11 +53,11 @@ def of_rows(
 
 
 def sampled_numbers(count: int) -> list[int]:
-    """The rows of which `of_rows` is a digest."""
+    """The rows that `of_rows` reads by default, of `count` rows."""
     return sampled(count, _SAMPLES)
 
 
 def sampled(count: int, samples: int) -> list[int]:
-    """Evenly spaced numbers of 0 … count − 1, the first and the last among them."""
+    """Up to `samples` evenly spaced numbers from 0 to count − 1, including both ends."""
     last = max(count - 1, 0)
     return [int(number) for number in np.unique(np.linspace(0, last, samples).astype(np.int64))][:count]

@@ -1,4 +1,4 @@
-"""Which shard each row of a source lies in: pure arithmetic over the lengths of the shards."""
+"""Computes in which file shard each row of a source lies, from the lengths of the shards alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Shards:
-    """Rows 0 … n − 1, of which each shard has the next `lengths[i]`.
+    """Rows 0 … n − 1, divided into consecutive shards: shard i has the next `lengths[i]` rows.
 
     Args:
       lengths: rows of each shard, 0 or more.
@@ -40,8 +40,8 @@ class Shards:
         return self.ends.take(shards) - self.firsts.take(shards)
 
     def check(self, rows: Indices) -> None:
-        """Raise IndexError if there is no such row."""
-        # as unsigned words, negative rows are the largest, so one pass finds both errors
+        """Raise IndexError if one of these rows does not exist."""
+        # as unsigned words, negative rows are the largest, so one maximum finds rows below and above the range
         if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
 
@@ -49,7 +49,7 @@ class Shards:
         """int64[k]: the shard of each row.
 
         Raises:
-          IndexError: there is no such row.
+          IndexError: one of these rows does not exist.
         """
         self.check(rows)
         if len(self.ends) == 1:
@@ -57,7 +57,7 @@ class Shards:
         return np.searchsorted(self.ends, rows, side="right")
 
     def split(self, rows: Indices) -> Iterator[tuple[int, Indices, slice | Indices]]:
-        """For each shard that has some of `rows`, ascending: (shard, rows within it, their offsets in `rows`).
+        """Yield (shard, rows within it, their offsets in `rows`) for each shard that has any of `rows`, ascending.
 
         Adjacent offsets are a slice, so that the rows can be read directly into that part of an output array.
         """
@@ -67,7 +67,7 @@ class Shards:
 
 
 def offsets_by_label(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indices]]:
-    """For each label that occurs, ascending: its offsets in `labels`, ascending; a slice if they are adjacent.
+    """Yield (label, its offsets in `labels`) for each label that occurs, ascending. Adjacent offsets are a slice.
 
     Args:
       labels: int64[k], each 0 … count − 1.
@@ -78,11 +78,11 @@ def offsets_by_label(labels: Indices, count: int) -> Iterator[tuple[int, slice |
     """
     if len(labels) == 0:
         return
-    narrow = labels.astype(np.uint16) if count < 1 << 16 else labels  # 16 bits: sorted in linear time
+    narrow = labels.astype(np.uint16) if count < 1 << 16 else labels  # NumPy sorts 16 bits in linear time
     offsets = np.argsort(narrow, kind="stable")
     ordered = labels.take(offsets)
     cuts = np.flatnonzero(np.diff(ordered)) + 1
     for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(labels)], strict=True):
         here = offsets[start:stop]
-        adjacent = here[-1] - here[0] == stop - start - 1  # ascending: the sort is stable
+        adjacent = here[-1] - here[0] == stop - start - 1  # a stable sort: `here` ascends
         yield int(ordered[start]), slice(int(here[0]), int(here[-1]) + 1) if adjacent else here

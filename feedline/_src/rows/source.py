@@ -1,6 +1,6 @@
-"""Sources of rows: the contract of users' classes, and the base classes of feedline's own, which add defaults.
+"""Sources of rows: the protocol for users' classes, and the base classes of feedline's own, which add defaults.
 
-A user's `RowSource` is wrapped once, when it is opened, so that no other code asks which optional members it has.
+A user's `RowSource` is wrapped once, when it is opened, so no other code has to ask which optional members it has.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from feedline._src.rows.values import is_table
 
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
-"""For each axis of a row the selected indices."""
+"""For each axis of a row, the indices to read."""
 Cut = tuple[int, Columns, npt.NDArray[Any]]
-"""The number of a leaf, the columns to read of it, and where to write them."""
+"""(number of a leaf, which of its columns to read, the array to write them to)."""
 WillRead = Callable[[Indices, int], bool]
-"""(rows, ahead): start to fetch these rows, which are read `ahead` batches later. False: too early; ask again."""
+"""(rows, ahead): start to fetch rows that will be read `ahead` batches later. False: too early; call it again."""
 OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
-"""The order that a source defines itself: that of a mixture, or the single endless epoch of a Grain dataset after
-`repeat()`. "": it accepts any order."""
+"""Which order a source defines itself: that of a mixture, or ("repeated") the single endless epoch of a Grain
+dataset after `repeat()`. "": none, so it accepts any order."""
 Record = bytes | Mapping[str, Any]
-"""The bytes of a row; or of a row with several fields their values by name, of which at least one is bytes."""
+"""The bytes of a row; or, of a row with several fields, their values by name, at least one of which is bytes."""
 _MAX_LEAVES_SHOWN = 8
 _ROW_SOURCE_MEMBERS = ("__len__", "spec", "identity", "read", "close")
 
@@ -41,14 +41,14 @@ _ROW_SOURCE_MEMBERS = ("__len__", "spec", "identity", "read", "close")
 class Rows:
     """Epochs, positions, indices and keys of rows of a batch: four read-only arrays, with a value for each row.
 
-    A transform gets one as its second argument.
+    A transform gets a `Rows` as its second argument.
 
     Attributes:
       epoch: int64[k], the epoch of each row.
       position: int64[k], its position in the epoch's order.
       index: int64[k], the row index in the source.
       key: uint64[k], random bits: a function of (seed, epoch, position), so that augmentation drawn
-        from it is the same on any topology.
+        from a key is the same on any topology.
     """
 
     epoch: npt.NDArray[np.int64]
@@ -59,11 +59,11 @@ class Rows:
 
 @runtime_checkable
 class RowSource(Protocol):
-    """Rows with random access, read many at a time. Write one to read a format of your own.
+    """A source of rows with random access, which reads many at a time. Write one to read a format of your own.
 
-    A class needs these five members, and no base class. A feed never closes a source that it was given. To be read
-    by worker processes, `Reading(workers=...)`, a source must pickle: let `__reduce__` give the path, and each
-    worker opens the file for itself.
+    A class needs these five members, and no base class. A feed never closes a source that it was given. Worker
+    processes, `Reading(workers=...)`, read only a source that pickles: let `__reduce__` return the path, so that
+    each worker opens the file itself.
 
     Example:
       >>> import jax, numpy as np
@@ -81,14 +81,14 @@ class RowSource(Protocol):
     """
 
     spec: Any
-    """Tree of `jax.ShapeDtypeStruct`, of one row. It is fixed before the first read, and the same for all rows."""
+    """A tree of `jax.ShapeDtypeStruct` for one row, fixed before the first read and the same for all rows."""
 
     @property
     def identity(self) -> dict[str, Any]:
         """JSON values that identify the data: names, sizes, sampled bytes; no absolute path.
 
-        It is read when a feed is built, and becomes the field "data" of the fingerprint. So a state that was saved
-        over other data is refused, and so are processes of one run that do not read the same data.
+        A feed reads this when it is built, as the field "data" of its fingerprint. So the feed refuses a state
+        that was saved over other data, and a run whose processes do not read the same data.
         """
 
     def __len__(self) -> int:
@@ -97,9 +97,9 @@ class RowSource(Protocol):
     def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
         """Write row rows[i] to out[leaf][i] for each leaf, in the dtypes of `spec`.
 
-        Rows come in any order and with repeats, and several threads read at once. `rows` is read-only; each leaf
-        of `out` has the shape `(len(rows), *shape of the leaf)` and may be strided. An error becomes a `RowError`
-        that names the row; raise one yourself, with `row=`, to name it without further reads.
+        Rows come in any order and may repeat, and several threads call this at once. `rows` is read-only. Each
+        leaf of `out` has the shape `(len(rows), *shape of the leaf)` and may be strided. An error becomes a
+        `RowError` that names the row. Finding it takes few further reads if you raise a `RowError` with `row=`.
         """
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class RowSource(Protocol):
 
 
 def is_row_source(value: Any) -> TypeGuard[RowSource]:
-    """Whether it has the members of a `RowSource`. On Python 3.11, `isinstance` would compute `identity`."""
+    """Whether a value has the members of a `RowSource`. On Python 3.11, `isinstance` would compute `identity`."""
     has = set(dir(value))
     return all(name in has or hasattr(value, name) for name in _ROW_SOURCE_MEMBERS)
 
@@ -126,7 +126,7 @@ def why_not_a_source(source: Any) -> str:
             f"a RowSource needs {', '.join(_ROW_SOURCE_MEMBERS)}, and {kind} lacks {lacks}; "
             "help(feedline.RowSource) describes each, and docs/sources.md has an example"
         )
-    change = "feed an iterator of batches with prefetch_to_mesh"
+    change = "pass an iterator of batches to prefetch_to_mesh"
     if "__getitem__" in has:
         change = f"give it __len__, or, if it is a stream, {change}"
     return (
@@ -139,17 +139,17 @@ def why_not_a_source(source: Any) -> str:
 
 
 class Indexed:
-    """Rows by number, of arrays or of bytes: `source[i]`, a readable `repr`, and the members that both kinds have.
+    """What sources of arrays and sources of bytes share: `source[i]`, a readable `repr`, and other members.
 
-    `source[i]` and `len(source)` make it the source of a `grain.MapDataset`. To fill a batch, reading many rows at
-    once is many times as fast.
+    Because it has `source[i]` and `len(source)`, it can be the source of a `grain.MapDataset`. To fill a batch,
+    reading many rows at once is many times as fast.
 
     Attributes:
       picklable: whether worker processes can open it again.
     """
 
     picklable: bool = True
-    _paths: Sequence[str] = ()  # of the files, as the user gave them
+    _paths: Sequence[str] = ()  # those of the files, as the user gave them
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -157,33 +157,33 @@ class Indexed:
 
     @property
     def kind(self) -> str:
-        """The name of its class, for messages."""
+        """The name of the class, for messages."""
         return type(self).__name__
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON values that identify the data; no absolute path. A bad row among those sampled is no error."""
+        """JSON values that identify the data; no absolute path. A bad row among the sampled ones is no error."""
         raise NotImplementedError
 
     @property
     def files(self) -> Iterable[str] | None:
-        """Paths of the files and folders that the rows are made of; None: they are made of other things, too."""
+        """Paths of the files and folders that hold all the data; None: some of the data may lie elsewhere."""
         return self._paths or None
 
     def file_of(self, row: int) -> str | None:
-        """The file that holds a row; None: there is none."""
+        """The file that holds a row; None if there is none."""
         return None
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches rows ahead, for sources in a store. None: no row must be fetched, now and from now on."""
+        """Fetches rows ahead, for sources in a store. None: no row has to be fetched, now or later."""
         return None
 
     def check_rows(self) -> None:
-        """Raise for bad rows that metadata or samples show. A feed calls it when built with `bad_rows="raise"`.
+        """Check metadata or samples for bad rows. A feed calls this when it is built with `bad_rows="raise"`.
 
         Raises:
-          RowError: there are some.
+          RowError: there are bad rows.
         """
 
     def check_range(self, rows: Indices) -> None:
@@ -192,10 +192,10 @@ class Indexed:
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
 
     def close(self) -> None:
-        """Close files. Reads may still run in other threads: they may fail, but not with wrong values."""
+        """Close files. Reads that still run in other threads may raise an error, but never give wrong values."""
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        """One row, in memory of its own.
+        """One row, in its own memory.
 
         Raises:
           IndexError: there is no such row. A negative index counts from the end.
@@ -205,8 +205,8 @@ class Indexed:
             row = operator.index(index)
         except TypeError as error:
             raise TypeError(
-                f"source[i] is one row, got {index!r} for i; grain.MapDataset.source(source)[start:stop:step] has "
-                "several, read one by one, and a feed batches of them"
+                f"source[i] is one row, got {index!r} for i; for several rows, read one by one, use "
+                "grain.MapDataset.source(source)[start:stop:step]; for batches, a feed"
             ) from error
         count = len(self)
         if not -count <= row < count:
@@ -239,15 +239,15 @@ class Source(Indexed):
     """Rows of arrays with random access. A subclass has `spec`, `identity`, `__len__`, and `read` or `read_cuts`.
 
     Attributes:
-      spec: a tree of `jax.ShapeDtypeStruct`, of one row.
-      lanes: of a stream, whose only row is its first item; 0: rows with random access.
-      format: how rows are read, for a state: "columns", "records" or "mixture".
-      own_order: the order that it defines itself.
+      spec: a tree of `jax.ShapeDtypeStruct` for one row.
+      lanes: the number of lanes of a stream, whose only row here is its first item; 0: rows with random access.
+      format: how rows are read, as a state names it: "columns", "records", "mixture", "stream" or "3 lanes".
+      own_order: which order the source defines itself.
       shuffled: whether the order is shuffled unless the user gives one.
-      reads_columns: whether `read_cuts` takes some leaves and some columns; else it takes all leaves, whole.
+      reads_columns: whether `read_cuts` can read some leaves or columns only; if not, it gets all leaves, whole.
       positioned: whether rows depend on their epoch and position, so that `read_cuts` must get `Rows`.
-      ragged_leaves: the numbers of the leaves whose first axis is as long as each batch needs, up to its size in
-        `spec`. The leaves of `out` in `read` have any length that holds the rows.
+      ragged_leaves: the numbers of the ragged leaves. Their first axis in a row is as long as each batch needs, at
+        most its size in `spec`. In the `out` of `read` it has any length that holds the rows.
     """
 
     spec: Any
@@ -261,7 +261,7 @@ class Source(Indexed):
 
     @property
     def epoch_rows(self) -> int:
-        """Positions of an epoch."""
+        """The number of positions in an epoch."""
         return len(self)
 
     @property
@@ -270,23 +270,23 @@ class Source(Indexed):
         return None
 
     def order_for(self, asked: Order | None) -> RowOrder:
-        """The order of a feed over this source. `asked`: the one that its user asked for."""
+        """The order of a feed over this source. `asked`: the order that the user gave; None: the default."""
         return SingleOrder(asked or Order(shuffle=self.shuffled), self.epoch_rows)
 
     def tokens_of(self, rows: Indices) -> Indices | None:
-        """int64[k]: the tokens without padding of each row; None: they are not known without reading it."""
+        """int64[k]: how many tokens each row has, without padding; None if only reading the rows would tell."""
         return None
 
     def with_weights(self, weights: Mapping[str, float], position: int) -> Source:
         """This mixture with other weights from a position on.
 
         Raises:
-          TypeError, ValueError: the source is no mixture; or the weights or the position do not suit it.
+          TypeError, ValueError: the source is no mixture, or the weights or the position are not allowed.
         """
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """This source; a mixture with the weights that the order of a state had before a position."""
+        """This source. Of a mixture, one with the weights that the order in a state had before a position."""
         return self
 
     def padded_length(self, rows: Indices) -> int:
@@ -294,7 +294,7 @@ class Source(Indexed):
         raise NotImplementedError
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`; rows come in any order, and with repeats.
+        """Write row rows[i] to index i of each leaf of `out`. Rows come in any order and may repeat.
 
         Raises:
           RowError: a row cannot be read.
@@ -303,11 +303,11 @@ class Source(Indexed):
         self.read_cuts(rows, whole_cuts(out))
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Read rows whose epochs, positions and keys are known, for a source that is `positioned`."""
+        """Like `read`, for a source that is `positioned`: each row comes with its epoch, position and key."""
         self.read(rows.index, out)
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """Write columns of some leaves of row rows[i] to index i of the arrays of `cuts`; errors as of `read`."""
+        """Write columns of leaves of row rows[i] to index i of each cut's array. Raises whatever `read` raises."""
         out = jax.tree.unflatten(jax.tree.structure(self.spec), [leaf for _, _, leaf in cuts])
         if isinstance(rows, Rows):
             self.read_positioned(rows, out)
@@ -338,31 +338,31 @@ class Source(Indexed):
 
 
 def whole_cuts(out: Any) -> list[Cut]:
-    """All leaves of a tree of arrays, with all columns."""
+    """Cuts that write all leaves, with all columns, into a tree of arrays."""
     return [(leaf, (slice(None),) * (each.ndim - 1), each) for leaf, each in enumerate(jax.tree.leaves(out))]
 
 
 def indices_of(rows: Rows | Indices) -> Indices:
-    """int64[k]: the row indices, whether or not positions come with them."""
+    """int64[k]: the row indices, which are `rows` itself or its `index`."""
     return rows.index if isinstance(rows, Rows) else rows
 
 
 class EncodedSource(Indexed):
-    """Rows of bytes, of any length, with random access; `feedline.decoded` makes arrays of them.
+    """Rows of bytes of any length, with random access. `feedline.decoded` turns them into arrays.
 
     Attributes:
       fields: the names of the fields of a record; None: a record is one `bytes`.
-      instead: another way to get arrays than decoding, for the error of a feed that was given bytes.
+      instead: another way than decoding to get arrays, for the error of a feed that is given this source.
     """
 
     fields: Sequence[str] | None
     instead = ""
 
     def records(self, rows: Indices) -> Sequence[Record]:
-        """The records of these rows, in their order; rows may repeat. Several threads read at once.
+        """The records of these rows, in the order of `rows`, which may repeat. Several threads call this at once.
 
         Raises:
-          RowError: a record cannot be read; it names the row and its file.
+          RowError: a record cannot be read; the error names the row and its file.
           FeedError: a file was changed while it was in use.
         """
         raise NotImplementedError
@@ -375,7 +375,7 @@ class EncodedSource(Indexed):
 
 
 class UserSource(Source):
-    """A `RowSource` of the user, who closes it. Its members `will_read` and `picklable` are optional."""
+    """Wraps a user's `RowSource`, which the user closes. Its members `will_read` and `picklable` are optional."""
 
     def __init__(self, given: RowSource) -> None:
         self._given, self.spec = given, given.spec

@@ -23,8 +23,8 @@ class Leaf:
     Attributes:
       name: as a user would write it: ``batch['image']``.
       shape: of one row.
-      dtype: as the source has it.
-      placed_dtype: on the mesh: JAX's canonical one (int64 becomes int32 without x64).
+      dtype: the dtype in the source.
+      placed_dtype: the dtype on the mesh, which is JAX's canonical one (int64 becomes int32 without x64).
     """
 
     name: str
@@ -63,7 +63,7 @@ class RowSpec:
         return self.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.leaves])
 
     def tree(self, leaves: list[Any]) -> Any:
-        """The tree with `leaves` in it."""
+        """The tree with these leaves."""
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
     def as_json(self) -> dict[str, list[Any]]:
@@ -72,11 +72,11 @@ class RowSpec:
 
 
 def first_difference(one: Any, other: Any, root: str) -> tuple[str, str | None, str | None] | None:
-    """The first leaf of two trees of rows, by name, whose dtypes or shapes differ; None if there is none.
+    """The first leaf, sorted by name, whose dtype or shape differs between two trees of rows; None if all agree.
 
     Returns:
-      (leaf, what `one` has, what `other` has), None where there is no such leaf. `root` begins its name. A byte
-      order is shown if it is not that of this machine.
+      (name of the leaf, what `one` has, what `other` has). The name begins with `root`. What a tree has is a dtype
+      and a shape, or None if it lacks the leaf. The byte order is shown if it is not that of this machine.
     """
     described = [
         {
@@ -95,7 +95,7 @@ def first_difference(one: Any, other: Any, root: str) -> tuple[str, str | None, 
 
 
 def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
-    """Write `values` into `out`, which has the dtype `leaf.placed_dtype`; errors as of `check_fits`."""
+    """Write `values` into `out`, which has the dtype `leaf.placed_dtype`. Raises whatever `check_fits` raises."""
     with np.errstate(over="ignore"):
         np.copyto(out, values, casting="unsafe")
     if leaf.dtype != leaf.placed_dtype:
@@ -108,7 +108,7 @@ def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
     Floats that fit are rounded. Infinities and NaNs are allowed.
 
     Raises:
-      RowError: a value does not fit; it names the first such row.
+      RowError: a value does not fit; the error names the first such row.
     """
     if leaf.dtype != leaf.placed_dtype:
         with np.errstate(over="ignore"):
@@ -142,8 +142,8 @@ def _lost(values: Array, cast: Array) -> npt.NDArray[np.bool_]:
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether JAX supports a dtype: booleans, NumPy's numbers, and those of ml_dtypes."""
-    if dtype in (np.longdouble, np.clongdouble) or dtype.kind == "m":  # a duration is an integer for issubdtype
+    """Whether JAX supports a dtype: booleans, and the numbers of NumPy (except long double) and of ml_dtypes."""
+    if dtype in (np.longdouble, np.clongdouble) or dtype.kind == "m":  # issubdtype takes timedelta64 for a number
         return False
     return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, jnp.number))
 

@@ -1,4 +1,4 @@
-"""Conversion of users' values and records to NumPy arrays, which refuses any value that it would lose silently."""
+"""Converts users' values and records to NumPy arrays, and refuses any value that would be lost silently."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def as_array(name: str, value: Any) -> Array:
     """The value as an array.
 
     Raises:
-      ValueError: it is a masked array with masked values: `np.asarray` would drop the mask. Or it is a column of a
-        table with missing values: `np.asarray` would make them NaN, and integers beside them floats.
+      ValueError: it is a masked array with masked values (`np.asarray` would drop the mask), or a column of a
+        table with missing values (`np.asarray` would turn them into NaN, and integers beside them into floats).
       TypeError: NumPy cannot make an array of it.
 
     Example:
@@ -51,9 +51,9 @@ def as_array(name: str, value: Any) -> Array:
 
 
 def as_record_leaf(name: str, value: Any) -> Any:
-    """A leaf of a record as an array: numbers, lists of numbers, and every object that NumPy can convert.
+    """Convert a leaf of a record to an array: a number, a list of numbers, or any object that NumPy can convert.
 
-    Anything else, such as text, is returned as it is; the spec of the record refuses it.
+    Anything else is returned as it is. The spec of the record refuses what has no dtype, such as text.
 
     Raises:
       ValueError: a value is masked, or a list is ragged or has elements that are not numbers.
@@ -65,7 +65,7 @@ def as_record_leaf(name: str, value: Any) -> Any:
     """
     if is_list(value):
         return _of_list(name, value)
-    converts = hasattr(value, "__array__") or hasattr(value, "__array_interface__")  # the latter: images of Pillow
+    converts = hasattr(value, "__array__") or hasattr(value, "__array_interface__")  # the latter: Pillow images
     if isinstance(value, int | float | complex) or (converts and not isinstance(value, np.generic)):
         return as_array(name, value)
     return value
@@ -79,18 +79,18 @@ def is_list(value: Any) -> bool:
 def is_in_memory(value: Any) -> bool:
     """Whether it is an array or a column of a table that can be converted to NumPy without reading a file.
 
-    `__array__` alone is not enough: arrays of HDF5, Zarr and netCDF read their whole file in it.
+    A method `__array__` alone is not enough: for arrays of HDF5, Zarr and netCDF, it reads the whole array.
     """
     return isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") or hasattr(value, "to_numpy")
 
 
 def is_table(value: Any) -> bool:
-    """Whether it is a table of pandas, Polars or Arrow. Indexing one by a number does not give a row."""
+    """Whether it is a table of pandas, Polars or Arrow. For a table, `table[i]` is not row i."""
     return hasattr(value, "columns") and (hasattr(value, "to_numpy") or hasattr(value, "to_pandas"))
 
 
 def _missing_in(value: Any) -> int:
-    """The number of missing values of a column of pandas, Arrow or Polars. NaN in a NumPy dtype is a value."""
+    """How many values of a column of pandas, Arrow or Polars are missing. NaN in a NumPy dtype is not missing."""
     if callable(getattr(value, "isna", None)):
         if is_table(value):
             return sum(_missing_in(column) for _, column in value.items())
@@ -110,7 +110,7 @@ def _of_list(name: str, value: list[Any]) -> Array:
     except ValueError:
         found = "lists of different lengths"
     raise ValueError(
-        f"{name}: a list in a record must be an array of numbers, got {found}; pad to one length, numpy.stack "
+        f"{name}: a list in a record must form an array of numbers, got {found}; pad to one length, numpy.stack "
         "arrays, or use a tuple where each element is a leaf of its own"
     )
 
@@ -121,11 +121,11 @@ def _first(value: Any) -> Any:
     return value
 
 
-# --- records: trees of values, of which a batch is made ---
+# --- records: trees of values, from which batches are made ---
 
 
 def as_arrays(record: Any) -> Any:
-    """A record with arrays as its leaves. Python numbers and lists have no dtype or shape.
+    """A record with arrays as its leaves, because Python numbers and lists have no dtype or shape.
 
     Raises:
       ValueError, TypeError: a leaf cannot be an array, or a value is masked.
@@ -154,10 +154,10 @@ def write_record(record: Any, spec: RowSpec, targets: list[Any], i: int) -> None
       OverflowError: a Python number does not fit into the dtype.
     """
     values, treedef = jax.tree_util.tree_flatten(record)
-    if treedef != spec.treedef:  # it differs if a leaf is a list, whose elements are leaves for JAX
+    if treedef != spec.treedef:  # perhaps only because a leaf is a list: for JAX, its elements are leaves
         values, treedef = jax.tree_util.tree_flatten(record, is_leaf=is_list)
         if treedef != spec.treedef:
-            raise ValueError(f"its tree is {treedef}, the first one's {spec.treedef}")
+            raise ValueError(f"its tree is {treedef}, but {spec.treedef} in the first record")
     for value, target, leaf in zip(values, targets, spec.leaves, strict=True):
         is_array = type(value) is np.ndarray or type(value) is leaf.dtype.type
         fits = is_array and value.shape == leaf.shape and value.dtype == leaf.dtype
@@ -170,8 +170,8 @@ def _converted(value: Any, leaf: Leaf) -> Array:
     plain = isinstance(value, int | float | list) and np.can_cast(array.dtype, leaf.dtype, "same_kind")
     if array.shape != leaf.shape or not (plain or array.dtype == leaf.dtype):
         raise ValueError(
-            f"{leaf.name} is {array.dtype}{list(array.shape)}, the first record's {leaf.dtype}{list(leaf.shape)}; "
-            "crop, pad or convert in a map"
+            f"{leaf.name} is {array.dtype}{list(array.shape)}, but {leaf.dtype}{list(leaf.shape)} in the "
+            "first record; crop, pad or convert it in a map"
         )
     with np.errstate(over="ignore"):  # checked below, since dtypes that are not NumPy's own do not warn
         converted = np.asarray(value, leaf.dtype)

@@ -1,4 +1,4 @@
-"""The mapped way to read: rows of arrays that lie in memory or in files as they are."""
+"""The mapped way to read: rows of arrays in memory, or in files that store them byte for byte."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Read = Callable[["File", OpenOptions], list[Any]]
-"""The trees of arrays of a file: what `Format.open` is for formats that are mapped."""
+"""(file, options) → the trees of arrays in the file, like `Format.open` of a mapped format."""
 T = TypeVar("T")
-_SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
+_SAMPLED_ROWS = 1 << 10  # of each leaf, over all shards: on a cold disk, each row costs a seek
 _MAX_SAMPLES_A_SHARD = 16
-CHECKS_A_READ = 4  # files, at some 5 µs each: checks must cost less than the copy
+CHECKS_A_READ = 4  # files, at about 5 µs each: checks must cost less than the copy
 
 
 class ArraySource(Source):
-    """A `Source` over a tree of arrays whose first axes agree; each leaf may come in shards.
+    """A `Source` over a tree of arrays whose first axes agree. The rows may be divided into shards.
 
     Reads are thread-safe. A pickled source holds paths, and opens the files again in the other process.
 
-    Local files are mapped. Rows of objects in a store are read from the cache, until it has all of them: from then
-    on they are mapped as well, until it evicts one.
+    Local files are mapped. Rows of objects in a store are read through the cache. Once the cache has all objects
+    completely, they are mapped as well, until it evicts one.
 
     Args:
-      shards: each a path to a file of arrays, or a tree of arrays and of paths to files of one array, all of one
-        structure. The source has the rows of the first shard, then of the second, and so on.
+      shards: each is the path of a file of arrays, or a tree whose leaves are arrays and paths of files of one
+        array. All have one structure. The source has the rows of the first shard, then of the second, and so on.
       options: dtype, columns and windows (see `feedline.open_source`).
-      read: None: by the suffix of each file.
-      files: those of the shards, if they are open.
+      read: reads a file. None: the suffix of each file determines how.
+      files: the files of the shards, if they are already open.
 
     Raises:
-      ValueError: no rows, or leaves or shards that do not fit together.
+      ValueError: there are no rows, or leaves or shards do not fit together.
       TypeError: a leaf is neither an array nor a path, or its dtype is not numeric.
       FeedError: a file changed while it was opened.
 
@@ -86,7 +86,7 @@ class ArraySource(Source):
         self._opened, self._files = files, list(files or ())
         self._selected = None if files is None else files.selected
         self.picklable = bool(self._files) and len(self._paths) == len(leaves)  # every leaf is a path
-        if files is not None and files.in_store and read is None:  # headers into the cache, all at once
+        if files is not None and files.in_store and read is None:  # fetch all headers at once
             heads = [_mapped_format(path).head_bytes for path in files.paths]
             files.samples([[(0, length)] if length else [] for length in heads])
         trees = [each for number, shard in enumerate(self._given) for each in self._trees_of(number, shard)]
@@ -103,7 +103,7 @@ class ArraySource(Source):
             raise ValueError(f"a source must have at least one row, got none in {trees[0][0]}{window}; check it")
 
     def _trees_of(self, number: int, shard: Any) -> list[tuple[str, Any]]:
-        """A shard as trees of arrays, whose rows follow each other, and its name for errors."""
+        """A shard as a list of (its name for errors, tree of arrays), whose rows follow each other."""
         if isinstance(shard, str | os.PathLike):
             name = os.fspath(shard)
             trees = self._arrays_in(name, self._options)
@@ -129,7 +129,7 @@ class ArraySource(Source):
             array, *more = self._arrays_in(os.fspath(leaf), OpenOptions())
             if more or not isinstance(array, np.ndarray | FileArray):
                 raise ValueError(
-                    f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
+                    f"{name}: a leaf must be one array, {leaf} holds several; pass the path itself as the source"
                 )
             return array
         if is_in_memory(leaf):
@@ -143,22 +143,22 @@ class ArraySource(Source):
         raise TypeError(
             f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
             "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) a sequence of "
-            "numbers. For rows that are read when they are asked for, pass the path of the .h5 or .zarr, or an "
+            "numbers. To read rows only when they are needed, pass the path of the .h5 or .zarr, or an "
             "object with __len__ and __getitem__"
         )
 
     def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
-        """Read from these parts of each leaf of a tree of this form. `names`: the file of each part, if known."""
+        """Use these parts of each leaf of a tree of this form. `names`: the file of each part, if known."""
         self._leaves, self._names = leaves, names
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
-        self._files_to_check = itertools.cycle(list(self._files))  # of a list: threads share this iterator
+        self._files_to_check = itertools.cycle(list(self._files))  # over a list: threads share this iterator
         self._checks = min(CHECKS_A_READ, len(self._files))
         in_files = any(isinstance(part, FileArray) for parts in leaves for part in parts)
         self.is_remote = self._opened is not None and self._opened.in_store and in_files
         self._store_readers: list[Reader] = []
         self._complete_files = 0
-        """In a store: how many files, counted from the first one, the cache was last found to have completely."""
+        """In a store: how many files, from the first one on, the cache was last found to have completely."""
         if self.is_remote:
             self._readers = self._store_readers = [self._store_reader(parts) for parts in leaves]
         else:
@@ -189,12 +189,12 @@ class ArraySource(Source):
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
-        """One source with the rows of all of these, which have one spec: a dict. It does not pickle.
+        """One source with the rows of all these sources, whose spec is the same dict. It does not pickle.
 
-        None of them may lie in a store.
+        None of the sources may lie in a store.
 
         Args:
-          number: the key of a leaf that is added: the number of the source of each row.
+          number: the key of an added leaf, which says the number of the source of each row.
         """
         source = cls.__new__(cls)
         source._opened, source._files = None, [file for each in sources for file in each._files]
@@ -202,7 +202,7 @@ class ArraySource(Source):
         parts: list[Any] = [
             tuple(itertools.chain(*leaves)) for leaves in zip(*(each._leaves for each in sources), strict=True)
         ]
-        # no memory: all rows of a source lie at the same address
+        # takes no memory: all rows of a source lie at the same address
         numbers = tuple(np.broadcast_to(np.int32(i), (len(each),)) for i, each in enumerate(sources))
         tree = {**jax.tree.unflatten(jax.tree.structure(sources[0].spec), parts), number: numbers}
         leaves, form = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, tuple))
@@ -211,24 +211,24 @@ class ArraySource(Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
+        """Sizes and sampled bytes of every shard. No path, so moving a dataset does not change its identity."""
         _check(self._files[:CHECKS_A_READ])
-        if self._opened is not None and self._read_file is not None:  # elsewhere it may be read in groups
+        if self._opened is not None and self._read_file is not None:  # in a store, they may be read in groups
             return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
         shards = list(zip(*self._leaves, strict=True))
-        started = [[_start_digest(part, samples) for part in leaves] for leaves in shards]  # of all files at once
+        started = [[_start_digest(part, samples) for part in leaves] for leaves in shards]  # for all files at once
         return {"kind": "arrays", "shards": [[finish() for finish in leaves] for leaves in started]}
 
     def __len__(self) -> int:
         return self._rows
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """See `Source`; errors as `read`."""
+        """See `Source`."""
         self._checked_read(_read, self._stored_rows(indices_of(rows)), cuts)
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
-        """See `Source`. The C library does this in a single call, including the computation of the rows."""
+        """See `Source`. The C library computes the rows and reads them in a single call."""
         if self._selected is not None:
             return super().read_ordered(order, epoch, positions, cuts)
         return self._checked_read(_read_ordered, order, epoch, positions, cuts)
@@ -241,20 +241,20 @@ class ArraySource(Source):
         return self._selected[rows]
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """Write rows of the only leaf side by side, and zeros after the last of each row of `out`.
+        """Write spans of rows of the only leaf side by side into the rows of `out`, and zeros after the last.
 
         Args:
-          spans: `first` counts rows over all shards; none crosses the end of a shard.
-          out: [k, length, *shape of the leaf]. A row without a span is left as it is, or has zeros.
+          spans: `first` counts rows over all shards. No span crosses the end of a shard.
+          out: [k, length, *shape of the leaf]. A row of `out` without a span is left as it is, or gets zeros.
         """
         self._checked_read(lambda readers: readers[0].read_spans(spans, out))
 
     def _checked_read(self, read: Callable[..., T], *arguments: Any) -> T:
-        """What `read` returns for the present readers and these arguments.
+        """Call `read` with the current readers and these arguments. Returns what it returns.
 
-        A file that was written to is refused, also if that happens during the read: rows may be of both states. If
-        the cache has lost a file that is mapped, rows are read again from what it has. Only the next few of many
-        files are checked each time, to stay cheap.
+        A file that was written to before or during the read is refused, because rows may mix old and new bytes.
+        If the cache has lost a mapped file, the rows are read again through the cache. Of many files, each read
+        checks only the next few, so that the checks stay cheap.
         """
         to_check = list(itertools.islice(self._files_to_check, self._checks))
         readers = self._current_readers()
@@ -266,7 +266,7 @@ class ArraySource(Source):
             _check(to_check)
         except FeedError:
             if not maps_cache:
-                _check(self._files)  # a change explains it better
+                _check(self._files)  # a changed file explains the error better
                 raise
         else:
             if not maps_cache or all(file.memory() is not None for file in to_check):
@@ -274,11 +274,11 @@ class ArraySource(Source):
         self._readers, self._complete_files = self._store_readers, 0
         for file in self._files:
             if file.in_store:
-                file.check()  # so that it is not mapped again as it is
+                file.check()  # unmap it, so that a lost file is fetched again
         return read(self._store_readers, *arguments)
 
     def _current_readers(self) -> list[Reader]:
-        """Of a source in a store: readers of mapped memory once the cache has all files, until it evicts one."""
+        """The readers to use. In a store: of mapped memory, once the cache has all files, until it evicts one."""
         if self._readers is not self._store_readers or library() is None:
             return self._readers
         for file in self._files[self._complete_files :]:
@@ -293,11 +293,11 @@ class ArraySource(Source):
 
     @property
     def files(self) -> Iterable[str] | None:
-        """Paths of the files that the rows are made of; None: of other things, too."""
+        """Paths of the files, if every leaf was given as a path; else None."""
         return super().files if self.picklable else None
 
     def file_of(self, row: int) -> str | None:
-        """The file that holds a row of the first leaf; None if that is memory."""
+        """The file that holds a row of the first leaf; None if that leaf lies in memory."""
         row = int(self._stored_rows(np.array([row]))[0])
         for part, name in zip(self._leaves[0], self._names, strict=True):
             if row < len(part):
@@ -307,7 +307,7 @@ class ArraySource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """For arrays in a store until all are mapped; None for others."""
+        """Fetches arrays in a store ahead, until all are mapped; None from then on, and for other arrays."""
         return self._will_read if self.is_remote and self._readers is self._store_readers else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -316,7 +316,7 @@ class ArraySource(Source):
         return self._opened.will_read((place for reader in in_files for place in reader.places(rows)), ahead)
 
     def will_read_spans(self, spans: Spans, ahead: int) -> bool:
-        """Start to fetch the spans of the only leaf, if they lie in a store; as `will_read`."""
+        """Start to fetch these spans of the only leaf, if it lies in a store. See `will_read`."""
         if self._opened is None or self.will_read is None:
             return True
         (reader,) = self._store_readers
@@ -324,7 +324,7 @@ class ArraySource(Source):
         return self._opened.will_read(reader.places(spans.first, spans.length), ahead)
 
     def close(self) -> None:
-        """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
+        """Cancel what is being fetched. A mapped file is unmapped once no array refers to it any more."""
         if self._opened is not None:
             self._opened.close()
 
@@ -361,14 +361,14 @@ def _read_ordered(
 
 
 def _start_digest(part: Array | FileArray, samples: int) -> Callable[[], list[Any]]:
-    """Begin to read some rows of an array, or the first bytes of them. Returns what gives their digest."""
+    """Begin to read some rows of an array, or their first bytes. Returns a function that gives their digest."""
     if not isinstance(part, FileArray) or part.rows_have_gaps or 0 in part.shape:
         return lambda: digests.of_array(_view(part, lambda file: file.memory()), samples)
     rows, length = digests.sampled(len(part), samples), min(part.row_bytes, digests.SAMPLED_BYTES)
     read = part.file.start_samples([(part.offset + row * part.strides[0], length) for row in rows])
 
     def finish() -> list[Any]:
-        # of a 1-D array the scalars, which NumPy makes in native byte order
+        # rows of a 1-D array are scalars, which NumPy makes in native byte order
         begins = [
             np.frombuffer(begin, part.dtype)[0] if part.ndim == 1 else np.frombuffer(begin, np.uint8)
             for begin in read()
@@ -386,7 +386,7 @@ def _mapped_format(path: str) -> Format:
     suffix = suffix_of(path)
     form = formats().get(suffix)
     if form is None or form.way != "mapped" or form.open is None:
-        raise ValueError(f"a file of arrays ends in .npy, .npz, .bin, got {path}; convert it with numpy.save")
+        raise ValueError(f"a file of arrays ends in .npy, .npz or .bin, got {path}; convert it with numpy.save")
     return form
 
 
@@ -405,7 +405,7 @@ def _checked(path: Any, array: Array | FileArray) -> Array | FileArray:
 
 
 def _check_shard(name: str, tree: Any, first_name: str, first: Any) -> None:
-    """Check the lengths of the leaves of a shard, and that it has the form of the first one."""
+    """Check that the leaves of a shard have one length, and rows with the spec of the first shard."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
         raise ValueError("a source must have at least one array, got an empty tree")
@@ -419,7 +419,7 @@ def _check_shard(name: str, tree: Any, first_name: str, first: Any) -> None:
         leaf, wanted, found = difference
         raise ValueError(
             f"{leaf}: shards must agree in leaves, dtypes and row shapes; {name} has {found or 'no such leaf'}, "
-            f"{first_name} {wanted or 'no such leaf'}"
+            f"{first_name} has {wanted or 'no such leaf'}"
         )
 
 
@@ -428,7 +428,7 @@ def _row_specs(tree: Any) -> Any:
 
 
 def windows(array: Array | FileArray, length: int, stride: int) -> Array | FileArray:
-    """The view [n, length, …] of an array [m, …]: n = (m − length) // stride + 1, and 0 if m < length.
+    """The view [n, length, …] of an array [m, …], with n = (m − length) // stride + 1, or n = 0 if m < length.
 
     Window i holds elements i·stride … i·stride + length − 1. Elements after the last whole window are left out.
 
@@ -483,24 +483,24 @@ def _cut(values: Array, columns: Columns) -> Array:
 
 
 class FileRows(Reader):
-    """The rows of arrays in files that are not mapped: objects, until the cache has all of them.
+    """The rows of arrays in files that are not mapped: objects in a store, until the cache has all of them.
 
     Args:
       parts: the arrays, whose rows have no gaps.
-      files: that hold them.
+      files: the files that hold the arrays.
     """
 
     def __init__(self, parts: Sequence[FileArray], files: Sequence[File]) -> None:
         super().__init__(parts[0].dtype, parts[0].shape[1:])
         numbers = {id(file): number for number, file in enumerate(files)}
         self._files, self._shards = files, Shards([len(part) for part in parts])
-        self._file_of = np.array([numbers[id(part.file)] for part in parts])  # of each part
+        self._file_of = np.array([numbers[id(part.file)] for part in parts])  # the file of each part
         self._first = np.array([part.offset for part in parts], np.int64)
         self._stride = np.array([part.strides[0] for part in parts], np.int64)
         self._row_bytes = parts[0].row_bytes
 
     def read(self, rows: Indices, columns: Columns, out: Array) -> None:
-        """See `Reader`; FeedError: a file was changed, or its store cannot be read."""
+        """See `Reader`. FeedError: a file was changed, or its store cannot be read."""
         is_whole = all(isinstance(column, slice) and column == slice(None) for column in columns)
         direct = is_whole and out.dtype == self._dtype and out.flags.c_contiguous
         target = out if direct else np.empty((len(rows), *self._shape), self._dtype)
@@ -516,7 +516,7 @@ class FileRows(Reader):
             out[...] = _cut(target, columns)
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """See `Reader`; errors as of `read`."""
+        """See `Reader`. Raises whatever `read` raises."""
         parts = [b""] * len(spans.first)
         for number, at, offsets in self._located(spans.first):
             found = self._files[number].read(offsets, spans.length[at] * self._row_bytes)
@@ -526,13 +526,13 @@ class FileRows(Reader):
         copy_values(spans, values, out)
 
     def places(self, rows: Indices, counts: Indices | None = None) -> Iterator[Place]:
-        """Where these rows lie in the files; or, with `counts`, where that many rows from each on lie."""
+        """Yield where these rows lie in the files; with `counts`, where counts[i] rows from row rows[i] on lie."""
         for number, at, offsets in self._located(rows):
             lengths = np.full(len(offsets), self._row_bytes)
             yield number, offsets, lengths if counts is None else lengths * counts[at]
 
     def _located(self, rows: Indices) -> Iterator[tuple[int, slice | Indices, Indices]]:
-        """For each file that has some of the rows: its number, which of the rows, and their offsets in it."""
+        """Yield (number of a file, which of `rows` it has, their offsets in it) for each file that has any."""
         part = self._shards.of(rows)
         offsets = self._first.take(part) + (rows - self._shards.firsts.take(part)) * self._stride.take(part)
         for number, at in offsets_by_label(self._file_of.take(part), len(self._files)):

@@ -1,4 +1,4 @@
-"""What a user gives a feed, as a `Source`. Files, stores and Grain datasets are imported on first use."""
+"""Makes a `Source` of what a user passes. The modules for files, stores and records are imported on first use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 
 _BATCHED = (
-    "each element of a Grain dataset is one row of the feed's batch, and this dataset ends with batch(), so a batch "
-    "gets two leading axes; leave batch() out, or give the batches of the dataset to feedline.prefetch_to_mesh"
+    "each element of a Grain dataset is one row of the feed's batch, and this dataset ends with batch(), so a "
+    "batch gets two leading axes; leave batch() out, or pass its batches to feedline.prefetch_to_mesh"
 )
 _READ_ROW_BY_ROW = (
     "a datasets.Dataset is read row by row, in Python; feedline.open_source(dataset) reads the memory of its "
@@ -28,15 +28,15 @@ _READ_ROW_BY_ROW = (
 
 
 def as_source(source: Any) -> Source:
-    """The `Source` for what a user gives. It is the object itself if that is a `Source`.
+    """The `Source` for what a user passes. A `Source` is returned as it is.
 
     Raises:
-      TypeError: rows cannot be read from it; or it is a stream, which has no random access.
+      TypeError: `source` is a stream, which has no random access, or an object from which rows cannot be read.
     """
     if isinstance(source, Source):
         return source
     if is_stream(source):
-        raise TypeError(f"a stream has no rows with random access, got {type(source).__name__}; feed it as it is")
+        raise TypeError(f"a stream has no rows with random access, got {type(source).__name__}; pass it to Feed")
     if isinstance(source, type):
         raise TypeError(f"a source is an object, got the class {source.__name__}; pass {source.__name__}(...)")
     if isinstance(source, str | bytes | os.PathLike):
@@ -53,9 +53,9 @@ def as_source(source: Any) -> Source:
     if "datasets" in sys.modules:
         from feedline._src.sources.hugging_face import is_dataset
 
-        if is_dataset(source) and source.format["type"] != "custom":  # else a function of the user makes the rows
+        if is_dataset(source) and source.format["type"] != "custom":  # "custom": a transform
             warn(_READ_ROW_BY_ROW)
-    # some subclasses of dict and tuple are no trees for JAX, and may be data sets
+    # some subclasses of dict and tuple are leaves for JAX, and may be datasets
     is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
     if not is_table(source):
         if is_tree or is_list(source) or is_in_memory(source):
@@ -68,7 +68,7 @@ def as_source(source: Any) -> Source:
 
 
 def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> Source:
-    """Open files whose rows are arrays. TypeError: they are bytes, which must be decoded."""
+    """Open files whose rows are arrays. TypeError: their rows are bytes, which must be decoded."""
     from feedline._src.sources.open_source import open_source
 
     source = open_source(path_or_glob)
@@ -80,14 +80,14 @@ def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> Source:
 
 def _why_not_arrays(source: EncodedSource) -> str:
     return (
-        f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
+        f"a feed reads arrays, but rows of {source!r} are bytes; say how they are decoded: "
         "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
         f"{source.instead}"
     )
 
 
 def _of_records(source: Any) -> Source:
-    """The source for an object with `__len__` and `__getitem__`. TypeError: it is indexed by names."""
+    """The source for an object with `__len__` and `__getitem__`. TypeError: its `__getitem__` takes names."""
     from feedline._src.sources.records import RecordSource
 
     try:
@@ -103,13 +103,13 @@ def _of_records(source: Any) -> Source:
 
 
 def _warn_if_batched(dataset: grain.MapDataset[Any] | grain.IterDataset[Any]) -> None:
-    """Warn of a dataset of batches. `to_iter_dataset` adds a step after the last one."""
+    """Warn of a dataset of batches. `to_iter_dataset` may follow `batch`, as a step of its own."""
     if any(type(step).__name__.startswith("Batch") for step in [dataset, *getattr(dataset, "parents", ())[:1]]):
         warn(_BATCHED)
 
 
 def opened(source: Any) -> Source:
-    """What `as_source` returns; for a stream its first item."""
+    """What `as_source` returns; for a stream, a `FirstItem`, whose only row is the first item."""
     if not is_stream(source):
         return as_source(source)
     if isinstance(source, grain.IterDataset):
@@ -118,11 +118,11 @@ def opened(source: Any) -> Source:
 
 
 def opened_metadata(source: Any) -> SourceMetadata:
-    """The metadata of a user's source, which is closed if it was opened here.
+    """The metadata of a user's source. The source is closed if it was opened here.
 
     Raises:
       ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
-      FeedError: only a row tells its spec, and that row cannot be read.
+      FeedError: the spec must be taken from a row, and that row cannot be read.
     """
     found = opened(source)
     try:

@@ -1,4 +1,4 @@
-"""Encoded records as rows: a decoder writes each into its place in the batch."""
+"""Encoded records as rows: a decoder writes each record into its place in the batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from feedline._src.rows.source import EncodedSource, Indices, Record, Rows, Sour
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.open_source import open_source
 
-_RECORDS_AT_ONCE = 64  # read in one call, and so in memory beside the batch
+_RECORDS_AT_ONCE = 64  # read in one call, so in memory at the same time, beside the batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """Where a row stands.
+    """Which row is decoded, and where it stands in the order.
 
     Attributes:
       index: its row index in the source.
-      epoch, position: where the order has it.
-      key: 64 random bits, a function of (seed, epoch, position): what is drawn from it is the same on any topology
-        and after any resume.
+      epoch, position: the epoch, and its position in the epoch's order.
+      key: 64 random bits, a function of (seed, epoch, position). So what is drawn from the key is the same on any
+        topology and after any resume.
     """
 
     index: int
@@ -41,16 +41,16 @@ Decode = Callable[[Any, Any, Row], None]
 
 
 def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec: Any) -> DecodedSource:
-    """The rows of encoded records. Each is decoded straight into its place in the batch.
+    """Makes rows of encoded records. Each record is decoded straight into its place in the batch.
 
-    `decode(record, out, row)` is called by several threads at once. A decoder that releases the GIL scales with
+    Several threads call `decode(record, out, row)` at once. A decoder that releases the GIL scales with
     `Reading.threads`; for one that does not, use `Reading.workers`.
 
     Args:
-      source: what `open_source` returns for files of encoded records, or a path for it.
-      decode: writes one row into `out`: a tree as `spec`, of writable NumPy arrays. A leaf without axes is written
-        by `out["label"][...] = 3`. It must write every element, draw random numbers from `row.key` alone, and
-        return None. What it raises makes the row a bad row. With workers it must pickle.
+      source: what `open_source` returns for files of encoded records, or a path that `open_source` takes.
+      decode: writes one row into `out`: a tree like `spec`, of writable NumPy arrays. A leaf without axes is
+        written by `out["label"][...] = 3`. `decode` must write every element, draw random numbers from `row.key`
+        alone, and return None. An error that it raises makes the row bad. With workers, `decode` must pickle.
       spec: of a row: a tree of `jax.ShapeDtypeStruct`.
 
     Returns:
@@ -58,8 +58,8 @@ def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec
 
     Raises:
       TypeError: `source` has no encoded records, or `spec` is no tree of shapes and dtypes.
-      ValueError: `decode` leaves a part of a row unwritten, or writes something else when it is called again.
-      RowError: the first, the middle and the last record cannot be decoded.
+      ValueError: `decode` leaves a part of a row unwritten, or writes other values when it is called again.
+      RowError: neither the first, nor the middle, nor the last record can be decoded.
 
     Example:
       >>> import tempfile
@@ -90,7 +90,7 @@ class DecodedSource(Source):
 
     Attributes:
       encoded: the source of the records.
-      decode: writes one of them into its place.
+      decode: writes one record into its place in the batch.
     """
 
     positioned = True
@@ -103,14 +103,14 @@ class DecodedSource(Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """That of the records. How they are decoded is not part of it, as a transform is not."""
+        """That of the records. The decoder, like a transform, is not part of it."""
         return {"kind": "decoded", "records": self.encoded.identity}
 
     def __len__(self) -> int:
         return len(self.encoded)
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Decode record rows[i] into index i of each leaf of `out`, as in epoch 0 without shuffling.
+        """Decode record rows[i] into index i of each leaf of `out`, as in epoch 0 of an order without shuffling.
 
         Raises:
           RowError: a record cannot be read or decoded.
@@ -144,7 +144,7 @@ class DecodedSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """For records in a store; None for others."""
+        """Fetches records in a store ahead; None for other records."""
         return self.encoded.will_read
 
     def file_of(self, row: int) -> str | None:
@@ -156,7 +156,7 @@ class DecodedSource(Source):
         self.encoded.close()
 
     def check_rows(self) -> None:
-        """See `Indexed.check_rows`: of the records."""
+        """See `Indexed.check_rows`. Checks the records."""
         self.encoded.check_rows()
 
     def __reduce__(self) -> Any:
@@ -164,7 +164,7 @@ class DecodedSource(Source):
 
 
 def _check_decoder(source: DecodedSource) -> None:
-    """Decode one record twice, over different memory, and compare. Up to three records are tried.
+    """Decode one record twice, into memory with different contents, and compare. Up to three records are tried.
 
     Raises:
       ValueError: the results differ.
@@ -184,17 +184,17 @@ def _check_decoder(source: DecodedSource) -> None:
         differs = first != second
         if not differs.any():
             continue
-        found, change = "wrote other values when it was called again", "draw numbers from row.key alone"
+        found, change = "wrote other values when it was called again", "draw random numbers from row.key alone"
         if not first[differs].any() and (second[differs] == 0xFF).all():
-            found, change = "leaves a part of it unwritten", "fill the rest with zeros"
+            found, change = "leaves a part unwritten", "fill the rest with zeros"
         raise ValueError(
-            f"decode must write every element of a row, and the same for the same record and row; of row {row} it "
-            f"{found}, in {leaf.name}; {change}"
+            "decode must write every element of a row, and the same values each time it gets the same record and "
+            f"row; for row {row} it {found}, in {leaf.name}; {change}"
         )
 
 
 def _decoded_over(source: DecodedSource, row: int, byte: int) -> list[Any]:
-    """The bytes of each leaf of a row after decoding into memory that was full of `byte`."""
+    """The bytes of each leaf of a row, decoded into memory in which every byte was `byte`."""
     leaves = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in source._spec.leaves]
     memory = [leaf.reshape(-1).view(np.uint8) for leaf in leaves]
     for each in memory:

@@ -1,4 +1,4 @@
-"""Documents: rows of any length, as values one after the other and the offsets at which they begin."""
+"""Documents: rows of any length, stored as values one after the other, and the offsets at which each begins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Documents(NamedTuple):
 
     Attributes:
       values: a source of one leaf.
-      offsets: int64[documents + 1], never decreasing, in memory. Values before the first are in no document.
+      offsets: int64[documents + 1], never decreasing, in memory. Values before offsets[0] are in no document.
     """
 
     values: ArraySource
@@ -65,20 +65,20 @@ class DocumentSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches arrays in a store ahead, until all are mapped; None if there are no others."""
+        """Fetches arrays in a store ahead, until all are mapped; None from then on, or without such arrays."""
         return self._will_read if any(source.will_read is not None for source in self._arrays) else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
+        """Cancel what is being fetched. A mapped file is unmapped once no array refers to it any more."""
         for source in self._arrays:
             source.close()
 
 
 def is_documents(given: Any) -> bool:
-    """Whether `open_documents` takes such a value, perhaps to refuse it with a better message than others."""
+    """Whether `open_documents` handles a value, if only to refuse it with the better message."""
     return isinstance(given, tuple) or _is_arrow_lists(given) or bool(_index_paths(given))
 
 
@@ -87,8 +87,8 @@ def open_documents(name: str, given: Any) -> Documents:
 
     Args:
       name: of the column, for errors.
-      given: `(values, offsets)`, which are arrays or paths; or the path of an `.idx` of Megatron-LM, a glob or a
-        list of such paths; or a `pyarrow` column of lists, whose values are not copied.
+      given: `(values, offsets)`, which are arrays or paths; or the path of an `.idx` file of Megatron-LM, a glob
+        or a list of such paths; or a `pyarrow` column of lists, whose values are not copied.
 
     Raises:
       ValueError: values and offsets do not fit together, or a file is damaged.
@@ -118,7 +118,7 @@ def open_documents(name: str, given: Any) -> Documents:
 
 
 def open_tokens(paths: Sequence[str], options: OpenOptions) -> Documents:
-    """The tokens of the `.bin` beside each `.idx` of Megatron-LM, and their documents, one file after the other.
+    """The documents of `.idx` files of Megatron-LM, one file after the other. The `.bin` beside each has tokens.
 
     Raises:
       ValueError: files are damaged, or do not fit together.
@@ -140,7 +140,7 @@ def open_tokens(paths: Sequence[str], options: OpenOptions) -> Documents:
 
 
 def _index_paths(given: Any) -> list[str]:
-    """The paths, if it is the path of an `.idx`, or a list of such paths."""
+    """The paths, if `given` is the path of an `.idx` file or a list of such paths; else an empty list."""
     paths = given if isinstance(given, list) else [given]
     are_paths = all(isinstance(path, str | os.PathLike) and os.fspath(path).endswith(".idx") for path in paths)
     return [os.fspath(path) for path in paths] if are_paths else []
@@ -163,7 +163,7 @@ def _of_arrow(name: str, column: Any) -> Documents:
         raise ValueError(f"a column must have at least one list, and {name!r} has none; check it")
     try:
         parts = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in chunks]
-    except ValueError as error:  # of pyarrow
+    except ValueError as error:  # raised by pyarrow
         raise ValueError(
             f"the lists of {name!r} must hold numbers without nulls, got {column.type}: {error}; cast them, or "
             "fill the nulls"

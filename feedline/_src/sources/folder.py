@@ -1,4 +1,4 @@
-"""Files that are a row each: those of a folder, of its class folders with labels, or of a glob."""
+"""Files that are one row each: those in a folder, in its class folders (with labels), or of a glob."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SAMPLED_FILES = 64
 
 
 class FolderSource(EncodedSource):
-    """An `EncodedSource` whose records are whole files. Memory: a name, some 24 bytes and a version for each.
+    """An `EncodedSource` whose records are whole files. Memory per file: its name, some 24 bytes and a version.
 
-    No descriptor stays open. A file that was deleted, or differs from when it was listed or first read, is a
-    `FeedError`.
+    No descriptor stays open. Reading a file that was deleted, or has changed since it was listed or first read,
+    raises a `FeedError`.
 
     Attributes:
-      classes: the names of the class folders in sorted order, or None. A label is an index of it.
+      classes: the names of the class folders in sorted order, or None. A label is an index into this list.
 
     Args:
       class_ends: for each class, the row after its last one.
@@ -43,13 +43,13 @@ class FolderSource(EncodedSource):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All names relative to the folder, and sizes and sampled bytes of up to 64 files."""
+        """All names relative to the folder, and the sizes and sampled bytes of up to 64 files."""
         files = self._folder.digests(digests.sampled(len(self), _SAMPLED_FILES))
         return {"kind": "files", "count": len(self), "names": self._folder.names.digest, "files": files}
 
     @property
     def files(self) -> Iterable[str]:
-        """Their paths, in the order of the rows."""
+        """The paths of the files, in the order of the rows."""
         return map(self.file_of, range(len(self)))
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class FolderSource(EncodedSource):
         """The files of these rows, as bytes or as {"file": bytes, "label": int}.
 
         Raises:
-          IndexError: there is no such row.
+          IndexError: one of these rows does not exist.
           RowError: a file cannot be read.
           FeedError: a file was changed or deleted, a store cannot be read, or too many files are open.
         """
@@ -72,7 +72,7 @@ class FolderSource(EncodedSource):
 
     @property
     def will_read(self) -> WillRead | None:
-        """For objects in a store; None for files."""
+        """Fetches objects in a store ahead; None for local files."""
         return self._fetch_ahead if self._folder.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
@@ -83,7 +83,7 @@ class FolderSource(EncodedSource):
         return self._folder.path_of(row)
 
     def close(self) -> None:
-        """Give up what is being fetched."""
+        """Cancel what is being fetched."""
         self._folder.close()
 
     def _described(self) -> list[tuple[str, str]]:
@@ -96,10 +96,10 @@ class FolderSource(EncodedSource):
 
 
 def open_folder(address: str, store: Store | None) -> FolderSource:
-    """All files of a folder, or of its class folders, in sorted order. Hidden ones are left out.
+    """All files of a folder, or of its class folders, in sorted order. Hidden files are left out.
 
     Raises:
-      ValueError: no files, files at several depths, a link to nothing, or a web server, which lists no files.
+      ValueError: no files, files at several depths, a link to nothing, or a web server, which cannot list files.
       FeedError: a store cannot be read.
     """
     folder = listed_folder(address.rstrip("/") or "/", store)
@@ -116,11 +116,11 @@ def open_folder(address: str, store: Store | None) -> FolderSource:
         if least == "dataset_dict.json":  # of Hugging Face: DatasetDict.save_to_disk
             split = f"{folder.name}/{most.partition('/')[0]}"
             raise ValueError(
-                f"a source is the dataset of one split, and {folder.name} has a folder for each; open one of "
-                f"them: open_source({split!r})"
+                f"a source is the dataset of one split, and {folder.name} has a folder for each split; open "
+                f"one of them: open_source({split!r})"
             )
         raise ValueError(
-            f"the files of a folder lie directly in it, or all of them in class folders, and {folder.name} has "
+            f"the files of a folder must all lie directly in it, or all in class folders, and {folder.name} has "
             f"{least} and {most}; move one of them away, open a folder whose folders are the classes, or choose "
             f"files without labels by a glob: open_source({f'{glob.escape(folder.name)}/**/*.jpg'!r})"
         )
@@ -134,7 +134,7 @@ def _class_of(name: str) -> bytes:
 
 
 def open_files(files: Sequence[str] | Sequence[Listed], store: Store | None) -> FolderSource:
-    """These local files or listed objects, in this order, without labels. ValueError: one is no regular file."""
+    """Open local files or listed objects, in this order, without labels. ValueError: one is no regular file."""
     for file in files:
         if not isinstance(file, str) or os.path.isfile(file) or not os.path.exists(file):
             continue  # a link to nothing is an error when it is read

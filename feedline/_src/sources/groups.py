@@ -1,6 +1,6 @@
 """Tables: files whose rows are stored in groups, decoded on demand into a bounded cache, or read by row number.
 
-`GroupSource` gives rows of numbers, `TableSource` those in which a leaf is bytes or text. All else is shared.
+`GroupSource` has rows of numbers, `TableSource` has rows in which a leaf is bytes or text. They share all else.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from feedline._src.sources.arrays import ArraySource, reader_of
 
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]
-_ROWS_AT_ONCE = 1 << 11  # of files that are read row by row: fewer are slower, more overflow the CPU cache
-_MAX_ROWS = 1 << 48  # of a file: sums over files stay below the largest int64
+_ROWS_AT_ONCE = 1 << 11  # of files that are read by row number: fewer are slower, more overflow the CPU cache
+_MAX_ROWS = 1 << 48  # of a file, so that sums over files stay below the largest int64
 
 
 def open_groups(
@@ -39,13 +39,13 @@ def open_groups(
     """The source of files that store rows in groups, or as arrays.
 
     Args:
-      open_file: (file, options) → its description.
+      open_file: (file, options) → a description of the file.
       files: `Files` in the order of their rows, or `ZarrFolders`.
       options: columns and cache_bytes.
-      sampled: the digests of sampled rows of a source that another process has open; None: there are none.
+      sampled: the `sampled_rows()` of the process that pickled this source, to compare; None: nothing to compare.
 
     Raises:
-      ValueError: no rows, or files that do not fit together.
+      ValueError: there are no rows, or files do not fit together.
       FeedError: a file does not have the expected version, or sampled rows have other values.
     """
     tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files.paths))]
@@ -67,15 +67,15 @@ def open_groups(
 def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[Any]:
     """The rows of a file as trees of arrays."""
     arrays = open_file(file, options).arrays
-    assert arrays is not None, file  # it had arrays when this version was opened
+    assert arrays is not None, file  # this version had arrays when it was opened first
     return arrays()
 
 
 class _GroupedRows(Indexed):
-    """Rows of files that store them in groups, whatever a leaf is. Reads are thread-safe.
+    """Rows of files that store them in groups, for any kind of leaf. Reads are thread-safe.
 
     The most recently used groups stay in a cache of at most `cache_bytes`, so an order should read neighbouring
-    rows soon after each other, as a blocked order does. A group that two threads need is read once.
+    rows soon after each other, as a blocked order does. A group that two threads need at once is read once.
 
     A file must not change while it is open: its version is checked whenever a group is read, and sent to worker
     processes with the source. Arguments and errors are those of `open_groups`.
@@ -96,7 +96,8 @@ class _GroupedRows(Indexed):
         self._file_of_row = Shards([int(of_leaf[0].sum()) for of_leaf in lengths])
         if len(self) == 0:
             raise ValueError(
-                f"a source must have at least one row, got {self._paths[0]} with none; check what wrote it"
+                f"a source must have at least one row, got {self._paths[0]} with none; check the program that "
+                "wrote it"
             )
         if (held := sum(table.held_bytes for table in tables)) > options.cache_bytes:
             raise ValueError(
@@ -123,7 +124,7 @@ class _GroupedRows(Indexed):
             table.close()
 
     def check_rows(self) -> None:
-        """Refuse nulls that the metadata of the files count, such as the footer of a Parquet file."""
+        """See `Indexed.check_rows`. Uses the counts of nulls in metadata, such as a Parquet footer."""
         for leaf, name in enumerate(self._names):
             counts = np.array([table.nulls.get(leaf, 0) for table in self._tables])
             if counts.any():
@@ -133,7 +134,7 @@ class _GroupedRows(Indexed):
                 raise _null_error(found, None, self._paths[int(np.argmax(counts > 0))])
 
     def _file_digests(self) -> list[Any] | None:
-        """Sizes and sampled bytes of the files: no path, so a moved data set stays the same. None: of folders."""
+        """Sizes and sampled bytes of the files. No path, so a dataset may be moved. None if files are folders."""
         found: list[Any] | None = self._files.digests
         for file in self._files:
             file.check()
@@ -142,11 +143,11 @@ class _GroupedRows(Indexed):
     def _parts(
         self, leaf: int, rows: Indices, at_once_bytes: int
     ) -> Iterator[tuple[list[Column], Indices, Indices, Any]]:
-        """The groups of some rows of a leaf: as many at a time as have `at_once_bytes`, at least one.
+        """The groups of some rows of a leaf: at a time, as many as fit into `at_once_bytes`, but at least one.
 
         Yields:
-          (groups, group, local, places): `places` are the offsets in `rows` of those that these groups hold; for
-          each of them, `group` is the offset of its group, and `local` its row in that group.
+          (groups, group, local, places): `places` are the offsets in `rows` of the rows that these groups hold.
+          For each of these rows, `group` is the index of its group in `groups`, and `local` its row in that group.
         """
         if not len(rows):
             return
@@ -158,7 +159,7 @@ class _GroupedRows(Indexed):
         if not isinstance(spec, str):
             largest = int(shards.lengths_of(needed).max()) * math.prod(spec.shape) * spec.dtype.itemsize
             at_once = max(1, at_once_bytes // max(1, largest))
-        # the threads that read a batch need the same groups: each begins with another one, to decode in parallel
+        # the threads that read a batch need the same groups: each begins at another group, to decode in parallel
         first = threading.get_native_id() % len(needed)
         needed, group = np.roll(needed, -first), (group - first) % len(needed)
         files = self._file_of_group[leaf].of(needed)
@@ -173,7 +174,7 @@ class _GroupedRows(Indexed):
             yield groups, group[places] - start, local[places], places
 
     def _check_nulls(self, leaf: int, groups: list[Column], group: Indices, local: Indices, rows: Indices) -> None:
-        """Refuse rows with a null. The error names one of them."""
+        """Raise RowError for rows with a null. The error names one of these rows."""
         for number, column in enumerate(groups):
             if column.null is not None:
                 here = np.flatnonzero(group == number)
@@ -183,7 +184,7 @@ class _GroupedRows(Indexed):
                     raise _null_error(f"{self._names[leaf]!r} is null in this row", row, self.file_of(row))
 
     def _by_rows(self, leaves: Sequence[int], rows: Indices) -> Iterator[tuple[Indices, Sequence[Any]]]:
-        """Offsets in `rows`, and the values of each leaf there, of files whose rows are read by their numbers."""
+        """Yield (offsets in `rows`, the values of each leaf there), for files whose rows are read by number."""
         if self._files.in_store:
             self._fetch_ahead(rows, 0)  # from all files at once
         for file, local, offsets in self._file_of_row.split(rows):
@@ -194,7 +195,7 @@ class _GroupedRows(Indexed):
                 yield places[some], self._rows_of(file, leaves, ordered[some])
 
     def _rows_of(self, file: int, leaves: Sequence[int], local: Indices) -> Sequence[Any]:
-        """The values of rows of a file, for each leaf. The error names one that cannot be read."""
+        """For each leaf, the values of rows of a file. The error names a row that cannot be read."""
         read_rows, first = self._tables[file].read_rows, int(self._file_of_row.firsts[file])
         assert read_rows is not None
         try:
@@ -221,9 +222,9 @@ class _GroupedRows(Indexed):
         return self._cache.get((leaf, group), lambda: self._checked(read, file, row, what))
 
     def _checked(self, read: Callable[[], T], file: int, row: int | None, what: str) -> T:
-        """Call `read`. A change of the file is a FeedError, any other error a RowError."""
+        """Call `read`. Raises FeedError if the file was changed; any other error becomes a RowError."""
         check_may_read()
-        self._files[file].check()  # before: libraries may crash on a file that was written to
+        self._files[file].check()  # first, since libraries may crash on a file that was written to
         try:
             found = read()
         except FeedError:
@@ -237,9 +238,9 @@ class _GroupedRows(Indexed):
 
     @contextlib.contextmanager
     def _unchanged(self, rows: Indices) -> Iterator[None]:
-        """Refuse files read in place that were written to, before a `with` block or during it.
+        """A context that refuses files that are read in place and were written to before or during the context.
 
-        Reading a mapped file that was truncated would end the process. A change explains any error in the block.
+        Reading a mapped file that was truncated would end the process. The error for a change replaces any other.
         """
         numbers = self._in_place and self._in_place.intersection(self._file_of_row.of(rows).tolist())
         in_place = [self._files[file] for file in sorted(numbers)]
@@ -253,7 +254,7 @@ class _GroupedRows(Indexed):
 
     @property
     def will_read(self) -> WillRead | None:
-        """For objects in a store; None for files."""
+        """Fetches objects in a store ahead; None for local files."""
         return self._fetch_ahead if self._files.in_store or self._tables[0].will_read is not None else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
@@ -289,14 +290,14 @@ class GroupSource(_GroupedRows, Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sizes and sampled bytes of every file; of Zarr folders, sampled rows."""
+        """Sizes and sampled bytes of every file; for Zarr folders, sampled rows."""
         if (digests_of_files := self._file_digests()) is not None:
             return {"kind": "groups", "files": digests_of_files}
         self._sampled = self.sampled_rows()
         return {"kind": "groups", "rows": self._sampled}
 
     def sampled_rows(self) -> list[Any]:
-        """The number of rows of each folder of files, and a digest of some of them."""
+        """For each folder of files, its number of rows and a digest of some of these rows."""
         found = []
         for first, end in zip(self._file_of_row.firsts.tolist(), self._file_of_row.ends.tolist(), strict=True):
             rows, hashed = [first + row for row in digests.sampled_numbers(end - first)], hashlib.sha256()
@@ -305,7 +306,7 @@ class GroupSource(_GroupedRows, Source):
                 try:
                     values = jax.tree.leaves(self._single(row))
                 except RowError:
-                    values = []  # on all machines; the feed decides about bad rows
+                    values = []  # the same on all machines; the feed decides about bad rows
                 for value in values:
                     hashed.update(np.asarray(value).tobytes()[: digests.SAMPLED_BYTES])
             found.append([end - first, hashed.hexdigest()[:32]])
@@ -350,11 +351,11 @@ class TableSource(_GroupedRows, EncodedSource):
         return {"kind": "table", "columns": columns, "files": self._file_digests()}
 
     def records(self, rows: Indices) -> Sequence[Record]:
-        """See `EncodedSource`: bytes, or of several columns dicts by name, numbers as NumPy scalars or arrays.
+        """See `EncodedSource`. Records are bytes or, with `fields`, dicts with numbers as NumPy scalars or arrays.
 
         Raises:
-          IndexError: there is no such row.
-          RowError: also a null, or a group of rows that cannot be read.
+          IndexError: one of these rows does not exist.
+          RowError: a record has a null or cannot be read, or a group of rows cannot be read.
         """
         columns: list[list[Any]] = [[None] * len(rows) for _ in self._numbers]
         if self._is_by_rows:
@@ -370,7 +371,7 @@ class TableSource(_GroupedRows, EncodedSource):
         return [dict(zip(self.fields, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def _by_groups(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
-        """Column, places in `rows`, and values, of files whose groups are decoded whole."""
+        """Yield (column, offsets in `rows`, values there), for files whose groups are decoded whole."""
         for column, leaf in enumerate(self._numbers):
             for (group,), _, local, here in self._parts(leaf, rows, at_once_bytes=0):
                 places = np.arange(len(rows))[here]
@@ -408,7 +409,7 @@ def _null_error(found: str, row: int | None, file: str) -> RowError:
 
 
 def _check_same_leaves(paths: Sequence[str], tables: Sequence[Grouped]) -> None:
-    """Refuse, with a ValueError, a file whose leaves are not the first's."""
+    """Raise ValueError if a file has other leaves than the first file."""
     first: dict[str, str] = {}
     for path, table in zip(paths, tables, strict=True):
         leaves = jax.tree_util.tree_leaves_with_path(table.spec)
@@ -416,27 +417,27 @@ def _check_same_leaves(paths: Sequence[str], tables: Sequence[Grouped]) -> None:
         first = first or found
         if found != first:
             raise ValueError(
-                f"files must agree in columns, dtypes and row shapes; {path} has {found}, {paths[0]} {first}; "
+                f"files must agree in columns, dtypes and row shapes; {path} has {found}, {paths[0]} has {first}; "
                 "choose columns=[...] that they share, or write them again"
             )
 
 
 def _lengths_of(table: Grouped, path: str) -> list[Indices]:
-    """For each leaf, the numbers of rows of its groups. ValueError: invalid."""
+    """For each leaf, the number of rows in each group. ValueError: these numbers are invalid."""
     lengths = [np.asarray(groups, np.int64) for groups in table.lengths]
     totals = {groups.sum(dtype=np.float64) for groups in lengths}  # float64: no overflow
     shortest = min(groups.min(initial=0) for groups in lengths)
     if shortest < 0 or len(totals) > 1 or max(totals) > _MAX_ROWS:
         raise ValueError(
             "a file must have at most 2^48 rows, the same number for all leaves, in groups of 0 rows or more, and "
-            f"the metadata of {path} promises {sorted(map(int, totals))}, a group with {shortest}; it is damaged, "
-            "write it again"
+            f"the metadata of {path} promises {sorted(map(int, totals))}, and a group with {shortest}; the file "
+            "is damaged, write it again"
         )
     return lengths
 
 
 def _check_column(column: Column, rows: int, leaf: Leaf) -> None:
-    """Refuse, with a ValueError, a group whose rows are not those that the metadata of its file promise."""
+    """Raise ValueError if a group does not hold the rows that the metadata of its file promises."""
     values = column.values
     found = f"{values.dtype}{list(values.shape)}" if column.ends is None else f"{column.rows} rows of bytes"
     promised = f"{rows} rows of bytes" if isinstance(leaf, str) else f"{leaf.dtype}{[rows, *leaf.shape]}"

@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face's library `datasets`: rows of numbers are read as columns, others as records.
+"""Datasets of Hugging Face's library `datasets`. Rows of numbers are read as columns, other rows as records.
 
 A dataset is an object of that library, or a folder of `Dataset.save_to_disk`, which the library loads.
 """
@@ -40,7 +40,7 @@ compute: Any = Library("pyarrow.compute", "arrow")
 
 
 class HuggingFaceDataset(Protocol):
-    """What a `datasets.Dataset` has: the Arrow table, what `set_format` has set, and the files that are mapped."""
+    """What is used of a `datasets.Dataset`: its Arrow table, what `set_format` has set, and its mapped files."""
 
     data: Any
     format: Mapping[str, Any]
@@ -49,7 +49,7 @@ class HuggingFaceDataset(Protocol):
 
 
 def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
-    """Whether it is a `datasets.Dataset`. TypeError: it is another class of that library."""
+    """Whether a value is a `datasets.Dataset`. TypeError: it is of another class of that library."""
     if _is(value, "DatasetDict") or _is(value, "IterableDatasetDict"):
         names = ", ".join(repr(name) for name in value)
         raise TypeError(
@@ -58,7 +58,7 @@ def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
         )
     if _is(value, "IterableDataset"):
         raise TypeError(
-            "rows of a source have random access, and those of an IterableDataset only come one after the other; "
+            "rows of a source have random access, and an IterableDataset gives its rows only one after the other; "
             "load the dataset without streaming=True, or pass it as a stream: docs/formats.md#streaming "
             "shows how"
         )
@@ -66,7 +66,7 @@ def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
 
 
 def _is(value: Any, name: str) -> bool:
-    """Whether it is an object of this class of `datasets`, if that was imported."""
+    """Whether a value is an object of this class of `datasets`. False if `datasets` was not imported."""
     return isinstance(value, getattr(sys.modules.get("datasets"), name, ()))
 
 
@@ -76,16 +76,16 @@ def is_saved(folder: str) -> bool:
 
 
 def check_no_cache(paths: Sequence[str]) -> None:
-    """Refuse, with a ValueError, Arrow files if some are caches of `dataset.map` and `filter`.
+    """Raise ValueError if some, but not all, of these Arrow files are caches of `dataset.map` or `filter`.
 
-    They lie beside the files of a dataset, and have the rows that these return.
+    Such a cache lies beside the files of a dataset, and has the rows that `map` or `filter` returned.
     """
     caches = [path for path in paths if _CACHED.fullmatch(os.path.basename(path))]
     if 0 < len(caches) < len(paths):
         raise ValueError(
             "dataset.map, filter and shuffle of Hugging Face cache results beside the files of a dataset, and "
             f"{caches[0]} is such a cache; open the folder by its path: open_source({os.path.dirname(paths[0])!r})"
-            "; or leave it out, by the glob data-*.arrow for example, or pass the dataset: open_source(dataset)"
+            "; or leave the cache out, by the glob data-*.arrow for example, or call open_source(dataset)"
         )
 
 
@@ -93,7 +93,7 @@ def check_no_cache(paths: Sequence[str]) -> None:
 
 
 def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Source | EncodedSource:
-    """The rows of a dataset, or of a saved folder: encoded ones if a chosen column has bytes, text or files.
+    """The rows of a dataset, or of a saved folder. They are encoded if a chosen column has bytes, text or files.
 
     Raises:
       ValueError: an option other than columns, no rows, a damaged table or folder, lists of different lengths, a
@@ -131,12 +131,12 @@ def _loaded(folder: str) -> HuggingFaceDataset:
 
 
 def _plain_table(dataset: HuggingFaceDataset, options: OpenOptions, files: Files) -> Any:
-    """The chosen columns, as a `pyarrow.Table` of types that `column_of` takes, in the memory of the dataset."""
+    """The chosen columns as a `pyarrow.Table` whose types `column_of` takes, in the memory of the dataset."""
     table = dataset.data.table.select(options.chosen(_columns_of(dataset), "this dataset"))
     if table.num_rows == 0:
         raise ValueError("a source must have at least one row, and this dataset has none")
     try:
-        table.validate()  # buffer sizes: damaged files could crash the process
+        table.validate()  # checks sizes of buffers: damaged files could crash the process
     except ValueError as error:
         where = f", in {', '.join(files.paths[:3])}" if files else ""
         raise ValueError(
@@ -146,13 +146,13 @@ def _plain_table(dataset: HuggingFaceDataset, options: OpenOptions, files: Files
 
 
 def _columns_of(dataset: HuggingFaceDataset) -> Sequence[str]:
-    """The columns that a format chooses. ValueError if it converts the values of the table."""
+    """The columns that a dataset's format chooses. ValueError: the format converts the values of the table."""
     form = dataset.format
     if form["type"] == "custom" or form["format_kwargs"]:
         raise ValueError(
             "open_source reads the values that are stored, and this dataset has a transform (with_transform), or "
             f"a format that converts them ({dict(form['format_kwargs'] or {})}); pass the dataset itself to the "
-            "feed, which then reads row by row and calls it; or remove it with dataset.with_format(None), and use "
+            "feed, which reads converted rows one by one; or remove both with dataset.with_format(None), and use "
             "feedline.decoded, Feed(transform=...) or dataset.cast_column"
         )
     chosen: Sequence[str] = dataset.data.table.column_names if form["output_all_columns"] else form["columns"]
@@ -164,8 +164,8 @@ def _columns_of(dataset: HuggingFaceDataset) -> Sequence[str]:
 def _plain(column: Any, name: str) -> Any:
     """A `pyarrow.ChunkedArray` in the same memory, with lists as rows of one shape.
 
-    Lists of any type are rows of one shape if all of them have the same length, as those of `datasets.Array2D`
-    and padded tokens do.
+    Lists of any type are rows of one shape if all of them have the same length, like the lists of
+    `datasets.Array2D` and padded tokens.
     """
     kind = _of_one_shape(column.type, next(chunk for chunk in column.chunks if len(chunk)))
     if _leaf_of(kind) is None:
@@ -186,7 +186,7 @@ def _plain(column: Any, name: str) -> Any:
 
 
 def _of_one_shape(kind: Any, rows: Any) -> Any:
-    """A `pyarrow.DataType` with lists of the lengths in the first row, and without extensions of `datasets`."""
+    """A `pyarrow.DataType` with the lengths of the lists in the first row, without extensions of `datasets`."""
     if isinstance(kind, pyarrow.BaseExtensionType):
         return _of_one_shape(kind.storage_type, rows.storage)
     if not is_a(kind, "list", "large_list", "fixed_size_list"):
@@ -197,16 +197,16 @@ def _of_one_shape(kind: Any, rows: Any) -> Any:
 
 
 def _is_file(kind: Any) -> bool:
-    """Whether it is the type of `datasets.Image`, `Audio` and their like: files by their bytes or paths."""
+    """Whether it is the type of `datasets.Image`, `Audio` and the like, which hold bytes or paths of files."""
     fields = {field.name: field.type for field in kind} if is_a(kind, "struct") else {}
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
 
 class _FileColumn:
-    """A column of files. Some rows hold the bytes of their file, others its path.
+    """A column of files. Some rows hold the bytes of their file, other rows the path of their file.
 
     Attributes:
-      null: bool[k], True for rows that have neither; None if there are none.
+      null: bool[k], True for rows that have neither bytes nor path; None if there are no such rows.
     """
 
     def __init__(self, data: Column, paths: Column) -> None:
@@ -216,19 +216,19 @@ class _FileColumn:
         self._outside = Folder("", Names(paths.take(np.arange(paths.rows))), {})
 
     def take(self, rows: Indices) -> list[bytes]:
-        """The files of these rows. OSError: there is none at a path; FeedError: it has changed."""
+        """The files of these rows. OSError: there is no file at a path. FeedError: a file has changed."""
         found: list[Any] = self._data.take(rows)
         for at in np.flatnonzero(self._is_outside[rows]).tolist():
             row = int(rows[at])
             path = os.path.join(self._outside.place, self._outside.path_of(row))
-            if not os.path.isfile(path):  # a pipe would be waited for
+            if not os.path.isfile(path):  # reading a pipe would wait
                 raise FileNotFoundError(
                     f"files of a dataset must lie in it or at local paths, and there is none at {path!r}; put it "
-                    "back, or copy all into the dataset by dataset.save_to_disk(folder), and open that folder"
+                    "back, or copy all files into it by dataset.save_to_disk(folder), and open that folder"
                 )
             try:
                 (found[at],) = self._outside.read([row])
-            except RowError as error:  # it names the row in this piece of the table
+            except RowError as error:  # its row number is that in this piece of the table
                 raise OSError(error.message) from error
         return found
 
@@ -250,10 +250,10 @@ def _column_of(array: Any) -> Column | _FileColumn:
 class DatasetFiles:
     """A dataset in the role of `Files` with a single file, so that `open_groups` opens it like any other format.
 
-    Iterating over it gives the files that it maps; a dataset in memory has none.
+    Iterating over it gives the files that the dataset maps; a dataset in memory has none.
 
     Args:
-      mapped: these files in the expected versions; None: as they are.
+      mapped: the mapped files, in their expected versions; None: in their present versions.
     """
 
     in_store = False
@@ -262,21 +262,21 @@ class DatasetFiles:
     def __init__(self, dataset: HuggingFaceDataset, options: OpenOptions, mapped: Files | None = None) -> None:
         self._dataset, self._options = dataset, options
         self._mapped = mapped or Files([file["filename"] for file in dataset.cache_files])
-        self._to_check = itertools.cycle(list(self._mapped))  # of a list: threads share this iterator
+        self._to_check = itertools.cycle(list(self._mapped))  # over a list: threads share this iterator
         table = _plain_table(dataset, options, self._mapped)
         self._spec: dict[str, Any] = {field.name: _leaf_of(field.type) for field in table.schema}
-        self._names = sorted(self._spec)  # as JAX numbers the leaves of a dict
+        self._names = sorted(self._spec)  # the order in which JAX numbers the leaves of a dict
         batches = table.to_batches()
         self._pieces = [{name: _column_of(batch.column(name)) for name in self._names} for batch in batches]
         self._piece_of_row = Shards([batch.num_rows for batch in batches])
-        indices: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
+        indices: Any = dataset._indices  # type: ignore[attr-defined]  # there is no public attribute
         self.selected: Indices | None = None
         if indices is not None:
             self.selected = np.asarray(indices.table.column(0).to_numpy(), np.uint64).view(np.int64)
         self._count = table.num_rows if self.selected is None else len(self.selected)
 
     def grouped(self, options: OpenOptions) -> Grouped:
-        """The rows as arrays, if they are numbers without nulls; else they are read by their numbers."""
+        """The rows as arrays, if they are numbers without nulls; else as rows that are read by row number."""
         nulls = {leaf: self._nulls_of(name) for leaf, name in enumerate(self._names)}
         has_bytes = any(isinstance(leaf, str) for leaf in self._spec.values())
         return by_rows(
@@ -301,7 +301,7 @@ class DatasetFiles:
         return [{name: column.values for name, column in piece.items()} for piece in pieces]
 
     def read_rows(self, leaves: Sequence[int], rows: Indices) -> list[Any]:
-        """See `Grouped`. ValueError, OSError: a row cannot be read, or has a null."""
+        """See `Grouped`. ValueError, OSError: a row cannot be read or has a null."""
         names = [self._names[leaf] for leaf in leaves]
         found = [_room_for(self._spec[name], len(rows)) for name in names]
         in_table = rows if self.selected is None else self.selected[rows]
@@ -319,15 +319,15 @@ class DatasetFiles:
 
     @property
     def digests(self) -> list[Any]:
-        """Number of rows, what they have, and a digest of some of them: nothing that depends on a path or a time.
+        """The number of rows, their columns, and a digest of some rows: nothing that depends on a path or a time.
 
-        The fingerprint of `datasets` does: it depends on file times, so machines differ in it.
+        The fingerprint of `datasets` depends on file times, so it differs between machines.
         """
         hashed = hashlib.sha256()
         for row in digests.sampled(self._count, _SAMPLED_ROWS):
             try:
                 values = self.read_rows(range(len(self._names)), np.array([row]))
-            except (ValueError, OSError):  # on all machines alike, or else the processes' data would differ
+            except (ValueError, OSError):  # on all machines; otherwise the data of processes would differ
                 values = [[b"a bad row"]]
             for (value,) in values:
                 data = value if isinstance(value, bytes) else value.tobytes()
@@ -362,7 +362,7 @@ class DatasetFiles:
 
 
 def _unpickled(mapped: Files, dataset: bytes, options: OpenOptions) -> DatasetFiles:
-    """A dataset that another process has open, whose files were compared before it is loaded."""
+    """A dataset that another process has open. The versions of its files are compared before it is loaded."""
     return DatasetFiles(pickle.loads(dataset), options, mapped)
 
 

@@ -1,4 +1,4 @@
-"""Lanes: streams that are read side by side; the first item, which gives their spec; and the errors of both."""
+"""Lanes: streams that are read side by side; the first item, which gives a stream its spec; errors of lanes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import as_arrays, digest_of, write_record
 
 MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
-"""(lane, count) → the items of that lane."""
+"""(lane, count) → the items of this lane."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lanes:
     """A source of `count` streams that are read side by side: for packing, filters, mixtures.
 
-    Lane l fills rows l·B/count … (l+1)·B/count − 1 of each batch of B rows, from its own items in their
-    order. A process runs each lane of which it owns a row. The lanes are part of the data's definition, as
-    files are, so their number does not depend on the number of processes.
+    Lane l fills rows l·B/count … (l+1)·B/count − 1 of each batch of B rows with its own items, in their order.
+    A process runs each lane of which it owns a row. Like files, the lanes are part of the data's definition, so
+    their number does not depend on the number of processes.
 
     Attributes:
       make_lane: (lane, count) → `grain.IterDataset`. It must give the same items at each call and in each
@@ -60,7 +60,7 @@ class Lanes:
 
     @classmethod
     def of(cls, source: Lanes | grain.IterDataset[Any]) -> Lanes:
-        """The lanes of a source, where a stream is a single lane."""
+        """The lanes of a source. An `IterDataset` becomes a single lane."""
         return source if isinstance(source, Lanes) else cls(lambda lane, count: source, 1)
 
     def open(self, lane: int) -> Any:
@@ -75,8 +75,8 @@ class Lanes:
             raise TypeError(
                 f"make_lane must return a grain.IterDataset, got {type(dataset).__name__} for lane {lane}{hint}"
             )
-        if not flags.FLAGS.is_parsed():  # as in a script that is no absl app
-            flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to the workers of mp_prefetch
+        if not flags.FLAGS.is_parsed():  # as in a script that is not an absl app
+            flags.FLAGS.mark_as_parsed()  # since Grain passes absl's flags to the workers of mp_prefetch
         return iter(dataset)
 
 
@@ -86,14 +86,14 @@ def is_stream(source: Any) -> TypeGuard[Lanes | grain.IterDataset[Any]]:
 
 
 class FirstItem(Source):
-    """The first item of the first lane that has one: the source of a stream, of which it is the only row.
+    """A source for a stream. Its only row is the first item of the first lane that has an item.
 
-    It gives the spec, and fills rows for which no item is left. Its iterator is closed at once, and the item read
-    twice: each pipeline opens the lanes on its own thread, so that Grain's threads end with that pipeline.
+    The item gives the spec, and fills rows for which no item is left. Its iterator is closed at once, so the item
+    is read twice: each pipeline opens the lanes on its own thread, so that Grain's threads end with that pipeline.
 
     Raises:
       ValueError: no lane has an item.
-      FeedError: reading one failed.
+      FeedError: reading an item failed.
     """
 
     kind = "a stream"
@@ -121,12 +121,12 @@ class FirstItem(Source):
         self.format = "stream" if lanes.count == 1 else f"{lanes.count} lanes"
 
     def __len__(self) -> int:
-        """Of an item; the length of the stream is not known."""
+        """1, for the first item; the length of the stream is not known."""
         return 1
 
     @property
     def identity(self) -> dict[str, Any]:
-        """A digest of the item, which is all that identifies a stream before it is read."""
+        """A digest of the first item. Nothing else identifies a stream before it is read."""
         return {"kind": "stream", "first": digest_of(self.item)}
 
     def read(self, rows: Indices, out: Any) -> None:
@@ -138,13 +138,13 @@ def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError
     """The error to raise if the next item of a lane cannot be read.
 
     Args:
-      items: the number of items of this epoch that were read before.
+      items: the number of items of this epoch that were read before the error.
     """
     why = f"{type(error).__name__}: {error}"
     if isinstance(error, StopIteration):
         why = (
             "StopIteration, raised by a function of its dataset, which would pass for the end of the lane; give "
-            "next() a default there, or catch it"
+            "next() a default there, or catch the StopIteration"
         )
     return FeedError(f"lane {lane} failed after {items} items of epoch {epoch} with {why}", stage="read")
 
@@ -152,16 +152,16 @@ def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError
 def raised_by_user_code(stop: StopIteration) -> bool:
     """Whether a function that Grain called (of a map, a filter, a source) raised it, so no iterator has ended.
 
-    A StopIteration is the end of a stream if `__next__` of an iterator raises it, Grain's or the user's own. It is
-    an error if another function raises it that Grain calls. Some of Grain's iterators catch it and raise their
-    own later; then it is the cause, or leaves no trace.
+    A StopIteration is the end of a stream if it comes from `__next__` of an iterator, Grain's or the user's. It is
+    an error if it comes from another function that Grain calls. Some of Grain's iterators catch it and raise
+    their own later. Then the first StopIteration is the cause of theirs, or leaves no trace.
     """
     link: BaseException | None = stop
     while link is not None:
         frames = [frame for frame, _ in traceback.walk_tb(link.__traceback__)]
         frames = [frame for frame in frames if _package(frame) not in sys.stdlib_module_names]  # thread pools
         for caller, called in itertools.pairwise(frames):
-            name = called.f_code.co_name.rpartition(".")[2]  # Cython's are qualified
+            name = called.f_code.co_name.rpartition(".")[2]  # Cython's names are qualified
             if _package(caller) == "grain" and _package(called) != "grain" and name != "__next__":
                 return True
         link = link.__cause__

@@ -25,7 +25,7 @@ from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
-"""By name; or phases of them, each with the position from which on it holds."""
+"""By name; or phases: pairs of a position and the weights by name that hold from this position on."""
 _SOURCE = "source"
 """The key of the leaf that says which source a row is from."""
 
@@ -33,28 +33,28 @@ _SOURCE = "source"
 class Mixture(Source):
     """Several sources as one, with weights: `feedline.Feed` takes it as its source.
 
-    Which row of which source stands at a position is a pure function, so batches are the same on any number of
-    processes, and a feed resumes anywhere in constant time. Each row gets the leaf "source": int32, the number of
-    its source in the order of the keys.
+    A pure function determines which row of which source stands at a position. So batches are the same on any
+    number of processes, and a feed resumes anywhere in constant time. Each row gets the leaf "source": int32, the
+    number of its source in the order of the keys.
 
     A block is the smallest number of rows that has exactly these shares: 10 for 0.7 and 0.3. Each block has
-    exactly these shares, the first m rows of it have them to within one row, and any other m adjacent rows to
-    within one row with two sources, to within less than two rows with more.
+    exactly these shares, and its first m rows have them to within one row. Any other m adjacent rows have them to
+    within one row with two sources, and to within less than two rows with more.
 
     Args:
       sources: by name, each anything with random access that a feed takes: arrays, paths, a `RowSource`, a
         `grain.MapDataset`. All have the same leaves: a dict without the key "source".
-      weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)]: the position of the epoch
-        from which on these weights hold. With phases a weight may be 0, as long as it is above 0 in one of them. A
+      weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)], each with the position in
+        the epoch from which its weights hold. With phases, a weight may be 0 if it is above 0 in another phase. A
         share is 0 or at least one row in 65,536.
-      orders: by name, of the sources that shall not have the default. Default: shuffled, each with a seed of its
-        own that comes from `seed`; but a Grain dataset keeps its order.
+      orders: by name, for sources that do not use the default. Default: shuffled, each with its own seed, which is
+        derived from `seed`; but a Grain dataset keeps its order.
       seed: of these orders, and of the keys that a transform gets.
-      end: of an epoch. "endless": the only epoch has no end. "first_exhausted": after the last row of the source
-        that is the first to have given all its rows. "all_exhausted": of the source that is the last to.
+      end: when an epoch ends. "endless": the only epoch has no end. "first_exhausted": once one source has given
+        all its rows. "all_exhausted": once every source has given all its rows.
 
-    Each source has its own epochs: after its last row it begins again, shuffled anew. The next epoch of the
-    mixture goes on in each source where the one before stopped.
+    Each source has its own epochs: after its last row it begins again, shuffled anew. In the next epoch of the
+    mixture, each source goes on where it stopped.
 
     Raises:
       ValueError, TypeError: the sources do not fit together, or another argument is wrong.
@@ -93,7 +93,7 @@ class Mixture(Source):
         )
         self._given_phases = self.order.phases
         self._each = each = list(self._sources.values())
-        self._shards = Shards(self.order.lengths)  # the rows of each source
+        self._shards = Shards(self.order.lengths)  # which source has which rows
         own = each[0].spec
         self._source_leaf = len(jax.tree.leaves([own[key] for key in sorted(own) if key < _SOURCE]))
         self.spec = {**own, _SOURCE: jax.ShapeDtypeStruct((), np.int32)}
@@ -101,12 +101,12 @@ class Mixture(Source):
         self.picklable = all(source.picklable for source in each)
         self.positioned = any(source.positioned for source in each)
         self.reads_columns = all(source.reads_columns for source in each)
-        if all(source.ragged_leaves for source in each):  # else they have the largest length
+        if all(source.ragged_leaves for source in each):  # else these leaves have the largest length
             self.ragged_leaves = tuple(leaf + (leaf >= self._source_leaf) for leaf in each[0].ragged_leaves)
         self._arrays = self._joined_arrays()
 
     def _joined_arrays(self) -> ArraySource | None:
-        """One source for all rows, if all are arrays outside of stores."""
+        """One source for all rows, if all sources are arrays outside of stores; else None."""
         arrays = [source.arrays for source in self._sources.values()]
         return None if None in arrays else ArraySource.joined(arrays, _SOURCE)
 
@@ -115,11 +115,11 @@ class Mixture(Source):
         return self._arrays
 
     def order_for(self, asked: Order | None) -> MixtureOrder:
-        """Its own: a feed refuses another."""
+        """The order of the mixture. A feed refuses any other."""
         return self.order
 
     def tokens_of(self, rows: Indices) -> Indices | None:
-        """See `Source`; unknown if they are of one of the sources."""
+        """See `Source`. None if a source of these rows does not know."""
         found = np.empty(len(rows), np.int64)
         for number, own, here in self._shards.split(rows):
             tokens = self._each[number].tokens_of(own)
@@ -129,19 +129,19 @@ class Mixture(Source):
         return found
 
     def with_weights(self, weights: Mapping[str, float], position: int) -> Mixture:
-        """See `Source`. Phases that begin later stay."""
+        """See `Source`. Phases that begin later are kept."""
         if self.order.end != "endless":
             raise ValueError(
-                f'weights of a running feed change in a mixture without an end, got end="{self.order.end}"; give '
-                "its weights as phases, Mixture(sources, weights=[(0, ...), (position, ...)])"
+                f'weights of a running feed can change only with end="endless", got end="{self.order.end}"; give '
+                "the weights as phases, Mixture(sources, weights=[(0, ...), (position, ...)])"
             )
         if position == 0:
-            raise ValueError("before the first batch, give the weights to Mixture")
+            raise ValueError("before the first batch, pass the weights to Mixture")
         new = _phase(position, weights, self._sources, f"weights from position {position} on")
         return self._with_phases([phase for phase in self.order.phases if phase.start != position] + [new])
 
     def with_weights_of(self, order: Any, position: int) -> Mixture:
-        """See `Source`: the past of the state, and for later what the program gave to `Mixture`."""
+        """See `Source`: phases before `position` as in the state, later phases as given to `Mixture`."""
         given_starts = {phase.start for phase in self._given_phases}
         past = [
             phase
@@ -154,7 +154,7 @@ class Mixture(Source):
         return self._with_phases(past + [phase for phase in self._given_phases if phase.start >= position])
 
     def _phases_of_state(self, order: Any) -> list[Phase]:
-        """Those of the order of a state, which leaves weights of 0 out; none if they are not of these sources."""
+        """The phases in a state's order, which leaves out weights of 0; empty if they do not fit these sources."""
         found = []
         for start, counts in phases_of_state(order).items():
             rows = tuple(counts.get(name, 0) for name in self._sources)
@@ -167,7 +167,7 @@ class Mixture(Source):
         return found
 
     def _with_phases(self, phases: Sequence[Phase]) -> Mixture:
-        """A mixture with other weights over these open sources."""
+        """A mixture of these open sources with other weights."""
         if sorted(phases) == list(self.order.phases):
             return self
         mixture = Mixture.__new__(Mixture)
@@ -177,27 +177,27 @@ class Mixture(Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Those of the sources. Weights and orders are part of the order."""
+        """The identities of the sources. Weights and orders are part of the mixture's order instead."""
         sources = [[name, len(source), source.identity] for name, source in self._sources.items()]
         return {"kind": "mixture", "sources": sources}
 
     def check_rows(self) -> None:
-        """Of all sources."""
+        """Check the rows of all sources."""
         for source in self._sources.values():
             source.check_rows()
 
     def __len__(self) -> int:
-        """The rows of all sources."""
+        """The number of rows of all sources."""
         return self.order.firsts[-1]
 
     @property
     def epoch_rows(self) -> int:
-        """Positions of an epoch of the mixture."""
+        """The number of positions in an epoch of the mixture."""
         return self.order.rows
 
     @property
     def will_read(self) -> WillRead | None:
-        """Of a mixture with a source in a store; None for others."""
+        """Fetches rows ahead, if a source lies in a store; else None."""
         return None if all(source.will_read is None for source in self._sources.values()) else self._will_read
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -205,17 +205,17 @@ class Mixture(Source):
         return all(will_read(own, ahead) for will_read, own in parts if will_read is not None)
 
     def padded_length(self, rows: Indices) -> int:
-        """That of the longest row of any source."""
+        """The largest `padded_length` of any source for its rows."""
         return max(self._each[number].padded_length(own) for number, own, _ in self._shards.split(rows))
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
-        """See `Source`. Of arrays outside of stores in one C call."""
+        """See `Source`. This is one C call if all sources are arrays outside of stores."""
         if self._arrays is None:
             return super().read_ordered(order, epoch, positions, cuts)
         return self._arrays.read_ordered(order, epoch, positions, cuts)
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """See `Source`. A source is given epochs and positions in its own order, and the keys of the mixture.
+        """See `Source`. Each source gets epochs and positions in its own order, and the keys of the mixture.
 
         Rows that are not adjacent in `rows` are copied once more.
         """
@@ -223,7 +223,7 @@ class Mixture(Source):
         if self._arrays is not None:
             self._arrays.read_cuts(index, cuts)
             return
-        cuts_of_sources = []  # as they number their leaves
+        cuts_of_sources = []  # with the leaf numbers of the sources, which lack the leaf "source"
         for leaf, columns, out in cuts:
             if leaf == self._source_leaf:
                 out[...] = self._shards.of(index)
@@ -245,7 +245,7 @@ class Mixture(Source):
                 out[here] = values
 
     def _read_source(self, number: int, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """Read rows of one source. Errors name their row in the mixture."""
+        """Read rows of one source. Errors name the row of the mixture."""
         try:
             self._each[number].read_cuts(rows, cuts)
         except RowError as error:
@@ -254,7 +254,7 @@ class Mixture(Source):
             raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
 
     def close(self) -> None:
-        """Close the sources that were opened here. A feed does not close a mixture, which it was given."""
+        """Close the sources that were opened here. A feed does not: it did not open the mixture."""
         for source in self._owned:
             source.close()
 
@@ -266,7 +266,7 @@ class Mixture(Source):
         return [*super()._facts(), *of_sources]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_arrays": None}  # each process joins its own
+        return {**vars(self), "_arrays": None}  # each process joins the arrays again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -300,7 +300,7 @@ def _opened(sources: Any) -> dict[str, Source]:
 
 
 def _check_specs(sources: Mapping[str, Source]) -> None:
-    """All sources have the same leaves, as a dict that has room for the leaf "source"."""
+    """Check that all sources have the same leaves, in a dict without the key "source"."""
     (first, reference), *_ = sources.items()
     for name, source in sources.items():
         if (found := first_difference(reference.spec, source.spec, "batch")) is not None:
@@ -315,14 +315,14 @@ def _check_specs(sources: Mapping[str, Source]) -> None:
         if type(spec) is not dict or not all(isinstance(key, str) for key in spec) or _SOURCE in spec:
             found_keys = f"have the keys {list(spec)}" if type(spec) is dict else "are no dict"
             raise ValueError(
-                f"a mixture adds a leaf {_SOURCE!r}, so rows must be a plain dict of strings without that key, "
-                f'and those of {name!r} {found_keys}; name the arrays, as in {{"x": array}}, and of another '
-                "mixture pass the sources"
+                f"a mixture adds a leaf {_SOURCE!r}, so rows must be a plain dict with other keys, all strings, "
+                f'and those of {name!r} {found_keys}; name the arrays, as in {{"x": array}}, and instead of '
+                "another mixture pass its sources"
             )
 
 
 def _orders_of(sources: Mapping[str, Source], orders: Mapping[str, Order] | None, seed: int) -> tuple[Order, ...]:
-    """The order of each source: that of `orders`; else its default, with a seed of its own."""
+    """The order of each source: the one in `orders`, or else its default, with a seed of its own."""
     orders = {} if orders is None else orders
     if not isinstance(orders, Mapping) or not all(isinstance(order, Order) for order in orders.values()):
         raise TypeError(f'orders must be a dict as in {{"web": feedline.Order(shuffle=False)}}, got {orders!r}')
@@ -341,7 +341,7 @@ def _phases_of(weights: Weights, sources: Mapping[str, Source]) -> tuple[Phase, 
     )
     if not are_pairs or not phases:
         raise TypeError(
-            'weights must be a dict as in {"web": 0.7, "code": 0.3}, or phases of them as in '
+            'weights must be a dict as in {"web": 0.7, "code": 0.3}, or phases of such dicts as in '
             f"[(0, {{...}}), (1_000_000, {{...}})], got {repr(weights)[:100]}"
         )
     starts = [checked_integer("weights: the position of a phase", start, at_least=0) for start, _ in phases]
@@ -360,7 +360,7 @@ def _phases_of(weights: Weights, sources: Mapping[str, Source]) -> tuple[Phase, 
 
 
 def _phase(start: int, weights: Any, sources: Mapping[str, Source], where: str) -> Phase:
-    """These weights from a position on; `where` begins the messages of errors."""
+    """The phase of these weights from a position on. Error messages begin with `where`."""
     if not isinstance(weights, Mapping):
         raise TypeError(f'{where} must be a dict as in {{"web": 0.7, "code": 0.3}}, got {repr(weights)[:100]}')
     _check_names(where, weights, sources, all_of_them=True)

@@ -1,4 +1,4 @@
-"""`open_source`: the rows of files, by a path, a glob or an address. The suffix names the format."""
+"""`open_source`: the rows of files at a path, a glob or an address. The suffix names the format."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from feedline._src.sources.hugging_face import (
 )
 
 _FILES = Format("files", ())
-"""Files whose suffix is that of no format: each is a row."""
+"""For files whose suffix names no format: each file is one row."""
 _FOLDER = Format("folder", ())
 _SAVED = Format("saved", (), takes=frozenset({"columns"}))
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
-_TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/formats.md)"
+_TABLE = "convert a table to Parquet or Arrow once (read it with pyarrow.{0}.read_{0}; docs/formats.md)"
 _TOKENS = "write text as .bin files of tokens once (docs/text.md#files-of-tokens)"
 _TEXT = {
-    ".json": f"{_TOKENS}, and {_TABLE.format('json')}, or write an object a line (.jsonl)",
-    ".txt": f"{_TOKENS}, or give a folder or a glob of files that are a row each",
+    ".json": f"{_TOKENS}, and {_TABLE.format('json')}, or write one object per line (.jsonl)",
+    ".txt": f"{_TOKENS}, or give a folder or a glob of files that are one row each",
 }
 """What to do with files of text, which have no rows that can be read in any order."""
 
@@ -60,10 +60,10 @@ def open_source(
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.idx` (of Megatron-LM, with the tokens in the
     `.bin` beside it), `.array_record`, `.parquet`, `.arrow` or `.feather`, `.csv` or `.tsv`, `.jsonl` or
-    `.ndjson`, `.h5` or `.hdf5`, `.lmdb`, `.zarr`. Files of one array give batches that are one array, all others
-    dicts by name.
+    `.ndjson`, `.h5` or `.hdf5`, `.lmdb`, `.zarr`. Files of one array give batches that are one array; all other
+    files give batches that are dicts by name.
 
-    Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
+    Rows may also be bytes, which `feedline.decoded` turns into arrays: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype`, and of tar archives
     (`.tar`); tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: those of a folder,
     of its class folders (`photos/cat/1.jpg`, with labels), or of a glob with another suffix (`photos/*.jpg`).
@@ -76,23 +76,24 @@ def open_source(
         dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
       window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz`, `.bin` or `.idx` file.
         They never cross the border of a file; elements after the last whole window are left out.
-      stride: from the start of one window to that of the next, 1 to `window`, which is the default: windows
-        that follow each other. Smaller ones overlap.
-      columns: the names of the leaves to read; None: all. To an array without a name it gives one.
+      stride: the distance between the starts of adjacent windows, 1 to `window`. The default, `window`, gives
+        windows without overlap; with a smaller stride they overlap.
+      columns: the names of the leaves to read; None: all. An array that has no name gets the name given here.
       cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
-        batches, chunks of Zarr and HDF5), which are read whole. To read each group once, it must hold the groups
-        of adjacent positions of the order: for a blocked order, window × bytes of a block. A single group may be
-        larger. Each thread that reads a batch holds up to as many bytes in addition.
-      missing_chunks: in a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
+        batches, chunks of Zarr and HDF5), which are read whole. To read each group once per epoch, this memory
+        must hold the groups of adjacent positions in the order: with `Blocks`, `Blocks.window` × bytes of a block.
+        A single group may be larger. Each thread that reads a batch may hold as many bytes again.
+      missing_chunks: of a Zarr array: "error", or "fill" for rows of the fill value in the metadata. Some writers
         (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a lost
         chunk cannot be distinguished from one that was left out.
-      store: the cache on local disk and the patience for objects in a store: `s3://`, `gs://`, `az://`, `https://`.
+      store: for objects in a store (`s3://`, `gs://`, `az://`, `https://`): the cache on local disk, and how long
+        failed requests are repeated.
 
     Raises:
-      FileNotFoundError: no such file, or no match.
-      ValueError: an empty path or an address of no store, truncated, another format, files that do not fit
-        together, or an option of another format.
-      TypeError: a column is not numeric, or it is no path.
+      FileNotFoundError: there is no such file, or the glob has no match.
+      ValueError: the path is empty, or the address of no store; a file is truncated, or in another format than its
+        suffix says; files do not fit together; or an option belongs to another format.
+      TypeError: a column is not numeric, or `path_or_glob` is neither a path nor a dataset.
       ImportError: the format needs a library that is not installed; the error says how to install it.
 
     Example:
@@ -138,7 +139,7 @@ def open_source(
 def _matches(name: str) -> list[str]:
     """The local files that a name or a glob stands for."""
     if not name:
-        raise ValueError("a path must name a file or a folder, and is empty; the working directory is '.'")
+        raise ValueError("a path must name a file or a folder, got an empty one; the working directory is '.'")
     scheme, separator, _ = name.partition("://")
     if separator and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
         stores = ", ".join(f"{each}://" for each in SCHEMES)
@@ -155,14 +156,14 @@ def _format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     """The format of files whose rows follow each other, or of one folder.
 
     Args:
-      is_glob: whether they were found by a glob: then files with another suffix are a row each.
+      is_glob: whether a glob found the files. If so, files whose suffix names no format are one row each.
     """
     first, suffixes = Path(paths[0]), sorted({_suffix(path) for path in paths})
     known = [suffix for suffix in suffixes if suffix in formats()]
     for path in map(Path, paths):
         if path.suffix == ".tgz" or (path.suffix in _COMPRESSED and _suffix(path.stem) in formats()):
             raise ValueError(
-                f"rows are read in any order, so a file of many must not be compressed as a whole, got {path}; "
+                f"rows are read in any order, so a file of rows must not be compressed as a whole, got {path}; "
                 "decompress it: gunzip, unzstd, bunzip2 or unxz"
             )
     if len(suffixes) > 1 and known:
@@ -178,14 +179,14 @@ def _format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     if not (first.suffix or first.exists()):
         raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
     change = _TEXT.get(Path(first.stem).suffix if first.suffix in _COMPRESSED else first.suffix) or (
-        "rename or convert it, give a folder or a glob of files that are a row each, or write a RowSource (the "
+        "rename or convert it, give a folder or a glob of files that are one row each, or write a RowSource (the "
         "address of a folder in a store ends in /)"
     )
     raise ValueError(f"files of rows end in {', '.join(formats())}, got {paths[0]}; {change}")
 
 
 def _suffix(path: str) -> str:
-    """What names the format of a file or a folder."""
+    """The suffix that names the format of a path. It is `.zarr` for a local Zarr folder of any name."""
     return ".zarr" if os.path.isdir(path) and zarr.is_zarr(path) else suffix_of(path)
 
 
@@ -202,7 +203,7 @@ def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | Enco
     files = form.files(paths, options.store)
     if form.way == "mapped":
         return ArraySource(paths, options, files=files)
-    if form.tail_bytes and files.in_store:
+    if form.tail_bytes and files.in_store:  # fetch what `open` reads first, of all objects at once
         files.samples([[(max(0, file.size - form.tail_bytes), form.tail_bytes)] for file in files])
     open_file = form.open
     if form.open_first is not None:
@@ -215,10 +216,10 @@ def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | Enco
 def _open_folder(path: str, options: OpenOptions) -> EncodedSource:
     source = open_folder(path, options.store)
     for name in source.file_of(0), source.file_of(len(source) - 1):
-        if _suffix(name) in formats().keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
+        if _suffix(name) in formats().keys() - {".npy", ".npz", ".bin"}:  # these may be one row each
             pattern = f"{path.rstrip('/')}/*{Path(name).suffix}"
             raise ValueError(
-                f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
+                f"a folder is opened for files that are one row each, but {name} holds many rows; open such files "
                 f"by a path or a glob: open_source({pattern!r})"
             )
     return source

@@ -23,37 +23,37 @@ _SEGMENTS, _POSITIONS = "segment_ids", "positions"
 class Packed(DocumentSource):
     """Documents packed into rows of one length, which are shuffled, resumed and mixed like rows of any source.
 
-    A row is a dict of arrays of `length` tokens: the given columns, `segment_ids` (which document of the row a
-    token is of, from 1 on; 0 is padding) and `positions` (its place in that document, from 0 on).
+    A row is a dict of arrays of `length` tokens: the given columns, `segment_ids` (to which document of the row a
+    token belongs, counted from 1; 0 is padding) and `positions` (its place in that document, counted from 0).
 
-    Which documents share a row is arithmetic over the histogram of their lengths, so nothing is packed in advance,
-    and any row is read without those before it. In each epoch documents of one length change places.
+    Which documents share a row is computed from the histogram of their lengths. So nothing is packed in advance,
+    and any row is read without the rows before it. In each epoch, documents of the same length change places.
 
     Args:
       columns: by name, values with one element for each token: `(values, offsets)`, where document i is
-        `values[offsets[i] : offsets[i + 1]]`, arrays or paths of `.npy` files; or the path of an `.idx` of
-        Megatron-LM, a glob or a list of such paths; or a `pyarrow` column of lists. All have the same lengths. In
-        place of the dict, one of these is the column "tokens".
-      length: tokens of a row.
-      packing: "best_fit": documents stay whole. "split": one after the other, cut where a row ends; only the last
-        row has padding.
-      longer: with "best_fit", documents of more than `length` tokens are "cut" into pieces of `length` tokens and
-        a shorter one, or left out: "drop".
-      max_documents: of a row, with "best_fit"; None: any number.
-      repack: whether documents change places in each epoch, and stand in a row in any order. None: unless the
-        values lie in a store, where documents are then fetched before they are needed.
+        `values[offsets[i] : offsets[i + 1]]`, arrays or paths of `.npy` files; or the path of an `.idx` file of
+        Megatron-LM, a glob or a list of such paths; or a `pyarrow` column of lists. All columns have the same
+        lengths. One of these values in place of the dict is the column "tokens".
+      length: tokens in a row.
+      packing: "best_fit": documents stay whole. "split": documents follow one another, cut where a row ends, so
+        only the last row has padding.
+      longer: with "best_fit", what happens to documents of more than `length` tokens. "cut": they are cut into
+        pieces of `length` tokens and a shorter one. "drop": they are left out.
+      max_documents: the most documents in a row, with "best_fit"; None: any number.
+      repack: whether, in each epoch, documents of the same length change places, and those in a row their order.
+        None: False if values lie in a store, so that documents are fetched before they are needed; else True.
       seed: of these changes.
-      dtype: of integer columns in the batch; None: as stored. Others are as stored.
+      dtype: of integer columns in the batch; None: as stored. Other columns are always as stored.
 
     Attributes:
-      documents: how many there are, without empty ones.
-      tokens: in the rows of an epoch.
+      documents: how many documents there are, without empty ones.
+      tokens: how many tokens the rows of an epoch hold.
       fill: tokens ÷ (rows · `length`): the share of the rows that is not padding.
-      cut: documents that `longer="cut"` has cut.
-      left_out: documents that `longer="drop"` leaves out.
+      cut: how many documents `longer="cut"` has cut.
+      left_out: how many documents `longer="drop"` leaves out.
 
     Raises:
-      ValueError: the columns do not fit together, or there is no token; a file is damaged.
+      ValueError: the columns do not fit together, there is no token, or a file is damaged.
       TypeError: an argument has the wrong type.
       FileNotFoundError: there is no such file.
 
@@ -126,7 +126,7 @@ class Packed(DocumentSource):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sizes and sampled values, what the packing depends on, and a digest of all lengths."""
+        """The sizes and sampled values of the columns, the packing's arguments, and a digest of all offsets."""
         return {
             "kind": "packed",
             **self._arguments,
@@ -135,7 +135,7 @@ class Packed(DocumentSource):
         }
 
     def documents_of(self, row: int, epoch: int = 0) -> Indices:
-        """int64[k]: the documents of a row in their order, as numbered in the source."""
+        """int64[k]: the documents in a row, in their order, as numbered in the columns."""
         spans = self._spans(np.array([row], np.int64), epoch)
         return np.searchsorted(self._any_column.offsets, spans.first, "right") - 1
 
@@ -153,7 +153,7 @@ class Packed(DocumentSource):
         self._read(rows, 0, out)
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Write the rows `rows.index` of their epochs; errors as of `read`."""
+        """Write the rows `rows.index`, each as it is in its epoch. Raises whatever `read` raises."""
         cuts = [0, *(np.flatnonzero(np.diff(rows.epoch)) + 1).tolist(), len(rows.epoch)]
         for start, stop in itertools.pairwise(cuts):
             if start < stop:
@@ -162,7 +162,7 @@ class Packed(DocumentSource):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches documents of a store ahead, if they stay where they are in all epochs; else None."""
+        """Fetches documents in a store ahead, if they stay in their rows in all epochs; else None."""
         return None if self.repack else super().will_read
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -213,19 +213,19 @@ def _opened(columns: Any) -> dict[str, Documents]:
         if not np.array_equal(column.offsets, reference.offsets):
             raise ValueError(
                 f"all columns must have the same offsets, those of {first!r} and {name!r} differ; write both from "
-                "the same documents, without gaps, and pass a second source for what is not by token"
+                "the same documents, without gaps, and use a second source for values that are not per token"
             )
     return {name: column._replace(offsets=reference.offsets) for name, column in opened.items()}
 
 
 def _without_empty(offsets: Indices) -> Indices:
-    """The offsets of documents that have tokens; the same array if all have."""
+    """The offsets of the documents that have tokens; the same array if all documents have some."""
     some = offsets[1:] > offsets[:-1]
     return offsets if some.all() else np.append(offsets[:-1][some], offsets[-1])
 
 
 def _pieces(offsets: Indices, length: int, longer: str) -> tuple[Indices, Indices, int, int]:
-    """First token and length of each piece of a document, how many documents were cut, and how many left out."""
+    """First token and length of each piece of the documents; how many documents were cut, how many left out."""
     first, lengths = offsets[:-1], np.diff(offsets)
     long = lengths > length
     count = int(np.count_nonzero(long))

@@ -1,12 +1,12 @@
-"""Which documents share a row, as arithmetic: from a row number and an epoch to spans of tokens.
+"""Computes which documents share a row: from a row number and an epoch to spans of tokens.
 
-Documents of one length are alike, so *lengths* are packed, not documents: the histogram of lengths gives *kinds*
-of rows, such as 500 rows of three documents of 600 tokens and one of 248, by best fit decreasing (Krell et al.
-2021, arXiv 2107.02027). Rows are numbered kind by kind. Each row takes the next documents of the lengths that its
-kind has, by their rank among documents of that length, and an index of documents sorted by length turns a rank
-into the place of its tokens. So every row is found without those before it: that is random access.
+Documents of one length are alike, so *lengths* are packed, not documents. Best fit decreasing (Krell et al. 2021,
+arXiv 2107.02027) turns the histogram of lengths into *kinds* of rows, such as 500 rows of three documents of 600
+tokens and one of 248. Rows are numbered kind by kind. For each length in its kind, a row takes the next documents
+by their rank among the documents of that length. An index of documents sorted by length turns a rank into the
+place of its tokens. So every row is found without the rows before it: that is random access.
 
-In each epoch a keyed permutation of the documents of each length deals them out anew, into the same kinds of rows.
+In each epoch, a keyed permutation of the documents of each length deals them out anew to the same kinds of rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Indices = npt.NDArray[np.int64]
 
 
 def order_by_length(length: Indices) -> Indices:
-    """int64[n]: the documents in the order of their lengths, those of one length in the order of the source."""
-    narrow = length.astype(np.min_scalar_type(int(length.max())))  # up to two bytes, this is a radix sort
+    """int64[n]: the documents sorted by length; those of the same length stay in the order of the source."""
+    narrow = length.astype(np.min_scalar_type(int(length.max())))  # for up to two bytes, NumPy uses a radix sort
     return np.argsort(narrow, kind="stable")
 
 
@@ -37,11 +37,11 @@ class ByLength:
     Args:
       first: int64[n], the first token of each.
       length: int64[n], 1 or more.
-      order: int64[n], what `order_by_length` gives for them.
+      order: int64[n], what `order_by_length` returns for them.
       seed: of the permutations.
 
     Attributes:
-      lengths: int64[c], ascending: the lengths that occur. A *length number* is an index into it.
+      lengths: int64[c], ascending: the lengths that occur. A *length number* is an index into this array.
       begins: int64[c + 1]: where the documents of each length begin in the sorted order.
       counts: int64[c]: how many documents have each length.
     """
@@ -58,11 +58,11 @@ class ByLength:
         """The first token of document number `rank` among those of a length.
 
         Args:
-          epoch: deals the documents of each length out anew; None: in the order of the source.
+          epoch: the documents of each length are dealt out anew for it. None: they keep the order of the source.
         """
         if epoch is not None:
             keys = words("packed", self._seed, epoch)
-            # the tweak: lengths with equally many documents must not have the same permutation
+            # tweaks, so that lengths with equally many documents do not have the same permutation
             tweaks = tweaked(self.lengths[length_number], keys[-1])
             rank = permuted_each(self.counts[length_number], keys, rank, tweaks)
         return self._first[self.begins[length_number] + rank]
@@ -72,9 +72,9 @@ class Kind(NamedTuple):
     """Rows that hold documents of the same lengths.
 
     Attributes:
-      rows: how many there are.
-      runs: (length number, documents of that length in each row), longest first.
-      documents: in each row.
+      rows: how many such rows there are.
+      runs: (length number, how many documents of that length are in each row), the longest documents first.
+      documents: how many documents are in each row.
     """
 
     rows: int
@@ -85,17 +85,17 @@ class Kind(NamedTuple):
 class BestFit:
     """Whole documents in rows of `length` tokens, by best fit decreasing over the histogram of lengths.
 
-    A *run* is some documents of one length in the rows of a kind, a *slot* one document in them. Both are numbered
-    kind by kind.
+    A *run* is the documents of one length in a row of a kind, a *slot* is the place of one document in such a row.
+    Both are numbered kind by kind.
 
     Args:
       first, lengths: int64[n], the first token and the length of each document; none is longer than `length`.
-      most: documents a row; None: any number.
+      most: the most documents in a row; None: any number.
       seed: of the permutations.
 
     Attributes:
       rows: how many rows there are.
-      tokens: in all of them.
+      tokens: how many tokens all rows hold.
     """
 
     def __init__(self, first: Indices, lengths: Indices, length: int, most: int | None, seed: int) -> None:
@@ -111,8 +111,8 @@ class BestFit:
         self._run = np.repeat(np.arange(len(runs)), self._each)  # of each slot
         self._slot_of_run = _begins(self._each)
         tokens = documents.lengths[self._length_number[self._run]]  # of each slot
-        self._tokens = np.add.reduceat(tokens, self._first_slot[:-1])  # of a row of each kind
-        # the rank of the first document of each run: documents of its length in the runs of the kinds before
+        self._tokens = np.add.reduceat(tokens, self._first_slot[:-1])  # of one row of each kind
+        # the rank of the first document of each run: how many of its length are in runs of earlier kinds
         taken = self._each * np.repeat(rows, [len(kind.runs) for kind in kinds])
         by_length = np.argsort(self._length_number, kind="stable")
         self._first_rank = np.empty_like(taken)
@@ -125,16 +125,16 @@ class BestFit:
 
     @functools.cached_property
     def _tokens_by_row(self) -> npt.NDArray[np.int32]:
-        """Made when tokens are first counted: searching the kind of each row takes ten times as long."""
+        """Made when tokens are first counted, as a search for the kind of each row takes ten times as long."""
         return np.repeat(self._tokens.astype(np.int32), np.diff(self._first_row))
 
     def spans(self, rows: Indices, epoch: int | None) -> Spans:
-        """The documents of some rows. `epoch` None: in every epoch the same ones, in the order of the source."""
+        """The documents of some rows. `epoch` None: the same ones in every epoch, in the order of the source."""
         kind = np.searchsorted(self._first_row, rows, "right") - 1
         row_in_kind = rows - self._first_row[kind]
         documents = self._first_slot[kind + 1] - self._first_slot[kind]
         row, place = _numbered(documents)
-        if epoch is not None:  # draw the order in the row
+        if epoch is not None:  # draw the order inside each row
             keys = words("in row", self._seed, epoch)
             place = permuted_each(documents[row], keys, place, tweaked(rows, keys[-1])[row])
         slot = self._first_slot[kind[row]] + place
@@ -145,9 +145,9 @@ class BestFit:
 
 
 def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | None) -> list[Kind]:
-    """Kinds of rows that hold `counts` documents of each of the ascending `lengths`."""
-    open_kinds: dict[int, list[Kind]] = {}  # by the tokens that still fit
-    spaces = 0  # a set of the keys: bit i is set if there are kinds into which i tokens still fit
+    """Kinds of rows that together hold counts[i] documents of length lengths[i]; `lengths` ascends."""
+    open_kinds: dict[int, list[Kind]] = {}  # by the number of tokens that still fit
+    spaces = 0  # the keys as a set: bit i is set if there are kinds into which i tokens still fit
     full: list[Kind] = []
 
     def keep_open(kind: Kind, space: int) -> None:
@@ -158,14 +158,14 @@ def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | Non
     for number in reversed(range(len(lengths))):
         size, left = lengths[number], counts[number]
         while left:
-            if fitting := spaces >> size:  # the fullest row that has room
+            if fitting := spaces >> size:  # the fullest kind of row that has room
                 space = size + (fitting & -fitting).bit_length() - 1
                 kind = open_kinds[space].pop()
                 if not open_kinds[space]:
                     spaces ^= 1 << space
             else:
                 space, kind = length, Kind(left)
-            # document by document, best fit would put them all into the same row, until it is full
+            # one by one, best fit would put these documents into the same row until it is full
             each = min(space // size, left, left if most is None else most - kind.documents)
             rows = min(kind.rows, left // each)
             left -= rows * each
@@ -183,11 +183,11 @@ def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | Non
 class Split:
     """Documents one after the other, cut where a row ends, so that only the last row has padding.
 
-    The lengths stand in the order of the source. With an epoch, documents of one length change places.
+    The lengths stay in the order of the source. With an epoch, documents of the same length change places.
 
     Args:
-      offsets: int64[n + 1], ascending: document i has the tokens offsets[i] to offsets[i + 1]. It is kept.
-      length, seed: as of `BestFit`.
+      offsets: int64[n + 1], ascending: document i has the tokens offsets[i] to offsets[i + 1]. The array is kept.
+      length, seed: as for `BestFit`.
     """
 
     def __init__(self, offsets: Indices, length: int, seed: int) -> None:
@@ -195,7 +195,7 @@ class Split:
         lengths = np.diff(offsets)
         order = order_by_length(lengths)
         self._documents = ByLength(offsets[:-1], lengths, order, seed)
-        self._places = np.empty_like(order)  # of each document in that order
+        self._places = np.empty_like(order)  # the place of each document in that order
         self._places[order] = np.arange(len(order))
         self.tokens = int(offsets[-1] - offsets[0])
         self.rows = -(-self.tokens // length)
@@ -223,18 +223,18 @@ class Split:
 
 
 def _begins(counts: Indices) -> Indices:
-    """int64[k + 1]: where each of k groups begins, if they stand one after the other."""
+    """int64[k + 1]: where each of k groups begins if they follow one another, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(counts)])
 
 
 def _numbered(counts: Indices) -> tuple[Indices, Indices]:
-    """For each member of k groups of these sizes, one after the other: its group, and its number in the group."""
+    """For each member of k groups of these sizes, group by group: its group, and its number in the group."""
     group = np.repeat(np.arange(len(counts)), counts)
     return group, np.arange(len(group)) - _begins(counts)[group]
 
 
 def tweaked(numbers: Indices, key: np.uint64) -> npt.NDArray[np.uint32]:
-    """A word for each number, which selects its permutation."""
+    """For each number, a word that selects a permutation."""
     mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key
     return (mixed >> np.uint64(32)).astype(np.uint32)
 
@@ -242,7 +242,7 @@ def tweaked(numbers: Indices, key: np.uint64) -> npt.NDArray[np.uint32]:
 def permuted_each(
     sizes: Indices, keys: Sequence[np.uint64], indices: Indices, tweaks: npt.NDArray[np.uint32]
 ) -> Indices:
-    """int64[s]: for each i, where the permutation of [0, sizes[i]) that tweaks[i] selects takes indices[i]."""
+    """int64[s]: for each i, the permutation of [0, sizes[i]) that tweaks[i] selects, applied to indices[i]."""
     found = np.array(indices, np.int64)
     if (compiled := library()) is not None:
         arrays = (np.ascontiguousarray(sizes), np.array(keys[:ROUNDS]), np.ascontiguousarray(tweaks), found)

@@ -1,4 +1,4 @@
-"""Rows with leaves of variable length, padded to one of a few static lengths."""
+"""Rows with leaves of variable length, which are padded to one of a few static lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOKENS = "tokens"
 
 
 class Ragged(DocumentSource):
-    """Columns of which some have rows of different lengths, such as the tokens of documents.
+    """Columns, some of which have rows of different lengths, such as the tokens of documents.
 
     In a batch each of these leaves is padded to the *bucket* of the batch: the smallest of `pad_to` that holds the
     longest row of the global batch. So a jitted step is compiled once for each bucket. Every process computes the
@@ -30,9 +30,9 @@ class Ragged(DocumentSource):
     Args:
       columns: by name. A tuple `(values, offsets)` is a ragged leaf, with `values[offsets[i] : offsets[i + 1]]` as
         row i. `offsets` are integers, one more than there are rows, ascending from 0 to at most `len(values)`;
-        they are held in memory, 8 bytes a row. Ragged leaves are also a `pyarrow` column of lists, and the path of
-        an `.idx` of Megatron-LM, a glob or a list of such paths: its rows are the documents of the `.bin` beside
-        it. Any other value is a plain column. Each array may be the path of a `.npy` file, which is mapped.
+        they are held in memory, 8 bytes per row. A `pyarrow` column of lists is a ragged leaf, too. So is the path
+        of an `.idx` file of Megatron-LM, a glob or a list of such paths: the rows are the documents of the `.bin`
+        beside it. Any other value is a plain column. Each array may be the path of a `.npy` file, which is mapped.
       pad_to: the buckets, ascending.
       pad: the value after the end of a row.
 
@@ -92,7 +92,7 @@ class Ragged(DocumentSource):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sizes and sampled values of every array, a digest of all lengths, the buckets and the padding."""
+        """Sizes and sampled values of every array, a digest of the offsets, the buckets and the padding."""
         return {
             "kind": "ragged",
             "pad_to": list(self.pad_to),
@@ -105,7 +105,7 @@ class Ragged(DocumentSource):
         return self._rows
 
     def tokens_of(self, rows: Indices) -> Indices:
-        """The lengths of these rows in the column "tokens", or in the first ragged column."""
+        """The lengths of these rows in the ragged leaf "tokens", or else in the first ragged leaf."""
         leaf = self._ragged.get(_TOKENS) or next(iter(self._ragged.values()))
         return leaf.lengths(rows)
 
@@ -115,7 +115,7 @@ class Ragged(DocumentSource):
         return self.pad_to[int(np.searchsorted(self.pad_to, longest))]
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`, whose ragged leaves may be shorter than in `spec`.
+        """Write row rows[i] to index i of each leaf of `out`. Its ragged leaves may be shorter than in `spec`.
 
         Raises:
           RowError: a row is longer than `out`.
@@ -128,7 +128,7 @@ class Ragged(DocumentSource):
             out[f"{name}_length"][:] = self._read_ragged(name, leaf, rows, out[name])
 
     def _read_ragged(self, name: str, leaf: Documents, rows: Indices, out: Array) -> Indices:
-        """Write row rows[i] to out[i], padded. Returns the lengths."""
+        """Write row rows[i] to out[i], padded. Returns the lengths of the rows."""
         lengths, width = leaf.lengths(rows), out.shape[1]
         if len(long := np.flatnonzero(lengths > width)):
             row = int(rows[long[0]])
@@ -140,7 +140,7 @@ class Ragged(DocumentSource):
             )
         leaf.values.read_spans(leaf.spans(rows), out)  # zeros after the end of a row
         if self._pad:
-            narrow = np.min_scalar_type(width)  # int64 would take as long as the rest of the read
+            narrow = np.min_scalar_type(width)  # with int64, this would take as long as the rest of the read
             beyond = np.arange(width, dtype=narrow) >= lengths.astype(narrow)[:, None]
             np.copyto(out, self._pad, where=beyond.reshape(*beyond.shape, *[1] * (out.ndim - 2)), casting="unsafe")
         else:

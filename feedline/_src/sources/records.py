@@ -1,4 +1,4 @@
-"""Records: elements of a `grain.MapDataset`, each of which is written directly into the batch."""
+"""Records: elements of a `grain.MapDataset`. Each is written directly into the batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from feedline._src.rows.values import as_arrays, digest_of, write_record
 
 
 class RecordSource(Source):
-    """A `Source` over a Grain dataset, which decodes and augments; feedline determines the order.
+    """A `Source` over a Grain dataset. The dataset decodes and augments; feedline determines the order.
 
-    Each element is written before the next is read, since a decoder may use one buffer for all.
+    Each element is written before the next one is read, since a decoder may use the same buffer for all elements.
 
     Args:
-      shuffled: whether the order is shuffled by default, as for objects that are no Grain dataset.
+      shuffled: whether the order is shuffled by default, as it is for objects that are not Grain datasets.
 
     Row indices may be epoch·n + row, so that Grain's own random maps differ between epochs.
 
     Raises:
       ValueError: the dataset is empty.
-      RowError: its first element cannot be read, or is None.
+      RowError: the first element cannot be read, or is None.
 
     Example:
       >>> import numpy as np
@@ -52,7 +52,7 @@ class RecordSource(Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Digests of the first, the middle and the last element; None for one that cannot be read."""
+        """Digests of the first, the middle and the last element; None for an element that cannot be read."""
         digests: list[str | None] = []
         for row in self._sampled_rows:
             try:
@@ -63,7 +63,7 @@ class RecordSource(Source):
         return {"kind": "records", "length": len(self), "sampled": digests}
 
     def check_rows(self) -> None:
-        """See `Indexed.check_rows`: of the sampled elements, since a filter leaves None in place of many."""
+        """See `Indexed.check_rows`. Reads the sampled elements, since a filter leaves None in place of many."""
         for row in self._sampled_rows:
             self._element(row)
 
@@ -81,12 +81,12 @@ class RecordSource(Source):
                 raise self._bad_row(index, f"every record must have the form of the first: {error}") from error
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Write other elements in each epoch, for the dataset's own random maps."""
+        """Read index epoch·n + row of the dataset, so that its own random maps differ between epochs."""
         n, last = len(self), int(rows.epoch.max())
         if (last + 1) * n > 1 << 63:
             raise FeedError(
-                f"a Grain dataset is read at the index epoch × {n} + row, which has to be below 2^63; epoch "
-                f"{last} is too late; seek to an earlier epoch",
+                f"a Grain dataset is read at the index epoch × {n} + row, which must be below 2^63, got epoch "
+                f"{last}; seek to an earlier epoch",
                 stage="read",
             )
         self.read(rows.epoch * n + rows.index, out)
@@ -111,7 +111,7 @@ class RecordSource(Source):
 
 
 def _filter_of(dataset: Any) -> str:
-    """The last filter that a dataset applies, or another name for what may have left out an element."""
+    """The last filter of a dataset, as text; or, without a filter, another name for what left out an element."""
     while "Filter" not in type(dataset).__name__:
         if not (parents := getattr(dataset, "parents", ())):
             return "a transformation"

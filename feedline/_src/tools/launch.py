@@ -27,7 +27,7 @@ from feedline._src.options import checked_integer
 from feedline._src.tools.cli.options import flags_for_cpu_devices
 from feedline._src.tools.process_group import FORWARDED, process_group
 
-_DRAIN_S = 1.0  # without output, after all processes have ended: a daemon of theirs may hold a pipe open
+_DRAIN_S = 1.0  # wait for the end of streams after all processes have ended: a daemon may hold a pipe open
 _MAX_LINE = 1 << 16
 _REMEMBERED_LINES = 20
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -37,15 +37,15 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Launch:
     """Start a command as several JAX processes on this machine.
 
-    The command goes last, after --, and joins the processes by feedline.cluster.initialize():
+    The command goes last, after --. In it, feedline.cluster.initialize() joins the processes:
 
         feedline launch --processes 4 --cpu -- python train.py --steps 100
 
-    Each line of output begins with the index of its process. If a process fails, the others are ended, its last
-    lines are shown again, and the launcher exits with its code, or with 128 + s if signal s killed it. Ctrl-C and
-    SIGTERM are forwarded; the second one kills at once. No process outlives the launcher.
+    Each line of output begins with the index of its process. If a process fails, the launcher ends the others,
+    shows the last lines of the failed one again, and exits with its code, or with 128 + s if signal s killed it.
+    Ctrl-C and SIGTERM are forwarded; a second one kills at once. No process outlives the launcher.
 
-    On several hosts, srun, mpirun, Kubernetes or PBS starts the processes. This prints what it reads:
+    On several hosts, srun, mpirun, Kubernetes or PBS starts the processes. To print the command or file for it:
 
         feedline launch --processes 8 --hosts 4 --print slurm -- python train.py
     """
@@ -55,8 +55,8 @@ class Launch:
     cpu: bool = False
     """Run on the CPU."""
     devices_per_process: int | None = None
-    """With --cpu: CPU devices of each process; by default as XLA_FLAGS says. Without: GPUs of each process; by
-    default an equal share, with --print one."""
+    """With --cpu: CPU devices of each process; by default as XLA_FLAGS says. Without --cpu: GPUs of each process;
+    by default an equal share, and with --print one."""
     grace_s: float = 5.0
     """Seconds that the other processes may take to exit after the first failure, before they are killed."""
     stop_s: float = 60.0
@@ -80,7 +80,7 @@ class Launch:
             print(PRINTERS[self.print_for](self._job()).rstrip("\n"))
             return 0
         if self.hosts:
-            fix = "--print slurm, mpirun, jobset or pbs prints what starts them on several"
+            fix = "--print slurm, mpirun, jobset or pbs prints how to start them on several hosts"
             raise ValueError(f"launch starts processes on this machine only, found --hosts {self.hosts}; {fix}")
         with reserved_port() as port:
             environments = process_environments(
@@ -136,7 +136,7 @@ def process_environments(
         own = {**common, "FEEDLINE_PROCESS": str(process)}
         if gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[process * share : (process + 1) * share])
-            own.pop("JAX_LOCAL_DEVICE_IDS", None)  # It counts devices that are not all visible any more.
+            own.pop("JAX_LOCAL_DEVICE_IDS", None)  # It may name GPUs that are no longer visible.
         environments.append(own)
     return environments
 
@@ -145,7 +145,7 @@ def process_environments(
 def reserved_port() -> Iterator[int]:
     """A free port that the kernel gives to no other program while the block runs.
 
-    It is bound with SO_REUSEPORT, as by jax's coordinator, which can therefore listen on it.
+    It is bound with SO_REUSEPORT. jax's coordinator uses this option, too, and can therefore listen on the port.
     """
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -156,10 +156,10 @@ def reserved_port() -> Iterator[int]:
 class Supervisor:
     """Runs a command once for each environment, shows the output of all, and waits for all of them.
 
-    A thread copies each stream of a process, others wait for its end and for signals. They queue calls that the
-    main thread executes, so that it alone signals the processes and decides. While nobody reads the output, as in
-    a pager, processes that write more wait; signals and deadlines still count.
-    A signal that was ignored when this began, as under nohup, is not forwarded.
+    One thread copies each output stream of a process; others wait for signals or for the end of processes. They
+    queue calls for the main thread, so that only the main thread decides, and signals processes. While nobody
+    reads the output, as in a pager, processes that write more wait; signals and deadlines still count. A signal
+    that was ignored when the launcher started, as under nohup, is not forwarded.
     """
 
     def __init__(self, environments: Sequence[Mapping[str, str]], grace_s: float, stop_s: float) -> None:
@@ -168,7 +168,7 @@ class Supervisor:
         self._stop_s = stop_s
         self._calls = queue.SimpleQueue[Callable[[], None]]()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._codes: dict[int, int] = {}  # of the processes that have ended, in this order
+        self._codes: dict[int, int] = {}  # of ended processes, in the order in which they ended
         self._copying = 0  # streams that have not ended
         self._last = [deque[bytes](maxlen=_REMEMBERED_LINES) for _ in environments]
         self._blamed: dict[
@@ -176,7 +176,7 @@ class Supervisor:
         ] = {}  # {process: (the process that it blamed last, whether for silence)}
         self._signals: list[signal.Signals] = []  # those that were forwarded
         self._kill_at: float | None = None  # set once the processes have been asked to end
-        self._overdue = False  # some were killed then
+        self._overdue = False  # whether processes were killed at that time
         self._broken: OSError | None = None  # why output cannot be written any more
         out = threading.Lock()
         self._writing = {1: out, 2: out if os.path.sameopenfile(1, 2) else threading.Lock()}
@@ -184,7 +184,7 @@ class Supervisor:
     def run(self, command: Sequence[str]) -> int:
         """Returns the exit code; `ValueError` if the command cannot be run. Call it from the main thread."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel forgets how a child ended
-        # a handler in Python may not run before the main thread stops waiting: a pipe tells a thread of the signal
+        # a handler in Python may run only after the main thread stops waiting, so a pipe tells a thread of signals
         caught, catching = os.pipe()
         os.set_blocking(catching, False)
         signal.set_wakeup_fd(catching)
@@ -228,7 +228,7 @@ class Supervisor:
         self._calls.put(lambda: function(*arguments))
 
     def _make_calls(self) -> None:
-        """Until all processes have ended and all of their output is written, however late it is read."""
+        """Execute calls until all processes have ended and their output is written, however late it is read."""
         while self._running or self._copying:
             timeout_s = None if self._running else _DRAIN_S
             if self._running and self._kill_at is not None and not self._overdue:
@@ -243,7 +243,7 @@ class Supervisor:
                     return
 
     def _copy(self, index: int, target: int, pipe: IO[bytes] | None) -> None:
-        """In a thread: write the lines of one stream of a process. A longer one than 64 KiB becomes several."""
+        """In a thread: write the lines of one stream of a process. A line longer than 64 KiB becomes several."""
         assert pipe is not None, "Popen was asked for one"
         with pipe:
             while line := pipe.readline(_MAX_LINE):
@@ -303,7 +303,8 @@ class Supervisor:
         if failed is None:
             return 0, ""
         other, silent = self._blamed.get(failed, (failed, False))
-        # process 0 ends last, since it holds all messages; if a process is silent, jax aborts the others (SIGABRT)
+        # the blamed process may be the cause and end later: process 0 ends last, since it holds all messages, and
+        # if a process is silent, jax aborts the others (SIGABRT)
         if self._codes.get(other) and (not silent or self._codes[failed] == -signal.SIGABRT):
             failed = other
         code = self._codes[failed]
@@ -315,7 +316,7 @@ class Supervisor:
             text += f", after {', '.join(number.name for number in self._signals)} had been passed on"
             text += f" and {self._stop_s:g} s had gone by; --stop-s gives more" if self._overdue else ""
         elif code == -signal.SIGKILL and not self._overdue:
-            text += "; the kernel sends it when memory runs out"
+            text += "; the kernel sends this signal when memory runs out"
         if not self._signals and len(self._codes) > 1:
             lines = [line.decode(errors="replace").rstrip() for line in self._last[failed]]
             text = "\n".join([f"{text}; the others were stopped. Its last lines:", *lines])

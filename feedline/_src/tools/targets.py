@@ -1,4 +1,4 @@
-"""What a user names on the command line: builds the feed of module:make_feed, or one of a path's rows."""
+"""Builds the feed of a target on the command line: of module:make_feed, or of a path of rows."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _size_of_batch(path: str, devices: int) -> int:
     source.close()
     if rows < 2 * devices:
         raise ValueError(
-            f"batches are divided among {devices} devices here, which needs at least {2 * devices} rows, {path} "
-            f"has {rows}; give more rows, or fewer devices or processes, as in --processes 1,2"
+            f"batches are divided among {devices} devices here, which needs at least {2 * devices} rows, but "
+            f"{path} has {rows}; give more rows, or fewer devices or processes, as in --processes 1,2"
         )
     row = sum(math.prod(leaf.shape) for leaf in leaves)
     fitting: int = max(1, min(rows // _EPOCH_BATCHES, _BATCH_ELEMENTS // max(1, row)) // devices) * devices
@@ -52,7 +52,7 @@ def one_size(options: FeedOptions) -> FeedOptions:
 def build_feed(name: str, make_feed: MakeFeed, mesh: Mesh, change: Change) -> Feed:
     """The feed that the user's function builds over a mesh, with changed options.
 
-    So `make_feed` can be the function that the training calls, without parameters for the command.
+    `make_feed` can be the function that the training program calls: it needs no parameters for the command.
     """
     built: list[FeedOptions] = []
 

@@ -1,8 +1,8 @@
 """Checkpoints of a training loop, with Orbax: written while training continues, restored on any topology.
 
-A checkpoint is the folder `<directory>/<step>` with three items: `state`, the trainer's arrays; `feed`, what the
-feed's `get_state` gave after the batch of that step, as JSON; and `checksums` of both, because Orbax has none: a
-flipped bit in its files may become another weight.
+A checkpoint is the folder `<directory>/<step>` with three items: `state`, the trainer's arrays; `feed`, the result
+of the feed's `get_state` after the batch of that step, as JSON; and `checksums` of both. Orbax has no checksums:
+it may restore a flipped bit as another weight.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _LOCK = ".feedline-lock"
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """Checkpoints of one run in one directory. Use it as a context manager, which waits for unfinished writes.
 
-    With several processes all of them call the same methods in the same order, and share the directory. Renaming
-    its folder completes a checkpoint, so if a process is killed while it saves, the previous one stays the newest.
+    With several processes, all call the same methods in the same order, and share the directory. A checkpoint
+    is complete once its folder is renamed; if a process is killed during a save, the one before stays the newest.
 
     Raises:
       FeedError: another run uses the directory.
@@ -57,7 +57,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._feed = feed
         self._replicated = NamedSharding(mesh, P())
         with contextlib.ExitStack() as stack:
-            # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
+            # only process 0 deletes and renames; if the lock is refused, the others wait until its error ends them
             if jax.process_index() == 0:
                 stack.enter_context(_lock(directory))
             options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True)
@@ -67,7 +67,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for writes. Not after an error with several processes: the others may have exited."""
+        """Wait for writes, except after an error with several processes: the others may have exited."""
         with self._locked:
             if error is not None and jax.process_count() > 1:
                 return
@@ -81,12 +81,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 error.add_note(str(not_written))
 
     def restore(self, state: State) -> State:
-        """Set the feed's state to that of the newest checkpoint, and return the trainer's, with the shardings of
-        `state`. Returns `state` if there is none.
+        """Restore the newest checkpoint: set the feed's state, and return the trainer's with the shardings of
+        `state`. Returns `state` if there is no checkpoint.
 
         Raises:
-          ValueError: the checkpoint is of other data or another model, or another program wrote it. Or there is
-            none, and the feed was used before.
+          ValueError: the checkpoint was made with other data or another model, or by another program. Or there is
+            no checkpoint, but the feed has already delivered batches.
           FeedError: the checkpoint is damaged, or this process read other values than were saved.
         """
         step = self._manager.latest_step()
@@ -100,7 +100,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise ValueError(
                 f"a checkpoint of this trainer holds {', '.join(sorted(_ITEMS))}, but {folder} holds "
                 f"{', '.join(sorted(saved)) or 'nothing'}: a part was removed, or something else wrote it; choose "
-                "another directory, or remove the folder to go on from the one before it"
+                "another directory, or remove the folder to go on from the previous checkpoint"
             )
         _check_same_arrays(folder, saved["state"].tree, state)
         items = ocp.args.Composite(
@@ -116,7 +116,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         except OtherDataError as error:
             remedy = error.remedy or "Give the data and the seed that it was trained with"
             raise ValueError(
-                f"the checkpoint {folder} is of other data: {error.difference}. {remedy}, or another directory"
+                f"the checkpoint {folder} was made with other data: {error.difference}. {remedy}, or another "
+                "directory"
             ) from error
         except ValueError as error:
             raise ValueError(f"training cannot continue from the checkpoint {folder}: {error}") from error
@@ -124,7 +125,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return restored
 
     def save(self, state: State) -> None:
-        """Start saving this step, unless it is saved. Waits for the previous save, and until the state is copied.
+        """Start to save this step, unless it is saved. Waits for the previous save, and until `state` is copied.
 
         Raises:
           ValueError: the trainer and the feed are not at the same step.
@@ -135,7 +136,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._manager.wait_until_finished()
             if feed["step"] == self._manager.latest_step():
                 return
-            # Orbax's threads print tracebacks if writes fail
+            # checked first: if a write fails, Orbax's threads print tracebacks
             if shutil.disk_usage(self._directory).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             items = ocp.args.Composite(
@@ -146,22 +147,22 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._manager.save(feed["step"], args=items, force=True)
 
     def _feed_state(self, state: State) -> dict[str, Any]:
-        """The feed's state. ValueError: it is not at the trainer's step."""
+        """The feed's state. ValueError: feed and trainer are not at the same step."""
         feed: dict[str, Any] = self._feed.get_state()
         trained = int(jax.device_get(state.step))
         if trained != feed["step"]:
             raise ValueError(
                 f"a checkpoint needs trainer and feed at the same step, but the trainer has done {trained} and "
-                f"the feed has delivered {feed['step']}; begin with a new feed, and save right after the step "
-                "that took its last batch"
+                f"the feed has delivered {feed['step']}; begin with a new feed, and save after a step, before you "
+                "take the next batch"
             )
         return feed
 
     def _over_the_mesh(self, leaf: jax.Array) -> jax.Array:
-        """A replicated array, relabelled as replicated over the mesh of all processes. Copies no data.
+        """Relabel a replicated array as replicated over the mesh of all processes. Copies no data.
 
-        With several processes, the arrays that pmap returns are replicated over the devices of one process. Orbax
-        refuses those.
+        With several processes, the arrays that pmap returns are replicated only over the devices of one process,
+        and Orbax refuses them.
         """
         if not leaf.sharding.is_fully_replicated:
             return leaf
@@ -170,19 +171,19 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     @contextlib.contextmanager
     def _read_errors(self, folder: Path) -> Iterator[None]:
-        """Raise what goes wrong as a `FeedError`, which says from which checkpoint training can continue."""
+        """Turn any error into a `FeedError` that says from which checkpoint training can continue."""
         try:
             yield
         except Exception as error:
             older = [step for step in self._manager.all_steps() if step < int(folder.name)]
             way_out = "there is no older one: restore it from a copy, or begin again in another directory"
             if older:
-                way_out = f"remove its folder to go on from that of step {max(older)}"
+                way_out = f"remove its folder to go on from step {max(older)}"
             raise _error(f"the checkpoint is damaged, or cannot be read ({error}); {way_out}", folder) from error
 
     @contextlib.contextmanager
     def _write_errors(self) -> Iterator[None]:
-        """Raise errors of a save as a `FeedError`. TensorStore raises ValueError even for a full disk."""
+        """Turn errors of a save into a `FeedError`. TensorStore raises ValueError even for a full disk."""
         try:
             yield
         except (ValueError, OSError) as error:
@@ -190,8 +191,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             number = int(code[1]) if code else getattr(error, "errno", None)
             newest = self._manager.latest_step()
             raise _error(
-                f"a checkpoint could not be written: {os.strerror(number) if number else error}. The newest whole "
-                f"one is {'none' if newest is None else f'that of step {newest}'}; make room or choose another "
+                f"a checkpoint could not be written: {os.strerror(number) if number else error}. Newest complete "
+                f"checkpoint: {'none' if newest is None else f'step {newest}'}; make room or choose another "
                 "directory, and start again",
                 self._directory,
             ) from error
@@ -221,48 +222,48 @@ def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
 
 
 def _sum(leaf: jax.Array) -> jax.Array:
-    """Σ bits × (2 × place + 1) modulo 2^32. Any one flipped bit changes it, since the factor is odd."""
+    """Σ bits × (2 × place + 1) modulo 2^32. Any single flipped bit changes the sum, since the factor is odd."""
     leaf = _key_data(leaf)
     if jnp.iscomplexobj(leaf):
         leaf = jnp.stack([leaf.real, leaf.imag])
     if leaf.dtype.itemsize == 1:
-        leaf = leaf.astype(jnp.float32)  # exact; bool and dtypes of four bits have no bits to be converted
+        leaf = leaf.astype(jnp.float32)  # exact; JAX cannot convert the bits of bool and of four-bit dtypes
     bits = jax.lax.bitcast_convert_type(leaf, jnp.uint16 if leaf.dtype.itemsize == 2 else jnp.uint32)
     place = jax.lax.iota(jnp.uint32, bits.size).reshape(bits.shape)
     return jnp.sum(bits.astype(jnp.uint32) * (2 * place + 1), dtype=jnp.uint32)
 
 
 def _key_data(leaf: Any) -> Any:
-    """The numbers of a random key, as some optimizers have one; any other array unchanged."""
+    """The numbers of a random key, which some optimizers hold; any other array unchanged."""
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
 def _check_same_arrays(folder: Path, saved: Any, state: State) -> None:
-    """Compare the metadata of a checkpoint's arrays with `state`; Orbax would read them first."""
+    """Compare the metadata of a checkpoint's arrays with `state`, before Orbax reads the arrays."""
     theirs = {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(saved)}
     as_saved = jax.eval_shape(lambda: jax.tree.map(_key_data, state))
     ours = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(as_saved)}
     for name in {**ours, **theirs}:
         if theirs.get(name) != ours.get(name):
             raise ValueError(
-                f"the checkpoint {folder} is of another model: its {name.removesuffix('.value')} is "
+                f"the checkpoint {folder} was made with another model: its {name.removesuffix('.value')} is "
                 f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that "
                 "it was trained with, or another directory"
             )
 
 
 def _lock(directory: Path) -> TextIO:
-    """Lock a directory until the file is closed: a second run would delete the checkpoints of the first.
+    """Lock a directory until the returned file is closed: a second run would delete the first one's checkpoints.
 
-    The directory is made if there is none. The kernel releases the lock when the process ends, even by SIGKILL. On
-    NFS it works across hosts.
+    Makes the directory if there is none. The kernel releases the lock when the process ends, even by SIGKILL. On
+    NFS the lock works across hosts.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / _LOCK).open("a+")
     except OSError as error:
         raise OSError(
-            f"checkpoints need a directory that can be written to, and {directory} is none ({error}); choose "
+            f"checkpoints need a directory that can be written to, and {directory} is not one ({error}); choose "
             "another directory"
         ) from error
     try:
@@ -270,9 +271,9 @@ def _lock(directory: Path) -> TextIO:
     except BlockingIOError as error:
         with file:
             file.seek(0)
-            holder = file.read(1 << 10).strip() or "a process that has not said which"
+            holder = file.read(1 << 10).strip() or "an unknown process"
         raise _error(
-            f"a directory of checkpoints belongs to one run at a time, and another one uses this: {holder}; wait "
+            f"a directory of checkpoints belongs to one run at a time, and another run uses it: {holder}; wait "
             "for its end, or choose another directory",
             directory,
         ) from error

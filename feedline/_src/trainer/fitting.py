@@ -27,7 +27,7 @@ _log = logging.getLogger("feedline")
 
 
 class Batches(Protocol):
-    """What `fit` needs of a feed to train."""
+    """What `fit` needs from a feed to train."""
 
     @property
     def spec(self) -> Any:
@@ -38,13 +38,13 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fitted:
-    """What training gives.
+    """The result of `fit`.
 
     Attributes:
       state: the last state.
-      history: for each report a dict with "step", "loss" and the metrics of that step, and with `eval_` before
-        each name those of an evaluation after that step. Reports come after the first step of a run, every
-        `report_every` steps and at the end.
+      history: for each report a dict with "step", "loss" and the metrics of that step. If an evaluation followed
+        the step, the dict also has the evaluation's metrics, as `eval_loss` and so on. Reports are made after the
+        first step of a run, every `report_every` steps and at the end.
       progress: rows, times and last metrics of this run.
       stopped: whether `after_step` ended training.
     """
@@ -67,10 +67,10 @@ class Fitted:
         """Test the trained parameters on one pass over a feed, built with `epochs=1` and `remainder="pad"`.
 
         Args:
-          measure: (parameters, batch) → (loss, metrics), in place of the loss that was trained.
+          measure: (parameters, batch) → (loss, metrics); replaces the loss used in training.
 
         Raises:
-          ValueError: the feed has no end, no row, or other devices than the training feed.
+          ValueError: the feed is not a single pass, has no rows, or has other devices than the training feed.
         """
         return self._tester(feed, measure)(self.params)
 
@@ -96,23 +96,24 @@ def fit(
 ) -> Fitted:
     """Train on the batches of a feed. Parameters may be any tree of arrays; no model library is needed.
 
-    A batch's rows are split over the devices as the feed's sharding says, and every device has all parameters.
+    The feed's sharding splits a batch's rows over the devices; by default every device has all parameters.
 
     Args:
       feed: a `feedline.Feed`, or anything else with `spec` that yields batches. Checkpoints need its `get_state`
-        and `set_state`. It is not closed.
+        and `set_state`. `fit` does not close it.
       init: key → parameters. It is compiled, and gives the same bits on any topology.
       loss: (parameters, batch) → (loss, metrics): the mean loss over the batch's rows, and a dict of other means
         over them, {} for none. It is compiled into the step. If the feed pads, leave out the rows where
-        `batch["valid"]` is False. With mode "pmap" it sees the rows of one device, and the means are averaged,
-        weighted by valid rows: a loss that compares rows with each other gives another result there.
+        `batch["valid"]` is False. With mode "pmap", `loss` sees only the rows of one device, and the means of the
+        devices are averaged, weighted by valid rows: a loss that compares rows gives another result.
       optimizer: an optax transformation.
-      mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program a device.
-      steps: of training in all, those of earlier runs in `checkpoint_dir` included; if these were more, nothing is
-        trained. None: one pass over the feed. A feed that ends before is logged as a warning.
-      seed: of the key for `init`.
-      evaluation: a feed with `epochs=1` and `remainder="pad"`, on which the model is tested every `evaluate_every`
-        steps: each time one pass over it. Its metrics are in the history. `Fitted.evaluate` tests the last state.
+      mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program per device.
+      steps: training steps in all, including those of earlier runs in `checkpoint_dir`; if those reach `steps`,
+        `fit` trains no further. None: one pass over the feed. If the feed ends before `steps`, `fit` logs a
+        warning.
+      seed: seed of the key for `init`.
+      evaluation: a feed with `epochs=1` and `remainder="pad"`. Every `evaluate_every` steps the model is tested on
+        one pass over it, and the metrics go into the history. `Fitted.evaluate` tests the last state.
       evaluate_every: steps from one evaluation to the next, a multiple of `report_every`.
       measure: replaces `loss` in the evaluation.
       callbacks: such as a `LiveLine`: called with a `Progress` at each report, on process 0 only.
@@ -121,15 +122,16 @@ def fit(
       checkpoint_dir: save checkpoints there, and continue from the newest one, with any mode and topology. The
         newest 3 are kept. None: no checkpoints.
       save_every: steps from one checkpoint to the next; the last step is saved, too.
-      after_step: called with the number of steps done after each step is dispatched, on every process; if the
-        result is true, training ends there. All processes must give the same results: if one ends alone, the
-        others wait for it. `feedline.cluster.should_stop` agrees on a step.
+      after_step: called on every process after each step is dispatched, with the number of steps so far. If the
+        result is true, training ends after this step. The result must be the same on all processes: if one process
+        ends alone, the others wait for it. `feedline.cluster.should_stop` makes them agree on a step.
       practices: how the step is compiled and run.
 
     Raises:
       ValueError, TypeError: an argument is wrong, or does not fit the feed.
-      FeedError: a loss, or the parameters at a save or at the end, are not finite; the message names the step and
-        the rows of its batch. Nothing is saved from that step on. Or a checkpoint cannot be read or written.
+      FeedError: a loss is not finite, or the parameters are not finite at a save or at the end; the message names
+        the step and the rows of its batch, and nothing is saved from that step on. Or a checkpoint cannot be read
+        or written.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, optax, feedline
@@ -168,7 +170,7 @@ def fit(
 
         opened = Checkpoints(Path(checkpoint_dir), feed, program.mesh)
     history: list[dict[str, float]] = []
-    evaluated: dict[int, Evaluation] = {}  # by step, until it is reported
+    evaluated: dict[int, Evaluation] = {}  # by step, until they are reported
     stopped = False
 
     def report(progress: Progress) -> None:
@@ -186,14 +188,14 @@ def fit(
         left = None if steps is None else max(0, steps - done)
         if left is not None and left % per_call:
             raise ValueError(
-                f"the feed delivers steps_per_call={per_call} batches at once, which must divide the steps to do: "
-                f"{left} are left to step {steps:,}; give other steps, or another steps_per_call"
+                f"the feed delivers steps_per_call={per_call} batches at once, so {per_call} must divide the "
+                f"steps to do: {left} are left to step {steps:,}; give other steps, or another steps_per_call"
             )
         loop = Loop(program, done, report, report_every, practices.guard_transfers, feed)
-        # not `iter` on a restored feed: at the end of its last pass it would begin another one
+        # no `iter` on a restored feed: if the last pass is over, `iter` would begin another one
         batches: Any = feed if done and hasattr(feed, "__next__") else iter(feed)
         calls = None if left is None else left // per_call
-        for state in loop.steps(state, itertools.islice(batches, calls)):  # noqa: B020  the last state stays
+        for state in loop.steps(state, itertools.islice(batches, calls)):  # noqa: B020  keeps the last state
             step, before = loop.dispatched, loop.dispatched - per_call
             if test is not None and evaluate_every and crosses(before, step, evaluate_every):
                 evaluated[step] = test(state.params)
@@ -218,13 +220,13 @@ def fit(
 
 
 def _whole_pass(feed: Any) -> Batches:
-    """An evaluation feed at its first row, also after an interrupted pass. ValueError if rows count twice."""
+    """Move an evaluation feed to its first row, even if a pass was interrupted. ValueError: unsuitable options."""
     epochs = getattr(feed, "epochs", 1)
     if epochs != 1:
         what = "would never end" if epochs is None else "counts each row several times"
         raise ValueError(f"an evaluation feed with epochs={epochs} {what}; build it with epochs=1")
     if getattr(feed, "steps_per_call", 1) != 1:
-        raise ValueError("an evaluation feed delivers its batches one by one; build it with steps_per_call=1")
+        raise ValueError("an evaluation feed must deliver its batches one by one; build it with steps_per_call=1")
     if hasattr(feed, "seek"):
         feed.seek(feed.epoch)
     batches: Batches = feed
@@ -243,13 +245,13 @@ def _check_steps(
         raise ValueError("training on a feed with epochs=None would never end; give steps, or a feed with epochs")
     if (evaluation is None) != (evaluate_every is None) or evaluation is feed:
         raise ValueError(
-            "evaluation, a feed of its own, and evaluate_every go together; give both, or neither and test the "
-            "result with fitted.evaluate(feed)"
+            "evaluation, a feed other than the training feed, and evaluate_every go together; give both, or give "
+            "neither and test the result with fitted.evaluate(feed)"
         )
     if evaluate_every is not None:
         _whole_pass(evaluation)
         if checked_integer("evaluate_every", evaluate_every, at_least=1) % report_every:
             raise ValueError(
-                f"evaluate_every must be a multiple of report_every, since a report tells the result; got "
+                f"evaluate_every must be a multiple of report_every, since the result is part of a report; got "
                 f"{evaluate_every} and {report_every}"
             )

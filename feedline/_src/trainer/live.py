@@ -32,16 +32,16 @@ class _Console(Console):
 class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
     """A callback for `fit` that writes to standard error. Use it as a context manager.
 
-    The line has the step, the loss, rows/s since the first step, and the share of the time that the loop waits
-    for input. With a feed that is the share of the latest batches, followed by what limits training ("read
-    limits", see `Feed.report`) and by the bytes/s that this process places. Metrics come last. The line is cut off
-    at the width of a terminal.
+    The line shows the step, the loss, rows/s since the first step, and the share of the time that the loop waits
+    for input. With a feed, this share covers the latest batches, and then come what limits training ("read
+    limits", see `Feed.report`) and the bytes/s that this process places. Metrics come last. The line is cut off at
+    the width of a terminal.
 
-    It starts no thread: the line is updated when the loop reports, at most ten times a second. With a feed, that
-    takes up to two milliseconds each time.
+    No thread is started: the line is updated when the loop reports, at most ten times a second. With a feed, each
+    update takes up to two milliseconds.
 
     Args:
-      steps: the number of steps in all. None: not known.
+      steps: the total number of steps. None: unknown.
       console: where to write. None: standard error.
       feed: the feed that the loop takes batches from.
 
@@ -82,7 +82,7 @@ class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
         self._next_at_s = time.monotonic() + (_UPDATE_EVERY_S if terminal else _PRINT_EVERY_S)
 
     def _parts(self, progress: Progress) -> Iterator[str]:
-        """The parts of the line, the most important first; those with times only after two steps."""
+        """The parts of the line, the most important first. Parts with times appear only after two steps."""
         yield f"step {progress.step:,}" + ("" if self._steps is None else f" of {self._steps:,}")
         metrics = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in progress.metrics.items()]
         yield from metrics[:1]  # the loss

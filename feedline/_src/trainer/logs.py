@@ -1,7 +1,7 @@
 """Callbacks for `fit` that write each report to a file: `CSVLog`, and `TensorBoardLog` for TensorBoard.
 
-A file is opened at the first report, so only process 0, whose callbacks are called, makes one. Each report is one
-unbuffered write. So a process that is killed leaves whole records, and no log needs a thread.
+A log opens its file at the first report, so only process 0 makes a file: `fit` calls callbacks only there. Each
+report is one unbuffered write. So a process that is killed leaves complete records, and no log needs a thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Values = Mapping[str, float | None]
 """The values of a report by name. None: not known yet."""
 _RATES = ("rows_per_s", "wait_share")
 _SAMPLING_INTERVAL_S = 1.0
-"""Seconds from one sample of a feed's statistics to the next; each takes a third of a millisecond."""
+"""Seconds from one sample of a feed's statistics to the next; a sample takes a third of a millisecond."""
 
 
 class _Log:
@@ -45,7 +45,7 @@ class _Log:
         self._write(progress.step, values, done=progress.resumed)
 
     def _write(self, step: int, values: Values, done: int) -> None:
-        """Write the values of a step of a run that continues after `done` steps."""
+        """Write the values of a step. `done`: steps of the runs that this run continues."""
         try:
             if self._file is None or step <= self._step:
                 self._begin(values, done)
@@ -70,7 +70,7 @@ class _Log:
         self.close()
 
     def _begin(self, values: Values, done: int) -> None:
-        """Open the file for a run that continues after `done` steps, without the steps after these."""
+        """Open the file for a run that continues after `done` steps. Drop or hide records of later steps."""
         raise NotImplementedError
 
     def _record(self, step: int, values: Values) -> bytes:
@@ -93,12 +93,12 @@ class _Log:
 class CSVLog(_Log):
     """A callback for `fit` that writes a CSV file: one line for each report. Use it as a context manager.
 
-    The columns are "step", the metrics, "rows_per_s" and "wait_share". A name that appears at a later report, such
-    as that of an evaluation, becomes the last column, and the cells above it are empty: `pandas.read_csv` gives a
-    table with one row for each step. For that the file is written anew and replaced atomically.
+    The columns are "step", the metrics, "rows_per_s" and "wait_share". If a later report has a new name, such as
+    "eval_loss", it becomes the last column, and the cells above it are empty: `pandas.read_csv` gives a table with
+    one row for each step. To add a column, the file is written anew and replaced atomically.
 
-    A resumed run continues the file: the lines of the steps after the one that it resumed from are removed. A run
-    that begins at its first step replaces the file.
+    A resumed run continues the file, and removes the lines of steps after the step from which it resumed. A run
+    that begins at step 1 replaces the file.
 
     Args:
       path: the file. Its folder is made if there is none.
@@ -106,7 +106,7 @@ class CSVLog(_Log):
     Raises:
       TypeError: `path` is not a path.
       ValueError: at the first report: the file exists and is not a log.
-      OSError: at a report: the file cannot be written. The error names it, and the lines before stay whole.
+      OSError: at a report: the file cannot be written. The error names the file, and earlier lines stay complete.
 
     Example:
       >>> import tempfile
@@ -124,7 +124,7 @@ class CSVLog(_Log):
     _columns: tuple[str, ...] = ()
 
     def _begin(self, values: Values, last: int) -> None:
-        """Replace the file by one that has columns for all values, and no line of a step after `last`."""
+        """Replace the file with one that has columns for all values, and no line of a step after `last`."""
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         header, lines = self._read()
@@ -145,7 +145,7 @@ class CSVLog(_Log):
         self._file = self._path.open("ab", buffering=0)
 
     def _read(self) -> tuple[list[str], list[list[str]]]:
-        """The columns and the lines of the file; only "step" if there is none. ValueError: it is not a log."""
+        """The columns and the lines of the file; only "step" if there is no file. ValueError: it is not a log."""
         if not self._path.exists():
             return ["step"], []
         if self._path.is_file():
@@ -154,7 +154,8 @@ class CSVLog(_Log):
             if header[:1] == ["step"] and {*_RATES} <= {*header}:
                 return header, lines
         raise ValueError(
-            f"{self._path} is not a log: no file with the columns step, {', '.join(_RATES)}; give another path"
+            f"{self._path} is not a log: a log is a file with the columns step, "
+            f"{', '.join(_RATES)}; give another path"
         )
 
     def _record(self, step: int, values: Values) -> bytes:
@@ -173,16 +174,16 @@ def _line(cells: list[Any]) -> bytes:
 class TensorBoardLog(_Log):
     """A callback for `fit` that writes events for TensorBoard. Use it as a context manager.
 
-    Each metric is a scalar with the same name as in the history; "rows_per_s" and "wait_share" are two more. Each
-    run writes a new file into the folder. A resumed run makes TensorBoard hide the events of earlier files after
-    the step that it resumed from; a run that begins at its first step hides all of them. To compare trainings,
-    give each a folder. A loop of your own calls `write` instead.
+    Each metric is a scalar with the same name as in the history; "rows_per_s" and "wait_share" are two more
+    scalars. Each run writes a new file into the folder. A resumed run makes TensorBoard hide what earlier files
+    have of steps after the step from which it resumed; a run that begins at step 1 hides all earlier events. To
+    compare trainings, give each its own folder. From your own loop, call `write`.
 
     It needs tensorboardX, but neither TensorFlow nor torch: `pip install '.[tensorboard]'` in the clone.
 
     Args:
       folder: the folder. It is made if there is none.
-      feed: whose metrics are written, too, at most once a second: accelerator utilisation, rates, times of the
+      feed: its metrics are written, too, at most once a second: accelerator utilisation, rates, times of the
         stages. Their names begin with "feedline/"; docs/waiting.md lists them.
 
     Raises:
@@ -204,10 +205,10 @@ class TensorBoardLog(_Log):
         if feed is not None:
             check_feed(feed)
         self._feed = feed
-        self._before: Statistics | None = None  # as they were written last, and when
+        self._before: Statistics | None = None  # the statistics that were written last, and when
         self._before_s = -math.inf
-        # not its SummaryWriter: that writes in a thread, which ends at the first error, such as a full disk; then
-        # the training loop hangs as soon as ten more events wait for the thread
+        # not tensorboardX's SummaryWriter: it writes in a thread that ends at the first error, such as a full
+        # disk; then the training loop hangs as soon as ten more events wait for the thread
         try:
             from tensorboardX import proto, record_writer
         except ImportError as error:
@@ -216,13 +217,13 @@ class TensorBoardLog(_Log):
         self._checksum: Any = record_writer.masked_crc32c
 
     def write(self, step: int, values: Values) -> None:
-        """Write values of a step, from a loop of your own.
+        """Write values of a step, from your own loop.
 
-        The first step that is written begins the run: TensorBoard hides what earlier files hold from there on.
+        The first step that is written begins the run: TensorBoard hides what earlier files have from this step on.
 
         Args:
-          step: more than the last one; else a new run begins.
-          values: scalars by name. One that is still on a device is waited for.
+          step: larger than in the last call; otherwise a new run begins.
+          values: scalars by name. If one is still on a device, the call waits for it.
 
         Raises:
           OSError: the file cannot be written.
@@ -260,7 +261,7 @@ class TensorBoardLog(_Log):
         return self._framed(step=step, summary=of(value=known))
 
     def _framed(self, **fields: Any) -> bytes:
-        """An event as the TFRecord format has it: length, checksum, bytes, checksum."""
+        """An event in the TFRecord format: length, checksum, bytes, checksum."""
         event: bytes = self._proto.event_pb2.Event(wall_time=time.time(), **fields).SerializeToString()
         parts = (struct.pack("<Q", len(event)), event)
         return b"".join(part + struct.pack("<I", self._checksum(part)) for part in parts)

@@ -1,4 +1,4 @@
-"""The training loop, measured and checked, and evaluation. Both run at most two batches ahead of the devices."""
+"""The training loop and evaluation. Both run at most two batches ahead of the devices."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from feedline._src.trainer.modes import Program
 from feedline._src.trainer.task import Batch, Params, State, all_finite, rows_in
 
 _IN_FLIGHT = 2
-"""Steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that time in `next`
-is time waiting for input, and the number of batches in use is bounded."""
+"""Steps in flight while the loop asks for the next batch: enough to hide dispatch, but so few that time in `next`
+is time waiting for input. It also bounds the number of batches in use."""
 _STEPS_PER_COMPARISON = 100
-"""Steps between two comparisons of processes, each of which takes the training thread 0.6 ms."""
+"""Steps between two comparisons of processes; a comparison takes the training thread 0.6 ms."""
 _MAX_ROWS_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """The steps done so far, and their times. These begin after the first step of this run, which compiles.
+    """The steps done so far, and their times. Times begin after the first step of this run, which compiles.
 
     Attributes:
       step: steps finished, counted over all runs.
-      metrics: of the last finished step: "loss", and what the loss function measures besides. Empty before the
+      metrics: of the last finished step: "loss" and the other metrics of the loss function. Empty before the
         first step of this run.
-      resumed: how many of the steps earlier runs had done.
+      resumed: how many of these steps earlier runs had done.
       rows: rows trained on in this run.
       elapsed_s: wall time.
       elapsed_rows: rows finished in that time; 0 after the first step.
@@ -66,8 +66,8 @@ class _Call(NamedTuple):
     """A dispatched call of the program's step.
 
     Attributes:
-      step: the last of its steps.
-      rows: of its batches.
+      step: number of its last step.
+      rows: rows in its batches.
       place: epoch and position of its first row; None if the batches do not come from a feed.
     """
 
@@ -82,16 +82,16 @@ class Loop:
 
     At most two calls of the step are in flight while the host asks for a batch. The metrics of `report_every`
     steps stay on the devices and are fetched together, after these steps are done; no other data moves between
-    host and devices. Each fetch checks that every loss is finite, and then calls `report`: after the first step,
-    at every multiple of `report_every` steps, and at the end.
+    host and devices. After each fetch, the loop checks that every loss is finite. It calls `report` after the
+    first step, at every multiple of `report_every` steps, and at the end.
 
     Args:
-      done: steps of earlier runs.
-      feed: the feed that the batches come from. Processes whose feeds are at different places at the same step are
-        ended, and the error of a loss that is not finite names the rows.
+      done: number of steps that earlier runs did.
+      feed: the feed that the batches come from. The processes are ended if their feeds are at different places at
+        the same step. If a loss is not finite, the error names the rows.
 
     Attributes:
-      dispatched: steps begun, counted over all runs. `progress` is that of the finished steps.
+      dispatched: steps dispatched, counted over all runs. `progress` counts only finished steps.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Loop:
         self._guard_transfers = guard_transfers
         self._feed = feed if hasattr(feed, "rows_of") else None
         self._in_flight = collections.deque[_Call]()
-        self._unreported: list[_Call] = []  # finished ones
-        self._last: _Call | None = None  # of the finished ones
+        self._unreported: list[_Call] = []  # finished calls
+        self._last: _Call | None = None  # the last finished call
         self._started_s = 0.0  # when the first step had finished
         if self._feed is not None:
             processes = {device.process_index for device in program.mesh.devices.flat}
@@ -120,7 +120,7 @@ class Loop:
             self._step_places.compare(done, self._feed.epoch, self._feed.position)
 
     def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
-        """Each new state, before the next batch is asked for; the next step donates it. Call `end` afterwards."""
+        """Yield each new state, which the next step donates, before asking for a batch. Call `end` afterwards."""
         batches, per_call = iter(batches), self._program.steps_per_call
         guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer
         while True:
@@ -159,14 +159,14 @@ class Loop:
         self._wait(0)
         if not self.progress.step:
             raise ValueError(
-                "training needs at least one batch, and the iterator gave none; see its rows and remainder"
+                "training needs at least one batch, and the iterator gave none; check its rows and remainder"
             )
         if self._unreported:
             self._make_report()
         return self.progress
 
     def _wait(self, in_flight: int) -> None:
-        """Wait until at most `in_flight` calls run. Count the finished ones, and report if that is due."""
+        """Wait until at most `in_flight` calls run. Count the finished calls, and report if a report is due."""
         while len(self._in_flight) > in_flight:
             self._last = call = self._in_flight.popleft()
             call.metrics.block_until_ready()
@@ -204,13 +204,13 @@ class Loop:
         return steps
 
     def _compare_places(self, call: _Call | None, every: int = 1) -> None:
-        """Compare where a call began with the other processes, `every` steps after the last comparison."""
+        """Compare with the other processes where `call` began, once in `every` steps."""
         if call is not None and call.place is not None and crosses(self._compared, call.step, every):
             self._compared = call.step
             self._step_places.compare(call.step, *call.place)
 
     def _error(self, step: int, message: str) -> FeedError:
-        """The error that ends training because of a step since the last report. Names its rows if the feed can."""
+        """The error that ends training because of `step`, not reported yet. Names its rows if the feed can."""
         calls = [*self._unreported, self._last]
         call = next(call for call in calls if call is not None and call.step >= step)
         rows, (epoch, position) = "the rows", call.place or (None, None)
@@ -225,8 +225,8 @@ class Loop:
                 rows = f"the training rows {', '.join(map(str, of_step[:_MAX_ROWS_SHOWN]))}{more}"
         return FeedError(
             f"training ends: {message}; later steps cannot repair the parameters. Look for extreme values "
-            f"in {rows} of that step and in those of the step before, and in the loss for a division by 0 or a "
-            "logarithm of 0, or lower the learning rate",
+            f"in {rows} of that step and in the rows of the step before. Look in the loss for a division by 0 or "
+            "a logarithm of 0, or lower the learning rate",
             stage="train",
             epoch=epoch,
             position=position,
@@ -234,7 +234,7 @@ class Loop:
 
 
 def train(program: Program, state: State, batches: Iterable[Batch], **options: Any) -> tuple[State, Progress]:
-    """Run the step on all batches of a finite iterable. `options` are those of `Loop`."""
+    """Run the step on all batches of a finite iterable. `options` are passed to `Loop`."""
     loop = Loop(program, int(jax.device_get(state.step)), **options)
     for after in loop.steps(state, batches):
         state = after
@@ -252,7 +252,7 @@ class Evaluation:
 
     Attributes:
       rows: rows counted.
-      metrics: "loss" and what the loss function measures besides: means over these rows.
+      metrics: "loss" and the other metrics of the loss function, as means over these rows.
     """
 
     rows: int
@@ -260,13 +260,13 @@ class Evaluation:
 
 
 def evaluate(program: Program, params: Params, batches: Iterable[Batch]) -> Evaluation:
-    """Evaluate on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
+    """Evaluate on all batches. Rows whose leaf `valid` is False are not counted: they pad the last batch.
 
-    Each batch is averaged on the devices; the averages are weighted by their rows and added on the host.
+    Each batch is averaged on the devices. The host adds these averages, weighted by the batch's valid rows.
     """
     total, sums = 0, [0.0] * len(program.metrics)
     for means, rows in _fetched(program.measure(params, batch) for batch in batches):
-        if rows:  # the mean of no row may be NaN
+        if rows:  # without valid rows the means may be NaN
             total += int(rows)
             sums = [summed + int(rows) * mean for summed, mean in zip(sums, means.tolist(), strict=True)]
     if not total:

@@ -1,4 +1,4 @@
-"""Watches the memory of a training loop: what devices and the host hold, and what of it grows with the steps."""
+"""Watches the memory of a training loop: what devices and the host hold, and what grows with the steps."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from feedline._src.options import checked_integer
 OnGrowth = Literal["warn", "raise", "ignore"]
 _log = logging.getLogger("feedline")
 _SAMPLES = 10
-"""Growth is looked for at this number of samples, and at twice as many; then every second one is dropped and the
-interval is doubled, so that growth is looked for each time the steps have doubled."""
+"""The watch looks for growth at this number of samples and at twice as many. Then it drops every second sample and
+doubles the interval, so that it looks for growth each time the number of steps has doubled."""
 _MIN_CORRELATION = 0.9
-"""Correlation with the steps from which a series counts as growing; one that only varies stays below."""
+"""A series counts as growing from this correlation with the steps on; one that only varies stays below."""
 _NOISE = {"arrays": 0, "device": 1 << 20, "host": 16 << 20, "slabs": 0}
-"""What is watched, and the growth that a sound loop may show, since allocators keep freed memory."""
+"""What is watched, and how much each may grow in a sound loop, since allocators keep freed memory."""
 _HINTS = {
     "arrays": "Something refers to these arrays: a list, a closure, or a metric that is never fetched",
-    "device": "Arrays are kept that have many shapes, or are kept only now and then",
+    "device": "Arrays of many shapes are kept, or arrays are kept only now and then",
     "slabs": "Something refers to the batches, or to slices of them",
     "host": "No array accounts for it: look for NumPy arrays, bytes or caches that the loop keeps",
 }
-"""Causes of growth; the first kind that grows explains those below it."""
+"""Causes of growth by kind. The first kind that grows explains the growth of the kinds below it."""
 
 
 def held(feed: Any = None) -> dict[str, int]:
     """What this process holds now, by name. Moves no data, and waits for nothing.
 
-    "device 0": bytes in use there; where the device does not count them, such as a CPU, those of live arrays, with
-    an array and a view of its shard counted twice. "host": resident bytes of the process, left out without /proc.
+    "device 0": bytes in use on it. If a device does not count them, such as a CPU: bytes of live arrays, where an
+    array and a view of its shard count twice. "host": resident bytes of the process, left out without /proc.
     "slabs": host buffers of the feed. "arrays float32[64, 8]": number of arrays with this dtype and global shape.
     """
     live = [array for array in jax.live_arrays() if not array.is_deleted()]
@@ -64,7 +64,7 @@ class Growth(NamedTuple):
     Attributes:
       what: "arrays float32[64, 8]", "device 0", "host" or "slabs".
       first, last: its size at the first and the last sample: a number of arrays or slabs, or bytes.
-      steps: between these two.
+      steps: steps between these two samples.
     """
 
     what: str
@@ -80,20 +80,20 @@ class Growth(NamedTuple):
 
 
 class MemoryWatch:
-    """Samples memory every few steps, and warns of what grows.
+    """Samples memory every few steps, and warns if something grows.
 
-    Call `after_step` at the end of each step, from the thread of the loop. A sample takes some 15 µs for each
+    Call `after_step` at the end of each step, from the thread of the loop. A sample takes about 15 µs for each
     live array.
 
-    It reports arrays of one dtype and shape if at least one is kept from each sample to the next, and growth since
-    the warm-up of 1 MiB on a device or 16 MiB on the host. A list that is emptied only rarely is reported until it
-    has been emptied once.
+    It reports arrays of one dtype and shape if at least one more is kept at each sample. It reports memory that
+    has grown since the warm-up by 1 MiB on a device or 16 MiB on the host. A list that is rarely emptied is
+    reported until it has been emptied once.
 
     Args:
-      feed: whose host buffers are counted, too.
+      feed: its host buffers are counted, too.
       every: steps from one sample to the next.
-      warm_up: steps before which growth is normal: compiling, prefetching.
-      on_growth: "warn" logs a warning, "raise" raises a `FeedError`, "ignore" leaves it to `growths`.
+      warm_up: steps at the start, in which growth is normal: the loop compiles and prefetches.
+      on_growth: "warn" logs a warning, "raise" raises a `FeedError`, "ignore" does neither: call `growths`.
 
     Raises:
       ValueError, TypeError: an argument is wrong.
@@ -118,14 +118,14 @@ class MemoryWatch:
         self._warm_up = checked_integer("warm_up", warm_up, at_least=0)
         self._on_growth = on_growth
         self._step = 0
-        held(feed)  # a feed without statistics is an error here, and not while training
+        held(feed)  # so that a feed without statistics is an error here, and not during training
         self._samples: list[tuple[int, dict[str, int]]] = []  # (step, what was held), since the warm-up
 
     def after_step(self) -> None:
         """Count a step, and take a sample if one is due.
 
         Raises:
-          FeedError: with `on_growth="raise"`, something grows.
+          FeedError: something grows, and `on_growth` is "raise".
         """
         self._step += 1
         since = self._step - self._warm_up
@@ -153,7 +153,7 @@ class MemoryWatch:
         for name in sorted({name for _, sample in self._samples for name in sample}):
             values = [sample.get(name, 0) for _, sample in self._samples]
             noise = _NOISE.get(name.partition(" ")[0], math.inf)
-            # a leak adds at least one at each sample, along a line; what only goes up and down does not
+            # a leak adds at least one for each sample, along a line; a series that goes up and down does not
             if values[-1] - values[0] >= max(noise, len(values) - 1) and (
                 statistics.correlation(steps, values) >= _MIN_CORRELATION
             ):

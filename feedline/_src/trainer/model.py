@@ -33,11 +33,11 @@ class Sizes(NamedTuple):
 class MLP(nnx.Module):
     """Hidden layers with GELU, then one linear layer: image [B, ...] → scores float32 [B, classes].
 
-    Bytes are divided by 255 in the step, so that they are transferred as bytes; XLA fuses the conversion into the
-    first layer. Other dtypes are not scaled.
+    uint8 images are divided by 255 within the step, so that only bytes are transferred; XLA fuses the conversion
+    into the first layer. Other dtypes are not scaled.
 
-    GELU is smooth, so runs that sum in another order have close losses. With ReLU, rounding decides on which
-    side of zero a unit is, and losses differ in the third digit after 400 steps.
+    GELU is smooth, so runs that sum in different orders have nearly equal losses. With ReLU, rounding decides on
+    which side of zero a unit is, and losses differ in the third digit after 400 steps.
     """
 
     def __init__(self, sizes: Sizes, *, rngs: nnx.Rngs) -> None:
@@ -56,9 +56,9 @@ class MLP(nnx.Module):
 
 
 def classifier(sizes: Sizes) -> tuple[Init, Loss]:
-    """The MLP as `fit` takes a model: its `init`, and its `loss` with the metric "accuracy".
+    """The MLP in the form that `fit` takes: `init`, and `loss` with the metric "accuracy".
 
-    The loss of a row with scores z is log Σ_c exp z_c − z_label.
+    The loss of a row with scores z is log(Σ_c exp z_c) − z_label.
     """
 
     def init(key: jax.Array) -> Any:

@@ -29,16 +29,17 @@ Measure = Callable[[Params, Batch], tuple[jax.Array, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Practices:
-    """How a step is compiled and run. The defaults are what measured better; docs/benchmarks.md shows the figures.
+    """How a step is compiled and run. Each default is what measured better; docs/benchmarks.md shows the figures.
 
     Attributes:
       donate_state: the new state takes the memory of the old one. False: both exist at the same time.
-      compute: "bfloat16": parameters and batch are cast for the loss function, in evaluations, too; parameters,
-        gradients and optimizer stay float32.
-      shard_state: parameters and optimizer are split over the devices of the batch's first axis (FSDP), leaf by
-        leaf along the largest axis that can be divided; XLA gathers what a layer needs. Only in mode "jit_multi".
-      guard_transfers: after its first step, the loop runs under `jax.transfer_guard("disallow")`: an array that
-        would be moved between host and devices implicitly is an error.
+      compute: "bfloat16": the loss function gets parameters and batch cast to bfloat16, also in evaluations; the
+        parameters that are trained, gradients and the optimizer's state stay float32.
+      shard_state: parameters and the optimizer's state are split over the devices among which rows are split
+        (FSDP), each leaf along its largest axis that can be divided; XLA gathers what a layer needs. Only in
+        "jit_multi".
+      guard_transfers: after its first step, the loop runs under `jax.transfer_guard("disallow")`: an implicit
+        transfer between host and devices is an error.
 
     Raises:
       ValueError: `compute` is unknown.
@@ -62,12 +63,12 @@ class Program(NamedTuple):
     """A task on its devices. Each function is compiled at its first call.
 
     Attributes:
-      metrics: names of what `step` and `measure` measure; the first is "loss".
+      metrics: names of the means that `step` and `measure` return; the first is "loss".
       start: () → the state before the first step, the same bits on every device of every process.
       step: (state, batch) → the new state, and the metrics, float32 [len(metrics)], on every device.
       measure: (params, batch) → the metrics, and the number of the batch's valid rows, on every device.
-      compile: () → the step compiled now, and what the compiler says of it, such as its `memory_analysis`.
-      steps_per_call: K. If it is more than 1, `step` takes K steps with leaves [K, B, ...], and its metrics are
+      compile: () → the step, compiled now, and its `jax.stages.Compiled`, which has `memory_analysis`.
+      steps_per_call: K. If K > 1, a call of `step` does K steps on leaves [K, B, ...], and returns metrics
         [K, len(metrics)].
     """
 
@@ -81,7 +82,7 @@ class Program(NamedTuple):
 
 
 def mesh_for(mode: Mode) -> Mesh:
-    """The devices of a mode, on one axis "data": the first for `jit_single`, else all of all processes.
+    """A mesh for a mode, with one axis "data": one device for `jit_single`, else all devices of all processes.
 
     Raises:
       ValueError: the mode is unknown, or is `jit_single` with several processes.
@@ -97,13 +98,13 @@ def mesh_for(mode: Mode) -> Mesh:
 def compiled(
     task: Task, mode: Mode, spec: Any, practices: Practices = Practices(), steps_per_call: int = 1
 ) -> Program:
-    """`task` for the devices of a feed, whose batches are `spec`.
+    """The program of `task` on the devices of `spec`, the spec of a feed's batches.
 
-    By jit: one program for the mesh, partitioned by XLA as the batch's sharding says.
+    With jit: one program for the mesh, which XLA partitions as the batch's sharding says.
 
-    By pmap: one program on each device, with an explicit collective. The batch gets the leading axis that pmap
-    maps: [B, ...] → [devices, B / devices, ...]. No row moves to another device for that if the rows are split
-    over all axes of the mesh, in their order. The state is not mapped; with several processes its arrays are
+    With pmap: one program on each device, with an explicit collective. The batch gets the leading axis that pmap
+    maps: [B, ...] → [devices, B / devices, ...]. This moves no row to another device if the rows are split over
+    all axes of the mesh, in the order of the axes. The state is not mapped; with several processes its arrays are
     replicated over the devices of this process, not over the mesh.
     """
     _check_mode(mode)
@@ -118,7 +119,7 @@ def compiled(
             f'shard_state needs mode "jit_multi", got "{mode}", which keeps the whole state on each device'
         )
     if mode == "pmap":
-        mesh = Mesh(list(mesh.devices.flat), (AXIS,))  # its axis; over another mesh it would compile twice
+        mesh = Mesh(list(mesh.devices.flat), (AXIS,))  # pmap's own axis; with another mesh it would compile twice
     task = dataclasses.replace(
         task,
         compute=None if practices.compute == "float32" else practices.compute,
@@ -131,7 +132,7 @@ def compiled(
     _check_valid(task, params, one)
 
     def in_mesh(function: Callable[..., T]) -> Callable[..., T]:
-        """Trace within the mesh: with Explicit axes, JAX needs it for the sharding of zeros in a gradient."""
+        """Trace within the mesh: with Explicit axes, JAX needs the mesh to shard zeros in a gradient."""
 
         def traced(*arguments: Any) -> T:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -148,8 +149,8 @@ def compiled(
         rows = rows_in(one)
         if rows % mesh.size:
             raise ValueError(
-                f'mode "pmap" gives each of {mesh.size} devices as many rows, and a batch has {rows}; take a '
-                f'batch size that {mesh.size} divides, or mode "jit_multi"'
+                f'mode "pmap" gives each of {mesh.size} devices the same number of rows, and a batch has {rows}; '
+                f'take a batch size that {mesh.size} divides, or mode "jit_multi"'
             )
         mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": list(mesh.devices.flat)}
         step = jax.pmap(update, in_axes=(None, rows_axis), donate_argnums=donated, **mapped)
@@ -197,28 +198,28 @@ def _check_mode(mode: Mode) -> None:
 
 
 def _checked_arrays(params: Params) -> Params:
-    """What `init` gave, if all leaves are arrays or numbers that a gradient can change."""
+    """The result of `init`, checked: all leaves must be arrays or numbers that a gradient can change."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         is_number = hasattr(leaf, "shape") or isinstance(leaf, float | complex)
         of = jnp.result_type(leaf) if is_number else type(leaf).__name__
         if isinstance(of, str) or not jnp.issubdtype(of, jnp.inexact):
             raise TypeError(
                 f"init must give a tree of floating-point arrays, and params{jax.tree_util.keystr(path)} is {of}, "
-                "which a gradient cannot change; of a module of Equinox give only the first part of "
+                "which a gradient cannot change; for a module of Equinox, return the first part of "
                 "eqx.partition(module, eqx.is_inexact_array)"
             )
     return params
 
 
 def _check_valid(task: Task, params: Params, spec: Any) -> None:
-    """Refuse a leaf `valid` that is not about padding; warn if the loss does not use it, and so counts padding."""
+    """Refuse a leaf `valid` with another meaning; warn if the loss does not use `valid`, and so counts padding."""
     if not isinstance(spec, Mapping) or "valid" not in spec:
         return
     valid, rows = spec["valid"], rows_in(spec)
     if valid.dtype != jnp.bool_ or valid.shape != (rows,):
         raise TypeError(
-            f'the leaf "valid" tells rows from padding, bool [{rows}], and here it is '
-            f"{valid.dtype}{list(valid.shape)}; rename yours"
+            f'the leaf "valid" must be bool [{rows}], False for rows that are padding, and here it is '
+            f"{valid.dtype}{list(valid.shape)}; rename your leaf"
         )
 
     def with_valid(valid: jax.Array, params: Params, batch: Batch) -> Any:
@@ -227,7 +228,7 @@ def _check_valid(task: Task, params: Params, spec: Any) -> None:
     traced = jax.make_jaxpr(with_valid)(valid, params, spec).jaxpr
     if not any(used is traced.invars[0] for equation in traced.eqns for used in equation.invars):
         _log.warning(
-            'the batches have the leaf "valid", which is False for rows that must not count, and the loss does '
+            'the batches have the leaf "valid", which is False for rows that must not count, but the loss does '
             "not use it, so these rows count; take means with feedline.trainer.mean_of_valid(values, batch)"
         )
 
@@ -246,13 +247,13 @@ def _mesh_of(spec: Any) -> Mesh:
 
 
 def _split_shardings(like: State, mesh: Mesh, spec: Any, rows_axis: int) -> State:
-    """Splits leaves over the devices among which rows are split, each along its largest axis that divides."""
+    """Shardings that split each leaf over the devices that split the rows, along its largest axis that divides."""
     of_batch = jax.tree.leaves(spec)[0].sharding.spec
     axes = of_batch[rows_axis] if len(of_batch) > rows_axis else None
     if axes is None:
         raise ValueError(
-            "shard_state splits the state as the rows of a batch, and these are not split; give the feed a "
-            'sharding over an axis of the mesh, such as PartitionSpec("data")'
+            "shard_state splits the state over the devices among which rows are split, but here no rows are; "
+            'give the feed a sharding over an axis of the mesh, such as PartitionSpec("data")'
         )
     shards = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
 

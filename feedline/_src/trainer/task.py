@@ -1,7 +1,7 @@
 """What is trained, as pure functions without devices: initial state, one step, metrics of a batch.
 
-A batch is a tree of arrays whose first axis is that of the rows, as a feed delivers it. If it is a dict with the
-leaf `valid`, bool [B], the rows where that is False are padding.
+A batch is a tree of arrays whose first axis counts the rows, as a feed delivers it. If it is a dict with the leaf
+`valid`, bool [B], the rows where `valid` is False are padding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Init = Callable[[jax.Array], Params]
 Loss = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
 """(parameters, batch) → (mean loss [], means of other metrics, each [])."""
 _RESERVED = ("loss", "step", "rows_per_s", "wait_share")
-"""Names of columns of a report, beside those of the metrics."""
+"""Names of columns of a report that a metric of a loss function may not have."""
 
 
 class State(NamedTuple):
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
     params: Params
     optimizer: Any
-    step: jax.Array  # int32 [], steps done: a checkpoint's feed must have delivered as many batches
+    step: jax.Array  # int32 [], steps done; the feed's state in a checkpoint must count as many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Task:
     """A model, its loss and its optimizer, as in `fit`.
 
     Attributes:
-      seed: of the key for `init`.
+      seed: seed of the key for `init`.
       compute: dtype to which floating-point parameters and leaves of the batch are cast for the loss function.
-        None: unchanged. Gradients have the dtype of the parameters.
-      axis: that of `jax.pmap`: `loss` is called with the rows of one device, and the means of the devices are
-        averaged, each weighted by its number of valid rows. None: `loss` is called with all rows.
+        None: no cast. Gradients have the dtype of the parameters.
+      axis: the axis name of `jax.pmap`: `loss` is called with the rows of one device, and the means of the devices
+        are averaged, each weighted by its number of valid rows. None: `loss` is called with all rows.
     """
 
     init: Init
@@ -58,10 +58,10 @@ class Task:
         return State(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
 
     def update(self, state: State, batch: Batch) -> tuple[State, jax.Array]:
-        """One step, and the means of the batch before it."""
+        """The state after one step, and the means of the batch, computed with the parameters before the step."""
         (_, means), gradient = jax.value_and_grad(self.means, has_aux=True)(state.params, batch)
         means, gradient = _mean_over(self.axis, (means, gradient), valid_rows(batch))
-        gradient = jax.tree.map(jnp.conj, gradient)  # JAX's gradient of complex parameters points uphill
+        gradient = jax.tree.map(jnp.conj, gradient)  # for complex parameters, JAX gives its conjugate
         change, optimizer = self.optimizer.update(gradient, state.optimizer, state.params)
         return State(optax.apply_updates(state.params, change), optimizer, state.step + 1), means
 
@@ -72,7 +72,7 @@ class Task:
         return means, rows if self.axis is None else jax.lax.psum(rows, self.axis)
 
     def means(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """The loss of a batch, and all means, float32 [len(names)]. TypeError if they are not scalars."""
+        """The loss of a batch, and all means, float32 [len(names)]. TypeError: they are not scalars."""
         loss, metrics = self._computed(params, batch)
         return loss, jnp.stack([jnp.asarray(mean, jnp.float32) for mean in (loss, *metrics.values())])
 
@@ -90,10 +90,10 @@ class Task:
 
 
 def _mean_over(axis: str | None, means: Any, rows: jax.Array) -> Any:
-    """A tree's mean over the devices of an axis of `jax.pmap`, each weighted by its rows."""
+    """The mean of each leaf over the devices of an axis of `jax.pmap`, with each device weighted by its rows."""
     if axis is None:
         return means
-    share = rows / jnp.maximum(jax.lax.psum(rows, axis), 1)  # at most 1: sums would overflow float16
+    share = rows / jnp.maximum(jax.lax.psum(rows, axis), 1)  # at most 1: mean × rows may overflow float16
 
     def weighted(mean: jax.Array) -> jax.Array:
         # a device whose rows are all padding may have divided by zero
@@ -119,7 +119,7 @@ def valid_rows(batch: Batch) -> jax.Array:
 
 
 def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The mean of one value for each row, [B], over the rows of a batch that are not padding; 0 if all are.
+    """The mean of `values`, one per row, [B], over a batch's rows that are not padding; 0 if all rows are padding.
 
     Example:
       >>> batch = {"valid": jnp.array([True, True, False])}
@@ -133,7 +133,7 @@ def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Arra
 
 
 def _checked(result: Any) -> tuple[jax.Array, Metrics]:
-    """The loss in float32, and the metrics in the order of their names, of what a loss function returned."""
+    """What a loss function returned, checked: the loss in float32, and the metrics sorted by name."""
 
     def shown(leaf: Any) -> str:
         return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
@@ -147,7 +147,7 @@ def _checked(result: Any) -> tuple[jax.Array, Metrics]:
         if scalars and named and jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             return jnp.asarray(loss, jnp.float32), dict(sorted(metrics.items()))
     raise TypeError(
-        "loss(params, batch) must return (loss, metrics): the mean over the rows, a float scalar, and a dict of "
-        f"scalars, {{}} for none, whose names are strings other than {', '.join(_RESERVED)} and eval_…; "
-        f"it returned {jax.tree.map(shown, result)}"
+        "loss(params, batch) must return (loss, metrics): the loss is a float scalar, the mean over the rows; the "
+        f"metrics are a dict of scalars, {{}} for none, named by strings other than {', '.join(_RESERVED)} "
+        f"and eval_…; it returned {jax.tree.map(shown, result)}"
     )

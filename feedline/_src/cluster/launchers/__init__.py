@@ -11,5 +11,5 @@ A map::
     open_mpi         mpirun of Open MPI
     mpich            mpiexec of MPICH
     slurm            srun
-    unknown          launchers that do not tell enough
+    unknown          launchers that do not tell how to join
 """

@@ -1,4 +1,4 @@
-"""An Indexed Job of Kubernetes, or a JobSet, which gives each pod its index; the manifest sets the rest."""
+"""An Indexed Job of Kubernetes, or a JobSet: it gives each pod its index, and the manifest sets the rest."""
 
 from __future__ import annotations
 
@@ -91,5 +91,5 @@ def printed(job: Job) -> str:
 
 
 def _quoted(text: str) -> str:
-    """The text as JSON, which YAML reads too. Kubernetes replaces $(NAME) in it, but not $$(NAME)."""
+    """The text as JSON, which YAML reads, too. Kubernetes would replace $(NAME) in it, but not $$(NAME)."""
     return json.dumps(text.replace("$(", "$$("), ensure_ascii=False)

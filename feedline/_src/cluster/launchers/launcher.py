@@ -5,7 +5,7 @@ A launcher is one module, and has its place in the tuple of `detect`::
     started(environ) -> bool               whether it started this process
     find(environ) -> ProcessInfo | None    this process among the others; None: it is the only one
     DOCS                                   its line of the table in docs/processes.md
-    printed(job) -> str                    of some: what `feedline launch --print` prints for it
+    printed(job) -> str                    optional: what `feedline launch --print` prints for it
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 
 BY_HAND = "FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES and FEEDLINE_PROCESS"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-# Above the range from which Linux takes ports for outgoing connections, as jax does.
+# Above the ports that Linux assigns to outgoing connections; jax uses the same range.
 _FIRST_PORT, _PORTS = 61440, 4096
 _DIGITS = 18
 
@@ -43,23 +43,23 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """One of several processes, as its launcher describes it. `ValueError` if the numbers contradict each
-    other."""
+    """One of several processes, as its launcher describes it. Raises `ValueError` if the numbers contradict
+    each other."""
 
     launcher: str
-    evidence: str  # the variable that shows it, with its value
+    evidence: str  # the variable with the number of the process, and its value
     coordinator: str  # "host:port", where process 0 listens
     processes: int
     process: int
     local_process: int = 0  # index among the processes of its host
-    local_processes: int = 1  # also if the launcher does not say
-    local_devices: tuple[int, ...] | None = None  # of the host's GPUs; None: all that it sees
+    local_processes: int = 1  # on its host; 1 also if the launcher does not say
+    local_devices: tuple[int, ...] | None = None  # indices of the host's GPUs; None: all that the process sees
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
         if not host or not is_number(port) or not 0 < int(port) < 1 << 16:
             raise ValueError(
-                f"{self.launcher}: the coordinator is host:port, with a port below 65536, found "
+                f"{self.launcher}: the coordinator must be host:port, with a port below 65536, found "
                 f"{self.coordinator!r}; set FEEDLINE_COORDINATOR, for example to node1:61500"
             )
         for index, count, where in (
@@ -68,7 +68,7 @@ class ProcessInfo:
         ):
             if not 0 <= index < count:
                 raise ValueError(
-                    f"{self.launcher}: the processes are numbered from 0 to their count less one, found process "
+                    f"{self.launcher}: processes must be numbered from 0 to their count less one, found process "
                     f"{index} of {count}{where} ({self.evidence}); pass the variables on as "
                     "the launcher sets them, or correct them"
                 )
@@ -99,9 +99,10 @@ def ranked(
     names: tuple[str, str, str, str],
     coordinator: Callable[[bool], str],
 ) -> ProcessInfo | None:
-    """The process that four variables number: its index, the number of processes, and both on its host.
+    """The process that four variables describe: index and number of processes, in the run and on its host.
 
-    `coordinator` says where the processes meet, given whether all are on one host. None: it is the only process.
+    `coordinator` tells where the processes meet; its argument: whether all are on one host. Returns None for the
+    only process of a run.
     """
     index, count, local_index, local_count = names
     processes = integer(environ, count, launcher, at_least=1)
@@ -136,7 +137,7 @@ def require_all(environ: Mapping[str, str], names: Sequence[str], *, alone: str)
 
 
 def explicit_coordinator(environ: Mapping[str, str]) -> str | None:
-    """The coordinator that a variable names; it replaces that of any launcher."""
+    """The coordinator that a variable names; it overrides the one of any launcher."""
     return environ.get("FEEDLINE_COORDINATOR") or environ.get("JAX_COORDINATOR_ADDRESS")
 
 
@@ -146,10 +147,10 @@ def integer(environ: Mapping[str, str], name: str, launcher: str, *, at_least: i
     if not value:
         raise ValueError(
             f"{launcher} sets {name} for each process, but it is not set here; pass it on to this "
-            f"process (a container needs it named), or set {BY_HAND}"
+            f"process (a container gets only variables that you name), or set {BY_HAND}"
         )
     if not (is_number(value) and int(value) >= at_least):
-        raise ValueError(f"{name} is an integer of at least {at_least}, found {value!r}; correct it")
+        raise ValueError(f"{name} must be an integer of at least {at_least}, found {value!r}; correct it")
     return int(value)
 
 
@@ -168,8 +169,8 @@ def agreed_port(environ: Mapping[str, str], job: str) -> int:
 def own_devices(environ: Mapping[str, str], local_process: int, local_processes: int) -> tuple[int, ...] | None:
     """Indices of the host's GPUs that belong to this process: an equal share of the visible ones.
 
-    One, if their number is unknown, as jax does it. None if there is nothing to divide: the process is alone on
-    its host, the launcher has already divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set.
+    If their number is unknown, one GPU, as in jax. None if there is nothing to divide: the process is alone on its
+    host, the launcher has already divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set.
     """
     if local_processes == 1 or environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None

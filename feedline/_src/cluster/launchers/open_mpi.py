@@ -44,7 +44,7 @@ def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
     else:
         raise ValueError(
             "Open MPI names the host of mpirun in OMPI_MCA_orte_hnp_uri (version 4) or PMIX_NAMESPACE "
-            f"(version 5), found {uri!r} and {namespace!r}; name the host of process 0 and a free port "
+            f"(version 5), but found {uri!r} and {namespace!r}; name the host of process 0 and a free port "
             "there: mpirun -x FEEDLINE_COORDINATOR=node1:61500 …"
         )
     return f"{host}:{agreed_port(environ, namespace or uri)}"

@@ -1,7 +1,7 @@
 """pbsdsh of PBS Professional, OpenPBS or TORQUE, in a job script that says how many processes there are.
 
-Only the first host of a job has the file of its hosts, and the variables of a job script look like those of
-pbsdsh's first process. So the script names the coordinator and the number of processes; pbsdsh numbers them.
+Only the first host of a job has the file that lists its hosts, and a job script has the same variables as pbsdsh's
+first process. So the script names the coordinator and the number of processes, and pbsdsh numbers the processes.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ _TASKS_AND_NODES = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")  # tasks pe
 def started(environ: Mapping[str, str]) -> bool:
     """Whether this is a task of a step.
 
-    A batch script and a shell under salloc are none: they have variables of the job, such as SLURM_NTASKS and a
+    A batch script and a shell under salloc are not: they have the job's variables, such as SLURM_NTASKS and a
     SLURM_PROCID of 0, but not those of a step. A job that was submitted from within a step inherits that step's
-    variables; then the counts of tasks differ.
+    variables; its SLURM_NTASKS then differs from SLURM_STEP_NUM_TASKS.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS")
     if not tasks:
@@ -60,14 +60,14 @@ def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
     nodes = environ.get("SLURM_STEP_NODELIST", "")
     if not nodes:
         raise ValueError(
-            "Slurm names the coordinator's host in SLURM_STEP_NODELIST, but it is not set here; pass it "
-            "on to this process (a container needs it named), or set FEEDLINE_COORDINATOR to host:port"
+            "Slurm names the coordinator's host in SLURM_STEP_NODELIST, which is not set here; pass it on to this "
+            "process (a container gets only variables that you name), or set FEEDLINE_COORDINATOR to host:port"
         )
     return f"{'127.0.0.1' if one_host else first_host(nodes)}:{agreed_port(environ, f'{job}.{step}')}"
 
 
 def hint(environ: Mapping[str, str]) -> str | None:
-    """For a process in a job of several tasks that srun did not start, which is rarely meant."""
+    """A hint for a process that srun did not start though its job has several tasks, which is rarely meant."""
     job, tasks = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NTASKS", "1")
     if job is None or tasks == "1":
         return None
@@ -103,15 +103,15 @@ def tasks_on(tasks_per_node: str, node: int) -> int:
             return tasks
         left -= nodes
     raise ValueError(
-        "SLURM_STEP_TASKS_PER_NODE has an entry for each node, such as 2(x3),1 for two tasks on each of three "
-        f"nodes and one on a fourth, found {tasks_per_node!r} on node {node}; pass Slurm's variables on as is, "
-        f"or set {BY_HAND}"
+        "SLURM_STEP_TASKS_PER_NODE must have an entry for each node, such as 2(x3),1 for two tasks on each of "
+        f"three nodes and one on a fourth, found {tasks_per_node!r} on node {node}; pass Slurm's variables on "
+        f"unchanged, or set {BY_HAND}"
     )
 
 
 def printed(job: Job) -> str:
     """The srun command, for a shell on the login node."""
-    settings = [f"{name}={value}" for name, value in job.variables.items()]  # srun passes its own variables on
+    settings = [f"{name}={value}" for name, value in job.variables.items()]  # srun passes its environment on
     words = [*(["env", *settings] if settings else []), "srun", f"--nodes={job.hosts}"]
     words.append(f"--ntasks-per-node={job.processes}")
     if job.names:

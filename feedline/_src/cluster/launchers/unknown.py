@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from feedline._src.cluster.launchers.launcher import BY_HAND
 
-DOCS = ""  # an error, which the text below the table describes
+DOCS = ""  # no line: the text below the table describes this error
 _INDICES = {
     "PMIX_RANK": ("a PMIx launcher (prterun)", ""),
     "PMI_RANK": ("an MPI launcher (PMI)", "PMI_SIZE"),
@@ -17,7 +17,7 @@ _INDICES = {
 
 
 def _found(environ: Mapping[str, str]) -> str | None:
-    """The variable of its index. A batch script that a task of srun submits inherits all variables of the task."""
+    """The variable with the index. None under Slurm, where a batch script inherits variables of a task."""
     if environ.get("SLURM_JOB_ID"):
         return None
     indices = (index for index, (_, count) in _INDICES.items() if environ.get(index) and environ.get(count) != "1")
@@ -31,8 +31,8 @@ def started(environ: Mapping[str, str]) -> bool:
 def find(environ: Mapping[str, str]) -> NoReturn:
     index = _found(environ) or ""
     raise ValueError(
-        f"{_INDICES[index][0]} seems to have started this process ({index}={environ[index]}), and does not say "
+        f"{_INDICES[index][0]} seems to have started this process ({index}={environ[index]}), but does not say "
         "where the processes meet; start them by srun, mpirun of Open MPI, mpiexec of MPICH, torchrun or "
         f"feedline launch, or set {BY_HAND} (in Kubernetes the manifest sets FEEDLINE_COORDINATOR and "
-        "FEEDLINE_PROCESSES); where each process works on its own, set FEEDLINE_PROCESSES to 1"
+        "FEEDLINE_PROCESSES); if each process is to work alone, set FEEDLINE_PROCESSES to 1"
     )

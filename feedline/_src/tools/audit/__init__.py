@@ -1,1 +1,1 @@
-"""`feedline audit`: runs a feed in many layouts, also after a kill, and compares each row with one device."""
+"""`feedline audit` runs a feed in many layouts, also after a kill, and compares each row with one device's."""

@@ -1,4 +1,4 @@
-"""Checks on one device that every row comes once an epoch, and that delivered rows have the source's values."""
+"""Checks on one device that each row comes once per epoch, and that delivered rows have the source's values."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from feedline._src.tools.audit.verdict import (
 )
 
 _MAX_ROWS = 1 << 23
-"""The largest number of row indices that are counted, which take 8 bytes each."""
+"""At most so many row indices are counted, because each count takes 8 bytes."""
 
 
 def measure_coverage(feed: Feed, observed: Observed) -> Observed:
-    """Compare rows that a feed on one device delivered from its beginning with those of the source, and count the
-    row indices of whole epochs.
+    """Compare the rows that a feed on one device delivered, from its beginning, with the rows of its source. Then
+    count the row indices of whole epochs.
 
-    Returns `observed`, to which it adds what is covered and what is not. Raises `Difference` if the feed differs
-    from its source.
+    Adds to `observed` what is covered and what is not, and returns `observed`. Raises `Difference` if the feed
+    differs from its source.
     """
     settings, covered, not_covered = observed.settings, observed.covered, observed.not_covered
     if settings.rows is None:
-        not_covered.append("a stream has no row indices, so that rows come once was not shown")
+        not_covered.append("that each row comes once was not shown: a stream has no row indices")
         return observed
     if not settings.transformed and feed.options.reading.bad_rows != "raise":
         not_covered.append("rows were not compared with the source: Reading(bad_rows=...) may replace them")
     elif not settings.transformed:
         compared = _compare(feed, observed)
-        covered.append(f"{compared:,} rows delivered on one device are what the source holds at their index.")
+        covered.append(f"{compared:,} rows delivered on one device equal the rows of the source at their indices.")
     if "mixture" in as_source(feed.options.source).own_order:
-        not_covered.append("in a mixture each source has epochs of its own, so that rows come once was not shown")
+        not_covered.append("that each row comes once was not shown: in a mixture each source has its own epochs")
         return observed
     epochs, rows = observed.states[-1]["epoch"] + 1, settings.rows
     if epochs * rows > _MAX_ROWS:
@@ -55,14 +55,14 @@ def measure_coverage(feed: Feed, observed: Observed) -> Observed:
         return observed
     left_out = int((_count(feed, settings, rows, epochs) == 0).sum())
     without = f"; {left_out:,} in all are left out by remainder {settings.remainder!r}" if left_out else ""
-    covered.append(f"{counted(epochs, 'epoch')} of {rows:,} rows: by their indices each row comes once{without}.")
+    covered.append(f"{counted(epochs, 'epoch')} of {rows:,} rows: each row index comes once{without}.")
     return observed
 
 
 def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArray[np.int64]:
-    """How often each row comes in the first epochs, by `rows_of`, which reads no data. A `Difference` if twice.
+    """How often each row comes in the first epochs, by `rows_of`, which reads no data.
 
-    Where batches begin, and which of their rows are padding, is computed without the feed.
+    Raises `Difference` if a row comes twice in an epoch. Where batches begin and end is computed without the feed.
     """
     times = np.zeros((epochs, rows), np.int64)
     state = feed.get_state()
@@ -71,7 +71,7 @@ def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArra
         found = feed.rows_of({**state, "epoch": start[0], "position": start[1]})
         real = position < rows
         if len(found) != len(real) or ((found >= 0) != real).any() or (found >= rows).any():
-            raise Difference(f"the batch at epoch {start[0]}, position {start[1]} has another number of rows")
+            raise Difference(f"the batch at epoch {start[0]}, position {start[1]} has unexpected row indices")
         counted_here = real & (epoch < epochs)  # a batch of "wrap" may reach into the next epoch
         np.add.at(times, (epoch[counted_here], found[counted_here]), 1)
     for epoch, row in np.argwhere(times > 1)[:1]:
@@ -80,7 +80,7 @@ def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArra
 
 
 def _compare(feed: Feed, observed: Observed) -> int:
-    """How many delivered rows have the values of the source; a `Difference` if one has not."""
+    """Compare delivered rows with the source. Returns how many; raises `Difference` if one has other values."""
     source = as_source(feed.options.source)
     delivered, state = list(observed.settings.leaves), feed.get_state()
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(feed.spec)]
@@ -102,14 +102,14 @@ def _compare(feed: Feed, observed: Observed) -> int:
             wrong = observed.digests[number][leaf][0, real] != digests
             if wrong.any():
                 row = int(real[wrong.argmax()])
-                found = f"it is not row {indices[row]} of the source, which rows_of returns for it"
+                found = f"it differs from row {indices[row]} of the source, which rows_of returns for it"
                 raise Difference(found, batch=number, row=row, leaf=delivered[leaf])
         compared += len(real)
     return compared
 
 
 def _rows(feed: Feed, places: npt.NDArray[np.int64], indices: Any) -> Rows:
-    """How a source whose rows depend on their position is asked for these."""
+    """These rows with epoch, position and key, on which the rows of some sources depend."""
     order = feed.order
     assert order is not None
     epochs, positions = np.divmod(places, PLACES_PER_EPOCH)

@@ -1,9 +1,9 @@
-"""A digest for each row of an array; the digests of parts of a row add up to that of the row. Pure.
+"""A digest for each row of an array. The digests of the parts of a row add up to the digest of the row. Pure.
 
-Σ (word + 1)·key mod 2^64 over the words of a row, the multilinear hash of Carter and Wegman (1979). A word is the
-bits of an element, or 32 of them. Its key is 64 pseudo-random bits that depend on its leaf and column. A wrong
-value changes a word; a shift or a swap within a row multiplies words by other keys; a missing part changes the
-digest because of the 1. Two words differ by less than 2^32, so two given rows that differ have the same digest
+The digest is Σ (word + 1)·key mod 2^64 over the words of a row, the multilinear hash of Carter and Wegman (1979).
+A word is an element, or 32 bits of a larger one. Its key is 64 pseudo-random bits that depend on leaf and column.
+A wrong value changes a word; a shift or a swap within a row multiplies words by other keys; a missing part changes
+the digest because of the 1. Two words differ by less than 2^32, so two given rows that differ have the same digest
 with a probability of at most 2^-33. The keys are fixed, so this finds mistakes but not malice.
 """
 
@@ -22,11 +22,11 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], columns: Ranges) -> Digests:
-    """uint64[k] of the columns `columns` of k rows, whose whole shape is `shape`."""
+    """uint64[k]: the digests of these columns of k rows. `shape`: that of a whole row."""
     word = np.dtype(f"u{min(values.dtype.itemsize, 4)}")
     keys = _keys(leaf, shape, columns, values.dtype.itemsize // word.itemsize)
     words = np.ascontiguousarray(values).reshape(-1).view(word).reshape(len(values), len(keys))
-    products = [row.astype(np.uint64) @ keys for row in words]  # of one row at a time, which bounds the memory
+    products = [row.astype(np.uint64) @ keys for row in words]  # one row at a time, to bound the memory
     digests: Digests = np.array(products, np.uint64) + keys.sum(dtype=np.uint64)
     return digests
 
@@ -36,9 +36,9 @@ def whole_row_digests(rows: npt.NDArray[Any], leaf: int) -> Digests:
 
 
 def shard_digests(array: Any, leaf: int) -> Digests:
-    """uint64[replicas, rows] of what this process holds of an array, by the shards' own indices.
+    """uint64[replicas, rows]: the digests of this process's shards of an array, placed by the shards' own indices.
 
-    Added over all processes, each replica gives the digests of all rows.
+    Summed over all processes, each replica has the digests of all rows.
     """
     found = np.zeros((1 + max(shard.replica_id for shard in array.global_shards), array.shape[0]), np.uint64)
     for shard in array.addressable_shards:
@@ -52,7 +52,7 @@ def shard_digests(array: Any, leaf: int) -> Digests:
 
 @functools.lru_cache(maxsize=256)
 def _keys(leaf: int, shape: tuple[int, ...], columns: Ranges, words: int) -> Digests:
-    """The keys of the words in these columns. Philox (Salmon et al. 2011) numbers them along the whole row."""
+    """The keys of the words in these columns. Philox (Salmon et al. 2011) generates those of the whole row."""
     keys = np.asarray(np.random.Philox(key=leaf).random_raw(math.prod(shape) * words), np.uint64)
     chosen: Digests = keys.reshape(*shape, words)[tuple(slice(*column) for column in columns)]
     return chosen.reshape(-1)

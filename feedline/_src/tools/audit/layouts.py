@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feedline._src.listen.words import counted
 
 AXES = ("data", "model")
-_FEWEST_DEVICES = 4  # for a mesh with both axes, on one process too
+_FEWEST_DEVICES = 4  # so that a mesh has both axes, even on one process
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,19 +51,19 @@ class Layout:
 
 
 def devices_for(counts: Sequence[int]) -> int:
-    """The number of devices, over all processes, of every layout."""
+    """The number of devices over all processes, which all launches share."""
     return max(_FEWEST_DEVICES, math.lcm(2, *counts))
 
 
 def launches(counts: Sequence[int]) -> list[list[Layout]]:
-    """The layouts of each launch of processes, in the order in which they run, for ascending counts from 1 on.
+    """The layouts of each launch of processes, in the order in which they run. `counts` ascend from 1.
 
-    Each launch but the last one ends with a layout that saves, and the next one begins with those that resume. A
-    single count is launched twice.
+    Each launch but the last ends with a layout that saves, and the next launch begins with layouts that
+    resume. A single count is launched twice.
     """
     devices = np.arange(devices_for(counts))
     one, data, both = devices[:1, None], devices[:, None], devices.reshape(-1, 2)
-    # later processes first, and no two adjacent rows of the mesh on devices of one process
+    # the last process first; adjacent rows of the mesh are devices of different processes, if there are several
     permuted = devices.reshape(2, -1).T.reshape(-1, 1)[::-1]
     found = []
     for before, count in itertools.pairwise([0, *counts] if len(counts) > 1 else [0, *counts, *counts]):

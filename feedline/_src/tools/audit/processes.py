@@ -37,11 +37,11 @@ Results = Generator[tuple[Layout, list[Observed | NotRun]]]
 _START_S = 120.0
 _CLOSE_S = 5.0
 _SHOWN_LINES = 20
-_FAILED = "failed"  # name of the files in which processes write why they failed, before the number of the process
+_FAILED = "failed"  # process k writes why it failed to the file failed.k
 
 
 class Job(NamedTuple):
-    """The options of `feedline audit`; `counts` are the numbers of processes, ascending from 1 on."""
+    """The options of `feedline audit`; `counts` are the numbers of processes, ascending from 1."""
 
     target: str
     counts: tuple[int, ...]
@@ -53,7 +53,7 @@ class Job(NamedTuple):
 def results(job: Job) -> Results:
     """Yield each layout with what its processes observed, once all of them are done with it.
 
-    No process outlives the generator. FeedError if one failed, or a layout took longer than `job.limit_s`.
+    No process outlives the generator. Raises FeedError if one failed, or a layout took longer than `job.limit_s`.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-audit-", ignore_cleanup_errors=True) as folder:
         for launch, layouts in enumerate(launches(job.counts)):
@@ -85,16 +85,15 @@ def _launched(job: Job, folder: Path, layouts: Sequence[Layout]) -> Results:
                     if not launcher.stdout.readline():
                         lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
                         raise FeedError(
-                            f"{layout.title} must take no more than {job.limit_s:g} s, in processes that live "
-                            f"as long as the audit, and process {', '.join(late)} took longer or ended; find what "
-                            "it waits for or what ended it, or raise --limit-s. The last lines were:\n"
-                            + "\n".join(lines)
+                            f"{layout.title} must take no more than {job.limit_s:g} s, and none of its processes "
+                            f"may end, but process {', '.join(late)} took longer or ended; find what it waits for "
+                            "or what ended it, or raise --limit-s. The last lines were:\n" + "\n".join(lines)
                         )
                     for failed in folder.glob(f"{_FAILED}.*"):
                         raise FeedError(failed.read_text(), process=int(failed.suffix[1:]))
                 yield layout, [pickle.loads(path.read_bytes()) for path in paths]
         finally:
-            # This kills all processes. After a layout that saves, they wait for it with their feeds open
+            # This kills all processes. After a layout that saves, they wait for this kill with their feeds open
             os.killpg(group, signal.SIGKILL)
 
 
@@ -154,7 +153,7 @@ def _run(job: Job, folder: Path, layout: Layout, open_feeds: contextlib.ExitStac
     try:
         feed = build_feed(job.target, make_feed, mesh, changed)
     except ValueError as error:
-        if layout.workers or layout.times > 1:  # these options are the audit's, not the user's
+        if layout.workers or layout.times > 1:  # the audit asked for these options, not the user
             return NotRun(str(error))
         raise
     open_feeds.callback(feed.close, _CLOSE_S)
@@ -179,7 +178,7 @@ def _run(job: Job, folder: Path, layout: Layout, open_feeds: contextlib.ExitStac
 
 
 def observe(feed: Feed, batches: int, first_batch: int = 0) -> Observed:
-    """Take batches of a feed, over as many passes as that needs, and digest what this process's devices hold.
+    """Take batches of a feed, over as many passes as needed, and digest what this process's devices hold.
 
     `first_batch` batches were taken before the feed's state was saved.
     """
@@ -204,6 +203,6 @@ def observe(feed: Feed, batches: int, first_batch: int = 0) -> Observed:
         observed.states.append({name: state[name] for name in ("step", "epoch", "position")})
     if len(observed.states) < batches:
         raise ValueError(
-            "a pass of a feed must hold at least one batch, and this feed's hold none; use a smaller one"
+            "a pass of a feed must hold at least one batch, but this feed's passes hold none; use a smaller batch"
         )
     return observed

@@ -18,13 +18,13 @@ from feedline._src.tools.audit.layouts import AXES, Layout
 State = dict[str, Any]
 EpochPosition = tuple[int, int]
 Places = npt.NDArray[np.int64]
-"""epoch × `PLACES_PER_EPOCH` + position of rows."""
+"""For each row, epoch × `PLACES_PER_EPOCH` + position."""
 PLACES_PER_EPOCH = 1 << 40
-_ENDLESS = 1 << 62  # rows of a stream, the length of whose epochs is unknown
+_ENDLESS = 1 << 62  # in place of the rows of a stream, whose number is unknown
 
 
 class Difference(Exception):
-    """The first difference between a layout and the expected rows. `where` has batch, row and leaf, or None."""
+    """The first difference between a layout and the expected rows. `where`: batch, row, leaf; None: unknown."""
 
     def __init__(
         self, found: str, batch: int | None = None, row: int | None = None, leaf: str | None = None
@@ -52,11 +52,11 @@ class Observed:
     """What one process observed in one layout.
 
     Attributes:
-      first_batch: number of the first batch, counted in batches of the feed's own size; 0 unless it was resumed.
+      first_batch: number of the first batch, counted in batches of the feed's own size; 0 unless the feed resumed.
       digests: [batch][leaf], what `shard_digests` returns.
-      shapes: [batch][leaf], of a row; that of a ragged leaf differs between batches.
+      shapes: [batch][leaf], the shape of a row; for a ragged leaf it differs between batches.
       states: step, epoch and position after each batch.
-      covered, not_covered, difference: what `measure_coverage` found in the reference layout; sentences.
+      covered, not_covered, difference: what `measure_coverage` found in the reference layout.
     """
 
     settings: Settings
@@ -70,7 +70,7 @@ class Observed:
 
 
 class NotRun(NamedTuple):
-    """The audit cannot ask this feed for a layout."""
+    """Says that a layout was not run, because it is impossible or cannot be compared for this feed."""
 
     reason: str
 
@@ -104,7 +104,7 @@ def row_places(settings: Settings, first: EpochPosition, batches: int) -> Places
 
 
 def global_digests(processes: Sequence[Observed]) -> Digests:
-    """uint64[batch, row, leaf] of each global batch. A `Difference` if processes or replicas disagree."""
+    """uint64[batch, row, leaf] of all global batches. Raises `Difference` if processes or replicas disagree."""
     one = processes[0]
     for process, other in enumerate(processes):
         if (other.settings, other.states) != (one.settings, one.states):
@@ -115,7 +115,7 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
         replicas = np.array([other.digests[batch][leaf] for other in processes]).sum(axis=0)
         digests[batch, :, leaf] = replicas[0]
         for _, row in np.argwhere(replicas != replicas[0])[:1]:
-            found = "two devices hold different values of the same part of it"
+            found = "two devices hold different values of the same part of this leaf"
             raise Difference(found, one.first_batch + batch, int(row), leaves[leaf])
     return digests
 
@@ -124,8 +124,8 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Ob
     """Compare what all processes of a layout observed with what one device observed.
 
     Returns:
-      JSON values: the layout, what was compared, "same", and the reason if that is False ("difference", the first
-      one) or None ("not_run").
+      JSON values: the layout, what was compared, and "same": True; False, with the first "difference"; or None,
+      with the reason in "not_run".
     """
     found = {
         "title": layout.title,
@@ -153,14 +153,14 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Ob
 
 
 def _compared(one: Observed, digests: Digests, one_device: Observed, reference: Digests) -> dict[str, Any]:
-    """What `judge` adds for a layout whose rows can be compared. A `Difference` if a row or a state differs."""
+    """What `judge` adds for a layout whose rows can be compared. Raises `Difference` if a row or state differs."""
     size, settings = one.settings.batch_size, one_device.settings
     first = next(itertools.islice(batch_starts(settings), one.first_batch, None))
     places = row_places(one.settings, first, len(digests)).ravel()
     own = row_places(settings, (0, 0), len(reference))
     _, at_one, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
     if not len(known):
-        return {"not_run": "it met no row that one device met; --batches compares more"}
+        return {"not_run": "it met no row that one device met; compare more batches with --batches"}
     expected, rows = reference.reshape(own.size, -1)[at_one], digests.reshape(len(places), -1)[known]
     for wrong, leaf in np.argwhere(rows != expected)[:1]:
         at = int(known[wrong])
@@ -185,7 +185,7 @@ def _hint(row: Digests, reference: Digests, settings: Settings) -> str:
         return f"; one device holds that row at batch {batch}, row {at}"
     if not settings.transformed:
         return ""
-    return "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
+    return "; the feed has a transform: row i of its result must depend on row i alone (and on rows.key)"
 
 
 def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
@@ -195,13 +195,13 @@ def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) 
     expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)
     if observed.settings != expected:
         raise Difference(
-            f"the feed has {observed.settings}, on one device {one_device.settings}; make_feed must not take them "
-            "from the mesh or the process"
+            f"the feed has {observed.settings}, on one device {one_device.settings}; make_feed must not make "
+            "them depend on the mesh or the process"
         )
 
 
 def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str, Any]:
-    """What --json prints, without the time, of what `judge` returned for each layout."""
+    """The object that --json prints, except its time, from what `judge` returned for each layout."""
     settings, digests = one_device.settings, global_digests([one_device])
     differences = [
         {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
@@ -211,14 +211,14 @@ def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str
     batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
     compared = (
         f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts compared on all devices that hold them; "
-        f"{different:,} different ones."
+        f"{different:,} of the rows on one device are distinct."
     )
     not_covered = [f"{layout['title']}: {layout['not_run']}" for layout in layouts if layout["not_run"]]
     first_rows = len(digests) * settings.batch_size
     if settings.rows is not None and first_rows < settings.rows:
         not_covered.append(
-            f"what an epoch's rows after the first {first_rows:,} hold, and its end (only row indices were "
-            "counted there; --batches compares more)"
+            f"what an epoch's rows after the first {first_rows:,} hold, and its end (only row indices of these "
+            "were counted; compare more batches with --batches)"
         )
     if settings.transformed:
         not_covered.append(

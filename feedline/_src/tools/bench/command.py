@@ -56,14 +56,14 @@ class _Benchmark:
 
 @dataclasses.dataclass(frozen=True)
 class FeedBenchmark(_Benchmark):
-    """How fast your feed delivers beside the limit of this machine, and how long each of its stages takes.
+    """Measure how fast your feed delivers, beside the limit of this machine, and how long each stage takes.
 
-    The limit is the rate of placing one batch that is already in host memory, again and again. Run it alone:
-    another program on the same cores changes what is measured.
+    The limit is the rate of placing one batch that is already in host memory, again and again. Run
+    nothing else meanwhile: another program on the same cores changes what is measured.
 
     Attributes:
-      target: a path or glob of rows, for a feed of all leaves, or module:make_feed, found from the
-        current folder, where make_feed(mesh) builds a feedline.Feed over a mesh with the axes data and model.
+      target: module:make_feed, imported from the current folder: make_feed(mesh) builds a feedline.Feed over a
+        mesh with the axes data and model. Or the path or glob of files of rows, for a feed of all leaves.
       seconds: how long the measurement takes.
     """
 
@@ -71,7 +71,7 @@ class FeedBenchmark(_Benchmark):
     seconds: float = 5
 
     def measured(self) -> dict[str, Any]:
-        """{"results": as of `measure_feed`}."""
+        """{"results": what `measure_feed` returns}."""
         import jax
         import numpy as np
 
@@ -107,7 +107,7 @@ class _TrainingBenchmark(_Benchmark):
     seconds: float = 0.5
 
     def workload(self) -> Workload:
-        """The MLP of the preset, which is printed."""
+        """Print the preset's MLP, and return it."""
         from feedline._src.tools.bench.workload import PRESETS
 
         _print(str(PRESETS[self.preset]))
@@ -118,12 +118,12 @@ class _TrainingBenchmark(_Benchmark):
 class ModesBenchmark(_TrainingBenchmark):
     """Train an MLP in the modes jit_single, jit_multi and pmap: step time, memory, compilation.
 
-    Each mode runs in a process of its own, with one size of the batch and with twice that size. A mode that runs
-    out of memory is a row that says so.
+    Each mode runs in a process of its own, with one batch size and with twice that size. If a mode runs out of
+    memory, its row says so.
     """
 
     def measured(self) -> dict[str, Any]:
-        """{"workload", "modes": as of `feedline._src.tools.bench.modes`}."""
+        """{"workload", "modes": what `bench.modes.modes` returns}."""
         from feedline._src.tools.bench import modes
 
         workload = self.workload()
@@ -135,17 +135,17 @@ class ModesBenchmark(_TrainingBenchmark):
 
 @dataclasses.dataclass(frozen=True)
 class PracticesBenchmark(_TrainingBenchmark):
-    """What each practice of the trainer brings: step time and device memory with it and without it.
+    """Measure what each practice of the trainer brings: step time and device memory, with it and without it.
 
-    Among them: donation, rematerialisation, bfloat16, a sharded state, uint8 inputs, several steps a call, metrics
-    fetched together. Each pair is measured alternately. What costs time on the host is
-    measured with a small model, whose steps are short.
+    Practices are donation, rematerialisation, bfloat16, a sharded state, uint8 inputs, several steps a call,
+    metrics fetched together, and others. Runs with and without a practice alternate. Practices that change the
+    time on the host are measured with a small model, whose steps are short.
     """
 
     rounds: int = 5
 
     def measured(self) -> dict[str, Any]:
-        """{"workload", "practices": as of `feedline._src.tools.bench.practices`}."""
+        """{"workload", "practices": what `bench.practices.practices` returns}."""
         from feedline._src.tools.bench import practices
 
         workload = self.workload()

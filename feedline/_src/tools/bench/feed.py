@@ -1,4 +1,4 @@
-"""How fast does a user's feed deliver beside the limit of the machine, and how long does each stage take?"""
+"""Measures how fast a user's feed delivers, beside the limit of the machine, and how long each stage takes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _WARM_UP = 8
 
 
 def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
-    """Take batches in a loop that waits for each and does nothing with it, for some seconds after a warm-up.
+    """Take batches for `seconds` after a warm-up, in a loop that waits for each batch and does nothing with it.
 
-    Stages are seconds a batch; reading and transforming are summed over threads. "limit_rows_per_s" is the rate of
-    placing a batch that is already in host memory, measured for a quarter of the time.
+    Stages are in seconds a batch; reading and transforming are summed over threads. "limit_rows_per_s" is the rate
+    of placing a batch that is already in host memory, measured for another quarter of `seconds`.
     """
     leaves = jax.tree.leaves(feed.spec)
     batches = itertools.chain.from_iterable(itertools.repeat(feed))
@@ -46,7 +46,7 @@ def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
 
 
 def _placing_rate(batch: Any, seconds: float) -> float:
-    """Batches a second that are placed from host memory, each after the one before it has arrived."""
+    """Batches a second that are placed from host memory, each after the previous one has arrived."""
     host = jax.tree.map(np.asarray, batch)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, batch)
     began, count = time.perf_counter(), 0

@@ -1,4 +1,4 @@
-"""The machine of a measurement: its description, the memory of its devices, and processes of their own."""
+"""The machine that is measured: its description, the memory of its devices; and calls in a new process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KILLED = "its process was killed: the host ran out of memory, or someone ended i
 def in_a_process(call: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """`call(*arguments)` in a new process with the same environment. {"error": ...} if that process was killed.
 
-    The call, its arguments and its result must be picklable. Exceptions come through.
+    The call, its arguments and its result must be picklable. Raises whatever `call` raises.
     """
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
@@ -37,7 +37,7 @@ def in_a_process(call: Callable[..., dict[str, Any]], *arguments: Any) -> dict[s
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, system, versions, what gathers columns, the current load, and the date."""
+    """Processor, cores, memory, system, versions, how columns are gathered, the current load, and the date."""
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": _processor(),
@@ -54,7 +54,7 @@ def describe() -> dict[str, Any]:
 
 
 def compiled_bytes(executable: jax.stages.Compiled, spec: Any = (), waiting: int = 0) -> dict[str, int]:
-    """Memory of a step on each device by the compiler: {"arguments", "temporary", "program", "total"}.
+    """Bytes of a step on each device, from the compiler: {"arguments", "temporary", "program", "total"}.
 
     The total includes results that are not written over a donated argument, and `waiting` prefetched batches of
     `spec`.
@@ -71,7 +71,7 @@ def compiled_bytes(executable: jax.stages.Compiled, spec: Any = (), waiting: int
 
 
 def device_peak() -> int | None:
-    """The most bytes that a local device ever held; None where devices do not count, as on the CPU backend."""
+    """The most bytes that a local device ever held; None if devices do not count, as on the CPU backend."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     return max((peak for peak in peaks if peak is not None), default=None)
 

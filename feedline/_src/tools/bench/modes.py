@@ -1,6 +1,6 @@
-"""The three modes of the trainer side by side: time, memory, compilation.
+"""Compares the three modes of the trainer: time, memory, compilation.
 
-Each mode runs in a process of its own: a device never forgets its peak of memory, and a mode may run out of it.
+Each mode runs in a process of its own: a device's peak of memory is never reset, and a mode may run out of memory.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Figures = dict[str, Any]
 def modes(
     workload: Workload, rounds: int, seconds: float, print_line: Callable[[str], None]
 ) -> dict[str, Figures]:
-    """{mode: its figures; with twice the rows a batch, under "doubled"}.
+    """{mode: its figures, and under "doubled" those with twice the rows per batch}.
 
-    Each mode is measured once a round, and rounds alternate their order. Times are medians over the rounds.
+    Each round measures each mode once; every second round reverses the order. Times are medians over the rounds.
     """
     found: dict[Mode, list[Figures]] = {mode: [] for mode in MODES}
     print_line(COLUMNS)
@@ -59,7 +59,7 @@ def measured(workload: Workload, mode: Mode, seconds: float) -> Figures:
 
 
 def batch_figures(workload: Workload, mode: Mode, seconds: float) -> Figures:
-    """Memory and times with one size of the batch; under "error", why there are no times."""
+    """Memory and times for one batch size. If there are no times, "error" says why."""
     with prepared(workload, mode) as (feed, program, found):
         try:
             found |= _times(workload, program, feed, seconds)
@@ -116,7 +116,7 @@ def _product_rate(workload: Workload, program: Program, x: jax.Array, seconds: f
 
 
 def _merged(rounds: list[Figures]) -> Figures:
-    """The figures of the first round, with the medians over all rounds of what varies."""
+    """The figures of the first round, where those that vary are replaced by their medians over all rounds."""
     first = rounds[0]
     if "step_ms" in first:
         for name in ("step_ms", "fed_step_ms", "rows_per_s", "wait_share", "of_matmul", "compile_s"):
@@ -133,7 +133,7 @@ def line(mode: str, found: Figures) -> str:
         return f"{mode:<11} {found['error']}"
     compiled_mib = found["compiled_bytes"]["total"] / 2**20
     if "error" in found:
-        needs = f"by the compiler it needs {compiled_mib:,.0f} MiB"
+        needs = f"the compiler says it needs {compiled_mib:,.0f} MiB"
         return f"{mode:<11} {found['rows']:>7,}  {found['error']}: {needs}"
     peak = "–" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**20:,.1f}"
     return (
@@ -144,7 +144,7 @@ def line(mode: str, found: Figures) -> str:
 
 
 def remarks(found: dict[str, Figures]) -> list[str]:
-    """What follows the table: ratios between the modes."""
+    """The lines below the table: ratios between the modes."""
     lines = []
     if found["jit_multi"].get("devices") == 1:
         lines.append("there is one device, so jit_multi and pmap split nothing; --cpu-devices 8 shows a mesh")
@@ -158,6 +158,6 @@ def remarks(found: dict[str, Figures]) -> list[str]:
             for a, b in zip(figures.get("losses", ()), found["pmap"]["losses"], strict=False)
         )
         lines.append(
-            f"the losses of the first {_COMPARED} steps differ between modes by {apart:.1e} of themselves"
+            f"the losses of the first {_COMPARED} steps differ between modes by {apart:.1e} of their value"
         )
     return lines

@@ -1,7 +1,7 @@
-"""Each practice of the trainer on and off: the time of a step, and the memory on a device.
+"""Compares each practice of the trainer, such as bfloat16, on and off: time of a step, and memory on a device.
 
-Each pair runs in a process of its own, where both are measured alternately, so that a slow minute of the machine
-affects both.
+Each practice gets a process of its own, in which on and off are measured alternately, so that a slow minute of the
+machine affects both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pair:
     """A practice on and off.
 
     Attributes:
-      workload: "large": that of the preset; "4 × rows": with as many times the rows, so that activations are
+      workload: "large": the preset; "4 × rows": the preset with four times as many rows, so that activations are
         a large part of the memory; "short": a small model, whose steps take a few milliseconds on CPUs.
     """
 
@@ -51,7 +51,7 @@ class Pair:
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
-    """{practice: on and off}. What costs time on the host is measured with short steps, which cannot hide it."""
+    """{practice: on and off}. Those that change the host's time take short steps, which cannot hide it."""
     short = PRESETS["short"]
 
     def of(off: Setup, name: str = "large", **on: Any) -> Pair:
@@ -97,7 +97,7 @@ def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
         for which, setup in setups.items():
             run, figures = context.enter_context(_ready(setup))
             runs[which], found[which] = run, {**figures, "step_ms_samples": []}
-            run(0.0)  # everything is compiled
+            run(0.0)  # compiles everything
         for k in range(rounds):
             for which in list(runs)[:: -1 if k % 2 else 1]:
                 found[which]["step_ms_samples"].append(runs[which](seconds) * 1e3)
@@ -110,7 +110,7 @@ def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
 
 @contextlib.contextmanager
 def _ready(setup: Setup) -> Iterator[tuple[Callable[[float], float], Figures]]:
-    """A function (seconds) → mean time of a step, and what the compiler says."""
+    """A function (seconds) → mean time of a step, and the compiler's figures, such as bytes of memory."""
     workload, per_call = setup.workload.for_devices(), setup.steps_per_call
     with prepared(workload, "jit_multi", setup.practices, per_call) as (feed, program, figures):
         state = program.start()
@@ -141,7 +141,8 @@ def line(name: str, found: Figures) -> str:
         return f"{name:<24} {found['error']}"
     on, off = found["on"], found["off"]
     low, high = found["ratios"][0], found["ratios"][-1]
-    mib = [each["compiled_bytes"]["total"] / 2**20 for each in (on, off)]  # a device's own peak is that of both
+    # as compiled: on and off share a process, so a device's peak covers both
+    mib = [each["compiled_bytes"]["total"] / 2**20 for each in (on, off)]
     return (
         f"{name:<24} {found['workload']:<8} {on['step_ms']:>8.2f} {off['step_ms']:>8.2f}   "
         f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}] {mib[0]:>8.1f} {mib[1]:>8.1f}"

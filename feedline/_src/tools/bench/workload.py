@@ -27,7 +27,7 @@ _BATCHES = 4  # in the data
 _PREFETCH = 2
 Rows = dict[str, npt.NDArray[Any]]
 Remat = Literal["none", "all", "cheap"]
-"""What a block keeps for the gradient: all, its input only, or also the results of matrix products."""
+"""What is recomputed for the gradient: nothing, all from a block's input, or all but the matrix products."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Workload:
 
     Attributes:
       depth: hidden layers.
-      width: units in each of them.
+      width: units in each hidden layer.
       rows: rows in the global batch.
-      remat: of blocks of √depth hidden layers. Of one layer it would save nothing: with ReLU, its input is all
-        that the gradient needs.
-      ship: dtype of the inputs in the batch. "uint8": 0 … 255, divided by 255 in the step. "float32": the
-        quotients.
+      remat: rematerialisation of blocks of √depth hidden layers. For blocks of one layer it would save nothing:
+        with ReLU, the gradient needs only the layer's input.
+      ship: dtype of the inputs in the batch. "uint8": 0 … 255, divided by 255 in the step. "float32": divided
+        already.
     """
 
     depth: int
@@ -73,7 +73,7 @@ class Workload:
         return 2 * self.rows * (3 * sum(products) - products[0])
 
     def for_devices(self) -> Workload:
-        """Round the batch size down to a multiple of the devices, at least one row each."""
+        """Round the batch size down to a multiple of the number of devices, at least one row for each."""
         devices = jax.device_count()
         return dataclasses.replace(self, rows=max(devices, self.rows // devices * devices))
 
@@ -109,7 +109,7 @@ class Workload:
         return Task(init, loss, optax.adam(1e-4))
 
     def data(self, batches: int) -> Rows:
-        """Rows for some batches. The targets are a smooth function of the inputs."""
+        """Rows for this many batches. The targets are a smooth function of the inputs."""
         chance = np.random.default_rng(0)
         x = chance.integers(256, size=(batches * self.rows, self.inputs), dtype=np.uint8)
         into = chance.standard_normal((self.inputs, self.outputs), dtype=np.float32) / math.sqrt(self.inputs)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: no interrupt is lost, none breaks an import, and each is cleaned up after."""
+"""Ctrl-C and SIGTERM: none is lost, none breaks an import, and the program cleans up after each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _RAISE_AFTER_S = 0.01
 
 @contextlib.contextmanager
 def interrupts_get_through() -> Iterator[None]:
-    """Raise an interrupt again where Python would print it and go on.
+    """Raise an interrupt again if Python would only print it and go on.
 
     Python raises KeyboardInterrupt wherever the main thread is. An exception in a finalizer, or in the callback
-    that JAX registers for garbage collections, cannot propagate: Python passes it to `sys.unraisablehook`, and
-    the program continues. An exception raised in that hook would be dropped too, so the hook sets an alarm that
-    raises the interrupt after the callback. Uses SIGALRM; for the main thread of a program, not for a library.
+    that JAX registers for garbage collections, cannot propagate: Python passes it to `sys.unraisablehook`, and the
+    program continues. An exception raised in that hook would be dropped too, so the hook sets an alarm that raises
+    the interrupt after the callback. Uses SIGALRM: call it in the main thread of a program, and not in a library.
     """
     lost: list[BaseException] = []
 
@@ -61,7 +61,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 class Terminated(SystemExit):
-    """Raised after SIGTERM, or SIGHUP of a closed terminal: ends child processes and removes temporary files."""
+    """Raised at SIGTERM, or SIGHUP of a closed terminal, to end child processes and remove temporary files."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -69,7 +69,7 @@ class Terminated(SystemExit):
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """Raised when a signal has ended the program without a failure. One process has a message to print."""
+    """Raised once a signal has ended the program without a failure. Only one process has a message to print."""
 
     def __init__(self, message: str, number: int) -> None:
         self.number = number

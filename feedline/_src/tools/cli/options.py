@@ -13,7 +13,7 @@ _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 def is_name(source: str) -> bool:
-    """Whether it is module:name, and not a path."""
+    """Whether `source` is module:name, and not a path."""
     return re.fullmatch(r"[\w.]+:\w+", source) is not None and not os.path.exists(source)
 
 
@@ -41,8 +41,8 @@ def open_options(source: str, columns: str | None, dtype: str | None, window: in
     given = {name: value for name, value in options.items() if value is not None}
     if given and is_name(source):
         raise ValueError(
-            f"--{next(iter(given))} is for a path, and {source} is a source that is open already; pass it to "
-            "feedline.open_source in that module"
+            f"--{next(iter(given))} is for a path, and {source} is a source that is open already; pass the "
+            "option to feedline.open_source in that module"
         )
     return given
 
@@ -61,17 +61,17 @@ def _parsed_dtype(text: str) -> Any:
 
 
 def use_cpu_devices(count: int) -> None:
-    """Make JAX run on `count` CPU devices. ValueError: it is already imported."""
+    """Make JAX run on `count` CPU devices. ValueError: jax is already imported."""
     if "jax" in sys.modules:
         raise ValueError(
-            "--cpu-devices must be set before jax is imported, and it is; run `feedline train` as a command, "
-            f"or set JAX_PLATFORMS=cpu and XLA_FLAGS={_DEVICE_COUNT_FLAG}={count} yourself"
+            "--cpu-devices must be set before jax is imported, and jax already is; run `feedline train` as a "
+            f"command, or set JAX_PLATFORMS=cpu and XLA_FLAGS={_DEVICE_COUNT_FLAG}={count} yourself"
         )
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = flags_for_cpu_devices(os.environ.get("XLA_FLAGS", ""), count)
 
 
 def flags_for_cpu_devices(flags: str, count: int) -> str:
-    """XLA_FLAGS with another number of CPU devices."""
+    """`flags`, a value of XLA_FLAGS, with `count` as the number of CPU devices."""
     others = [flag for flag in flags.split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
     return " ".join([*others, f"{_DEVICE_COUNT_FLAG}={count}"])

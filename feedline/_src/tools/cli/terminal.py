@@ -1,4 +1,4 @@
-"""What a terminal shows: the text of --help, names from outside, and what a command is doing."""
+"""Text for a terminal: --help, names from outside, numbers of bytes, and what a command is doing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 
 def help_text(command: type) -> str:
-    """A command's docstring without its attributes, which tyro lists as options, as wide as the terminal.
+    """A command's docstring, wrapped for the terminal, without the attributes, which tyro lists as options.
 
     tyro does not wrap paragraphs. It joins lines that begin with a letter, so the paragraphs after the first are
     formatted as a list.
@@ -28,7 +28,7 @@ def help_text(command: type) -> str:
 
 
 def listed(commands: Mapping[str, type]) -> str:
-    """Each command with the first paragraph of its docstring, as wide as the terminal."""
+    """Each command with the first paragraph of its docstring, wrapped for the terminal."""
     width, indent = shutil.get_terminal_size().columns, max(map(len, commands)) + 4
     return "\n".join(
         textwrap.fill(
@@ -42,7 +42,7 @@ def listed(commands: Mapping[str, type]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escape sequences and other control characters written out: a terminal would obey them."""
+    """The text with control characters escaped, so that a terminal does not obey escape sequences in it."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -57,9 +57,9 @@ def in_bytes(count: float) -> str:
 
 @contextlib.contextmanager
 def progress(command: str, text: str) -> Iterator[Callable[[str], None]]:
-    """Show `text`, and within the block whatever the yielded function is called with.
+    """Show `text`, then each text that the block passes to the yielded function.
 
-    On a terminal, it is one line that changes; in a file or a pipe, a line each, flushed.
+    On a terminal one line changes; a file or a pipe gets a line for each text, flushed.
     """
     from rich.console import Console
 

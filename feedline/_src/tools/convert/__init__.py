@@ -1,1 +1,1 @@
-"""`feedline.convert`: rows of any source as files of one format, in shards that many machines can write."""
+"""`feedline.convert`: writes rows of any source as file shards of one format, which many machines can write."""

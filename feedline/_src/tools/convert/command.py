@@ -14,7 +14,7 @@ from feedline._src.tools.cli.interrupt import Terminated
 
 @dataclasses.dataclass(frozen=True)
 class Convert:
-    """Write the rows of any source as files that are read fast, and compare them with the source.
+    """Write the rows of any source as files that can be read fast, and compare them with the source.
 
     Row i of the result is row i of the source, with the same shapes and dtypes. Each file is read back. Files are
     written to DESTINATION.partial, which is renamed once all are finished. To continue after a stop, run the same
@@ -23,16 +23,16 @@ class Convert:
         feedline convert 'raw/*.parquet' rows --format npy --workers 8
 
     Attributes:
-      source: a path or glob of rows; or module:name, found from the current folder, where the name is a source, or
-        a function without arguments that returns one.
+      source: the path or glob of files of rows; or module:name, imported from the current folder: a source,
+        or a function without arguments that returns one.
       destination: a new folder.
-      columns: names of the leaves to convert, with commas between. None: all of them.
-      dtype: of an element of a .bin file, or of an ArrayRecord record: uint16, or for records of several fields as
-        Python writes it, "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
-      window: rows are windows of that many adjacent elements (tokens) of a .npy, .npz or .bin file.
-      format: of the files. None: npy for arrays, array_record for bytes, parquet for records with several fields.
+      columns: names of the leaves to convert, separated by commas. None: all leaves.
+      dtype: dtype of an element of a .bin file, or of a record of ArrayRecord, such as uint16. For records of
+        several fields, written as in Python: "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
+      window: rows are windows of this many adjacent elements (tokens) of a .npy, .npz or .bin file.
+      format: file format. None: npy for arrays, array_record for bytes, parquet for several fields with bytes.
       rows_per_shard: rows of each file. None: files of about 256 MB, 512 at most.
-      workers: processes that convert. 0: only this one.
+      workers: processes that convert. 0: only this process.
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
@@ -49,7 +49,7 @@ class Convert:
 
         Raises:
           ValueError, TypeError, OSError: an option is wrong, or the result cannot be written.
-          FeedError: a row cannot be read, or is not the source's when it is read back.
+          FeedError: a row cannot be read, or differs from the source's row when it is read back.
           KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
         """
         from rich.console import Console

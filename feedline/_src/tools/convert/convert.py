@@ -1,4 +1,4 @@
-"""`convert`: rows as files of one format, in shards that any machine can write, checked and resumable."""
+"""`convert`: writes rows as file shards of one format, which any machine can write; checked and resumable."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def convert(
       destination: a new folder, or the result of the same conversion, which is opened.
       format: "npy", "array_record", "parquet" or "zarr". None: "npy" for arrays, "array_record" for bytes,
         "parquet" for records of several fields with bytes.
-      rows_per_shard: rows of each file; the last has the rest. None: files of about 256 MB, 512 at most.
-      workers: processes that convert; the source must pickle. 0: this process.
-      map: runs the shards in place of `workers`, on other machines for example. It is called like the builtin
+      rows_per_shard: rows of each file; the last file has the rest. None: files of about 256 MB, 512 at most.
+      workers: processes that convert; the source must be picklable. 0: this process.
+      map: converts the shards in place of `workers`, for example on other machines. It is called like the builtin
         `map`, with a picklable function and the numbers of the shards; results may come in any order. All machines
         must see the source and the destination under the same paths.
 
@@ -69,7 +69,7 @@ def convert(
     Raises:
       ValueError, TypeError: an argument is wrong, the format cannot hold the rows, the destination holds something
         else, or the source has changed since an earlier run.
-      FeedError: a row cannot be read, or is not the source's when it is read back.
+      FeedError: a row cannot be read, or differs from the source's row when it is read back.
       OSError: a file cannot be written.
 
     Example:
@@ -101,7 +101,7 @@ def open_any(source: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a conversion of `count` rows writes, and where. It pickles if its source does.
+    """What a conversion of `count` rows writes, and where. It is picklable if its source is.
 
     Attributes:
       folder: where the shards are written. It is renamed to `destination` at the end.
@@ -120,7 +120,7 @@ class Conversion:
     def of(
         cls, source: Any, destination: str | os.PathLike[str], form: str | None, rows_per_shard: int | None
     ) -> Conversion:
-        """Plan the conversion of a source: its first rows are read, and nothing is written."""
+        """Prepare the conversion of a source. Reads a few rows of the source, and writes nothing."""
         if is_url(os.fspath(destination)):
             raise ValueError(
                 f"a conversion writes to a folder on a disk, got {destination}; convert to a local folder, and "
@@ -132,7 +132,7 @@ class Conversion:
         chunk = rows.in_bytes(_CHUNK_BYTES)
         if rows_per_shard is None:
             most = max(rows.in_bytes(_SHARD_BYTES), -(-count // _MOST_SHARDS))
-            rows_per_shard = -(-most // chunk) * chunk  # so that blocks of the order can have the size of a chunk
+            rows_per_shard = -(-most // chunk) * chunk  # so that an order's blocks can have the size of a chunk
         shard = min(count, checked_integer("rows_per_shard", rows_per_shard, at_least=1))
         partial = path.with_name(f"{path.name}.partial")
         return cls(rows, path, partial, choose_format(form, rows), count, shard, min(shard, chunk))
@@ -164,7 +164,9 @@ class Conversion:
         """Convert shard by shard, and yield the number of finished shards: first those of earlier runs."""
         checked_integer("workers", workers, at_least=0)
         if map is not None and workers:
-            raise ValueError(f"map runs the shards in place of worker processes, got both and workers={workers}")
+            raise ValueError(
+                f"map runs the shards in place of worker processes, got map and workers={workers}; leave one out"
+            )
         if (map is not None or workers) and not getattr(self.rows.source, "picklable", True):
             raise TypeError(
                 "other processes cannot read arrays in the memory of this one; convert with workers=0, or pass a "
@@ -179,7 +181,7 @@ class Conversion:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _MANIFEST).open("a") as manifest:
             self._lock(manifest)
-            written = os.fstat(manifest.fileno()).st_size  # tell() would be that of before the lock
+            written = os.fstat(manifest.fileno()).st_size  # tell() gives the size from before the lock
             if written or any(self.folder.glob("rows-*")):  # files without a manifest may be of any source
                 _check_same(self.folder, description)
             else:
@@ -202,10 +204,10 @@ class Conversion:
             sync(self.destination.parent)
 
     def convert_shard(self, shard: int) -> dict[str, int]:
-        """Write a shard, read it back, and return {"rows": how many}, as Ray Data takes no bare number.
+        """Write a shard, read it back, and return {"rows": how many}: Ray Data takes no bare number.
 
         The shard appears under its name once it is on the disk and checked. Several processes may write the same
-        one: the last one replaces it by the same rows.
+        shard: the last process replaces it with the same rows.
         """
         final, rows = self.folder / self.name_of(shard), self.rows_of(shard)
         try:
@@ -215,7 +217,7 @@ class Conversion:
                 if final.is_dir():  # a folder cannot be replaced
                     shutil.rmtree(final)
                 os.replace(path, final)
-        except (OSError, ValueError, RuntimeError) as error:  # as the libraries raise it for a full disk
+        except (OSError, ValueError, RuntimeError) as error:  # what libraries raise for a full disk
             full = os.strerror(errno.ENOSPC)
             if isinstance(error, FeedError) or full not in str(error):  # FeedError: the source could not be read
                 raise
@@ -226,9 +228,9 @@ class Conversion:
         return {"rows": len(rows)}
 
     def _description(self) -> dict[str, Any]:
-        """JSON values that must be the same for a rerun to keep what is there."""
+        """JSON values that must be the same in a later run, so that it can keep finished files."""
         source = self.rows.source
-        files = _state_of_files(source)  # before `identity`, which refuses files that were replaced since
+        files = _state_of_files(source)  # before `identity`, which refuses files replaced since they were opened
         sampled = hashlib.sha256()  # the identity of a source does not include its decoder
         for row in sorted({0, self.count // 2, self.count - 1}):
             next(self.rows.chunks(range(row, row + 1), 1, sampled))
@@ -258,7 +260,7 @@ class Conversion:
             )
 
     def _check_files(self, folder: Path) -> None:
-        """Compare number and leaves of the rows, opened by one glob, as a user does."""
+        """Open the files by one glob, as a user does, and compare the number and the leaves of their rows."""
         with contextlib.closing(self.opened(folder)) as written:
             same_rows(written, self.rows.dtype, self.count)
 
@@ -293,8 +295,8 @@ def _check_same(folder: Path, here: dict[str, Any]) -> None:
 
 
 def _state_of_files(source: Any) -> str | None:
-    """A digest of names, sizes and times of the source's files; None: not all rows lie in local files."""
-    source = getattr(source, "encoded", source)  # of a decoder
+    """A digest of names, sizes and times of the source's files; None: some rows do not lie in local files."""
+    source = getattr(source, "encoded", source)  # a decoder has its source there
     paths = list(source.files or ()) if isinstance(source, Indexed) else []
     if not paths or not all(map(os.path.exists, paths)):
         return None

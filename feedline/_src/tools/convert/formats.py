@@ -25,13 +25,13 @@ FormatName = Literal["array_record", "npy", "parquet", "zarr"]
 Chunks = Iterable[npt.NDArray[Any]]
 """Adjacent rows, with a field for each leaf."""
 _FASTEST: tuple[FormatName, ...] = ("npy", "array_record", "parquet")
-"""The first one that can hold the rows is the default."""
+"""The first format that can hold the rows is the default."""
 
 
 def choose_format(name: str | None, rows: Rows) -> FormatName:
     """The format with this name; None: the one that is read fastest.
 
-    Whether a format can hold the rows is tried with the first one, in a temporary folder: TypeError if it cannot.
+    To test a format, the first row is written to a temporary folder. TypeError: no format tried can hold the rows.
     """
     chosen = [each for each in get_args(FormatName) if each == name] if name is not None else _FASTEST
     if not chosen:
@@ -43,17 +43,17 @@ def choose_format(name: str | None, rows: Rows) -> FormatName:
             try:
                 write_file(path, form, rows, range(1), 1)
                 return form
-            except (TypeError, ValueError, NotImplementedError, FeedError) as error:  # of the format's library
+            except (TypeError, ValueError, NotImplementedError, FeedError) as error:  # from the format's library
                 refused = error
     raise TypeError(
         f"{form} cannot hold these rows: {str(refused).replace(str(path), 'a file of the first row')}; npy and "
         "zarr hold arrays, array_record holds arrays or bytes, parquet holds columns with names; choose another "
-        "one, name an array with columns=['x'], or make arrays of bytes with feedline.decoded"
+        "one, name an array with columns=['x'], or decode bytes into arrays with feedline.decoded"
     ) from refused
 
 
 def write_file(path: Path, form: FormatName, rows: Rows, span: range, chunk_rows: int) -> None:
-    """Write some rows as one file, and read it back from the disk. FeedError: it holds other rows."""
+    """Write some rows as one file, and read it back from the disk. FeedError: the file holds other rows."""
     wanted, found = hashlib.sha256(), hashlib.sha256()
     _WRITERS[form](path, rows.dtype, rows.chunks(span, chunk_rows, wanted), len(span), chunk_rows)
     for file in [path, *path.rglob("*")]:
@@ -74,13 +74,13 @@ def open_files(files: Path | str, form: FormatName, row: np.dtype[Any]) -> Any:
 
 
 def same_rows(source: Any, row: np.dtype[Any], count: int) -> Rows:
-    """The rows of files. Raises `FeedError` if they are fewer or more, or have other leaves."""
+    """The rows of files. Raises `FeedError` if there are fewer or more rows, or other leaves."""
     found = Rows.of(source) if len(source) else None
     if found is None or found.dtype != row or len(source) != count:
         raise FeedError(
             f"files must hold {count} rows of {row}, "
-            f"and hold {len(source)} of {found.dtype if found else None}: "
-            "one is missing, was added, or was left out by the map; remove what is foreign, or convert again"
+            f"but hold {len(source)} of {found.dtype if found else None}: "
+            "a file is missing, was added, or was left out by `map`; remove added files, or convert again"
         )
     return found
 
@@ -97,7 +97,7 @@ def open_line(pattern: str, form: FormatName, row: np.dtype[Any]) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk, and drop it from memory, so that the disk is read next."""
+    """Wait until a file or a folder is on the disk, and drop it from memory: the next read is from the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -112,7 +112,7 @@ def _needs_dtype(form: FormatName, row: np.dtype[Any]) -> bool:
 
 
 def _described(row: np.dtype[Any]) -> Any:
-    """What `numpy.dtype` takes for this row. Its own repr has bfloat16 without quotes."""
+    """The argument from which `numpy.dtype` makes `row`. The repr of `row` would have bfloat16 without quotes."""
     if row.names is None:
         return row.base.name, row.shape
     described = {name: _described(row[name]) for name in row.names}
@@ -124,7 +124,7 @@ def _write_npy(path: Path, row: np.dtype[Any], chunks: Chunks, rows: int, _: int
         raise TypeError("they have bytes of any length")
     mapped = np.lib.format.open_memmap(path, "w+", row.base, (rows, *row.shape), version=(3, 0))
     start = mapped.offset
-    del mapped  # it is not written to: under a map, a full disk ends the process with SIGBUS
+    del mapped  # it only made the file: writing to a map on a full disk ends the process with SIGBUS
     with path.open("r+b") as file:
         file.seek(start)
         for chunk in chunks:
@@ -200,7 +200,7 @@ def _write_parquet(path: Path, row: np.dtype[Any], chunks: Chunks, _rows: int, _
             return pyarrow.Array.from_buffers(form, len(column), [None, pyarrow.py_buffer(column)])
         return pyarrow.FixedShapeTensorArray.from_numpy_ndarray(column)
 
-    # a table of one column of bytes is read as its bytes
+    # the name "record" is not kept: a table with one column of bytes is read back as these bytes
     tables = (
         pyarrow.table({name or "record": arrow(chunk[name] if name else chunk) for name in leaves})
         for chunk in chunks

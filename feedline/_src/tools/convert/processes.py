@@ -1,4 +1,4 @@
-"""A `map` over processes of this machine, which never outlive it."""
+"""A `map` over processes on this machine. The processes never outlive the `map` or its caller."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from feedline._src.tools.cli.interrupt import interrupts_wait
 def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Iterator[Any]:
     """Results of spawned processes, each as soon as it is ready.
 
-    The processes end with the iterator, also in the middle of an item, and with this process, even by SIGKILL.
+    The processes end when the iterator is closed, even within an item, or when this process ends, even by SIGKILL.
 
     Raises:
       TypeError: the function cannot be pickled.
       WorkerError: a process was killed, or did not start.
-      Exception: what the function raised.
+      Exception: whatever the function raises.
     """
     try:
         pickled = pickle.dumps(function)

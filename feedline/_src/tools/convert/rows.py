@@ -1,4 +1,4 @@
-"""Rows of a source as one NumPy array, with a field for each leaf: of numbers, or of `bytes`."""
+"""Reads rows of a source into one NumPy array with a field for each leaf, which holds numbers or `bytes`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rows:
 
     Attributes:
       dtype: of a row, in the byte order of this machine: structured if its leaves have names; object for `bytes`.
-      row_bytes: the size of a row; for `bytes`, the mean of some rows.
+      row_bytes: the size of a row; for `bytes`, the mean size of some rows.
     """
 
     source: Any
@@ -35,7 +35,7 @@ class Rows:
         """The rows of a source that is not empty. TypeError: they cannot be converted."""
         if getattr(source, "own_order", "") or getattr(source, "ragged_leaves", ()):
             raise TypeError(
-                f"rows that are converted are stored and have one shape, got a {type(source).__name__}; convert "
+                f"a conversion needs stored rows of one shape, got a {type(source).__name__}; convert "
                 "each source of a Mixture, and mix the results; keep the .npy files of a Ragged as they are"
             )
         if not isinstance(source, EncodedSource):
@@ -54,7 +54,7 @@ class Rows:
         return max(1, size // max(1, self.row_bytes))
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows start to stop − 1. FeedError: one cannot be read."""
+        """Read rows start to stop − 1. FeedError: a row cannot be read."""
         rows = np.arange(start, stop, dtype=np.int64)
         if isinstance(self.source, EncodedSource):
             records: Any = self.source.records(rows)
@@ -78,7 +78,7 @@ class Rows:
         return out.astype(self.dtype.base, copy=False)
 
     def chunks(self, rows: range, chunk_rows: int, hashed: Any) -> Iterator[npt.NDArray[Any]]:
-        """Adjacent rows, some at a time, which are added to a hash of `hashlib`: it depends on `chunk_rows`."""
+        """Yield `rows` in chunks, and add them to `hashed`, a hash of `hashlib` that depends on `chunk_rows`."""
         for start in range(rows.start, rows.stop, chunk_rows):
             chunk = self.read(start, min(rows.stop, start + chunk_rows))
             for name in self.dtype.names or (...,):
@@ -96,7 +96,7 @@ def _row_dtype(spec: Any, place: str = "row") -> np.dtype[Any]:
         return np.dtype([(name, _row_dtype(spec[name], f"{place}[{name!r}]")) for name in sorted(spec)])
     if not jax.tree_util.all_leaves([spec]):
         raise TypeError(
-            f"rows that are converted are one array or a dict of arrays by name, and {place} is a "
+            f"a row can be converted if it is one array or a dict of named arrays, and {place} is a "
             f"{type(spec).__name__}; give each leaf a name of its own, as in {{'x': ..., 'y': ...}}"
         )
     return np.dtype((np.dtype(spec.dtype), tuple(spec.shape)))

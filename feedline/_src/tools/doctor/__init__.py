@@ -1,1 +1,1 @@
-"""Checks a machine, and a training job, for known troubles of JAX: `feedline doctor` and `feedline diagnose`."""
+"""`feedline doctor` finds known problems of a machine, a feed or a job; `feedline diagnose` times input stages."""

@@ -1,6 +1,6 @@
-"""Checks of this machine, of a feed, and of what a batch is made of.
+"""Checks of this machine, of a feed, and of the leaves of a batch.
 
-`machine_findings` and `feed_findings` measure, and the other functions judge: a test can give them any values.
+`machine_findings` and `feed_findings` measure. Most other functions judge values that tests can choose.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[
 
 
 def threads_and_processors(allowed: int, quota: float | None) -> Finding:
-    """Whether libraries count more processors than the cgroup's quota grants; None: it has no limit."""
+    """Whether libraries count more processors than the cgroup's quota grants. A quota of None: no limit."""
     count = max(1, min(allowed, math.ceil(quota or allowed)))
     return Finding(
         "warning" if count < allowed or count == 1 else "ok",
@@ -62,7 +62,7 @@ def threads_and_processors(allowed: int, quota: float | None) -> Finding:
         if count < allowed
         else f"this process may use {count} processors",
         f"give the job more processors: srun --cpus-per-task, docker run --cpus; or set OMP_NUM_THREADS={count}",
-        "threads that share too few processors do not overlap; once a quota is used, all stop for up to 0.1 s",
+        "threads that share too few processors do not overlap; once a quota is used up, all stop for up to 0.1 s",
     )
 
 
@@ -89,28 +89,28 @@ def free_memory(total: int, free: int) -> Finding:
         "ok" if free >= _FREE_SHARE * total else "warning",
         f"{in_bytes(free)} of the {in_bytes(total)} that this process may use are free",
         "end other programs, raise the job's memory limit, or lower batch_size, Reading(buffer=...) and prefetch",
-        "the kernel drops cached pages of the data, which are read from the disk again, and then kills a process",
+        "the kernel drops cached pages of the data, which are then read from disk again; later it kills a process",
     )
 
 
 def shared_memory(folder: str = "/dev/shm") -> Finding:
-    """Whether /dev/shm has room for what NCCL passes through it."""
+    """Whether /dev/shm has room for the data that NCCL passes through it."""
     found = os.statvfs(folder)
     total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
     return Finding(
         "ok" if free >= _SHARED_BYTES else "warning",
         f"{folder} has {in_bytes(total)}, {in_bytes(free)} of them free",
         "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium: Memory; mount -o remount",
-        "NCCL passes data through it, and SIGBUS kills a process when it is full",
+        "NCCL passes data through this folder; when the folder is full, SIGBUS kills a process",
     )
 
 
 def read_rate(files: Sequence[Path], most: int = _READ_BYTES, seconds: float = _READ_S) -> tuple[int, float]:
-    """Read at most `most` bytes in sequence, past the page cache if the file system can: (bytes, seconds)."""
+    """Read in sequence until `most` bytes are read or `seconds` have passed. Returns (bytes, seconds)."""
     done, began, buffer = 0, time.perf_counter(), bytearray(_BLOCK)
     for file in files:
         with file.open("rb", buffering=0) as stream:
-            # drops cached pages of this file that are not modified; no effect where none can be dropped (tmpfs)
+            # drops this file's cached pages, except dirty ones; no effect on tmpfs, where none can be dropped
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while count := stream.readinto(buffer):
                 done += count
@@ -124,7 +124,7 @@ def disk_read_rate(count: int, seconds: float, accelerators: int) -> Finding:
     rate, needed = count / seconds, _READ_PER_ACCELERATOR * accelerators
     return Finding(
         "unknown" if count < 1 << 20 else "ok" if rate >= needed else "warning",
-        f"{rate / 1e6:,.0f} MB/s by one thread, in {in_bytes(count)}; ResNet-50 on {accelerators} H100 reads "
+        f"{rate / 1e6:,.0f} MB/s by one thread, over {in_bytes(count)}; ResNet-50 on {accelerators} H100 reads "
         f"{needed / 1e6:,.0f} MB/s (MLPerf Storage)"
         if count >= 1 << 20
         else "less than 1 MiB was found below --data",
@@ -134,7 +134,7 @@ def disk_read_rate(count: int, seconds: float, accelerators: int) -> Finding:
 
 
 def devices(platform: str, root: Path, environ: Mapping[str, str]) -> Finding:
-    """Whether JAX's default devices are on this platform though the NVIDIA driver lists GPUs."""
+    """Whether JAX runs on the CPU although the NVIDIA driver lists GPUs."""
     gpus = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
     platforms = environ.get("JAX_PLATFORMS", "")
     return Finding(
@@ -151,7 +151,7 @@ def devices(platform: str, root: Path, environ: Mapping[str, str]) -> Finding:
 
 
 class Leaf(NamedTuple):
-    """A leaf of a global batch, and narrower integer dtypes that hold all sampled values, the narrowest first."""
+    """A leaf of a global batch. `fits`: narrower integer dtypes that hold all sampled values, narrowest first."""
 
     name: str
     shape: Sequence[int]
@@ -163,7 +163,7 @@ class Leaf(NamedTuple):
 
     @classmethod
     def of(cls, name: str, array: Any, before: Leaf | None = None) -> Leaf:
-        """The leaf of a batch, and of the batch before. Its values are sampled on one device."""
+        """Describe a leaf, whose values are sampled on one device. `before`: the same leaf of the batch before."""
         leaf, part = cls(name, array.shape, str(array.dtype), array.nbytes), array
         if isinstance(array, jax.Array):
             sharding, part = array.sharding, array.addressable_data(0)
@@ -174,28 +174,29 @@ class Leaf(NamedTuple):
 
     @property
     def narrower(self) -> str | None:
-        """The dtype to ship: the narrowest that holds all samples; float32 for other float64; None: its own."""
+        """The narrowest dtype that holds all samples, else float32 for a float64 leaf, else None."""
         return next(iter(self.fits), "float32" if self.dtype == "float64" else None)
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that the narrower dtype saves; 0 if they are few."""
+        """Bytes that the narrower dtype saves; 0 if fewer than `_SAVED_BYTES`."""
         saved = self.nbytes - math.prod(self.shape) * np.dtype(self.narrower).itemsize if self.narrower else 0
         return saved if saved >= _SAVED_BYTES else 0
 
 
 def fitting(array: npt.NDArray[Any], dtypes: Sequence[str]) -> list[str]:
-    """Those of the dtypes that are narrower than the array's, and hold all its values exactly."""
-    if array.dtype.kind not in "iuf" or not array.size:  # bool, complex, bfloat16
+    """The given dtypes that are narrower than the array's and hold all its values exactly."""
+    if array.dtype.kind not in "iuf" or not array.size:  # bool, complex, bfloat16: not checked
         return []
     narrower = [dtype for dtype in dtypes if np.dtype(dtype).itemsize < array.dtype.itemsize]
-    with np.errstate(invalid="ignore"):  # NaN, or out of range: compares unequal
+    with np.errstate(invalid="ignore"):  # a cast of NaN, or of a value out of range, compares unequal
         return [dtype for dtype in narrower if np.array_equal(array.astype(dtype), array)]
 
 
 def feed_findings(target: str) -> Iterator[Finding]:
-    """Build the feed of module:make_feed, or of a path, over all devices of this process, and check batches."""
-    from feedline._src.tools.targets import build_feed, load_make_feed, one_size  # not in an observed process
+    """Build the feed of module:make_feed, or of a path, over all devices, and check its first batches."""
+    # imported here, because an observed process imports this module, too
+    from feedline._src.tools.targets import build_feed, load_make_feed, one_size
 
     devices, leaves = jax.devices(), dict[str, Leaf]()
     mesh = jax.sharding.Mesh(np.array(devices)[:, None], ("data", "model"))
@@ -208,7 +209,7 @@ def feed_findings(target: str) -> Iterator[Finding]:
 
 
 def batch_findings(leaves: Sequence[Leaf]) -> Iterator[Finding]:
-    """Check a batch."""
+    """Check the leaves of a batch."""
     yield from made(
         {
             "sharding of the batch": lambda: sharding(leaves),
@@ -219,17 +220,17 @@ def batch_findings(leaves: Sequence[Leaf]) -> Iterator[Finding]:
 
 
 def sharding(leaves: Sequence[Leaf]) -> Finding:
-    """Whether each device holds the whole batch where it could hold its part."""
+    """Whether devices hold whole leaves of which each could hold a part only."""
     devices = max(leaf.devices for leaf in leaves)
     whole = [leaf for leaf in leaves if leaf.replicated and leaf.devices > 1 and leaf.nbytes >= _REPLICATED_BYTES]
     surplus = sum(leaf.nbytes * (leaf.devices - 1) for leaf in whole)
     shown = first_three([f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in whole])
     return Finding(
         "unknown" if devices == 1 else "warning" if whole else "ok",
-        f"{shown} on each of {devices} devices: {in_bytes(surplus)} more than sharded, each batch"
+        f"{shown} on each of {devices} devices: {in_bytes(surplus)} more per batch than if sharded"
         if whole
         else "the batch lies on one device",
-        'shard the rows: NamedSharding(mesh, PartitionSpec("data")), and pmap with in_axes=0',
+        'shard the rows: NamedSharding(mesh, PartitionSpec("data")); with pmap, in_axes=0',
         "each device receives and keeps all rows, and all devices compute the same",
     )
 
@@ -243,16 +244,16 @@ def dtypes(leaves: Sequence[Leaf]) -> Finding:
         "ok" if not wide else "warning" if total >= _SAVED_SHARE * size else "note",
         f"in {_BATCHES} batches {shown}: {in_bytes(total)} of {in_bytes(size)} a batch could be saved",
         "ship the narrower dtype and convert in the compiled step: x.astype(jnp.float32), which XLA fuses",
-        "host memory, the copy on the host and the transfer are as large as the dtype",
+        "host memory, the copy on the host and the transfer grow with the size of the dtype",
     )
 
 
 def number_of_leaves(leaves: Sequence[Leaf]) -> Finding:
-    """Whether the batch has many leaves that are small."""
+    """Whether the batch has many small leaves."""
     small = [leaf.nbytes for leaf in leaves if leaf.nbytes < _SMALL_BYTES]
     return Finding(
         "warning" if len(small) >= _MANY_SMALL else "ok",
         f"{len(small)} of {len(leaves)} leaves are below {in_bytes(_SMALL_BYTES)}: {in_bytes(sum(small))} in all",
         "concatenate leaves of one dtype into one array on the host, and split it in the compiled step",
-        "placing an array takes a fixed time: 64 arrays took 34 to 78 times as long as one of as many bytes",
+        "placing an array has a fixed cost: 64 arrays took 34 to 78 times as long as one of the same total size",
     )

@@ -22,23 +22,23 @@ _Command = Annotated[tyro.conf.Suppress[tuple[str, ...]], tyro.conf.arg(help="af
 
 @dataclasses.dataclass(frozen=True)
 class Doctor:
-    """Check this machine, and a training job, for known troubles of JAX with several accelerators.
+    """Check this machine, and a training job, for known problems of JAX with several accelerators.
 
-    A job is a function that makes a feed, or a command, after --, which runs as it is while it is observed:
+    A job is a function that makes a feed; or a command after --, which runs unchanged while it is observed:
 
         feedline doctor
         feedline doctor mine:make_feed
         feedline doctor -- python train.py --steps 200
 
-    For each problem it prints what was found, why it matters, and a fix. Exit code: 0 without a warning, 3 with a
-    warning, 4 with an error; 2 if an argument is wrong; that of the command if the command failed.
+    For each problem it prints what was found, why it matters, and a fix. Exit code: 2 if an argument is wrong; the
+    command's own if the command failed; else 4 with an error, 3 with a warning, 0 with neither.
 
     Attributes:
-      target: module:make_feed, found from the current folder, where make_feed(mesh) builds a feedline.Feed over a
-        mesh with the axes data and model; or a path or glob of rows.
-      data: file or folder with the data, to measure the rate of the disk: reads at most 512 MiB.
-      cpu_devices: run on this many CPU devices. 0: on the devices that JAX finds. A command chooses its own.
-      limit_s: time limit of the job, which is then ended as by Ctrl-C. None: it ends by itself.
+      target: module:make_feed, imported from the current folder: make_feed(mesh) builds a feedline.Feed over a
+        mesh with the axes data and model. Or a path or glob of files with rows.
+      data: file or folder with the data, to measure the read rate of the disk: reads at most 512 MiB.
+      cpu_devices: run on this many CPU devices. 0: on the devices that JAX finds. A command may choose its own.
+      limit_s: time limit of a command in seconds; it is then ended as by Ctrl-C. None: no limit.
       json: print one line of JSON on standard output, in place of the text.
     """
 
@@ -66,7 +66,7 @@ class Doctor:
 
         found: list[Finding] = []
         began, failed = time.monotonic(), 0
-        if self.command:  # before this process uses a device: the first that does takes a GPU's memory
+        if self.command:  # before this process uses a GPU, and thereby takes its memory
             ran = run(self.command, os.environ, self.limit_s)
             found += job_findings(ran)
             failed = 0 if ran.stopped else ran.code
@@ -93,16 +93,16 @@ class Diagnose:
 
         feedline diagnose -- python train.py
 
-    The first feed that a loop takes some batches from is diagnosed, in each process of the command. After the last
-    of these steps the process ends at once, so that it does not save what it learned from repeated batches. If the
-    loop ends earlier, the program goes on, and may save what it learned: let it write to another folder.
+    In each process of the command, the first feed from which a loop takes more than --after batches is diagnosed.
+    The diagnosis repeats batches. So the process ends at once after its last step, and cannot save what it learned
+    from them. If the loop ends earlier, the program goes on and may save that: let it write to another folder.
 
-    Processes of one run, as of feedline launch, wait for each other before they end. With --json
-    there is a result of each process.
+    The processes of one run, such as those of feedline launch, wait for each other before they end. --json prints
+    the result of each process.
 
     Attributes:
       steps: batches of the diagnosis, at least 40 with the default buffers.
-      after: batches that the loop gets before; they compile the step.
+      after: batches that the loop gets before the diagnosis begins; meanwhile the step is compiled.
       json: print the result as one object on the last line of standard output.
     """
 
@@ -112,7 +112,7 @@ class Diagnose:
     command: _Command = ()
 
     def run(self) -> int:
-        """Run the command. Returns 0, or its own exit code. ValueError: no feed was diagnosed."""
+        """Run the command and return its exit code. ValueError: it succeeded, but no feed was diagnosed."""
         if not self.command:
             raise ValueError("diagnose runs a command: feedline diagnose -- python train.py")
         if self.steps < 1 or self.after < 0:

@@ -14,9 +14,9 @@ _MAX_LISTED = 3
 
 
 class Finding(NamedTuple):
-    """What one check found, with what to change and why it matters: `made` drops both where nothing is wrong.
+    """What one check found, what to change, and why it matters. `made` clears `fix` and `why` if nothing is wrong.
 
-    Severity "unknown": could not be checked.
+    Severity "unknown" means that the check could not be made.
     """
 
     severity: Severity
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 def made(checks: Mapping[str, Callable[[], Finding]]) -> Iterator[Finding]:
-    """The findings of checks, by name. A check that raises is "unknown": none ends the doctor.
+    """The findings of {name: check}. If a check raises, its finding is "unknown", and the other checks still run.
 
     Example:
       >>> next(made({"division": lambda: 1 / 0})).finding
@@ -43,7 +43,7 @@ def made(checks: Mapping[str, Callable[[], Finding]]) -> Iterator[Finding]:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """0 without warnings and errors, 3 with a warning, 4 with an error."""
+    """4 with an error, else 3 with a warning, else 0."""
     severities = {found.severity for found in findings}
     return 4 if "error" in severities else 3 if "warning" in severities else 0
 
@@ -58,7 +58,7 @@ def as_object(findings: Sequence[Finding], seconds: float) -> dict[str, Any]:
 
 
 def as_text(findings: Sequence[Finding], seconds: float, width: int) -> str:
-    """All findings, at most `width` columns wide."""
+    """The text that the command prints: all findings, at most `width` columns wide."""
     texts, others = list[str](), dict[tuple[Severity, str], list[str]]()
     for found in _sorted(findings):
         if found.severity in _PROBLEMS:
@@ -74,7 +74,7 @@ def as_text(findings: Sequence[Finding], seconds: float, width: int) -> str:
 
 
 def _block(label: str, text: str, width: int, indent: int = 9) -> str:
-    """A label in the margin and a paragraph beside it."""
+    """A paragraph, with a label in its left margin."""
     first, further = label.ljust(9), " " * indent
     wrapper = textwrap.TextWrapper(width, first, further, break_long_words=False, break_on_hyphens=False)
     return wrapper.fill(text)
@@ -85,7 +85,7 @@ def _sorted(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def first_three(items: Sequence[str], between: str = ", ") -> str:
-    """The first three of a list.
+    """The first three items of a list, and how many more it has.
 
     Example:
       >>> first_three(["a", "b", "c", "d", "e"])

@@ -1,4 +1,4 @@
-"""Runs a command while it is observed, and judges what was observed in its processes."""
+"""Runs a command, observes its processes, and judges what was observed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ except Exception as error:
         file.write(f"the doctor failed in {{sys.executable}}: {{type(error).__name__}}: {{error}}")
 """
 _MIN_SAMPLES = 200
-_IDLE_SHARE = 0.5  # of the steps: before fewer, the devices idle too rarely to matter
+_IDLE_SHARE = 0.5  # share of the steps before which the devices idle; a smaller share hardly matters
 _GROWTH_STEPS, _HOST_BYTES = 60, 64 << 20
 _FED_BACK_BYTES = 64 << 10
 _LATE_SHARE, _BUSY_SHARE = 0.08, 0.2
@@ -52,9 +52,9 @@ class Ran(NamedTuple):
 
     Attributes:
       code: its exit code; 128 + s if signal s ended it.
-      stopped: by Ctrl-C, or after its time.
-      processes: what each process wrote, most calls of compiled functions first.
-      reason: why nothing was written.
+      stopped: whether Ctrl-C or the time limit ended it.
+      processes: what each process wrote, the one with the most calls of compiled functions first.
+      reason: why no process wrote anything; empty if one did.
     """
 
     code: int
@@ -66,16 +66,17 @@ class Ran(NamedTuple):
 def run(
     command: Sequence[str], environ: Mapping[str, str], limit_s: float | None = None, task: str = "observe"
 ) -> Ran:
-    """Run the command, and `start.begin` in its processes that import jax. No process of it outlives this call.
+    """Run a command, and `start.begin` in each of its processes that imports jax. None of its processes outlives
+    this call.
 
-    PYTHONPATH leads to a module `jax` that imports the real one, and then installs the hooks. So the script is not
-    changed, and processes that the command starts are observed, too. After `limit_s` seconds the job gets SIGINT,
-    as by Ctrl-C; 15 s later, it is killed.
+    By PYTHONPATH, `import jax` finds a module that imports the real jax and then installs the hooks. So the script
+    runs unchanged, and processes that it starts are observed, too. After `limit_s` seconds the job gets SIGINT, as
+    by Ctrl-C; 15 s later, it is killed.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
         Path(folder, "jax.py").write_text(_JAX.format(task=task, not_observed=NOT_OBSERVED))
         path = ":".join(filter(None, (folder, environ.get("PYTHONPATH", ""))))
-        terminal = sys.stdin is not None and sys.stdin.isatty()  # which would stop a job that reads from it
+        terminal = sys.stdin is not None and sys.stdin.isatty()  # a terminal stops a job that reads it
         with process_group() as group:
             process = subprocess.Popen(
                 command,
@@ -97,14 +98,14 @@ def run(
 
 
 def _is_stopped(process: subprocess.Popen[bytes], group: int, limit_s: float | None) -> bool:
-    """Wait for the end of the command; or for its time, or a signal to this process, and then end the job."""
+    """Wait for the command; end the job at its time limit or at a signal. Returns True if the job was ended so."""
     try:
         process.wait(limit_s)
         return False
     except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit) as cause:
         terminated = isinstance(cause, SystemExit)
         os.killpg(group, signal.SIGTERM if terminated else signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # Ctrl-C once more
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C ends the wait
             process.wait(_GRACE_S)
         if terminated:
             raise
@@ -112,7 +113,7 @@ def _is_stopped(process: subprocess.Popen[bytes], group: int, limit_s: float | N
 
 
 def job_findings(ran: Ran) -> Iterator[Finding]:
-    """All findings of a command that was observed. Of several processes, that with most calls is looked at."""
+    """All findings of an observed command. Of several processes, the one with the most calls is judged."""
     yield from made({"the command": lambda: ended(ran)})
     if not ran.processes:
         yield Finding("unknown", ran.reason, name="the job")
@@ -144,13 +145,13 @@ def ended(ran: Ran) -> Finding:
     return Finding(
         "error" if ran.code != 0 and not ran.stopped else "ok",
         "it was stopped before its end" if ran.stopped else f"it ended with exit code {ran.code}",
-        "see its own messages above; the checks below are about the time before",
-        "what failed may be the reason for other findings",
+        "see its own messages above; the checks below cover the time before it failed",
+        "the failure may be the cause of other findings",
     )
 
 
 def step_of(process: Object) -> Object | None:
-    """The function that is taken for the training step: called in a loop, with most bytes. None without one."""
+    """The function that counts as the training step: the one called in a loop that got most bytes, if any."""
     looped = [function for function in process["functions"] if function["calls"] >= LOOP]
     return max(looped, key=lambda function: function["calls"] * (1 + function["argument_bytes"]), default=None)
 
@@ -162,8 +163,8 @@ _KINDS: Mapping[str, tuple[float, str, str]] = {
         "the next step is enqueued only once the devices have computed the value: meanwhile they idle",
     ),
     "place": (
-        0.01,  # the transfer itself, which this thread does not wait for, takes longer
-        "a feedline.Feed, or feedline.prefetch_to_mesh(batches, sharding): another thread places the batches",
+        0.01,  # the transfer itself takes longer, but this thread does not wait for it
+        "use a feedline.Feed, or feedline.prefetch_to_mesh(batches, sharding): their threads place the batches",
         "the training thread copies the batch before it can enqueue the step, and the devices wait for it",
     ),
     "input": (
@@ -172,11 +173,11 @@ _KINDS: Mapping[str, tuple[float, str, str]] = {
         "the devices idle until the batch is there",
     ),
 }
-"""By kind of activity: the share of the loop's time that is a warning, the fix and the reason."""
+"""For each kind of activity: the share of the loop's time from which on it is a warning, a fix, and the reason."""
 
 
 def lines(process: Object, step: Object | None, kind: str) -> Finding:
-    """The lines at which the training thread was sampled, and their share of the loop's time."""
+    """The lines at which samples show this kind of activity, and their share of the loop's time."""
     large, fix, why = _KINDS[kind]
     if step and kind == "place" and step["numpy_bytes"]:
         size = in_bytes(step["numpy_bytes"])
@@ -199,7 +200,7 @@ def lines(process: Object, step: Object | None, kind: str) -> Finding:
     )
 
 
-_TOO_SHORT = "the loop was too short to sample, or no compiled function was called in one"
+_TOO_SHORT = "the loop was too short to sample, or no compiled function was called in a loop"
 
 
 def recompilation(compiled: Sequence[Object]) -> Finding:
@@ -214,21 +215,21 @@ def recompilation(compiled: Sequence[Object]) -> Finding:
     return Finding(
         "ok" if not found else "warning" if max(each["times"] for each in found) > LOOP else "note",
         first_three(shown, "; "),
-        "keep shapes (the last batch: remainder='pad' or 'drop') and dtypes, call jax.jit once, outside the loop, "
+        "keep shapes (the last batch: remainder='pad' or 'drop') and dtypes, call jax.jit once, before the loop, "
         "and pass values that change as arrays, not as static arguments",
         "the devices idle while a step is compiled",
     )
 
 
 def donation(functions: Sequence[Object]) -> Finding:
-    """Whether a function gets its own results back without donating them."""
+    """Whether a function gets its own results back as arguments, and does not donate them."""
     found = [f for f in functions if sum(n >= _FED_BACK_BYTES for n in f["fed_back"]) >= LOOP - 1]
     shown = [f"{in_bytes(max(f['fed_back']))} of its results to {f['name']} ({f['line']})" for f in found]
     return Finding(
         "warning" if found else "ok",
         f"came back as arguments, and were not donated: {first_three(shown)}",
-        "jax.jit(..., donate_argnums=...) with the number of the state, if nothing uses the old state afterwards",
-        "the old and the new state are both in memory during the step; with donation the new one takes its place",
+        "jax.jit(..., donate_argnums=...) for the state, if nothing uses the old state afterwards",
+        "the old and the new state are both in memory during a step; with donation the new one reuses the memory",
     )
 
 
@@ -243,8 +244,8 @@ def unrolled_loops(functions: Sequence[Object]) -> Finding:
     return Finding(
         "warning" if shown else "ok",
         first_three(shown, "; "),
-        "jax.lax.scan over stacked parameters, or lax.fori_loop; for gradients with jax.checkpoint on the body",
-        "each iteration is a copy in the program, and for gradients all intermediate results are kept",
+        "use jax.lax.scan over stacked parameters, or lax.fori_loop; for gradients, jax.checkpoint on the body",
+        "the program holds a copy of each iteration, and for gradients all intermediate results are kept",
     )
 
 
@@ -262,7 +263,7 @@ def growing_memory(steps: int, growths: Sequence[Object]) -> Finding:
 
 
 def gil(samples: Object | None) -> Finding:
-    """Whether other threads that compute in Python hold the training thread up."""
+    """Whether other threads that run Python code hold up the training thread."""
     if samples is None or samples["samples"] < _MIN_SAMPLES:
         return Finding("unknown", _TOO_SHORT)
     busy = [thread for thread in samples["threads"] if thread["busy_share"] >= _BUSY_SHARE]

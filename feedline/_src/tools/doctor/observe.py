@@ -1,8 +1,8 @@
 """Observes a process of a job: its compiled functions, their calls and compilations, its loop, its memory.
 
-Nothing of jax is replaced but `jax.jit` and `jax.pmap`, which are wrapped. What they return behaves like the usual
-functions, and a hook that fails never changes what the job computes. The main thread is taken for the training
-thread. `job` derives findings from what is written here.
+Of jax, only `jax.jit` and `jax.pmap` are replaced, by wrappers. What they return behaves like the usual functions,
+and a hook that fails never changes what the job computes. The main thread counts as the training thread. `job`
+derives findings from the observations.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from feedline._src.tools.doctor.unrolled import unrolled
 from feedline._src.trainer.memory import MemoryWatch
 
 LOOP = 3
-"""Calls of a function from which it counts as a step of a loop."""
+"""A function with at least so many calls counts as called in a loop."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_MOVED_BYTES = 256  # smaller arrays are scalars, such as learning rates
-_LOOKED_AT = range(4)  # the calls of which arguments, their values and results are looked at
+_MOVED_BYTES = 256  # smaller arrays count as scalars, such as learning rates
+_LOOKED_AT = range(4)  # numbers of the calls whose arguments and results are examined
 
 
 class Record:
-    """What was observed in this process. The main thread fills it, the sampler's thread writes it every 2 s."""
+    """What was observed in this process. The main thread fills it; the sampler's thread saves it every 2 s."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
-        self.functions: dict[tuple[str, str], Function] = {}  # by name, and the line where they were made
+        self.functions: dict[tuple[str, str], Function] = {}  # by name, and the line that made them
         self.compiled: dict[tuple[str, str], dict[str, Any]] = {}  # by line and name
         self.last_compiled: dict[str, Any] | None = None
-        self.last_outputs: list[weakref.ref[Any]] = []  # two arrays of the last call of a compiled function
-        self.inside_call = False  # the main thread is calling a compiled function
-        self.step: Function | None = None  # its calls are the steps of the loop; None before that begins
-        self.failures: dict[str, str] = {}  # of hooks: where → why
+        self.last_outputs: list[weakref.ref[Any]] = []  # two arrays that the last observed call returned
+        self.inside_call = False  # whether the main thread is in a call of a compiled function
+        self.step: Function | None = None  # its calls are the steps of the loop; None before the loop
+        self.failures: dict[str, str] = {}  # {the hook that failed: why}
         self._write, self._process = write, os.getpid()
         self._writing = threading.Lock()
 
     def begin_loop(self, step: Function) -> None:
-        """Observe a loop, of which the calls of `step` are the steps."""
+        """Begin to observe a loop, whose steps are the calls of `step`."""
         self.memory = MemoryWatch(every=5, warm_up=10, on_growth="ignore")
         self.sampler = Sampler(self.guarded, self.write)
         self.step = step
 
     def count_compilation(self, event: str, duration_secs: float, **about: Any) -> None:
-        """A listener of `jax.monitoring`. Before the loop, what no watched function compiled counts once."""
+        """A listener of `jax.monitoring`. Before the loop, repetitions outside of watched calls count once."""
         if event == _COMPILED and threading.current_thread() is threading.main_thread():
             with self.guarded("compilations"):
                 key = user_line(sys._getframe()), str(about.get("fun_name", "a program"))
@@ -65,14 +65,14 @@ class Record:
                 self.last_compiled = found
 
     def devices_idle(self) -> bool | None:
-        """Whether the first device has computed what the last call returned. None: those arrays are gone."""
+        """Whether the first device has computed what the last call returned. None: the arrays no longer exist."""
         last = [array for reference in self.last_outputs if (array := reference()) is not None]
         ready = [array.addressable_data(0).is_ready() for array in last if not array.is_deleted()]
         return all(ready) if ready else None
 
     @contextlib.contextmanager
     def guarded(self, where: str) -> Iterator[None]:
-        """For the doctor's own work beside a call of the job: an exception in it is noted, and the job goes on."""
+        """A context manager for the doctor's own work: an exception in it is noted, and the job continues."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  reported as something that could not be checked
@@ -105,7 +105,7 @@ def install(record: Record) -> None:
 
 
 def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.jit` or `jax.pmap`, which return a decorator if they get no function: jax.jit(static_argnums=0)."""
+    """Wraps `jax.jit` or `jax.pmap`. Without a function they return a decorator: jax.jit(static_argnums=0)."""
 
     @functools.wraps(usual)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -113,36 +113,36 @@ def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
         return watched(function) if args or "fun" in kwargs else lambda decorated: watched(function(decorated))
 
     def watched(function: Any) -> Any:
-        """A proxy. Functions of one name that are made at one line are observed together."""
+        """A proxy. Functions with the same name, made at the same line, share one `Function`."""
         with record.guarded("functions"):
             key = str(getattr(function, "__name__", "a function")), user_line(sys._getframe())
             function = Watched(function, record.functions.get(key) or Function(record, *key))
-        return function  # noqa: RET504  it is the function itself if the hook failed
+        return function  # noqa: RET504  not watched if the hook failed
 
     return wrapped
 
 
 class Watched:
-    """A proxy of a jitted function, or of a stage of compiling it ahead: Traced, Lowered, Compiled.
+    """A proxy of a jitted function, or of a stage of its ahead-of-time compilation: Traced, Lowered, Compiled.
 
-    Attributes, pickling, copies and `isinstance` are those of the original. What `trace`, `lower` and `compile`
+    Attributes, pickling, copying and `isinstance` behave as for the original. What `trace`, `lower` and `compile`
     return is watched, too.
     """
 
     def __init__(self, original: Any, function: Function) -> None:
-        functools.update_wrapper(self, original, updated=())  # __getattr__ is not asked for what a class has
+        functools.update_wrapper(self, original, updated=())  # no __getattr__ for what the class has, too
         self._watched_original = original
         self._watched_function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._watched_function.call(self._watched_original, args, kwargs)
 
-    @property  # type: ignore[misc]  # object's can be set
+    @property  # type: ignore[misc]  # object.__class__ can be set
     def __class__(self) -> Any:
         return type(self._watched_original)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_watched"):  # while an instance is being made
+        if name.startswith("_watched"):  # not set yet; looking it up would recurse
             raise AttributeError(name)
         found = getattr(self._watched_original, name)
         if name not in ("trace", "lower", "compile"):
@@ -154,7 +154,7 @@ class Watched:
         return types.MethodType(self, instance) if binds else self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if isinstance(self._watched_original, types.FunctionType):  # pickled by its name, and copied as itself
+        if isinstance(self._watched_original, types.FunctionType):  # pickled by this name, and copied as itself
             return self.__qualname__
         return self._watched_original.__reduce_ex__(protocol)
 
@@ -163,23 +163,23 @@ class Watched:
 
 
 class Function:
-    """What was observed of one compiled function. Calls on other threads than the main one are not."""
+    """What was observed of one compiled function. Only calls on the main thread are observed."""
 
     def __init__(self, record: Record, name: str, line: str) -> None:
         self.name, self.line = name, line
         self.calls = 0
         self.argument_bytes = self.numpy_bytes = 0
-        self.fed_back: list[int] = []  # bytes in each call that was looked at
+        self.fed_back: list[int] = []  # bytes of its own results that each examined call got
         self.unrolled: dict[str, Any] | None = None
         self._record = record
-        self._idle_devices = {True: 0, False: 0, None: 0}  # calls by `Record.devices_idle` before them
-        self._arguments = weakref.WeakValueDictionary[str, Any]()  # arrays of the last call
-        self._outputs = weakref.WeakValueDictionary[int, Any]()  # by id
-        self._batch: dict[str, Leaf] | None = None  # arguments that were new in each sampled call
+        self._idle_devices = {True: 0, False: 0, None: 0}  # calls, by what `Record.devices_idle` was before
+        self._arguments = weakref.WeakValueDictionary[str, Any]()  # arrays of the last examined call, by name
+        self._outputs = weakref.WeakValueDictionary[int, Any]()  # what that call returned, by id
+        self._batch: dict[str, Leaf] | None = None  # arguments that were new in each examined call
         self._compiled_for: dict[str, str] = {}
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call the function, and observe what comes before and after."""
+        """Call the function, and observe its arguments and results."""
         record, is_observed = self._record, False
         if not record.inside_call and threading.current_thread() is threading.main_thread():
             with record.guarded("arguments"):
@@ -196,14 +196,14 @@ class Function:
         return result
 
     def _before(self, function: Any, args: Any, kwargs: Any) -> bool:
-        """Look at the arguments. Returns False while jax traces: the call is a part of another program."""
+        """Examine the arguments. Returns False while jax traces, because the call is part of another program."""
         record = self._record
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return False
         if not self.calls:
             record.functions[self.name, self.line] = self
         self._idle_devices[record.devices_idle()] += 1
-        disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # then nothing was traced before
+        disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # then the job traces nothing
         if self.calls == 1 and hasattr(function, "trace") and not disabled:
             with record.guarded("program"):
                 self.unrolled = unrolled(function.trace(*args, **kwargs).jaxpr)
@@ -222,7 +222,7 @@ class Function:
         return True
 
     def _is_new(self, name: str, leaf: Any) -> bool:
-        """Whether this argument is another array than in the last call, and not one that was returned then."""
+        """Whether it is a NumPy array, or a `jax.Array` that the call before neither got as `name` nor gave."""
         is_other = _is_array(leaf) and self._arguments.get(name) is not leaf and not self._was_returned(leaf)
         return is_other or isinstance(leaf, np.ndarray)
 
@@ -266,7 +266,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 
 def _named(args: Any, kwargs: Any) -> dict[str, Any]:
-    """The leaves of all arguments by name, as "argument 1['image']" or "['lr']"."""
+    """The leaves of all arguments by name, such as "argument 1['image']" or "['lr']"."""
     trees = {f"argument {i}": argument for i, argument in enumerate(args)} | {"": kwargs}
     return {
         name + jax.tree_util.keystr(path): leaf
@@ -276,12 +276,12 @@ def _named(args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _is_array(leaf: Any) -> bool:
-    """Whether this is an array of JAX with numbers, not a key of a random generator."""
+    """Whether this is a JAX array of numbers, and not of random keys."""
     return isinstance(leaf, jax.Array) and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
 def _described(leaf: Any) -> str:
-    """What a compiled program depends on."""
+    """What a compiled program depends on in an argument, as text."""
     if isinstance(leaf, np.ndarray):
         return f"{leaf.dtype}{list(leaf.shape)} of NumPy"
     if not _is_array(leaf):

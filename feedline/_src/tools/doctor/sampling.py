@@ -1,4 +1,4 @@
-"""What the training thread waits for, from samples of its stack, and who holds the GIL."""
+"""Samples the stack of the training thread: what it waits for, and which threads hold the GIL."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _OF_JAX = {
     **dict.fromkeys(("device_put", "asarray", "array"), PLACE),
     **dict.fromkeys(("make_array_from_process_local_data", "make_array_from_callback"), PLACE),
 }
-"""Functions in jax's files, by name."""
+"""What the thread does in a function of jax or NumPy with this name."""
 _IN_C = re.compile(r"\b(np|numpy)\.(as)?array\(|\.block_until_ready\(")
-"""Calls that fetch or wait without a frame of Python: NumPy reads the buffers of CPU devices itself."""
+"""Lines whose calls fetch or wait without a Python frame: NumPy reads the buffers of CPU devices itself."""
 _MAX_TEXT = 40
 _INTERVAL_S = 0.002
 _LATE_S = 0.003
@@ -44,9 +44,9 @@ _THREADS_EVERY, _WRITE_EVERY = 250, 1000  # samples: about 0.5 s and 2 s
 
 
 class Activity(NamedTuple):
-    """What a thread was doing, and the line of the user's code.
+    """What a thread was doing, and the line of the user's code that made it do this.
 
-    FETCH: it waits for a value of the devices; PLACE: it transfers to them; INPUT: it waits in `next`; "": else.
+    FETCH: it waits for a value from the devices; PLACE: it transfers to them; INPUT: it waits in `next`; "": else.
     """
 
     kind: str
@@ -58,7 +58,7 @@ def activity(frame: FrameType | None) -> Activity:
     """What the thread with this innermost frame is doing. The call nearest to the user's code decides."""
     stack = _stack(frame)
     iterators = [i for i, each in enumerate(stack) if _is_next(each) and room(each) != "user"]
-    outermost = iterators[-1] if iterators else -1  # it may run code of the user's: a transform, a decoder
+    outermost = iterators[-1] if iterators else -1  # it may call the user's transform or decoder
     user = _users(stack[outermost + 1 :])
     if user is None:
         return Activity("", "unknown", "")
@@ -84,7 +84,7 @@ def _is_next(frame: FrameType) -> bool:
 
 
 def _source(file: str, line: int) -> str:
-    """The beginning of a line of source; empty if it is not known."""
+    """The beginning of a line of source code; empty if unknown."""
     text = linecache.getline(file, line).partition("  #")[0].strip()
     return f"{text[: _MAX_TEXT - 1]}…" if len(text) > _MAX_TEXT else text
 
@@ -96,7 +96,7 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def _users(stack: list[FrameType]) -> FrameType | None:
-    """The innermost frame that is the user's; without one, of an installed program."""
+    """The innermost frame of the user's code; without one, that of an installed library or program."""
     wanted = (frame for name in ("user", "library") for frame in stack if room(frame) == name)
     return next(wanted, None)
 
@@ -107,7 +107,7 @@ def room(frame: FrameType) -> str:
 
 @functools.cache
 def room_of(file: str) -> str:
-    """Whose a file is: "user", "jax" (and NumPy), "machinery" (the doctor, the standard library), "library"."""
+    """Who owns a file: "user", "jax" (and NumPy), "machinery" (the doctor, the standard library), "library"."""
     package = re.search(r"/(?:site|dist)-packages/(\w*)", file)
     if file.startswith(_MACHINERY[0]) or (package is None and file.startswith(_MACHINERY)):
         return "machinery"
@@ -117,7 +117,7 @@ def room_of(file: str) -> str:
 
 
 def shown(file: str, line: int) -> str:
-    """A line as it is reported: relative to the folder in which the job began, if that is shorter."""
+    """file:line, relative to the folder in which the job began if that is shorter."""
     near = os.path.relpath(file, _FOLDER) if os.path.isabs(file) else file
     return f"{min(near, file, key=len)}:{line}"
 
@@ -126,10 +126,11 @@ class Sampler:
     """A daemon thread that looks at the main thread's stack every 2 ms, for as long as the process runs.
 
     The thread sees the stack only once it has got the GIL, which the main thread gives up when it begins to wait.
-    So a sample that shows a wait counts only if the main thread has hardly used its processor since the sample
-    before, and one that shows work only if the GIL came at once. Otherwise the main thread ran Python code.
+    So a sample that shows a wait (FETCH, INPUT) counts only if the main thread has used a processor for less than
+    half of the time since the last sample. One that shows a transfer (PLACE) counts only if the sampler got the
+    GIL at once. Otherwise the main thread ran Python code.
 
-    It calls `write` every two seconds, since a process that is killed writes nothing at its end.
+    It calls `write` every two seconds, because a killed process writes nothing at its end.
     """
 
     def __init__(self, guarded: Guarded, write: Callable[[], None]) -> None:
@@ -137,7 +138,7 @@ class Sampler:
         self._began = self._ended = time.perf_counter()
         self._samples = self._late = 0
         self._seen: Counter[Activity] = Counter()
-        self._threads: dict[int, tuple[float, float, str, str]] = {}  # CPU seconds, first and last; name; line
+        self._threads: dict[int, tuple[float, float, str, str]] = {}  # CPU seconds (first and last), name, line
         self._main = threading.main_thread()
         self._thread = threading.Thread(target=self._run, name="feedline doctor", daemon=True)
         self._thread.start()
@@ -145,11 +146,11 @@ class Sampler:
     def _run(self) -> None:
         ran, waited = cpu_seconds(self._main), processor_wait()
         while True:
-            pause = _INTERVAL_S * random.uniform(0.5, 1.5)  # keeps no time with the loop
+            pause = _INTERVAL_S * random.uniform(0.5, 1.5)  # random: never in step with the loop
             wakes = time.perf_counter() + pause
             time.sleep(pause)
             now, ran_before, waited_before = time.perf_counter(), ran, waited
-            with self._guarded("sampling"):  # before anything that gives up the GIL
+            with self._guarded("sampling"):  # the stack first: what follows gives up the GIL
                 ran, seen = cpu_seconds(self._main), activity(sys._current_frames().get(self._main.ident or 0))
                 waited = processor_wait()
                 is_late = now - wakes - (waited - waited_before) > _LATE_S
@@ -174,7 +175,7 @@ class Sampler:
                 self._threads[thread.native_id] = first, now, thread.name, line
 
     def as_object(self) -> dict[str, Any]:
-        """JSON values: shares of the samples for each line, and how busy the other threads of Python were."""
+        """JSON values: the share of the samples at each line, and how busy the other Python threads were."""
         samples, seconds = max(1, self._samples), max(1e-9, self._ended - self._began)
         return {
             "samples": self._samples,
@@ -189,7 +190,7 @@ class Sampler:
 
 def cpu_seconds(thread: threading.Thread) -> float:
     """How long a thread has used a processor. `OSError` if it has ended."""
-    # the number that Linux gives to the clock of a thread; `time.pthread_getcpuclockid` crashes if it has ended
+    # Linux's id of the thread's CPU clock; `time.pthread_getcpuclockid` crashes if the thread has ended
     return time.clock_gettime(~(thread.native_id or 0) << 3 | 6)
 
 

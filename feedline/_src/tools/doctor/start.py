@@ -1,4 +1,4 @@
-"""What runs in each process of a command that imports jax: it begins to observe the job, or diagnoses its feed."""
+"""Runs in each process of a command that imports jax: begins to observe the job, or diagnoses a feed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NOT_OBSERVED = "not_observed.txt"
 
 
 def begin(folder: str, task: str) -> None:
-    """Called once jax has been imported, before a device is used. Results are written into the folder.
+    """Called after jax is imported and before a device is used. Results are written into the folder.
 
-    The task is "observe", or "diagnose 8 200" with the batches to take before, and those of the diagnosis.
+    The task is "observe", or "diagnose 8 200": a diagnosis of 200 batches, after the first 8 batches.
     """
     kind, *numbers = task.split()
     if kind == "observe":
@@ -41,8 +41,8 @@ def write(folder: Path, result: Any) -> None:
 class _Diagnosing:
     """Waits for a feed that delivered `before` batches, diagnoses it, and ends the process.
 
-    The process ends by `os._exit`: the model was trained on repeated batches, and must not be saved. Processes of
-    one run end together.
+    The process ends by `os._exit`, because the model was trained on repeated batches and must not be saved. The
+    processes of one run end together.
     """
 
     def __init__(self, folder: Path, before: int, steps: int) -> None:
@@ -50,7 +50,7 @@ class _Diagnosing:
 
         self._folder, self._before, self._steps = folder, before, steps
         self._diagnosis: Any = None
-        self._most_batches = 0  # that a feed has delivered
+        self._most_batches = 0  # the most that any feed delivered
         self._contexts = contextlib.ExitStack()
         self._contexts.enter_context(building(asked=self._asked))
         atexit.register(self._write)
@@ -70,7 +70,7 @@ class _Diagnosing:
         os._exit(0)
 
     def _write(self) -> None:
-        """The loop takes no more batches."""
+        """Called when the loop takes no more batches: writes the diagnosis, or why there is none."""
         if self._diagnosis is not None:
             self._contexts.close()
             write(self._folder, self._diagnosis.to_dict())
@@ -80,7 +80,7 @@ class _Diagnosing:
 
 
 def _await_others() -> None:
-    """Wait for the other processes of a run: jax ends all of them once process 0 has ended."""
+    """Wait for the other processes of a run, because jax ends all of them once process 0 has ended."""
     import jax
 
     try:

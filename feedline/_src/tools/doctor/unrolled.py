@@ -13,14 +13,14 @@ from feedline._src.tools.doctor.sampling import room_of, shown
 
 _MIN_REPEATS, _MIN_EQUATIONS, _MAX_EQUATIONS = 8, 48, 20_000
 _MAX_CANDIDATES = 16
-_MIN_CHAINED = 0.9  # share of the iterations that use what the one before has computed
+_MIN_CHAINED = 0.9  # share of the iterations that use a result of the previous one
 
 
 def unrolled(jaxpr: Any) -> dict[str, Any] | None:
-    """The longest Python loop: equal iterations, eight or more, that use what the one before has computed.
+    """Finds the longest unrolled Python loop: eight or more equal iterations that use results of the previous one.
 
-    So the update of many leaves of one shape is no loop. Returns {"repeats": iterations, "body": equations of one,
-    "loop": the user's line}; None without one.
+    So the update of many leaves of one shape is no loop. Returns {"repeats": iterations, "body": equations of one
+    iteration, "loop": the user's line}, or None if there is no loop.
     """
     longest: dict[str, Any] = {"repeats": 0, "body": 0}
     for equations in _programs(jaxpr):
@@ -36,7 +36,7 @@ def unrolled(jaxpr: Any) -> dict[str, Any] | None:
 
 
 def _programs(jaxpr: Any) -> Iterator[Sequence[Any]]:
-    """The equations of a program, and of each program inside of it, but for very long ones."""
+    """The equations of a program and of each program inside it, except for very long ones."""
     if len(jaxpr.eqns) <= _MAX_EQUATIONS:
         yield jaxpr.eqns
     for equation in jaxpr.eqns:
@@ -46,14 +46,14 @@ def _programs(jaxpr: Any) -> Iterator[Sequence[Any]]:
 
 
 def _kind(equation: Any) -> Hashable:
-    """The operation, its shapes and its line; the gradient of an operation has the line of the operation."""
+    """Operation, shapes and line, and whether it is a gradient, which has the line of its operation."""
     shapes = tuple(str(var.aval) for var in itertools.chain(equation.invars, equation.outvars))
     is_transposed = "transpose" in str(equation.source_info.name_stack)
     return equation.primitive.name, equation.params.get("name", ""), shapes, _line_of(equation), is_transposed
 
 
 def _chain(equations: Sequence[Any], members: Sequence[int]) -> int:
-    """The most of these equations on one path through the program."""
+    """The largest number of these equations on one path through the program."""
     counted, depths = set(members), dict[int, int]()
     for i, equation in enumerate(equations):
         depth = max((depths.get(id(var), 0) for var in equation.invars), default=0) + (i in counted)

@@ -1,1 +1,1 @@
-"""What `feedline inspect` describes: a source, who reads what of it, memory, epochs, and batch sizes that fit."""
+"""`feedline inspect` describes a source, which process reads which rows, memory, epochs, and sizes that fit."""

@@ -26,29 +26,29 @@ _MAX_DEVICES = 4096  # JAX's CPU client takes 8 s to create this many devices, a
 class Inspect:
     """Describe a source, and a feed of it on any mesh.
 
-    The mesh need not be there. The command prints the rows, the shape and dtype of each leaf, and the first rows;
-    which process reads which rows, and which device holds them; the memory by formula; the steps of an epoch, the
-    rows that are left out or padded, and batch sizes that fit. It reads the first rows only. Exit code 1: a feed
-    refuses these options; the reason is printed first, with a change that works.
+    The mesh need not exist. The command prints the number of rows, the shape and dtype of each leaf, and the first
+    rows; which process reads which rows, and what each device holds; the memory, with its formula; the steps of an
+    epoch, the rows that are left out or padded, and batch sizes that fit. It reads only the first rows. Exit code
+    1: a feed refuses these options; the reason is printed first, with a change that works.
 
         feedline inspect 'rows/*.npy' --mesh data=32,model=2 --processes 8
 
     Attributes:
-      source: a path or glob of rows; or module:name, found from the current folder, where the name is a source, as
-        feedline.Feed takes it, or a function: make_feed(mesh) builds a feedline.Feed over the mesh.
-      mesh: names and sizes of the mesh axes, as data=4,model=2; make_feed gets one of CPU devices. Empty: the axis
-        data over the devices that JAX finds, and for make_feed an axis model of size 1.
-      spec: the PartitionSpec of the batch: for each axis of a leaf a mesh axis, several with + between, or None.
-        Leaves with fewer axes take the first ones. Empty: the first mesh axis; make_feed has its own shardings.
+      source: a path or glob of files with rows; or module:name, imported from the current folder: a source that
+        feedline.Feed takes, or a function make_feed(mesh) that builds a feedline.Feed over the mesh.
+      mesh: names and sizes of the mesh axes, such as data=4,model=2; for make_feed, of CPU devices. Empty: an axis
+        data over the devices that JAX finds, and for make_feed also an axis model of size 1.
+      spec: the PartitionSpec of the batch: for each axis of a leaf a mesh axis, several joined by +, or None.
+        Leaves with fewer axes use the first entries. Empty: the first mesh axis. make_feed has its own shardings.
       processes: the number of processes that divide the devices equally, in the order of jax.devices().
       batch_size: rows in the global batch. None: make_feed's own, or 8 for each shard.
-      remainder: of rows that do not fill a batch. None: make_feed's own, or drop.
+      remainder: what to do with rows that do not fill a batch. None: make_feed's own, or drop.
       prefetch: placed batches that are kept ready. None: make_feed's own, or 2.
       buffer: host batches that are read ahead. None: make_feed's own, or 2.
-      columns: of a path, the names of the leaves to read, with commas between. None: all of them.
-      dtype: of an element of a .bin file, or of an ArrayRecord record: uint16, or for records of several fields as
-        Python writes it, "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
-      window: rows are windows of that many adjacent elements (tokens) of a .npy, .npz or .bin file.
+      columns: for a path, the names of the leaves to read, separated by commas. None: all of them.
+      dtype: of an element of a .bin file, or of an ArrayRecord record: uint16, or for records of several fields a
+        Python list such as "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
+      window: each row is a window of this many adjacent elements (tokens) of a .npy, .npz or .bin file.
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
@@ -74,11 +74,11 @@ class Inspect:
         return 1 if target.plan.problems else 0
 
     def target(self) -> Target:
-        """What is described. Raises the error of `make_feed` if it is not a problem of the plan."""
+        """What to describe. Raises the error of `make_feed` if the plan lists no problem."""
         axes = parse_mesh(self.mesh) if self.mesh else None
-        if axes is not None and is_name(self.source):  # the module may use the devices when it is imported
+        if axes is not None and is_name(self.source):  # first: the module's import may use devices
             _use_devices(math.prod(axes.values()))
-        # of accelerators that a training uses, JAX would by default take all memory that is left
+        # by default JAX would take all free memory of accelerators, even those that a training job uses
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax
 
@@ -109,7 +109,7 @@ class Inspect:
         return of_feed(self.source, named, axes, self.processes, self._changed)
 
     def _changed(self, options: FeedOptions) -> FeedOptions:
-        """The options with the arguments of the command line in their place."""
+        """The options, with those replaced that the command line gives."""
         given: dict[str, Any] = {name: getattr(self, name) for name in ("batch_size", "remainder", "prefetch")}
         if self.buffer is not None:
             given["reading"] = dataclasses.replace(options.reading, buffer=self.buffer)
@@ -117,7 +117,7 @@ class Inspect:
 
 
 def _use_devices(count: int) -> None:
-    """Make JAX run on `count` CPU devices, unless it has as many already."""
+    """Make JAX run on `count` CPU devices, unless it already has at least `count` devices."""
     if count > _MAX_DEVICES:
         raise ValueError(
             f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; make an axis and "
@@ -159,7 +159,7 @@ def parse_spec(text: str, axes: Mapping[str, int]) -> tuple[Any, ...]:
     wrong = [name for name in used if name not in axes or used.count(name) > 1]
     if wrong:
         raise ValueError(
-            f"--spec takes for each axis of a leaf None or axes of the mesh, each of which once, got "
+            f"--spec takes, for each axis of a leaf, None or axes of the mesh, and each mesh axis only once; got "
             f"{wrong[0]!r} in {text!r}; the mesh has {', '.join(axes)}"
         )
     return tuple(None if names == ("None",) else names if len(names) > 1 else names[0] for names in entries)

@@ -1,4 +1,4 @@
-"""Shows what a source holds and the plan of a feed of it."""
+"""Prints what a source holds, and the plan of a feed of this source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_LINES, _MAX_SPANS = 12, 3
 
 
 def show(source: str, target: Target, console: Console) -> None:
-    """Print everything for a reader who sees it for the first time."""
+    """Print the description, for someone who has never seen one."""
     for part in _parts(source, target):
         console.print(part, markup=False, highlight=False)
 
@@ -83,7 +83,7 @@ def _amount(plan: Plan) -> str:
     if not plan.lanes:
         return f"rows of {in_bytes(size)}, repeated without end"
     kind = "a stream" if plan.lanes == 1 else f"a stream of {plan.lanes} lanes"
-    return f"{kind}, items of {in_bytes(size)}. Only reading it to its end tells how many."
+    return f"{kind}, items of {in_bytes(size)}. Their number is known only once all are read."
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -98,7 +98,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Re
     """A table, cut to its first lines."""
     table = Table(*columns, box=SIMPLE)
     for cells in rows[:_MAX_LINES]:
-        table.add_row(*map(Text, cells))  # plain strings would be taken for markup
+        table.add_row(*map(Text, cells))  # plain strings would be parsed as markup
     yield table
     if len(rows) > _MAX_LINES:
         yield f"  and {len(rows) - _MAX_LINES} more\n"
@@ -111,7 +111,7 @@ def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
     yield f"Mesh {axes}: {counted(devices, 'device')} in {counted(plan.processes, 'process')}{each}."
     used = {device for leaf in plan.leaves.values() for device in _held(leaf)}
     if len(used) < devices:
-        yield f"The feed uses {len(used)} of them. A process without one of these cannot build it."
+        yield f"The feed uses {len(used)} of them. A process without any of these cannot build the feed."
 
 
 def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
@@ -130,18 +130,18 @@ def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
             table.add_row(what, f"({factor}) × {in_bytes(total // count)} = {in_bytes(total)}")
     yield table
     if memory.host_bytes_as_read:
-        yield '"as read": leaves that the host casts, cuts or transforms, before it does so.'
+        yield '"as read": leaves before the host casts, cuts or transforms them.'
     if options.steps_per_call > 1:
-        yield f"Each call delivers {options.steps_per_call} batches, which is counted here."
+        yield f"Each call delivers {options.steps_per_call} batches, which these figures include."
     if options.tunable:
-        yield f'At the start: {" and ".join(sorted(options.tunable))} "auto" may grow, within feedline.Limits.'
+        yield f'The memory grows if "auto" raises {" and ".join(sorted(options.tunable))}, within feedline.Limits.'
     if settings.workers:
         batches, each = settings.shared_batches, in_bytes(memory.shared_bytes // settings.shared_batches)
         yield f"On the way from {counted(settings.workers, 'worker')}: {batches} × {each}, at most."
 
 
 def _epochs(plan: Plan) -> Iterator[RenderableType]:
-    """Which batch sizes fit, and for those near the given one the steps of an epoch and the rows that are left."""
+    """Which batch sizes fit; for those near the given one, the steps of an epoch and rows left out or padded."""
     rows, size, multiple = plan.rows, plan.batch_size, plan.multiple_of
     lanes = f" and of the {plan.lanes} lanes" if multiple != plan.shards else ""
     yield f"Batch sizes that fit are multiples of {multiple}: of the shards of the batch axis{lanes}."
@@ -162,7 +162,7 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _held(leaf: Any) -> dict[int, list[Span]]:
-    """For each device the range that it holds of each axis of a leaf."""
+    """{device: the range that it holds of each axis of a leaf}."""
     return {device: list(part) for device, part in device_parts(leaf.sharding, leaf.shape).items()}
 
 
@@ -174,7 +174,7 @@ def _spans(indices: Any) -> list[Span]:
 
 
 def in_spans(indices: Any) -> str:
-    """Indices as a few spans, the end of each included.
+    """Indices as a few spans, whose ends are included.
 
     Example:
       >>> in_spans([0, 1, 2, 7]), in_spans(range(0, 20, 2))
@@ -195,7 +195,7 @@ def leaf_title(name: str) -> str:
 
 
 def _in_words(sharding: jax.sharding.Sharding) -> str:
-    """The PartitionSpec of a sharding, as it is written with `P`; the kind of any other sharding."""
+    """The PartitionSpec of a sharding, as written with `P`; without one, the type of the sharding."""
     spec: Any = getattr(sharding, "spec", None)
     return type(sharding).__name__ if spec is None else f"P({', '.join(map(repr, spec))})"
 
@@ -208,7 +208,7 @@ def shown(values: Array) -> str:
         return "no values"
     if values.ndim == 1 and values.size <= 4:
         return f"[{', '.join(map(_number, values))}]"
-    values = np.abs(values) if values.dtype.kind == "c" else values  # magnitudes
+    values = np.abs(values) if values.dtype.kind == "c" else values  # complex numbers: by their magnitudes
     numbers = values if values.dtype.kind in "iub" else values.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     others = [f"{values.size - finite.size:,} not finite"] if finite.size < values.size else []

@@ -1,4 +1,4 @@
-"""What the command line names, a path, a source or a function that makes a feed, as options and first rows."""
+"""Turns what the command line names (a path, a source, or a function that makes a feed) into a plan and rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS_PER_SHARD = 8
 class Target(NamedTuple):
     """What is described: the plan of a feed over a mesh, and the first rows of its source, leaf by leaf.
 
-    `refusal` is why the user's function could not build the feed.
+    `refusal` is the error with which the user's function failed to build the feed.
     """
 
     mesh: Mesh | AbstractMesh
@@ -39,7 +39,7 @@ class Target(NamedTuple):
 def of_source(
     source: Any, axes: Mapping[str, int], entries: Sequence[Any], processes: int, change: Change
 ) -> Target:
-    """A feed of a source over a mesh that need not be there. Each leaf takes as many entries as it has axes."""
+    """A feed of a source over a mesh that need not exist. Each leaf takes as many `entries` as it has axes."""
     mesh, (metadata, first) = AbstractMesh(tuple(axes.values()), tuple(axes)), first_rows(source)
     sharding = jax.tree.map(
         lambda row: NamedSharding(mesh, PartitionSpec(*entries[: 1 + len(row.shape)])), placed_rows(metadata.spec)
@@ -80,7 +80,7 @@ def _devices(mesh: Mesh | AbstractMesh, processes: int) -> Any:
 
 
 def first_rows(source: Any) -> tuple[SourceMetadata, list[Array]]:
-    """Open a source as `feedline.Feed` takes it, and read its first rows: its metadata, and each leaf of them."""
+    """Open a source that `feedline.Feed` takes. Returns its metadata, and each leaf of its first rows."""
     found = opened(source)
     try:
         metadata = SourceMetadata.of(found)

@@ -13,8 +13,8 @@ from feedline._src.tools.train.options import TrainOptions
 class Train(TrainOptions):
     """Train an MLP that classifies rows, and test it on rows that it was not trained on.
 
-    Without options it learns 1,437 handwritten digits on all devices, in a few seconds. The same
-    command runs on several processes: under `feedline launch`, srun or mpirun.
+    Without options the MLP learns 1,437 handwritten digits on all devices, in a few seconds. The same
+    command runs on several processes, under `feedline launch`, srun or mpirun.
     """
 
     def run(self) -> int:

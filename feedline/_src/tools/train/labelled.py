@@ -26,7 +26,7 @@ class Labelled(NamedTuple):
 
 
 def digits() -> Labelled:
-    """1,437 and 360 handwritten digits, 8 × 8 pixels in bytes, that ship with feedline.
+    """Handwritten digits that ship with feedline, 8 × 8 bytes each: 1,437 to train on, and 360 to test on.
 
     Example:
       >>> len(digits().train), len(digits().test), digits().classes
@@ -38,12 +38,12 @@ def digits() -> Labelled:
 def from_files(path: Path, test_path: Path | None = None) -> Labelled:
     """A user's own labelled rows: what `feedline.open_source` opens, or a directory with image.npy and label.npy.
 
-    Without a test part, every fifth row of `path` (0, 5, 10, …) is held out.
+    Without `test_path`, every fifth row of `path` (0, 5, 10, …) is held out for the test.
     """
     rows, classes = _opened(path)
     if test_path is None:
         if len(rows) < 2:
-            raise ValueError(f"a set needs a row to train on and one to hold out, {path} has 1; add rows")
+            raise ValueError(f"a set needs a row to train on and one to hold out, but {path} has 1; add rows")
         return Labelled(Holdout(rows, "train"), Holdout(rows, "test"), classes)
     test, test_classes = _opened(test_path)
     if test.spec["image"].shape != rows.spec["image"].shape:
@@ -98,7 +98,7 @@ def _opened(path: Path) -> tuple[Source, int]:
     leaf = labels.spec["label"]
     if leaf.shape or leaf.dtype.kind not in "iu":
         raise ValueError(
-            f"label must be one integer a row, {path} has {leaf.dtype}{list(leaf.shape)}; turn one-hot labels "
+            f"label must be one integer a row, but {path} has {leaf.dtype}{list(leaf.shape)}; turn one-hot labels "
             "into class numbers with argmax(axis=-1)"
         )
     label = np.empty(len(labels), leaf.dtype)
@@ -107,7 +107,7 @@ def _opened(path: Path) -> tuple[Source, int]:
     least, most = int(label.min()), int(label.max())
     if least < 0 or most >= len(label):
         raise ValueError(
-            f"labels must be class numbers 0, 1, 2, …, {path} has {least} to {most} in {len(label)} rows; "
+            f"labels must be class numbers 0, 1, 2, …, but {path} has {least} to {most} in {len(label)} rows; "
             "numpy.unique(label, return_inverse=True) renumbers them"
         )
     return rows, most + 1

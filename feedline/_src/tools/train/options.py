@@ -20,11 +20,11 @@ class TrainOptions:
     Attributes:
       mode: jit_single: one device. jit_multi: all devices, one program over a mesh. pmap: all devices,
         one program each. All three take the same batches and reach the same losses.
-      data: what to learn: digits, or a path of rows with the leaves image [...] (any numbers; uint8 is divided by
-        255, other dtypes are not scaled) and label, an integer (0, 1, 2, ...): a .npz file, for example, a glob of
-        Parquet files, or a directory with image.npy and label.npy.
+      data: what to learn: digits, or the path of rows with two leaves: image, numbers of any shape (uint8 is
+        divided by 255, other dtypes are not scaled), and label, an integer (0, 1, 2, ...). The path is, for
+        example, a .npz file, a glob of Parquet files, or a directory with image.npy and label.npy.
       test_data: path of rows to test on, in the same format. None: rows 0, 5, 10, ... of --data are held
-        out, and not trained on.
+        out for the test, and not trained on.
       batch_size: rows in the global batch, over all devices of all processes.
       steps: batches to train on, over as many epochs as needed. Not together with --epochs.
       epochs: passes over the training rows. None: 40, unless --steps is given.
@@ -62,7 +62,7 @@ class TrainOptions:
         return None if self.steps is not None else self.epochs or 40
 
     def check(self) -> None:
-        """Not on construction: the parser would put the message in a box."""
+        """Validate the options. Not done on construction, because tyro would print the error in a box."""
         for name in _COUNTS:
             if (value := getattr(self, name)) is not None:
                 checked_integer(f"--{name.replace('_', '-')}", value, at_least=1)
@@ -74,4 +74,4 @@ class TrainOptions:
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
         if self.test_data is not None and self.data == "digits":
-            raise ValueError("--test-data goes with a path as --data, which is digits; leave it out")
+            raise ValueError("--test-data needs a path as --data, got --data digits; leave out --test-data")

@@ -37,8 +37,8 @@ _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a
 def train_and_test(options: TrainOptions) -> int:
     """Train, test, and print on process 0. All processes call it. Returns the exit code.
 
-    With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. Perhaps
-    only this process knows of a signal that came after the last step, so all of them test before it is raised.
+    With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. If a
+    signal came after the last step, maybe only this process knows of it, so it still tests with the others first.
     """
     own = options.data != "digits"
     data = labelled.from_files(Path(options.data), options.test_data) if own else labelled.digits()
@@ -61,7 +61,7 @@ def train_and_test(options: TrainOptions) -> int:
 
 
 def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, int | None]:
-    """Train. Returns also the number of the signal that came, with checkpoints."""
+    """Train. Returns also the number of the signal that came; None if none came, or without checkpoints."""
     sizes = Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
     init, loss = classifier(sizes)
     saved = options.checkpoint_dir is not None
@@ -95,7 +95,7 @@ def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, 
 
 
 def _print_start(options: TrainOptions, progress: Progress) -> None:
-    """Say from which step this run begins, at its first report."""
+    """Print from which step this run begins, at the first report of the run."""
     start = "none yet, training begins"
     if progress.resumed:
         end = "training goes on from there" if progress.step > progress.resumed else "and no step is left to do"
@@ -118,7 +118,7 @@ def _feed(options: TrainOptions, rows: Source, **more: Any) -> Iterator[Feed]:
 
 
 def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
-    """The object that --json prints. The loss is null if no step was left."""
+    """The object that --json prints. The loss is null if no step was left to train."""
     progress = fitted.progress
     steps = progress.step - progress.resumed
     return {
@@ -137,7 +137,7 @@ def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluatio
 
 
 def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
-    """What was reached, how fast, and what to try next; one line if no step was left."""
+    """Quality, speed, and what to try next; only the quality if no step was left to train."""
     correct = round(tested.metrics["accuracy"] * tested.rows)
     quality = (
         f"test accuracy {correct / tested.rows:.2%} ({correct:,} of {tested.rows:,} rows), "
