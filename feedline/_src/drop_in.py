@@ -183,7 +183,10 @@ class MeshIterator(ProcessBound):
     def get_state(self) -> Any:
         """The state of the user's iterator after the last batch delivered."""
         if not self._source.stateful:
-            raise TypeError("the iterator given to prefetch_to_mesh has no get_state, so there is none to forward")
+            raise TypeError(
+                "the iterator given to prefetch_to_mesh has no get_state, so there is none to forward; pass one "
+                "that has it, such as Grain's"
+            )
         return self._state
 
     def close(self, timeout_s: float = 30) -> None:

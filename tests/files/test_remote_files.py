@@ -166,8 +166,13 @@ def test_files_of_the_cache_that_are_damaged_are_fetched_again(url, options, dam
     reads_all(opened_elsewhere(url, options))
 
 
+def overwritten(path):
+    with path.open("r+b") as file:
+        file.write(bytes(range(256)))
+
+
 @needs_c
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", [*DAMAGE, "overwritten"])
 def test_a_mapped_object_is_fetched_again_where_its_files_are_damaged(store, options, damage):
     rows = np.frombuffer(DATA, np.uint8).reshape(-1, 1 << 19)
     store.objects["/x.bin"] = DATA
@@ -178,7 +183,7 @@ def test_a_mapped_object_is_fetched_again_where_its_files_are_damaged(store, opt
         np.testing.assert_array_equal(out, rows[order])
         assert source._opened[0].memory() is not None
         for path in cache_files(options.cache)[:1]:
-            DAMAGE[damage](path)
+            DAMAGE.get(damage, overwritten)(path)
         for _ in range(6 if damage == "truncated and longer again" else 0):  # each read looks at one segment
             source.read(order, out)
 

@@ -183,5 +183,5 @@ feed.close()
     assert (done.returncode, done.stderr) == (0, "")
     *message, state, parent = done.stdout.splitlines()
     assert [line.startswith("a feed works in the process that built it, ") for line in message] == [True] * 3
-    assert "a fork of it: threads, JAX's too, do not survive a fork. Start the process by mult" in message[0]
+    assert "a fork of it, and threads do not survive a fork, not even JAX's. Start the process" in message[0]
     assert (state, parent) == ("state 1", "went on 2")

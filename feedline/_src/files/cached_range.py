@@ -108,16 +108,22 @@ class CachedRange:
         text = f"2\n{stored.url}\n{stored.version.stamp}\n{start}-{stop}"
         self.path = cache.path(hashlib.sha256(text.encode()).hexdigest()[:40])
         self.blocks = range(-(-self.size // BLOCK_BYTES))
-        self._verified = b"", np.zeros(len(self.blocks), bool)
-        """The id of the file that was opened last, and its verified blocks. If a file was deleted, a thread may
-        still have that one open while another thread opens a new one."""
         self._requests: InFlight[int, None] = InFlight()  # by block
+        self.forget()
+
+    def forget(self) -> None:
+        """Verify each block before it is used again.
+
+        `_verified` has the id of the file that was opened last, and its verified blocks: if a file was deleted, a
+        thread may still have that one open while another thread opens a new one.
+        """
+        self._verified = b"", np.zeros(len(self.blocks), bool)
 
     @property
     def verified(self) -> npt.NDArray[np.bool_]:
         """bool[blocks]: the blocks that this process knows to be in the cache, without opening the file."""
         if self._verified[0] and not os.path.exists(self.path):
-            self._verified = b"", np.zeros(len(self.blocks), bool)
+            self.forget()
         return self._verified[1]
 
     # --- the file ---
@@ -131,7 +137,7 @@ class CachedRange:
                 return self._recognized(found)
             if os.stat(found.descriptor).st_size:  # an empty file is new: somebody is about to call `begin`
                 found.delete()
-        self._verified = b"", np.zeros(len(self.blocks), bool)
+        self.forget()
         return None
 
     def open(self) -> CacheFile:
@@ -272,7 +278,7 @@ class CachedRange:
         file = self.find()
         parts = [] if file is None else [part for part in map(file.block, self.blocks) if part is not None]
         is_there = len(parts) == len(self.blocks)
-        fetcher().counts.cached += is_there
+        fetcher().counts.cached += len(parts) if is_there else 0
         return b"".join(parts) if is_there else None
 
     async def all(self) -> bytes:

@@ -373,8 +373,8 @@ def is_match(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 def _check_can_list(url: Url) -> None:
     if not url.can_list:
         raise ValueError(
-            f"a web server does not list its files, so folders and globs must lie in s3:// or gs://, got {url}; "
-            "name each file, or write the files of a folder to tar or TFRecord"
+            "a web server does not list its files, so folders and globs must lie in s3://, gs:// or az://, got "
+            f"{url}; name each file, or write the files of a folder to tar or TFRecord"
         )
 
 

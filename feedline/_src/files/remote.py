@@ -123,12 +123,14 @@ class RemoteFile(File):
         self._mapped = None
 
     def check_open(self) -> None:
-        """Check up to 16 mapped segments, in turn. If one was deleted or written to, drop the mapping: what was
-        read from it may be wrong. (`with_path` checks the whole file itself.)
+        """Check up to 16 mapped segments, in turn. If one was deleted or written to, drop the mapping, and verify
+        all segments again: what was read may be wrong. (`with_path` checks the whole file itself.)
         """
         mapped = self._mapped
         if mapped is not None and not mapped.is_current():
             self._mapped = None
+            for segment in self._segments:
+                segment.forget()
 
     # --- as a file object, and in samples ---
 

@@ -71,7 +71,7 @@ class ZarrFolder:
         if not self.folder.can_list:
             raise ValueError(
                 f"a web server does not list the arrays of a Zarr group, such as {self.folder.path_of(at)}; open "
-                "an array by its own address, or the group in s3:// or gs://"
+                "an array by its own address, or the group in s3://, gs:// or az://"
             )
         names = self.folder.folders(at)
         self.folder.read([_join(at, f"{name}/{mark}") for name in names for mark in _MARKS])  # all at once

@@ -272,8 +272,8 @@ def _leaves_in(memory: int, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]
 def _check_may_open(error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         raise FeedError(
-            "each batch from a worker keeps a file open in this process while the batch exists, and no more can be "
-            f"opened ({error.strerror}); keep fewer batches, or raise the limit (ulimit -n)",
+            "each batch from a worker keeps a file of this process open until the batch is freed, and no more can "
+            f"be opened ({error.strerror}); keep fewer batches, or raise the limit (ulimit -n)",
             stage="read",
         ) from error
 

@@ -1,20 +1,20 @@
 """Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
 
 `rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order alone, in
-O(1) memory: see `permutation`. A struct has all that determines it, and C and NumPy compute the same rows from it.
-`keys_at` gives each position a random number, `substitutes_at` rows that may replace a bad row.
+O(1) memory: see `permutation`. An `EpochOrder` determines the order of an epoch; C and NumPy compute the same rows
+from it. `keys_at` gives each position a random number, `substitutes_at` the rows that may replace a bad row.
 
 *The blocked order* shuffles blocks of adjacent rows, then the rows inside each window of blocks. An epoch is a
-sequence of blocks. Its block positions w·window to (w + 1)·window form window w. A position lies in one window; a
-permutation of that window's positions, keyed by (seed, epoch, w), moves it inside the window. Its new block
-position and offset in the block give the row. All of this is a closed form, in O(1) memory.
+sequence of blocks; *block positions* number them. Block positions w·window to (w + 1)·window − 1 form window w. A
+permutation of the window's positions, keyed by (seed, epoch, w), moves each position inside its window. The block
+position and the offset in the block where it then lies give the row. This is a closed form, in O(1) memory.
 
 *The short block.* Where `rows` does not divide n, the last block is short, and all positions behind it in the
-epoch come earlier by the rows that it lacks. So its block position must be known before a position can be looked
-up. That would be the inverse of the blocks' permutation at the last block. Here the position of the short block is
-drawn first instead, and a permutation of the full blocks fills the other block positions, which gives the same
-distribution and needs no inverse. As the rows of a window are shuffled, it only matters in which window the short
-block lies. It takes the last block position there, so that the positions in a window have no gap.
+epoch are smaller by the number of rows that it lacks. So its block position must be known before a position can be
+looked up. Finding it would take the inverse of the blocks' permutation. Instead, the block position of the short
+block is drawn first, and a permutation of the full blocks fills the other block positions, which gives the same
+distribution. As the rows of a window are shuffled, it only matters in which window the short block lies. It takes
+the last block position of that window, so that the positions in a window have no gap.
 
 *Padded positions* count rows as if all blocks were full, so that division gives block position and offset.
 """
@@ -50,7 +50,7 @@ class RowOrder(Protocol):
 
     @property
     def rows(self) -> int:
-        """Positions of an epoch."""
+        """The number of positions in an epoch."""
 
     @property
     def shown(self) -> Any:
@@ -60,7 +60,7 @@ class RowOrder(Protocol):
         """int64[k]: the row index at each position, integers[k] or a range of step 1."""
 
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
-        """What the C library needs for these positions; None where it cannot compute them."""
+        """What the C library needs to compute these positions; None where it cannot."""
 
     def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
         """The rows to try, in this order, instead of the bad row at a position."""
@@ -74,7 +74,7 @@ class RowOrder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SingleOrder:
-    """The `RowOrder` of one source with this number of rows: shuffled, in blocks, or as they are stored."""
+    """The `RowOrder` of one source with this number of rows: shuffled, shuffled in blocks, or as stored."""
 
     shown: Order
     rows: int
@@ -100,13 +100,13 @@ class SingleOrder:
 
 
 class Taken(NamedTuple):
-    """How many rows were taken of a source since epoch 0 began.
+    """How many rows of a source were taken since epoch 0 began.
 
     Attributes:
-      name: in a mixture, else "".
-      first: the row index of its first row.
-      order: its own.
-      rows: how many, over all of its epochs.
+      name: the source's name in a mixture, else "".
+      first: the row index that the source's first row has in the mixture, else 0.
+      order: the source's own order.
+      rows: the number of rows taken, over all epochs of the source.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Taken(NamedTuple):
 def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]:
     """The row at each position of an epoch: for every (seed, epoch) a bijection of [0, n).
 
-    The order never changes, not between versions nor between machines: a run that resumes relies on it.
+    The order never changes, neither between versions nor between machines: a run that resumes relies on it.
 
     Args:
       order: the seed, and how to shuffle.
@@ -202,8 +202,8 @@ def _checked(positions: NDArray[np.integer[Any]], end: int) -> NDArray[np.uint64
     wide = positions.astype(np.int64 if positions.dtype.kind == "i" else np.uint64, copy=False).view(np.uint64)
     if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: as a word, a negative position is at least 2^63
         raise IndexError(
-            f"positions must be in [0, {end}), got {positions.min()} to {positions.max()}; row p of a run is "
-            "p % n of epoch p // n"
+            f"positions must be in [0, {end}), got {positions.min()} to {positions.max()}; row p of a run is at "
+            "position p % n of epoch p // n"
         )
     return wide
 
@@ -224,35 +224,35 @@ class Network(ctypes.Structure):
 
     @classmethod
     def of(cls, n: int, keys: Sequence[np.uint64]) -> Network:
-        """The network with these keys, `words`."""
+        """The network of [0, n) with the first `ROUNDS` of these keys, which come from `words`."""
         return cls(n, *grid(n), 0, (ctypes.c_uint64 * ROUNDS)(*map(int, keys[:ROUNDS])))
 
     @property
     def key_words(self) -> list[np.uint64]:
-        """The keys as NumPy computes with them."""
+        """The keys as NumPy integers."""
         return [np.uint64(key) for key in self.keys]
 
 
 class EpochOrder(ctypes.Structure):
-    """`Order` of columns.c: everything that determines the order of one epoch. Not changed once it is made.
+    """`Order` of columns.c: everything that determines the order of one epoch. It does not change once it is made.
 
-    Block position b has the padded positions from b · `block_rows` on.
+    The padded positions at block position b start at b · `block_rows`.
 
     Attributes:
-      kind: as stored, shuffled, blocked, or a mixture.
-      n: rows of the epoch.
-      table: of a shuffled order with few rows its whole permutation; else NULL.
-      rows: the permutation of all rows, or of the positions of a regular window.
-      block_table, blocks: the same of the full blocks: a table if few, and a network.
-      irregular, irregular_window: the permutations and numbers of windows with fewer rows than others: that of the
+      kind: as stored (0), shuffled (1), blocked (2), or a mixture (3).
+      n: the number of rows in the epoch.
+      table: if shuffled with few rows, the whole permutation; else NULL.
+      rows: if shuffled, the permutation of all rows; if blocked, of the positions of a window with all its rows.
+      block_table, blocks: the permutation of the full blocks, as a table if they are few, and as a network.
+      irregular, irregular_window: permutation and number of each window with fewer rows than others: that with the
         short block, and the last one.
-      window_keys: of the tweaks that select the permutation of each window.
+      window_keys: they make the tweak of each window, which selects its permutation.
       block_rows: rows of a full block.
       full: the number of full blocks.
       window: blocks in a window; the last window may have fewer.
       short_block: the block position of the short block; unused if no block is short.
       lacking: rows by which the short block is shorter than a full one.
-      mixed: of a mixture; see `order/mixture.py`.
+      mixed: for a mixture, see `order/mixture.py`.
     """
 
     _fields_ = (
@@ -274,7 +274,7 @@ class EpochOrder(ctypes.Structure):
         ("mixed", ctypes.c_void_p),
     )
     keeps_alive: tuple[Any, ...] = ()
-    """What `table`, `block_table` and `mixed` point to."""
+    """The objects that `table`, `block_table` and `mixed` point to."""
 
     def rows_by_numpy(self, positions: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The row at each position of an epoch of one source, as the C library computes it."""
@@ -306,7 +306,7 @@ class EpochOrder(ctypes.Structure):
     def _moved_in_windows(self, padded: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The padded positions, each moved inside its window.
 
-        The tweak of a window is drawn by multiply-shift, so those of any two windows below 2³² are independent
+        A window's tweak is drawn by multiply-shift, so the tweaks of any two windows below 2³² are independent
         (Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer arithmetic without
         primes", STACS 1996).
         """
@@ -323,7 +323,7 @@ class EpochOrder(ctypes.Structure):
         return window * span + moved.view(np.uint64)
 
     def _blocks_at(self, block_positions: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The block at each position: a permutation of the full blocks, the short block at its own position."""
+        """The block at each block position: the short block at its own, the full blocks permuted at the others."""
         keys = self.blocks.key_words
         if not self.lacking:
             return permuted(self.full, keys, block_positions)
@@ -354,7 +354,7 @@ def epoch_order(order: Order, n: int, epoch: int) -> EpochOrder:
 
 
 def _set_blocks(struct: EpochOrder, blocks: Blocks, keys: Sequence[np.uint64]) -> None:
-    """Set the sizes and the permutation of the blocks, and draw the place of the short one."""
+    """Set the sizes and the permutation of the blocks, and draw the block position of the short block."""
     struct.block_rows = rows = min(blocks.rows, struct.n)
     full, rest = divmod(struct.n, rows)
     struct.full, struct.blocks = full, Network.of(full, keys)
@@ -364,7 +364,7 @@ def _set_blocks(struct: EpochOrder, blocks: Blocks, keys: Sequence[np.uint64]) -
     count = full + bool(rest)
     struct.window = window = min(blocks.window, count)
     if rest:
-        drawn = int(keys[-1]) * count >> 64  # by a word that the permutation of the blocks does not use
+        drawn = int(keys[-1]) * count >> 64  # from a word that the blocks' permutation does not use
         struct.short_block = min((drawn // window + 1) * window - 1, full)
         struct.lacking = rows - rest
 

@@ -4,20 +4,20 @@ Row number c of a source, counted over the whole run, is at position (c mod leng
 source's order.
 
 *Shares.* Positions are divided into *blocks*, which all hold the same number of rows of each source, at the same
-places. So a division and a table of places say which source stands at a position, and how many of its rows before.
+places. So a division and a table of places tell which source stands at a position, and how many of its rows before.
 
-Places are given by Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980): of k sources, let
-share i be counts[i] ÷ the rows of a block. Row r of source i, from r = 0, may be placed at place n, from n = 1,
-once share · n ≥ r + δ, and must be placed while share · n ≤ r + 1 − δ. Each place takes, of the rows that may be
-placed there, the one with the earliest deadline. With δ = 1 / (2k − 2) no deadline is missed, so for every i and n
+Rows get places as in Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). There are k
+sources, and the share of source i is counts[i] ÷ the rows of a block. Row r of source i, from r = 0, may get place
+n, from n = 1, once share · n ≥ r + δ, and must get one while share · n ≤ r + 1 − δ. Each place goes to the row with
+the earliest deadline among those that may get it. With δ = 1 / (2k − 2) no deadline is missed, so for all i and n
 
     |rows of source i at the first n places − share · n| ≤ 1 − δ.
 
-No smaller bound holds for all shares. A window is the difference of two beginnings, so any window of m places
-holds share · m rows of each source to within 2 − 2δ: to within one row with two sources, less than two with more.
+No smaller bound holds for all shares. A window of m places is the first n + m places without the first n, so it has
+share · m rows of each source to within 2 − 2δ: to within one row with two sources, less than two rows with more.
 
-To within less than one row for every window is impossible with three or more sources, except for special shares.
-If all shares differ, only those like 4 : 2 : 1 allow it (Fraenkel's conjecture; proven for up to seven sources).
+With three or more sources, less than one row is impossible as a bound for every window, except for special shares.
+If all shares differ, only shares like 4 : 2 : 1 allow it (Fraenkel's conjecture; proven for up to seven sources).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from feedline._src.order.schedule import ENDLESS
 End = Literal["endless", "first_exhausted", "all_exhausted"]
 Indices = NDArray[np.int64]
 _MIXED = 3  # the kind of an `EpochOrder`
-_MAX_EPOCHS = 64  # of all sources in one C call
-_MAX_STRUCTS = 16  # cached
+_MAX_EPOCHS = 64  # in one C call, over all sources
+_MAX_STRUCTS = 16  # in the cache
 LARGEST_BLOCK = 1 << 16
 """Maximum rows of a block: shares are exact, or wrong by less than one row in this many."""
-_LEAST_PLACES = 1 << 14
-"""Small blocks are repeated in their table, so that most stretches of positions lie in one table."""
+_TABLE_PLACES = 1 << 14
+"""A table repeats its block up to this many places, so that most stretches of positions lie in one table."""
 
 
 # --- shares: which source stands at a position ---
@@ -60,8 +60,8 @@ _LEAST_PLACES = 1 << 14
 def counts_of(weights: Mapping[str, float]) -> tuple[int, ...]:
     """The number of rows of each source in a block.
 
-    The smallest block that has exactly these shares, if it has at most `LARGEST_BLOCK` rows. Otherwise a block of
-    that many rows, by largest remainders: each count is within one row of its share.
+    The block is the smallest that has exactly these shares, if it has at most `LARGEST_BLOCK` rows. Otherwise it has
+    that many rows, divided by largest remainders: each count is within one row of its share.
 
     Args:
       weights: at least 0, one of them above 0. A float stands for the decimal number that it prints as.
@@ -94,7 +94,7 @@ def counts_of(weights: Mapping[str, float]) -> tuple[int, ...]:
 
 
 def arranged(counts: Sequence[int]) -> list[int]:
-    """The source at each place of a block with these counts, by the rule above.
+    """The source at each place of a block with these counts, by the rule in the module's docstring.
 
     Example:
       >>> arranged([3, 1])
@@ -123,7 +123,7 @@ class Table(NamedTuple):
 
     Attributes:
       source: int32[size], the source at each place.
-      rank: int64[size], how many rows of that source stand before the place.
+      rank: int64[size], how many rows of that source stand before the place in the table.
       of_source: the places of each source, ascending.
     """
 
@@ -139,9 +139,9 @@ class Table(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def table_of(counts: tuple[int, ...]) -> Table:
-    """The table of a block with these counts, or of several blocks."""
+    """The table of one or several blocks with these counts."""
     block = np.array(arranged(counts), np.int32)
-    source = np.tile(block, max(1, _LEAST_PLACES // len(block)))
+    source = np.tile(block, max(1, _TABLE_PLACES // len(block)))
     of_source = tuple(np.flatnonzero(source == i) for i in range(len(counts)))
     rank = np.empty(len(source), np.int64)
     for places in of_source:
@@ -151,9 +151,9 @@ def table_of(counts: tuple[int, ...]) -> Table:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _taken(counts: tuple[int, ...], positions: int) -> tuple[int, ...]:
-    """How many rows of each source the first positions of a phase hold.
+    """How many rows of each source stand at the first `positions` positions of a phase.
 
-    Cached for more phases than `table_of`, since weights may be set anew after every step.
+    The cache has more phases than that of `table_of`, since weights may be set anew after every step.
     """
     table = table_of(counts)
     number, rest = divmod(positions, table.size)
@@ -168,7 +168,7 @@ class Phase(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The positions of a phase, `start` to `stop`, and how many rows of each source stand before it."""
+    """The positions of a phase, from `start` up to `stop`, and how many rows of each source stand before `start`."""
 
     start: int
     stop: int
@@ -177,16 +177,16 @@ class Span(NamedTuple):
 
     @property
     def table(self) -> Table:
-        """Looked up each time: a run may have many phases, and most of them are over."""
+        """The phase's table. It is looked up each time, since a run may have many phases, most of which are over."""
         return table_of(self.counts)
 
     def taken(self, position: int) -> tuple[int, ...]:
-        """How many rows of each source stand before a position of this span, or before its end."""
+        """How many rows of each source stand before `position`, which is in this span or is its end."""
         taken = _taken(self.counts, position - self.start)
         return tuple(before + more for before, more in zip(self.before, taken, strict=True))
 
     def counters(self, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """The source at each of these positions of this span, and how many of its rows stand before that one."""
+        """The source at each of these positions of this span, and how many of its rows stand before the position."""
         table = self.table
         number, place = np.divmod(positions - self.start, table.size)
         sources = table.source[place]
@@ -242,15 +242,15 @@ class _Mixed(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOrder:
-    """Which row stands at which position of a mixture. Row indices count the sources one after the other.
+    """Which row stands at which position of a mixture. Row indices count all rows, one source after the other.
 
     Attributes:
-      names: of the sources.
+      names: the names of the sources.
       lengths: the rows of each source.
       orders: the order of each source.
-      phases: the weights, by ascending start; the first one starts at 0.
+      phases: the weights, by ascending start; the first phase starts at 0.
       end: when an epoch ends.
-      seed: of a transform's keys, and of the substitutes for bad rows.
+      seed: the seed of a transform's keys, and of the substitutes for bad rows.
 
     Raises:
       ValueError: `end` is "all_exhausted", and a source is never exhausted.
@@ -275,7 +275,7 @@ class MixtureOrder:
 
     @functools.cached_property
     def rows(self) -> int:
-        """The positions of an epoch. Without an end that is `ENDLESS`."""
+        """The number of positions in an epoch; `ENDLESS` if it has no end."""
         if self.end == "endless":
             return ENDLESS
         ends = []
@@ -287,14 +287,14 @@ class MixtureOrder:
             ends.append(bisect.bisect_left(range(ENDLESS), length, key=rows_before))
             if ends[-1] == ENDLESS and self.end == "all_exhausted":
                 raise ValueError(
-                    f'end="all_exhausted" needs every source to give each row once, and {name!r} has weight '
-                    '0 before it has; give it a weight in the last phase, or end="first_exhausted"'
+                    f'end="all_exhausted" needs every source to give each row once, and {name!r} has weight 0 '
+                    'before it has given all; give it a weight in the last phase, or end="first_exhausted"'
                 )
         return min(ends) if self.end == "first_exhausted" else max(ends)
 
     @functools.cached_property
     def firsts(self) -> tuple[int, ...]:
-        """The row index of the first row of each source, and the number of all rows."""
+        """The row index of the first row of each source, and, last, the number of all rows."""
         return tuple(itertools.accumulate(self.lengths, initial=0))
 
     @property
@@ -305,8 +305,8 @@ class MixtureOrder:
         """The row index at each position of an epoch.
 
         Args:
-          epoch: each source continues where the epoch before left it.
-          positions: int64[k] in [0, rows); or a range of step 1. They are fastest if they ascend.
+          epoch: in each epoch, each source continues where the epoch before left it.
+          positions: int64[k] in [0, rows); or a range of step 1. Ascending positions are computed fastest.
 
         Returns:
           int64[k], a new array.
@@ -326,7 +326,7 @@ class MixtureOrder:
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
         """What the C library needs for these positions; None where NumPy must compute them.
 
-        NumPy computes stretches over the border of two phases, and those with very many epochs of a source.
+        NumPy computes stretches that cross the border of two phases, or have very many epochs of a source.
         """
         if not len(positions):
             return None
@@ -337,7 +337,7 @@ class MixtureOrder:
         size, of_source = span.table.size, span.table.of_source
         first_table, end_table = (first - span.start) // size, (last - span.start) // size + 1
         before = [a + b for a, b in zip(self._before(epoch), span.before, strict=True)]
-        epochs = []  # of each source those that occur in these tables
+        epochs = []  # for each source, its epochs that occur in these tables
         for taken, places, length in zip(before, of_source, self.lengths, strict=True):
             low, high = taken + first_table * len(places), taken + end_table * len(places)
             epochs.append(range(low // length, -(-high // length)))
@@ -373,7 +373,7 @@ class MixtureOrder:
     def _structs(self) -> dict[Any, EpochOrder]:
         return {}
 
-    def __reduce__(self) -> Any:  # without what was computed, which has pointers
+    def __reduce__(self) -> Any:  # leaves out cached values, which have pointers
         return MixtureOrder, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def own_positions(self, epochs: Indices, positions: Indices) -> tuple[Indices, Indices]:
@@ -386,7 +386,7 @@ class MixtureOrder:
         return counters // lengths, counters % lengths
 
     def taken(self, position: int) -> tuple[int, ...]:
-        """How many rows of each source stand before a position of an epoch, or before its end."""
+        """How many rows of each source stand before `position`, which is in an epoch or is its end."""
         (span,) = self._spans_between(position, position)
         return span.taken(position)
 
@@ -401,12 +401,12 @@ class MixtureOrder:
         )
 
     def substitutes(self, epoch: int, position: int, row: int) -> Indices:
-        """Rows of the source of the bad row, so that the shares stay as they are."""
+        """Rows of the bad row's source, so that the shares stay as they are."""
         source = bisect.bisect_right(self.firsts, row) - 1
         return substitutes_at(self.seed, self.lengths[source], epoch, position) + self.firsts[source]
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values, for a fingerprint. A weight is the source's number of rows in a block; 0 is left out."""
+        """JSON values, for a fingerprint. A weight is a source's number of rows in a block; 0 is left out."""
         return {
             "seed": self.seed,
             "end": self.end,
@@ -422,7 +422,7 @@ class MixtureOrder:
         return spans_of(self.phases)
 
     def _bounds(self, positions: Positions) -> tuple[int, int]:
-        """The first and the last of some positions. IndexError: one is outside of the epoch."""
+        """The lowest and the highest of some positions. Raises IndexError if one is outside of the epoch."""
         if isinstance(positions, range):
             first, last = positions[0], positions[-1]
         else:
@@ -432,7 +432,7 @@ class MixtureOrder:
         return first, last
 
     def _spans_between(self, first: int, last: int) -> tuple[Span, ...]:
-        """The spans of the phases that have the positions from `first` to `last`."""
+        """The spans of the phases in which positions `first` to `last` lie."""
         numbers = [
             bisect.bisect_right(self.phases, position, key=lambda phase: phase.start) for position in (first, last)
         ]
@@ -451,7 +451,7 @@ class MixtureOrder:
         return tuple(epoch * count for count in of_epoch)
 
     def _counters(self, epoch: int, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """The source at each of these positions, and how many rows of it come before that one in the whole run."""
+        """The source at each of these positions, and how many of its rows come before this in the whole run."""
         sources, counters = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
         if len(positions):
             before = np.array(self._before(epoch))
@@ -462,7 +462,7 @@ class MixtureOrder:
         return sources, counters
 
     def _rows_of(self, source: int, counters: Indices) -> Indices:
-        """The row index of each of these rows of a source."""
+        """The row indices of rows of a source, which `counters` number over the whole run."""
         own = SingleOrder(self.orders[source], self.lengths[source])
         epochs, rows = np.divmod(counters, own.rows)
         cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(counters)]

@@ -10,19 +10,18 @@ finite domains", CT-RSA 2002). Index p is the cell (l, r) = (p div b, p mod b); 
 
     r ← r xor F₁(l),    l ← l + F₂(r) mod a,    r ← r xor F₃(l),    …
 
-and the last cell gives the result l·b + r. Each round is invertible whatever F is, so the network is a bijection of
-the grid. A result that is not below n goes through the network again ("cycle walking"). Walking along the cycles of
-a bijection, and skipping some of its points, gives a bijection of the other points: of [0, n).
+and the last cell gives the result l·b + r. Each round is invertible whatever F is, so the rounds are a bijection
+of the grid. A result that is not below n goes through the network again ("cycle walking"). Walking along the
+cycles of a bijection, and skipping some of its points, gives a bijection of the other points: of [0, n).
 
-F(x) computes y = x·m + c, with m (odd) and c from a key, and then the first half of MurmurHash3's finaliser (Appleby
-2011), y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 2³². The top bits of y are used. A random c makes y uniform.
-Without the xor, F would be nearly linear, and adjacent indices would show it: after five rounds at any n, after
-seven at n = 2⁶².
+F(x) is y = x·m + c, with m (odd) and c from a key, then the first half of MurmurHash3's finaliser (Appleby 2011),
+y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 2³². The top bits of y are used. A random c makes y uniform. Without
+the xor, F would be nearly linear, and adjacent indices show it: after five rounds at any n, after seven at 2⁶².
 
 *Why seven rounds.* Take two indices with the same r. The difference of their l is preserved only as long as their
-r stay equal. So after 2k + 1 rounds, it is preserved with probability 1/a + 1/b^k; in a random permutation, with 1/a.
-The same holds for the r of two indices with the same l. After three rounds, it is preserved twice too often. After
-five, fifty whole epochs are needed to detect the excess; after seven, 50 n epochs.
+r stay equal. So after 2k + 1 rounds, it is preserved with probability 1/a + 1/b^k; in a random permutation, with
+1/a. The same holds for the r of two indices with the same l. After three rounds, that is twice too often. After
+five, fifty whole epochs are needed to detect it; after seven, 50 n epochs.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def grid(n: int) -> tuple[int, int]:
-    """(a, k): a grid of a rows and 2^k columns has n or more cells, but fewer than 2^k more.
+    """(a, k): a grid of a rows and 2^k columns, which has at least n and fewer than n + 2^k cells.
 
     The sides differ by a factor of at most two, so at most one index in √n needs cycle walking.
 

@@ -46,8 +46,8 @@ class Watch:
     waiting consumer calls the other methods.
 
     Attributes:
-      on_stall: called before an error, with the limit in seconds. It ends what hangs, and returns whether that will
-        be replaced; if so, the wait goes on.
+      on_stall: called before an error, with the limit in seconds. It ends what hangs, and returns whether that is
+        replaced; if so, the wait goes on.
       on_stop: called by `stop`, to end a thread's wait for other processes.
       longest_read: returns the oldest pending read, if it is known.
 
@@ -149,7 +149,7 @@ class Watch:
 
 @contextlib.contextmanager
 def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
-    """Log the stacks of all threads if the block takes longer than `after_s`. For work that cannot check the time."""
+    """Log the stacks of all threads if the block takes longer. For work that cannot check the time itself."""
     timer = threading.Timer(after_s, lambda: _log.warning("%s. Stacks of all threads:\n%s", message(), stacks()))
     timer.name, timer.daemon = "feedline-alarm", True
     try:

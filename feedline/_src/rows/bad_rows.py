@@ -49,7 +49,7 @@ def find_bad_rows(
 ) -> Iterator[tuple[int, RowError]]:
     """Yield the offset and error of each bad row of a failed read, ascending. At the end, all other rows are read.
 
-    One bad row among k costs two more reads if its error names the row, and 2 log₂ k if not.
+    One bad row among k costs at most three more reads if its error names the row, and 2 log₂ k if not.
 
     Args:
       attempt: reads a slice of the rows again, or raises a `RowError`.

@@ -1,1 +1,1 @@
-"""Thread-local JAX settings, forks and the interpreter's exit: what threads and processes must respect."""
+"""What threads and processes must respect: thread-local settings of JAX, forks, and the interpreter's exit."""

@@ -1,8 +1,8 @@
 """Stops long reads and closes open feeds when the interpreter exits, so that neither delays or aborts the exit.
 
-CPython before 3.14 ends a daemon thread when it next takes the GIL, by unwinding its stack. C++ code that forbids
-this aborts the process: "terminate called without an active exception". So no thread may be inside a C++ library
-then.
+While the interpreter finalises, CPython before 3.14 ends a daemon thread as soon as the thread takes the GIL, by
+unwinding its stack. C++ code that forbids this aborts the process: "terminate called without an active exception".
+So no thread may be inside a C++ library at that time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger("feedline")
 _GRACE_S = 0.5  # grace period for threads at exit
 _GRACE_WITH_WORKERS_S = 10.0  # a thread of the feed waits for workers to end, and kills them after 5 s
 _GRACE_WITH_DEVICES_S = 60.0  # longer than a step of the devices, for which jax itself waits at exit
-_WARN_AFTER_S = 10.0  # workers may take that long to end, so it is no reason to warn
+_WARN_AFTER_S = 10.0  # not earlier, because workers may take that long to end
 
 
 class _Joinable(Protocol):
@@ -36,20 +36,20 @@ _open: weakref.WeakKeyDictionary[_Joinable, float] = weakref.WeakKeyDictionary()
 
 
 def stop_reads() -> None:
-    """Stop long reads before their next piece."""
+    """From now on, long reads stop before their next piece."""
     _exiting.set()
 
 
 def exits() -> bool:
-    """Whether the interpreter exits."""
+    """Whether the interpreter is exiting."""
     return _exiting.is_set()
 
 
 def check_may_read() -> None:
-    """End this thread if the interpreter exits. Called before each piece of a long read.
+    """End this thread if the interpreter is exiting. Called before each piece of a long read.
 
     Raises:
-      SystemExit: the interpreter exits, and this is a daemon thread.
+      SystemExit: the interpreter is exiting, and this is a daemon thread.
     """
     if _exiting.is_set() and threading.current_thread().daemon:
         raise SystemExit
@@ -64,7 +64,8 @@ def close_at_exit(pipeline: _Joinable, *, workers: bool = False, devices: bool =
 @functools.cache
 def _register() -> None:
     # atexit is too late: it runs after the threads of executors are joined, which a stuck read delays for ever.
-    # threading's hooks run before, the newest first; concurrent.futures, imported above, has registered its own
+    # Hooks of threading run earlier, the newest first. The join is such a hook, older than this one: it was
+    # registered by concurrent.futures, which is imported above
     threading._register_atexit(_close_all)  # type: ignore[attr-defined]
     os.register_at_fork(after_in_child=_open.clear)  # they belong to the parent, as do their worker processes
 
@@ -86,12 +87,12 @@ def _close_all() -> None:
 
 
 def _join(pipeline: _Joinable, deadline: float, warn_at: float) -> None:
-    """Wait for its threads; say so if it takes long."""
+    """Wait for the threads of a pipeline or a watch; log a warning if that takes long."""
     busy = pipeline.join(max(0.0, min(deadline, warn_at) - time.monotonic()))
     if busy is not None and deadline > warn_at:
         _log.warning(
-            "the program ends once the thread %s does, which waits for a step of the devices; in %.0f s at the "
-            "latest",
+            "the exit waits for the thread %s, which waits for a step of the devices; the program ends in %.0f s "
+            "at the latest",
             busy,
             max(0.0, deadline - time.monotonic()),
         )
@@ -100,7 +101,7 @@ def _join(pipeline: _Joinable, deadline: float, warn_at: float) -> None:
 
 @contextlib.contextmanager
 def _logged() -> Iterator[None]:
-    """Log an error of closing, as of the user's own iterator, so that the other pipelines are closed, too."""
+    """Log an error of closing, perhaps of the user's own iterator, so that the other pipelines are closed, too."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
@@ -111,8 +112,8 @@ def _forget_stuck_threads(deadline: float) -> None:
     """Let the interpreter exit although one of Grain's threads is stuck in a read.
 
     `concurrent.futures` joins every executor thread at exit without a limit, daemon or not. This waits for each
-    thread until `deadline`, since most are only busy with a last batch: CPython ends a thread that continues into
-    its finalisation wherever the thread is, and the process aborts if that is inside C++ code.
+    thread until `deadline`, since most are only busy with a last batch. A thread that still runs when CPython
+    finalises is ended wherever it is, and the process aborts if that is inside C++ code.
     """
     joined: Any = getattr(concurrent.futures.thread, "_threads_queues", {})
     for thread in threading.enumerate():

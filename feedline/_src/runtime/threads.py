@@ -1,7 +1,7 @@
 """Rules for the threads of a feed: JAX's thread-local settings, annotations of a profile, no fork, one consumer.
 
-Annotations of `jax.profiler` show in XProf what feedline's threads do, beside the devices. After "feedline." they
-have the names of the spans in a trace (`listen/trace.py`). While no profile is taken, a call takes 0.3 µs.
+Annotations of `jax.profiler` show in XProf what feedline's threads do, beside the devices. Each is named
+"feedline." plus the name of a span in a trace (`listen/trace.py`). Without a profile, `annotation` takes 0.3 µs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 import jax
 
-# settings that change what JAX computes, or where; not transfer guards, and settings that only add checks or logs
+# settings that change what JAX computes, or where; neither transfer guards, nor what only adds checks or logs
 _WANTED = (
     "enable_x64",
     "default_device",
@@ -27,7 +27,7 @@ _WANTED = (
 )
 
 
-# those that this version of jax has, as a context and as a value
+# those for which this version of jax has both a context manager and a value in jax.config
 _NAMES = tuple(name for name in _WANTED if hasattr(jax, name) and hasattr(jax.config, f"jax_{name}"))
 _of_config = operator.attrgetter(*(f"jax_{name}" for name in _NAMES))
 
@@ -37,10 +37,10 @@ class JaxSettings:
     """JAX's settings on one thread, to be applied on others.
 
     ``with jax.enable_x64(True):`` holds for one thread only, but a feed reads, transforms and places on others.
-    Without this the batches of a feed that was built in such a context would be narrowed to 32 bits.
+    Without `JaxSettings`, batches of a feed that was built in such a context would be narrowed to 32 bits.
 
     Attributes:
-      values: one for each of `_NAMES`.
+      values: the value of each setting in `_NAMES`.
 
     Example:
       >>> with jax.enable_x64(True):
@@ -58,7 +58,7 @@ class JaxSettings:
         return cls(_values())
 
     def applied(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which these settings hold on the calling thread; a microsecond if they already do."""
+        """A context in which these settings hold on the calling thread. Costs a microsecond if they already do."""
         return contextlib.nullcontext() if _values() == self.values else self._entered()
 
     @contextlib.contextmanager
@@ -70,12 +70,12 @@ class JaxSettings:
             yield
 
     def apply_everywhere(self) -> None:
-        """Make these settings the defaults of all threads of this process. For a worker process."""
+        """Make these settings the defaults of all threads of this process: for a worker process."""
         for name, value in zip(_NAMES, self.values, strict=True):
             jax.config.update(f"jax_{name}", value)
 
     def __reduce__(self) -> Any:
-        # a worker process has no accelerator, and a device cannot be pickled
+        # the default device is left out: workers have no accelerator, and a device cannot be pickled
         values = (None if name == "default_device" else v for name, v in zip(_NAMES, self.values, strict=True))
         return JaxSettings, (tuple(values),)
 
@@ -95,7 +95,7 @@ def annotation(stage: str, **metadata: int) -> contextlib.AbstractContextManager
 
 
 class Stopwatch:
-    """Measures consecutive stages of one thread: each `lap` returns its wall and its processor time in seconds."""
+    """Measures consecutive stages of one thread: each `lap` returns their wall and processor time in seconds."""
 
     __slots__ = ("_cpu", "_wall", "began")
 
@@ -104,7 +104,7 @@ class Stopwatch:
         self._cpu = time.thread_time()
 
     def lap(self) -> tuple[float, float]:
-        """Seconds since the last call, or since the start."""
+        """(wall, processor) seconds since the last call, or since the start."""
         wall, cpu = time.perf_counter(), time.thread_time()
         lap = wall - self._wall, cpu - self._cpu
         self._wall, self._cpu = wall, cpu
@@ -142,8 +142,8 @@ class ProcessBound:
     def _check_not_forked(self) -> None:
         if self._is_forked():
             raise ValueError(
-                f"{self._name} works in the process that built it, {self._process}, and this is {os.getpid()}, a "
-                "fork of it: threads, JAX's too, do not survive a fork. Start the process by "
+                f"{self._name} works in the process that built it, {self._process}. This process, {os.getpid()}, "
+                "is a fork of it, and threads do not survive a fork, not even JAX's. Start the process by "
                 f'multiprocessing.get_context("spawn"), and there {self._instead}'
             )
 
@@ -151,8 +151,8 @@ class ProcessBound:
 class SingleThread:
     """A context that one thread at a time may enter. Another thread gets a ValueError and does not wait.
 
-    It is not a lock, because an interrupt right before the release would leave a lock held for ever. The context
-    belongs to a thread, so a thread that was interrupted there can enter it again.
+    It is not a lock, because an interrupt right before the release would leave a lock held for ever. This context
+    records the thread inside it, so a thread that was interrupted before the release can enter it again.
     """
 
     __slots__ = ("_holder",)

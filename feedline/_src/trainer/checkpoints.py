@@ -255,8 +255,8 @@ def _check_same_arrays(folder: Path, saved: Any, state: State) -> None:
 def _lock(directory: Path) -> TextIO:
     """Lock a directory until the returned file is closed: a second run would delete the first one's checkpoints.
 
-    Makes the directory if there is none. The kernel releases the lock when the process ends, even by SIGKILL. On
-    NFS the lock works across hosts.
+    Makes the directory if there is none. The kernel releases the lock when the process ends, even by SIGKILL. A
+    lock on NFS was not tested.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

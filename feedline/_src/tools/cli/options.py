@@ -64,8 +64,8 @@ def use_cpu_devices(count: int) -> None:
     """Make JAX run on `count` CPU devices. ValueError: jax is already imported."""
     if "jax" in sys.modules:
         raise ValueError(
-            "--cpu-devices must be set before jax is imported, and jax already is; run `feedline train` as a "
-            f"command, or set JAX_PLATFORMS=cpu and XLA_FLAGS={_DEVICE_COUNT_FLAG}={count} yourself"
+            "--cpu-devices must be set before jax is imported, and jax already is; start feedline from "
+            f"the shell, or set JAX_PLATFORMS=cpu and XLA_FLAGS={_DEVICE_COUNT_FLAG}={count} yourself"
         )
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = flags_for_cpu_devices(os.environ.get("XLA_FLAGS", ""), count)

@@ -229,7 +229,7 @@ def sharding(leaves: Sequence[Leaf]) -> Finding:
         "unknown" if devices == 1 else "warning" if whole else "ok",
         f"{shown} on each of {devices} devices: {in_bytes(surplus)} more per batch than if sharded"
         if whole
-        else "the batch lies on one device",
+        else f"the batch lies on {devices} devices, and no large leaf lies whole on several of them",
         'shard the rows: NamedSharding(mesh, PartitionSpec("data")); with pmap, in_axes=0',
         "each device receives and keeps all rows, and all devices compute the same",
     )

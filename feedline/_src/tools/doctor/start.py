@@ -58,8 +58,9 @@ class _Diagnosing:
     def _asked(self, feed: Feed) -> None:
         if self._diagnosis is not None:
             return
-        self._most_batches = max(self._most_batches, feed.statistics().batches)
-        if self._most_batches >= self._before:
+        batches = feed.statistics().batches
+        self._most_batches = max(self._most_batches, batches)
+        if batches >= self._before:
             self._diagnosis = self._contexts.enter_context(feed.diagnose(self._steps, over=self._end))
 
     def _end(self) -> None:
