@@ -282,7 +282,7 @@ def both(a, b, weights=None, **changes):
         (lambda: both(SPEC, SPEC, seed=-1), ValueError, "seed must be at least 0"),
         (lambda: both(SPEC, SPEC, end="never"), ValueError, "end must be one of .* got 'never'"),
         (lambda: both(SPEC, SPEC, [(0, {"a": 1, "b": 1}), (4, {"a": 1, "b": 0})], end="all_exhausted"),
-         ValueError, "'b' has weight 0 before it has; give it a weight"),
+         ValueError, "'b' has weight 0 before it has given all; give it a weight"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_refused(make, error, message):

@@ -26,8 +26,8 @@ def open_array_record(file: File, options: OpenOptions) -> Grouped:
     """The records of a file: bytes, or the fields of a dtype."""
     if options.dtype is None and options.columns is not None:
         raise ValueError(
-            "columns names fields of a dtype, without which records are bytes: give open_source dtype=np.dtype("
-            "[('image', np.uint8, (32, 32, 3)), ('label', np.int32)]), for example; got only "
+            "columns chooses fields of a dtype, and records without a dtype are bytes: give open_source "
+            "dtype=np.dtype([('image', np.uint8, (32, 32, 3)), ('label', np.int32)]), for example; got only "
             f"columns={options.columns} for {file.name}"
         )
     reader = Reader(file)
@@ -67,7 +67,7 @@ class Reader:
         self._opened: tuple[str, Any] | None = None
         """The path that was opened, and the reader of the library."""
         self.count = file.with_path(lambda path: self._open(path).num_records())
-        # the library returns None for files of its old versions
+        # the library returns None for files that its old versions wrote
         written = file.with_path(lambda path: self._open(path).writer_options_string()) or ""
         group = re.search(r"group_size:(\d+)", written)
         if group and int(group[1]) > 1:

@@ -279,8 +279,8 @@ def _check_chunks(dataset: Any, filters: set[int], file_bytes: int) -> None:
 
     if dataset.id.chunk_iter(invalid):
         raise ValueError(
-            f"each chunk of {dataset.name} must have {least} bytes or more and lie within the file's "
-            f"{file_bytes}, and one does not; {_DAMAGED}"
+            f"each chunk of {dataset.name} must have {least} bytes or more, and lie within the {file_bytes} bytes "
+            f"of the file, and one does not; {_DAMAGED}"
         )
 
 

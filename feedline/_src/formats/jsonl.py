@@ -47,7 +47,7 @@ def scan(file: File) -> Scan:
 
 
 def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
-    """The function that opens every file of a source. Its lines must have the fields of the first file."""
+    """The function that opens each file of a source. All lines must have the fields of the first file."""
     lines = _first_lines(first)
     spec = _spec_of(lines, options.chosen(list(lines[0]), first.name), first.name)
     return functools.partial(_open, spec)

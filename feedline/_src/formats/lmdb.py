@@ -28,7 +28,7 @@ T = TypeVar("T")
 _DATA, _OTHER = "data.mdb", "lock.mdb"
 """The files in a folder that LMDB writes, as it does by default."""
 _CHECKED_KEYS = 100
-"""How many keys, from the first, are checked for naming a database. Each check costs some µs."""
+"""How many of the first keys are checked for whether they name a database. Each check costs some µs."""
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 lmdb: Any = Library("lmdb", "lmdb")

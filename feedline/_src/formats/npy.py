@@ -102,13 +102,13 @@ def _as_version_2(stream: io.BytesIO) -> io.BytesIO:
 
 
 def _array_at(begin: bytes, file: File, at: int, size: int) -> FileArray:
-    """The array of a `.npy` of `size` bytes that starts at byte `at` of a file, with the bytes `begin`."""
+    """The array of a `.npy` of `size` bytes at byte `at` of a file. `begin` are the first bytes of the `.npy`."""
     header = _header_of(begin, size)
     return FileArray.of(file, header.dtype, header.shape, at + header.start, header.fortran)
 
 
 def _members(file: File) -> dict[str, Any]:
-    """The arrays of a `.npz`, by name. If one is damaged, raises a ValueError that names it."""
+    """The arrays of a `.npz`, by name. Raises ValueError if it is damaged; the error names the member."""
     arrays: dict[str, Any] = {}
     with file.open() as opened:
         try:
@@ -145,7 +145,7 @@ def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: _He
 
 
 def _check_dtype(name: str, array: Any) -> None:
-    """Raise TypeError for elements of raw bytes, as which `numpy.save` writes dtypes that are not NumPy's own."""
+    """Raise TypeError for elements of raw bytes: `numpy.save` writes them for dtypes that are not NumPy's own."""
     dtype = array.dtype
     inner = [dtype] if dtype.names is None else [dtype[field] for field in dtype.names]
     if any(each.base.kind == "V" and each.base.names is None for each in inner):

@@ -19,7 +19,7 @@ CACHE_BYTES = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class OpenOptions:
-    """The validated keyword arguments of `feedline.open_source`, which documents each.
+    """The validated keyword arguments of `feedline.open_source`, which documents them.
 
     Raises:
       ValueError, TypeError: a value is invalid.

@@ -155,7 +155,7 @@ class IndexedFile:
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
-        """The error for an index of other rows. It is no bad row: substitutes would hide that all rows changed."""
+        """The error for an index of other rows. Not a bad row: substitutes would hide that all rows changed."""
         return FeedError(
             f"an index must match its file, and {self._index.path} {found}. Delete that index, which is then "
             "made again, and build a new feed",
@@ -175,7 +175,7 @@ class IndexedFile:
             if scan is None:
                 scan = self._scan(self._file)
                 self._file.check()
-            else:  # no other process made one during the scan; replacing that would disturb its reads
+            else:  # no other process made an index meanwhile; replacing one would disturb that process's reads
                 self._write_index(places, scan)
         raise self._unstable()
 

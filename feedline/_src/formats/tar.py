@@ -35,7 +35,7 @@ def scan(file: File) -> Scan:
 
 
 def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
-    """The function that opens every archive of a source. Its records must have the fields of the first archive."""
+    """The function that opens each archive of a source. All records must have the fields of the first archive."""
     fields = IndexedFile(first, "tar", scan, named=True).fields
     if not fields:
         raise ValueError(

@@ -116,7 +116,7 @@ class ZarrFolders(list[ZarrFolder]):
 
 
 def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
-    """The chunks of an array, or of the arrays of a group as a dict, along their first axis."""
+    """An array, or the arrays of a group as a dict, in groups of rows: their chunks along the first axis."""
     if not place.marks(""):
         raise FileNotFoundError(
             f"{place.name} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"

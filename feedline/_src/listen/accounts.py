@@ -24,9 +24,9 @@ from feedline._src.record import BatchRecord, PlaceTimes
 
 _log = logging.getLogger("feedline")
 _LATEST = 256  # batches whose times are kept one by one
-_ADD_UP_EVERY = 16  # a thread that places batches adds up the records once so many wait
+_ADD_UP_EVERY = 16  # when this many records wait, a thread that places batches adds them up
 _MAX_RECORDS = 1 << 12  # the most records that wait to be added up; beyond that, the oldest are dropped
-_SAMPLES, _MIN_GLANCES = 64, 8  # the latest samples of GIL and devices that count; the fewest that give a share
+_SAMPLES, _MIN_GLANCES = 64, 8  # of GIL and devices: how many of the latest count, the fewest for a share
 _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: loop time > 20 × the median, in at most 1 of 50 batches
 Entry = BatchRecord | float
 """The record of a batch; or the time of a break, at which the loop ended or the feed moved."""
@@ -76,11 +76,12 @@ class Accounts:
         self._max_wait_s = 0.0
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
         self._before: float | None = None  # when the previous batch was taken; None after a break
-        self._filling = ahead + 2  # so many of the next batches are not judged
+        self._filling = ahead + 2  # how many of the next batches are not judged
         self._restarted_at = -math.inf
         # glances in the loop's own time: whether the devices were idle, and how long that time was
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
-        self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)  # glances in `next`
+        # glances in `next`: whether the devices computed
+        self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
         self._recorder: Callable[[Entry], None] | None = None
         self._transfers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_LATEST)
         self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
@@ -94,7 +95,7 @@ class Accounts:
         self._records.append(record)
 
     def interrupted(self) -> None:
-        """Note that the loop ended or the feed moved: the time until the next call is not the loop's own."""
+        """Note that the loop ended or the feed moved: the time until `next` is called is not the loop's own."""
         self._records.append(time.perf_counter())
 
     def restarted(self, ahead: int) -> None:
@@ -265,7 +266,7 @@ class Window:
 
     @functools.cached_property
     def late_s(self) -> float:
-        """How long a transfer continued after the loop had got its batch, as far as that is known."""
+        """How long a transfer continued after the loop had got the batch, as far as that is known."""
         return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
 
     @property

@@ -1,4 +1,4 @@
-"""What happens to bad rows when their batch is delivered: they are written to a file, and count for the budget."""
+"""What happens to bad rows when their batch is delivered: a file lists them, and they count against the budget."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from feedline._src.runtime.exit import close_at_exit, exits
 _MAX_WATCHED = 2  # batches whose transfers are watched at a time; watching keeps a batch alive
 _MEAN_INTERVAL_S = 0.05  # between two glances; longer if listing the live arrays takes long
 _MAX_LISTING_SHARE = 0.01  # the share of the time in which live arrays may be listed
-_IN_TRANSFER = 8  # the latest placed batches, so many of which may still be in transfer
+_IN_TRANSFER = 8  # how many of the latest placed batches may still be in transfer
 _GLANCE_FOR_S = 30.0  # glances stop when no batch has been placed for this long
 _MEASURED_S = 1e-3  # how long a glance measures the processor time of this process
 
 
 class TransferWatch:
-    """Reports when the arrays of a batch are ready: (its `began`, the seconds from then on). A call never waits.
+    """Reports when the arrays of a batch are ready, as (`began`, seconds since `began`). A call never waits.
 
     At most two batches are watched at a time, because a watched batch is kept in memory; other batches are not
     reported. A thread starts with the first batch, and ends when the watch is garbage collected.
@@ -76,7 +76,7 @@ class StepWatch:
 
     While a step is computed, its results are arrays that are not ready and belong to no batch. The share of
     glances that find none estimates the share of the time in which the devices are idle. A thread glances while
-    batches are placed, and calls `report` with each glance. It refers weakly to the watch, and ends with it.
+    batches are placed, and calls `report` with each glance. It holds the watch weakly, and ends with it.
     """
 
     def __init__(self, report: Callable[[Glance], None]) -> None:

@@ -129,7 +129,7 @@ class DiagnosingPipeline:
         self._run: Run[Placed] | None = None  # the run of the current phase
         self._closed = False
         self._further_passes = 0  # loops begun after the last phase
-        self._ending: tuple[str, float] | None = None  # the phase whose last batch was given; its counting's start
+        self._ending: tuple[str, float] | None = None  # (phase that gave its last batch, when counting began)
         self._batches = self._of_all_phases()
 
     def start(self) -> None:
@@ -201,7 +201,7 @@ class DiagnosingPipeline:
             placed = None
             for placed in self._taken_from(run_of(self._stages, after, lanes, self._keep_and_place)):
                 yield placed
-            if placed is None and number:  # a pass without batches. The feed may be at the end of the first one
+            if placed is None and number:  # an empty pass. The first one may be empty, if the feed is at its end
                 return
             after, lanes = self._stages.access.next_pass(after), None
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from feedline._src.listen.tuning import Tuner
 
 _log = logging.getLogger("feedline")
-_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # warn if it waits a fifth of a minute: XProf's "highly input-bound"
+_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # warn if loops wait a fifth of a minute: XProf's "highly input-bound"
 _JUDGE_EVERY_S = 0.25
 _PUBLISH_EVERY_S = 5.0
 _PUBLISHED_PER_S = 500  # by all processes together, so that thousands of processes each publish less often
@@ -46,7 +46,7 @@ class FeedListener(Accounts):
         process, rows = jax.process_index(), stages.fingerprint["rows"]
         self._quarantine = Quarantine(stages.reading, len(stages.access.form.part.rows), process, rows)
         self._judging = threading.Lock()
-        self._minute = time.monotonic(), 0.0  # when this minute began, and all seconds that the loop waited before
+        self._minute = time.monotonic(), 0.0  # when this minute began, and the seconds waited before it
         self._warned = False
         self._judged_at = self._published_at = time.monotonic()
         self.tuner: Tuner | None = None
@@ -68,7 +68,7 @@ class FeedListener(Accounts):
         self._records.append(record)
 
     def changed(self, stages: Stages) -> None:
-        """Note that the loop continues with `stages`, and with their settings."""
+        """Note that the loop continues with these stages and their settings."""
         self._stages = stages
         self._quarantine.rows = len(stages.access.form.part.rows)
         self.restarted(stages.ahead)

@@ -72,8 +72,8 @@ class Statistics:
     loop's own time in which the devices were idle.
 
     `tokens` has an entry for each source of a mixture, by name, or else one entry "all", if the source knows its
-    tokens: `feedline.Packed` and `feedline.Ragged` do. Rows that a remainder drops count once their epoch is over.
-    A bad row that is masked or replaced counts with its own tokens, since a process knows only its own bad rows.
+    tokens: `feedline.Packed` and `feedline.Ragged` do. Rows that a remainder drops count once the epoch is over. A
+    bad row that is masked or replaced counts with its own tokens, since a process knows only its own bad rows.
 
     `stores` is what all feeds of this process asked of stores on the network: `requests`, including `retries`
     (after an error) and `hedged` ones (because the first request took long); `fetched_bytes`; `cached`, blocks

@@ -169,7 +169,7 @@ class Events:
         yield from self._arrow(placing_middle, (LOOP, (record.taken + step_ended) / 2))
 
     def _span(self, name: str, track: str, began: float, ended: float, args: Event) -> Event:
-        """A span: a thread worked from one time to the other."""
+        """A span: a thread worked from `began` to `ended`."""
         duration_us = round(self._us(ended) - self._us(began), 3)
         return self._event("X", name, track, began, dur=duration_us, args=args)
 
@@ -180,7 +180,7 @@ class Events:
         yield self._event("e", name, LOOP, ended, id2=local, args=args)
 
     def _arrow(self, tail: tuple[str, float], head: tuple[str, float]) -> Iterator[Event]:
-        """An arrow from a span to another. Each is given by its track and a time inside the span."""
+        """An arrow from one span to another. Each is given by its track and a time inside the span."""
         number = next(self._ids)
         yield self._event("s", "batch", *tail, id=number)
         yield self._event("f", "batch", *head, id=number, bp="e")

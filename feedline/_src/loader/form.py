@@ -1,4 +1,4 @@
-"""Process-local batches in host memory, and their form, by which read values are transformed, cast and cut."""
+"""Process-local batches in host memory, and their form: transform, dtypes, rows and columns."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class LocalForm:
             np.copyto(leaves[i][own], values, casting="unsafe")
 
     def _cut(self, plan: LeafPlan, part: slice, values: Array) -> tuple[slice, Array]:
-        """Of whole rows, the rows and columns that are placed of a leaf; and the slice of the leaf for them."""
+        """What is placed of a leaf of some whole rows: (the slice in the placed leaf, the values for it)."""
         rows = self.part.rows[part]
         own = slice(*np.searchsorted(plan.rows, [rows[0], rows[-1] + 1]))
         if len(plan.rows) < len(self.part.rows):
@@ -227,5 +227,5 @@ def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSp
             )
         as_array(f"batch{jax.tree_util.keystr(path)}", leaf)
     out = RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), transformed))
-    # bytes are a copy, because the next call may write into the memory of this result
+    # `tobytes` copies: the next call may write into the memory of this result
     return out, [leaf.tobytes() for leaf in jax.tree.leaves(transformed)]

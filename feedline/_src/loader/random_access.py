@@ -1,7 +1,7 @@
 """Rows with random access: any thread, or a worker process, reads any part of any batch after any cursor.
 
 A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0
-after an origin, a cursor; each is read in parts. `PartWriter` writes a part; streams use it, too.
+after an origin, which is a cursor. Each is read in parts. `PartWriter` writes a part; streams use it, too.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class RandomAccess:
         return index
 
     def padded_length(self, start: Cursor) -> int | None:
-        """The length of the ragged leaves of the batch at `start`, the same in all processes; None without any."""
+        """The length of the ragged leaves of the batch at `start`, equal in all processes. None: it has none."""
         if not self.form.ragged:
             return None
         return self.source.padded_length(self.locate(start, np.arange(self.schedule.batch_size)))
@@ -305,7 +305,7 @@ class LocalBatches:
     It is also an iterator, for one thread.
 
     Args:
-      parts: the most parts of a batch.
+      parts: the most parts into which a batch is divided.
       every: one of this many deliveries is read here; other worker processes read the other deliveries.
     """
 

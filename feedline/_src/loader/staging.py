@@ -128,7 +128,7 @@ class _Lease:
 
 
 class _Return(weakref.ref[_Lease]):
-    """A weak reference to a lease, and its slab. At the lease's end, its callback appends it to the idle slabs."""
+    """A weak reference to a lease, with the slab. The lease keeps it alive, and at its end makes the slab idle."""
 
     __slots__ = ("slab",)
     slab: Slab
@@ -146,7 +146,7 @@ class Buffers(NamedTuple):
 
     Attributes:
       read: the leaves as the source writes them, in its dtypes and with the shapes of `ProcessReads.as_read`.
-      leaves: the leaves as they are placed. A leaf that needs neither transform nor cast is the array in `read`.
+      leaves: the leaves as they are placed. A leaf that is not transformed, cast or cut is the array in `read`.
     """
 
     read: list[Array]

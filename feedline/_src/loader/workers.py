@@ -102,7 +102,7 @@ class WorkerBatches:
             return batch
 
     def stop_waiting(self) -> None:
-        """End the wait of the thread inside `next`, now or later: nobody wants its batch. For any thread."""
+        """End the wait of a thread inside `next`, now or later: nobody wants its batch. Any thread may call it."""
         with contextlib.suppress(OSError):
             self._waker.send_bytes(b"stop")
 

@@ -86,7 +86,7 @@ class Reader:
         raise NotImplementedError
 
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
-        """The C struct that copies the `columns` of `count` rows to `out`, valid while `out` and this are alive.
+        """The C struct that copies the `columns` of `count` rows to `out`, valid while `out` and the reader live.
 
         None if C cannot make this copy.
         """
@@ -96,7 +96,7 @@ class Reader:
         """Write the spans into the rows of `out`, and zeros after the last span. Raises what `read` raises.
 
         Args:
-          spans: their values are rows of this, counted over all parts. No span crosses the end of a part.
+          spans: their values are rows of the reader, counted over all parts. No span crosses the end of a part.
           out: [rows, length, *shape of a row]. A row without a span stays as it is, or becomes zeros.
         """
         numbers = np.repeat(spans.first, spans.length) + spans.values()[2]
@@ -106,7 +106,7 @@ class Reader:
 
 
 class RowGather(Reader):
-    """Gathers rows of arrays with one dtype and row shape by the C library. Indices count the arrays in order.
+    """Gathers rows of arrays of one dtype and row shape, in C. Row numbers count all arrays, one after the other.
 
     Reads are thread-safe, and never address memory outside of the arrays.
 
@@ -208,7 +208,7 @@ class RowGather(Reader):
             )
             leaf.offsets_array = offsets
             leaf.row_shape = tuple(len(indices) for indices in _wanted(self._shape, columns))
-            leaf = self._leaves.setdefault(key, leaf)  # keeps one of another thread, which may use it
+            leaf = self._leaves.setdefault(key, leaf)  # another thread's struct may be in use: keep that
         return leaf
 
 

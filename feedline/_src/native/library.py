@@ -63,7 +63,7 @@ class Bad(ctypes.Array[ctypes.c_int64]):
 
         Raises:
           RowError: a mapped file was truncated, or its disk failed.
-          FeedError: the lost memory is not in a row.
+          FeedError: no row was found in the lost memory.
         """
         if code != _MEMORY_LOST:
             return

@@ -51,7 +51,7 @@ class Spans(NamedTuple):
 
 
 def mark(spans: Spans, numbers: Array, places: Array) -> None:
-    """Write each value's number of its span in the row, from 1, and its place in the span; 0 after the last span.
+    """Write in which span of its row each value is, from 1, and its place in that span; 0 after the last span.
 
     Args:
       numbers, places: int32[rows, length].

@@ -7,7 +7,7 @@ from it. `keys_at` gives each position a random number, `substitutes_at` the row
 *The blocked order* shuffles blocks of adjacent rows, then the rows inside each window of blocks. An epoch is a
 sequence of blocks; *block positions* number them. Block positions w·window to (w + 1)·window − 1 form window w. A
 permutation of the window's positions, keyed by (seed, epoch, w), moves each position inside its window. The block
-position and the offset in the block where it then lies give the row. This is a closed form, in O(1) memory.
+position and the offset at which it then lies give the row. All of this is a closed form, in O(1) memory.
 
 *The short block.* Where `rows` does not divide n, the last block is short, and all positions behind it in the
 epoch are smaller by the number of rows that it lacks. So its block position must be known before a position can be

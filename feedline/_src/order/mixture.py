@@ -4,20 +4,20 @@ Row number c of a source, counted over the whole run, is at position (c mod leng
 source's order.
 
 *Shares.* Positions are divided into *blocks*, which all hold the same number of rows of each source, at the same
-places. So a division and a table of places tell which source stands at a position, and how many of its rows before.
+places. So a division and a table of places give the source at a position, and how many of its rows stand before.
 
-Rows get places as in Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). There are k
-sources, and the share of source i is counts[i] ÷ the rows of a block. Row r of source i, from r = 0, may get place
-n, from n = 1, once share · n ≥ r + δ, and must get one while share · n ≤ r + 1 − δ. Each place goes to the row with
-the earliest deadline among those that may get it. With δ = 1 / (2k − 2) no deadline is missed, so for all i and n
+Rows get places as in Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). With k sources,
+the share of source i is counts[i] ÷ the rows of a block. Row r of source i (r ≥ 0) may get place n (n ≥ 1) once
+share · n ≥ r + δ, and must get a place while share · n ≤ r + 1 − δ. Each place goes to the row with the earliest
+deadline among the rows that may get it. With δ = 1 / (2k − 2) no deadline is missed, so for all i and n
 
     |rows of source i at the first n places − share · n| ≤ 1 − δ.
 
-No smaller bound holds for all shares. A window of m places is the first n + m places without the first n, so it has
-share · m rows of each source to within 2 − 2δ: to within one row with two sources, less than two rows with more.
+No smaller bound holds for all shares. A window of m places is the first n + m places without the first n, so it
+has share · m rows of each source to within 2 − 2δ: to within one row with two sources, less than two with more.
 
-With three or more sources, less than one row is impossible as a bound for every window, except for special shares.
-If all shares differ, only shares like 4 : 2 : 1 allow it (Fraenkel's conjecture; proven for up to seven sources).
+With three or more sources, a bound below one row for every window is impossible, except for special shares. If all
+shares differ, only shares like 4 : 2 : 1 allow it (Fraenkel's conjecture; proven for up to seven sources).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MAX_STRUCTS = 16  # in the cache
 LARGEST_BLOCK = 1 << 16
 """Maximum rows of a block: shares are exact, or wrong by less than one row in this many."""
 _TABLE_PLACES = 1 << 14
-"""A table repeats its block up to this many places, so that most stretches of positions lie in one table."""
+"""A table repeats a small block up to this many places, so that most stretches of positions lie in one table."""
 
 
 # --- shares: which source stands at a position ---
@@ -60,8 +60,8 @@ _TABLE_PLACES = 1 << 14
 def counts_of(weights: Mapping[str, float]) -> tuple[int, ...]:
     """The number of rows of each source in a block.
 
-    The block is the smallest that has exactly these shares, if it has at most `LARGEST_BLOCK` rows. Otherwise it has
-    that many rows, divided by largest remainders: each count is within one row of its share.
+    The block is the smallest that has exactly these shares, if it has at most `LARGEST_BLOCK` rows. Otherwise it
+    has `LARGEST_BLOCK` rows, divided by largest remainders: each count is within one row of its share.
 
     Args:
       weights: at least 0, one of them above 0. A float stands for the decimal number that it prints as.
@@ -168,7 +168,7 @@ class Phase(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The positions of a phase, from `start` up to `stop`, and how many rows of each source stand before `start`."""
+    """The positions of a phase, `start` to `stop`, and how many rows of each source stand before `start`."""
 
     start: int
     stop: int
@@ -177,7 +177,7 @@ class Span(NamedTuple):
 
     @property
     def table(self) -> Table:
-        """The phase's table. It is looked up each time, since a run may have many phases, most of which are over."""
+        """The phase's table, looked up each time: a run may have many phases, most of which are over."""
         return table_of(self.counts)
 
     def taken(self, position: int) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ class Span(NamedTuple):
         return tuple(before + more for before, more in zip(self.before, taken, strict=True))
 
     def counters(self, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """The source at each of these positions of this span, and how many of its rows stand before the position."""
+        """For each position in this span: its source, and how many rows of this source stand before it."""
         table = self.table
         number, place = np.divmod(positions - self.start, table.size)
         sources = table.source[place]
@@ -451,7 +451,7 @@ class MixtureOrder:
         return tuple(epoch * count for count in of_epoch)
 
     def _counters(self, epoch: int, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """The source at each of these positions, and how many of its rows come before this in the whole run."""
+        """For each of these positions: its source, and how many rows of the source come before it in the run."""
         sources, counters = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
         if len(positions):
             before = np.array(self._before(epoch))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 Remainder = Literal["drop", "pad", "wrap"]
 BatchSizes = Sequence[tuple[int, int]]
-"""(first step, batch size) for each size: from that step on, batches have it. Steps ascend, from 0 on."""
+"""(first step, batch size) for each size: from that step on, batches have that size. Steps ascend, from 0 on."""
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "wrap")
 ENDLESS = (1 << 63) - 1
 """The number of batches of a pass without an end, as in Grain's `repeat`."""
@@ -59,7 +59,7 @@ class BatchPositions:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The batches of a feed with random access. A pass has at least one: `plan/asked.py` refuses others.
+    """The batches of a feed with random access. `plan/asked.py` refuses an empty pass.
 
     Attributes:
       rows: n, rows in the source.
@@ -129,7 +129,7 @@ class Schedule:
         end = start.position + self.batch_size
         if self.remainder != "wrap":
             return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond that
-        beyond = (end - 1) // self.rows  # epochs to the last row: at the end of one, the position is n, not 0
+        beyond = (end - 1) // self.rows  # by the last row: at an epoch's end, the position is n, not 0 of the next
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
     def positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> BatchPositions:
@@ -166,7 +166,7 @@ class Schedule:
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """How many rows are dropped between `before` and the `start` of the next batch, None if there is none."""
+        """How many rows are dropped between `before` and the next batch. `start` is None if there is none."""
         if self.remainder == "pad":
             return 0
         left = self.rows - before.position

@@ -482,7 +482,7 @@ class Synchronous(Generic[H, T]):
     def close(self) -> None:
         """See `Run`."""
         self._closed = True
-        if not self._inside.locked():  # else `take` closes the source: it checks `_closed` after the lock
+        if not self._inside.locked():  # else `take` closes the source: it checks `_closed` after unlocking
             self._source.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
