@@ -1,8 +1,8 @@
-"""Common advice about JAX, tried: a line for each piece, with what was seen on this machine.
+"""Tries common advice about JAX, and prints for each piece what happened on this machine.
 
 python examples/advice.py
 
-docs/benchmarks.md explains each line. Times are medians; only those of one run can be compared.
+docs/benchmarks.md explains each line. Times are medians; compare only times of the same run.
 """
 
 import gc

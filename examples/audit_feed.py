@@ -13,7 +13,7 @@ import feedline
 
 
 def mirrored(batch, rows):
-    """Mirrors half of the images. `rows.key` selects them, so it is the same half on any layout."""
+    """Mirrors half of the images. `rows.key` selects them, so the same images are mirrored on any layout."""
     flip = (rows.key % 2 == 1)[:, None, None]
     return {**batch, "image": np.where(flip, batch["image"][:, :, ::-1], batch["image"])}
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import feedline
 from feedline.checkpoint import Restore, Save
 
-# 10,000 rows of 8 numbers, whose sum is to be learned. Yours are on disk.
+# 10,000 rows of 8 numbers; the model learns their sum. Your rows are on disk.
 X = np.random.default_rng(0).normal(size=(10_000, 8)).astype(np.float32)
 SOURCE = {"x": X, "y": X.sum(axis=1)}
 
@@ -42,11 +42,11 @@ def train(folder: Path, devices: int, last_step: int) -> list[float]:
         saved = manager.latest_step()
         if saved is not None:
             parts = ocp.args.Composite(state=ocp.args.StandardRestore(weights), feed=Restore(feed))
-            weights = manager.restore(saved, args=parts).state  # with the shardings of the weights above
+            weights = manager.restore(saved, args=parts).state  # with the shardings of `weights` above
         for step, batch in zip(range((saved or 0) + 1, last_step + 1), feed, strict=False):
             weights, loss = train_step(weights, batch)
             losses.append(float(loss))
-            if step % 10 == 0:  # right after the step: the feed's state is that of the last batch delivered
+            if step % 10 == 0:  # right after the step: the feed's state counts this batch, and no later one
                 assert feed.get_state()["step"] == step
                 parts = ocp.args.Composite(state=ocp.args.StandardSave(weights), feed=Save(feed))
                 manager.save(step, args=parts)  # copies the weights, and writes while the loop continues

@@ -1,4 +1,4 @@
-"""Converts rows to .npy on all machines of a Ray cluster, here a Ray of this machine.
+"""Converts rows to .npy files on all machines of a Ray cluster. Here, Ray runs on this machine only.
 
 Each file is a task of a Ray Data job. All machines must see the source and the destination under the same paths.
 If the job is stopped, run it again: finished files are kept.
@@ -21,7 +21,7 @@ import ray
 
 
 def on_ray(function, shards):
-    """As the builtin `map`, by tasks of a Ray Data job; each result comes when it is ready."""
+    """Like the builtin `map`, by tasks of a Ray Data job. Yields each result as soon as it is ready."""
     if not shards:
         return
     numbered = ray.data.from_items([{"shard": shard} for shard in shards], override_num_blocks=len(shards))

@@ -41,12 +41,12 @@ def accumulating_sum(x: jax.Array) -> tuple[int, int]:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def summed(total: jax.Array, x: jax.Array) -> jax.Array:
-    """`x`, COPIES times added to `total`, in one program, and in the memory of `total`."""
+    """Add `x` to `total` COPIES times, in one program and in the memory of `total`."""
     return jax.lax.fori_loop(0, COPIES, lambda _, total: total + x, total)
 
 
 def donated_sum(x: jax.Array) -> tuple[int, bool]:
-    """Bytes held at the end by a donated sum, beside `x`; and whether it lies where its argument lay."""
+    """Bytes held at the end by a donated sum, beside `x`; and whether it has the memory of its argument."""
     before = held()
     total = jnp.zeros_like(x)
     address = total.unsafe_buffer_pointer()

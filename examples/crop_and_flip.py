@@ -1,4 +1,4 @@
-"""Random crop and flip, vectorised: a transform in batch form, the same on any number of devices.
+"""Random crop and flip as a vectorised transform. The results are the same on any number of devices.
 
 python examples/crop_and_flip.py
 """
@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 import feedline
 
 SIZE = 32
-"""Of a cropped image; those of the source have 40 × 40 pixels."""
+"""Height and width of a cropped image. Images of the source have 40 × 40 pixels."""
 
 
 def crop_and_flip(batch: dict[str, np.ndarray], rows: feedline.Rows) -> dict[str, np.ndarray]:
@@ -19,7 +19,7 @@ def crop_and_flip(batch: dict[str, np.ndarray], rows: feedline.Rows) -> dict[str
 
     The randomness comes from rows.key: 64 random bits a row, a function of (seed, epoch, position). So an
     image is cropped in the same way by any process, thread or worker, and in another way in each epoch.
-    No loop: one gather and one choice for all images of the call.
+    There is no loop: one gather and one `np.where` handle all images of the call.
     """
     image = batch["image"]  # uint8[k, 40, 40, 3]
     offsets = image.shape[1] - SIZE + 1

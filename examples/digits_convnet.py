@@ -1,4 +1,4 @@
-"""A convolutional network of your own, trained with `feedline.trainer.fit` on all devices: no model library.
+"""A convolutional network in plain JAX, trained with `feedline.trainer.fit` on all devices.
 
 python examples/digits_convnet.py
 """

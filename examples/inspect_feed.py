@@ -3,7 +3,7 @@
 feedline inspect examples.inspect_feed:source --mesh data=4,model=2 --processes 2 --batch-size 100
 feedline inspect examples.inspect_feed:make_feed --mesh data=4,model=2
 
-The mesh need not be there.
+The mesh need not exist.
 """
 
 import jax
@@ -23,7 +23,7 @@ def make_feed(mesh: Mesh) -> feedline.Feed:
 
 
 def main() -> None:
-    """Takes an epoch, to compare with what the command says of it."""
+    """Takes one epoch, to compare with the output of the command."""
     mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("data", "model"))
     with make_feed(mesh) as feed:
         shards = {shard.data.shape for batch in feed for shard in batch["image"].addressable_shards}

@@ -1,4 +1,4 @@
-"""A Keras model trained in a loop over a feed; one Orbax checkpoint holds its variables and the place in the data.
+"""A Keras model trained in a loop over a feed; one Orbax checkpoint holds its variables and the feed's state.
 
     KERAS_BACKEND=jax python examples/keras_loop.py FOLDER STEPS
 

@@ -1,18 +1,18 @@
-"""Does pmap replicate the function? What a Python loop inside pmap costs, and the forms that mend it.
+"""Does pmap replicate the function? What a Python loop inside pmap costs, and what to write instead.
 
 python examples/loop_in_pmap.py
 
-The gradient of a sum over many rows, in blocks of rows. For each form the compiler says what a device needs:
+Compiles the gradient of a sum over many blocks of rows. For each form, the compiler reports what a device needs:
 
   replicated   in_axes=None: every device gets all rows, and loops in Python over its own. Tracing unrolls the
-               loop, so each further block is compiled again, and the results inside it are kept for the gradient
+               loop, so each block is compiled separately, and its intermediate results are kept for the gradient
   sharded      in_axes=0: every device gets only its own rows
-  scan         and the loop is lax.scan: the block is compiled once
-  remat        and the block is in jax.checkpoint: the results inside it are computed again for the gradient
-  map          lax.map with batch_size cuts the blocks itself; with jax.checkpoint
+  scan         like sharded, with lax.scan as the loop: the block is compiled once
+  remat        like scan, with jax.checkpoint of the block: its results are computed again for the gradient
+  map          lax.map with batch_size, which cuts the blocks itself, and with jax.checkpoint
 
-So pmap replicates an input that is not mapped, and a Python loop repeats the program. With the last two forms a
-device needs its own rows, and nothing else that grows.
+So pmap replicates an input that is not mapped, and a Python loop repeats the program. With the last two forms,
+only a device's own rows grow with the number of blocks.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Figures(NamedTuple):
 
     argument: int
     temporary: int
-    program: int  # the length of its text, since not every backend tells the size of its code
+    program: int  # the length of its text, since not every backend reports the size of its code
     compile_s: float
 
 
@@ -69,7 +69,7 @@ def in_python_over_own(weights: jax.Array, all_rows: jax.Array) -> jax.Array:
 
 
 def forms() -> dict[str, tuple[Callable[..., Any], int | None]]:
-    """Name → (the sum over this device's rows, in_axes of the rows)."""
+    """{form: (function that sums over this device's rows, in_axes of the rows)}."""
     return {
         "replicated": (in_python_over_own, None),
         "sharded": (in_python, 0),
@@ -80,13 +80,13 @@ def forms() -> dict[str, tuple[Callable[..., Any], int | None]]:
 
 
 def figures(form: str, loops: int) -> Figures:
-    """Compile the gradient of a form for so many blocks on each device. Nothing is run or allocated."""
+    """Compile the gradient of a form, for `loops` blocks on each device. Nothing is run or allocated."""
     function, axis = forms()[form]
     devices = jax.device_count()
     rows = loops * BLOCK
     shape = (rows * devices, WIDTH) if axis is None else (devices, rows, WIDTH)
     gradient = jax.pmap(
-        # the last argument is there because pmap wants at least one that is mapped
+        # `device` is there because pmap needs at least one mapped argument
         lambda weights, rows, device: jax.lax.psum(jax.grad(function)(weights, rows), AXIS),
         axis_name=AXIS,
         in_axes=(None, axis, 0),

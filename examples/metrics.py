@@ -32,7 +32,7 @@ def main() -> None:
         for step, batch in zip(range(1, 101), feed, strict=False):
             weights = train_step(weights, batch)
             if step % 10 == 0:
-                log.write(step, {"weight": weights[0]})  # and the metrics of the feed, at most once a second
+                log.write(step, {"weight": weights[0]})  # adds the feed's metrics, at most once a second
         text = urllib.request.urlopen(server.url).read().decode()  # Prometheus does this every 15 s
 
     for line in text.splitlines():

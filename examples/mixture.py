@@ -1,4 +1,4 @@
-"""A weighted mixture of two data sets, one of them filtered, as four lanes, by Grain's own mixing.
+"""A weighted mixture of two data sets, one of them filtered. Grain mixes them, in each of four lanes.
 
 python examples/mixture.py
 """
@@ -12,12 +12,12 @@ import feedline
 
 
 def example(origin: int, i: int) -> dict[str, np.ndarray]:
-    """In place of your records: the data set of a record, and its number there."""
+    """Stands in for a record: the number of its data set, and its own number in that data set."""
     return {"origin": np.int32(origin), "number": np.int32(i)}
 
 
 def make_lane(lane: int, count: int) -> grain.IterDataset:
-    """Three of four examples from the first data set, one from the second, each repeated endlessly."""
+    """Of four examples, three are from the first data set and one from the second. Both repeat endlessly."""
     web = grain.MapDataset.range(lane, 40_000, count).map(lambda i: example(0, i))
     books = grain.MapDataset.range(lane, 3_000, count).map(lambda i: example(1, i))
     return grain.IterDataset.mix(

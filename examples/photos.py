@@ -4,7 +4,7 @@ pip install '.[images]' scikit-learn
 python examples/photos.py [FOLDER]
 
 FOLDER has a folder of images for each class, for training and for the test: FOLDER/train/cat/1.jpg. Without it the
-example makes one from the two photographs that scikit-learn ships: 400 pieces of them for training, and 100 of
+example makes one from the two photographs that scikit-learn ships: 400 pieces for training, and 100 pieces of
 other parts of the same photographs for the test. It trains on random crops, which differ in each epoch, and tests
 on the centres.
 """

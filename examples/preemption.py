@@ -3,7 +3,7 @@
 python examples/preemption.py runs/3 60
 feedline launch --processes 2 --cpu --devices-per-process 2 -- python examples/preemption.py runs/3 60
 
-The arguments are the folder of the checkpoints, and the number of steps. Started again, it continues.
+The arguments are the folder of the checkpoints, and the number of steps. Started again, it continues from there.
 """
 
 import sys
@@ -33,7 +33,7 @@ def main(folder: Path, last_step: int) -> int:
     feedline.cluster.initialize()
     mesh = Mesh(np.array(jax.devices()), ("data",))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    # 10,000 rows of 8 numbers, whose sum is to be learned. Yours are on disk.
+    # 10,000 rows of 8 numbers; the model learns their sum. Your rows are on disk.
     x = np.random.default_rng(0).normal(size=(10_000, 8)).astype(np.float32)
     feed = feedline.Feed({"x": x, "y": x.sum(axis=1)}, 800, NamedSharding(mesh, PartitionSpec("data")))
     weights = jax.jit(lambda: {"slope": jnp.zeros(8)}, out_shardings=everywhere)()
@@ -51,7 +51,7 @@ def main(folder: Path, last_step: int) -> int:
                 parts = ocp.args.Composite(state=ocp.args.StandardSave(weights), feed=Save(feed))
                 manager.save(step, args=parts)
             if step % 10 == 0:
-                loss.block_until_ready()  # with CPUs, jax may hang once 32 steps are queued
+                loss.block_until_ready()  # on CPU devices, jax may hang once 32 steps are queued
                 if step == 10 and jax.process_index() == 0:
                     print("training", flush=True)
     if jax.process_index() == 0:

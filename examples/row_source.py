@@ -33,7 +33,7 @@ class SqliteImages:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Identifies the data when a checkpoint is restored: its size, and some of its bytes."""
+        """Identifies the data when a checkpoint is restored: the number of rows, and a digest of some of them."""
         digest = hashlib.sha256()
         for pixels, label in self._fetch(sorted({0, self._count // 2, self._count - 1})):
             digest.update(pixels + label.to_bytes(4, "little"))
@@ -63,7 +63,7 @@ class SqliteImages:
 
 
 def write(path: Path, count: int) -> None:
-    """In place of your data: each image has its label in all pixels."""
+    """Stands in for your data: all pixels of an image equal its label."""
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE images (id INTEGER PRIMARY KEY, pixels BLOB, label INTEGER)")
         rows = ((i, bytes([i % 10] * 64), i % 10) for i in range(count))

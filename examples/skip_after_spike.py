@@ -1,10 +1,10 @@
-"""After a loss spike: back to the weights from before it, and on with the rows that come after it.
+"""After a loss spike: return to the weights from before the spike, and continue with the rows after it.
 
 python examples/skip_after_spike.py
 feedline launch --processes 2 --cpu --devices-per-process 2 -- python examples/skip_after_spike.py
 
-With several processes nothing is added: the loss is that of the global batch, so all processes see the same number
-and go to the same place.
+Several processes need no further code: the loss is that of the global batch, so all processes see the same number
+and move to the same position.
 """
 
 import statistics
@@ -18,7 +18,7 @@ import feedline
 
 SAVE_EVERY = 25  # steps
 SPIKE = 20.0  # times the median of the latest losses
-SKIP = 3  # batches after the one in which the spike was seen
+SKIP = 3  # batches to skip after the one with the spike
 
 
 @jax.jit
@@ -31,17 +31,17 @@ def train_step(weights, batch):
 
 
 def skip(feed: feedline.Feed, saved: dict, batches: int) -> None:
-    """Let the feed go on `batches` after the last one delivered, as the step that follows the state `saved`."""
+    """Let the feed continue `batches` batches after the last one delivered, at the step of the state `saved`."""
     rows = saved["fingerprint"]["rows"]  # of an epoch
     epochs, position = divmod(feed.position + batches * feed.batch_size, rows)
     epoch = feed.epoch + epochs
     feed.set_state(saved)  # the step of the weights
-    feed.seek(epoch, position)  # which leaves the step as it is
+    feed.seek(epoch, position)  # does not change the step
 
 
 def main() -> None:
     feedline.cluster.initialize()
-    # 40,000 rows of 8 numbers, whose sum is to be learned; in 1,000 of them the sum is missing a decimal point
+    # 40,000 rows of 8 numbers; the model learns their sum. In 1,000 of them the sum is 1,000 times too large
     x = np.random.default_rng(0).normal(size=(40_000, 8)).astype(np.float32)
     y = x.sum(axis=1)
     y[24_000:25_000] *= 1000
@@ -49,7 +49,7 @@ def main() -> None:
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     weights = jax.jit(lambda: jnp.zeros(8), out_shardings=NamedSharding(mesh, PartitionSpec()))()
-    unshuffled = feedline.Order(shuffle=False)  # so that the bad rows are fed one after the other
+    unshuffled = feedline.Order(shuffle=False)  # so that the bad rows come one after the other
     with feedline.Feed({"x": x, "y": y}, batch_size=400, sharding=sharding, order=unshuffled) as feed:
         saved, saved_weights, losses = feed.get_state(), weights, []
         while (step := feed.get_state()["step"]) < 80:

@@ -1,4 +1,4 @@
-"""A training loop with troubles that are easy to overlook. `feedline doctor` finds them:
+"""A training loop with problems that are easy to overlook. `feedline doctor` finds them:
 
 feedline doctor -- python examples/slow_training.py
 
@@ -30,7 +30,7 @@ def train_step(layers: jax.Array, image: jax.Array) -> tuple[jax.Array, jax.Arra
 def main() -> None:
     replicated = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
     random = np.random.default_rng(0)
-    images = random.integers(256, size=(ROWS, WIDTH)).astype(np.float32)  # uint8 would hold them
+    images = random.integers(256, size=(ROWS, WIDTH)).astype(np.float32)  # uint8 would suffice
     layers = jax.device_put(random.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / WIDTH, replicated)
     losses, history = [], []
     for epoch in range(2):
@@ -39,7 +39,7 @@ def main() -> None:
             image = jax.device_put(rows, replicated)  # on the training thread; not sharded
             layers, loss = train_step(layers, image)
             losses.append(float(loss))  # waits for the devices in each step
-            history.append(image.mean())  # kept on the devices
+            history.append(image.mean())  # these arrays stay on the devices
         print(f"epoch {epoch}: the loss fell: {losses[-1] < losses[0]}")
 
 

@@ -15,7 +15,7 @@ import feedline
 
 
 def main() -> None:
-    # 10,000 rows of 8 numbers, whose sum is to be learned. Yours are already on disk.
+    # 10,000 rows of 8 numbers; the model learns their sum. Your rows are already on disk.
     folder = Path(tempfile.mkdtemp())
     x = np.random.default_rng(0).normal(size=(10_000, 8)).astype(np.float32)
     np.save(folder / "x.npy", x)

@@ -31,12 +31,12 @@ from feedline.trainer import CSVLog, LiveLine, fit, mesh_for
 
 VOCABULARY = 2048  # tokens
 END = "<|end|>"  # stands after each document
-WEIGHTS = {"code": 2, "topics": 1, "docstrings": 1}  # rows of each corpus in every four
+WEIGHTS = {"code": 2, "topics": 1, "docstrings": 1}  # of every four rows, how many are from each corpus
 HEAD = 64  # features of an attention head
 
 
 def corpora() -> dict[str, Iterable[str]]:
-    """The documents of each corpus. Yours are elsewhere."""
+    """The documents of each corpus. Replace them by yours."""
     modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     functions = [getattr(np, name) for name in sorted(np.__all__)]
     return {
@@ -47,7 +47,7 @@ def corpora() -> dict[str, Iterable[str]]:
 
 
 def prepare(folder: Positional[Path]) -> None:
-    """Train a tokenizer, and write a file of tokens for each corpus; `folder` appears when all are complete."""
+    """Train a tokenizer, and write a file of tokens for each corpus. `folder` appears when all are complete."""
     documents = corpora()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -78,7 +78,7 @@ def mixture(tokens: Path, length: int) -> feedline.Mixture:
 
 
 class Block(nnx.Module):
-    """Causal self-attention, then a hidden layer; both are added to what they are given."""
+    """Causal self-attention, then a hidden layer. The output of each is added to its input."""
 
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         self.before_attention = nnx.LayerNorm(width, rngs=rngs)
@@ -96,7 +96,7 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Packed tokens, each int [B, T] → scores of the token after each, float [B, T, VOCABULARY]."""
+    """Tokens, segment ids and positions, int [B, T] → scores of each next token, float [B, T, VOCABULARY]."""
 
     def __init__(self, length: int, width: int, layers: int, rngs: nnx.Rngs) -> None:
         small = nnx.initializers.normal(0.02)
@@ -125,7 +125,7 @@ def model(length: int, width: int, layers: int):
         return nnx.state(make(key), nnx.Param)
 
     def loss(params, batch):
-        """The mean cross-entropy of a token that follows another one of its document: of all, and by corpus."""
+        """The mean cross-entropy of tokens that have a predecessor in their document: of all, and by corpus."""
         tokens, segments = batch["tokens"], batch["segment_ids"]
         follows = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         scores = nnx.merge(graph, params)(tokens, segments, batch["positions"])[:, :-1]
@@ -147,7 +147,7 @@ def train(
     layers: int = 2,
     save_every: int = 50,
 ) -> None:
-    """Train on the files in `tokens`. The log and the checkpoints are in `folder`; the same command continues."""
+    """Train on the files in `tokens`. Log and checkpoints are in `folder`. To continue, run the same command."""
     feedline.cluster.initialize()
     sharding = NamedSharding(mesh_for("jit_multi"), PartitionSpec("data"))
     init, loss = model(length, width, layers)

@@ -1,4 +1,4 @@
-"""Documents of any length packed into rows of 128 tokens, as four lanes, by Grain's own packing.
+"""Grain packs documents of different lengths into rows of 128 tokens, in each of four lanes.
 
 python examples/token_packing.py
 """
@@ -16,7 +16,7 @@ LENGTH = 128
 
 
 def document(i: int) -> dict[str, np.ndarray]:
-    """In place of your tokenised text: document i repeats the token i 5 to 100 times."""
+    """Stands in for your tokenised text: document i repeats the token i, 5 to 100 times."""
     return {"tokens": np.full(5 + i * 7919 % 96, i, np.int32)}
 
 

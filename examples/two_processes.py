@@ -16,7 +16,7 @@ import feedline
 def main() -> None:
     feedline.cluster.initialize()  # before any other use of jax; then jax.devices() lists those of all processes
 
-    # 10,000 rows of 8 numbers, whose sum is to be learned. Every process can read all of them.
+    # 10,000 rows of 8 numbers; the model learns their sum. Every process can read all rows.
     x = np.random.default_rng(0).normal(size=(10_000, 8)).astype(np.float32)
     source = {"x": x, "y": x.sum(axis=1)}
 
@@ -32,13 +32,13 @@ def main() -> None:
         loss, gradient = jax.value_and_grad(loss_of)(weights)
         return weights - 0.1 * gradient, loss
 
-    # created on the devices: device_put to devices of other processes would compare the value on all of them
+    # created on the devices, because device_put to devices of other processes compares the value on all of them
     weights = jax.jit(lambda: jnp.zeros(8), out_shardings=everywhere)()
     with feedline.Feed(source, batch_size=800, sharding=sharding, epochs=5) as feed:
         for batch in feed:
             weights, loss = train_step(weights, batch)
             if feed.get_state()["step"] % 10 == 0:
-                # wait for the devices now and then: with CPUs, jax may hang once 32 steps are queued
+                # wait for the devices now and then: on CPU devices, jax may hang once 32 steps are queued
                 loss.block_until_ready()
 
     mine = len(feedline.local_rows(sharding, 800))

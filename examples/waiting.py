@@ -48,7 +48,7 @@ def train_step(weights, batch):
 
 
 def trained(feed, steps=150):
-    """Train for some steps of some 10 ms."""
+    """Train for a number of steps, of about 10 ms each."""
     weights = jnp.zeros((64, 64))
     for _, batch in zip(range(steps), feed, strict=False):
         weights, loss = train_step(weights, batch)

@@ -114,7 +114,7 @@ def test_weights_that_were_set_travel_to_workers():
     ("source", "weights", "error", "message"),
     [
         (SOURCES["a"], BEFORE, TypeError, "only a feedline.Mixture"),
-        (Mixture(SOURCES, BEFORE, end="first_exhausted"), AFTER, ValueError, "without an end"),
+        (Mixture(SOURCES, BEFORE, end="first_exhausted"), AFTER, ValueError, 'only with end="endless"'),
         (Mixture(SOURCES, BEFORE), {"a": 1}, ValueError, "'b'"),
         (Mixture(SOURCES, BEFORE), {"a": -1, "b": 1}, ValueError, "not negative"),
     ],

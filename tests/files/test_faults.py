@@ -232,7 +232,7 @@ def test_addresses_that_are_refused(url, message):
     ("fault", "error", "match"),
     [
         (None, FileNotFoundError, r"there is no object .*/no\.npy; check the address"),
-        ("html", feedline.FeedError, r"must answer with data, and .*no\.npy failed with a page"),
+        ("html", feedline.FeedError, r"must answer with data, and .*no\.npy failed with a web page"),
         (405, feedline.FeedError, r"must answer HEAD requests, .*/no\.npy failed with 405 Method"),
     ],
 )

@@ -196,5 +196,5 @@ def test_arrays_of_a_file_that_cannot_be_rows_are_refused_with_its_name(tmp_path
 def test_files_that_do_not_fit_together_are_named(tmp_path):
     np.save(tmp_path / "0.npy", ROWS)
     np.save(tmp_path / "1.npy", ROWS.astype(np.float32))
-    with pytest.raises(ValueError, match=r"1\.npy has float32\[3\], .*0\.npy int32\[3\]"):
+    with pytest.raises(ValueError, match=r"1\.npy has float32\[3\], .*0\.npy has int32\[3\]"):
         feedline.open_source(tmp_path / "?.npy")

@@ -82,7 +82,7 @@ HOLDS = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
             "nothing yet: better values of threads, workers are being looked for",
         ),
         ({"place": 0.4, "wait": 0.015}, DEEP, "place", "no setting helps: ship fewer bytes"),
-        ({"wait": 0.001, "late": 0.004}, HOW.having(prefetch=1), "place", "prefetch 1 → 2: a transfer overlaps "),
+        ({"wait": 0.001, "late": 0.004}, HOW.having(prefetch=1), "place", "prefetch 1 → 2: transfers overlap "),
     ],
 )  # fmt: skip
 def test_what_limits_training_and_what_to_change(given, how, bound, advice):

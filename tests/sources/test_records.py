@@ -75,7 +75,7 @@ def test_a_dataset_after_repeat_is_one_endless_epoch_and_refuses_an_order(shardi
     np.testing.assert_array_equal(np.concatenate(batches), np.arange(24) % 5)
     with Feed(_dataset(5).repeat(), 8, sharding) as feed:
         feed.seek(1, 4)
-        with pytest.raises(FeedError, match=r"to be below 2\^63"):
+        with pytest.raises(FeedError, match=r"must be below 2\^63"):
             next(feed)
     with pytest.raises(ValueError, match="one endless epoch, which no Order can shuffle"):
         Feed(_dataset(5).repeat(), 8, sharding, order=Order())

@@ -225,11 +225,12 @@ def sharding(leaves: Sequence[Leaf]) -> Finding:
     whole = [leaf for leaf in leaves if leaf.replicated and leaf.devices > 1 and leaf.nbytes >= _REPLICATED_BYTES]
     surplus = sum(leaf.nbytes * (leaf.devices - 1) for leaf in whole)
     shown = first_three([f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in whole])
+    found = "the batch lies on one device" if devices == 1 else f"no large leaf lies whole on {devices} devices"
+    if whole:
+        found = f"{shown} on each of {devices} devices: {in_bytes(surplus)} more per batch than if sharded"
     return Finding(
         "unknown" if devices == 1 else "warning" if whole else "ok",
-        f"{shown} on each of {devices} devices: {in_bytes(surplus)} more per batch than if sharded"
-        if whole
-        else f"the batch lies on {devices} devices, and no large leaf lies whole on several of them",
+        found,
         'shard the rows: NamedSharding(mesh, PartitionSpec("data")); with pmap, in_axes=0',
         "each device receives and keeps all rows, and all devices compute the same",
     )
