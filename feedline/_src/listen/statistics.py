@@ -162,7 +162,7 @@ _STORES = {
 _BOUND = Metric(
     "feedline_bound",
     "1 for what limits training, 0 for all else: read, host (transform, casts and copies), place, compute "
-    "(the training step), loop (the program's own Python), straggler (another process).",
+    "(the training step), loop (the program's own Python), straggler (the slow input of one process).",
     "bound",
 )
 _HEADROOM = Metric(

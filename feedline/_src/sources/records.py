@@ -18,7 +18,8 @@ from feedline._src.rows.values import as_arrays, digest_of, write_record
 class RecordSource(Source):
     """A `Source` over a Grain dataset. The dataset decodes and augments; feedline determines the order.
 
-    Each element is written before the next one is read, since a decoder may use the same buffer for all elements.
+    With one reading thread, a decoder may use the same buffer for all elements: each is written before the next
+    one is read.
 
     Args:
       shuffled: whether the order is shuffled by default, as it is for objects that are not Grain datasets.
