@@ -99,7 +99,7 @@ def no_thread_is_left():
         ({"source": 7}, "a source is a tree of arrays and .npy paths, a path or glob, .* got int"),
         ({"source": iter([X])}, "pass an iterator of batches to prefetch_to_mesh"),
         ({"source": [X, X]}, "source: a list may mean rows or columns, .* tuple or .* numpy.stack"),
-        ({"source": {"x": ["a.npy"]}}, r"source\['x'\]: a list may mean rows .* or, of files, a glob"),
+        ({"source": {"x": ["a.npy"]}}, r"source\['x'\]: a list may mean rows .* or, for rows in files, a glob"),
         ({"source": {"x": MASKED}}, r"source\['x'\]: .* 1 of these 64 values are masked; .*filled\(0\)"),
         ({"transform": lambda x, rows: MASKED[: len(x)]}, "batch: a batch has no mask"),
         ({"transform": lambda x, rows: next(iter(()))}, "a transform must not raise StopIteration, .*a default"),

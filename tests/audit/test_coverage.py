@@ -33,8 +33,8 @@ def coverage(batches=12, batch_size=8, **options):
 )
 def test_whole_epochs_of_a_feed_that_is_right_are_counted(options, epochs, left_out):
     found = coverage(**options)
-    without = f"; {left_out} in all are left out by remainder {options['remainder']!r}" if left_out else ""
-    assert found.covered[-1] == f"{epochs} of 100 rows: each row index comes once{without}."
+    without = f"; remainder {options['remainder']!r} leaves out {left_out} in all" if left_out else ""
+    assert found.covered[-1] == f"{epochs} of 100 rows: each row index comes once per epoch{without}."
     assert not found.not_covered
 
 

@@ -96,7 +96,7 @@ def test_other_options_leaves_or_states_are_differences(fields, text):
 def test_a_layout_without_compared_rows_is_not_reported_as_the_same():
     assert judged(NotRun("no"))["not_run"] == "no"
     late = judged(dataclasses.replace(run(batches=1), first_batch=9))
-    assert (late["same"], late["not_run"][:28]) == (None, "it met no row that one devic")
+    assert (late["same"], late["not_run"][:28]) == (None, "it delivered no row that one")
 
 
 def scheduled(schedule, count):

@@ -43,7 +43,7 @@ def test_a_correct_feed_passes():
         assert outcomes[name, 2] is True
     assert len({layout["digest"] for layout in told["layouts"] if layout["rows"] == 320}) == 1
     # 20 batches of 16, 6 to an epoch of 100 rows
-    once = "each row index comes once; 16 in all are left out by remainder 'drop'"
+    once = "each row index comes once per epoch; remainder 'drop' leaves out 16 in all"
     assert f"4 epochs of 100 rows: {once}." in told["covered"]
     assert told["rows_compared"] == sum(layout["rows"] for layout in told["layouts"]) > 3000
     assert any("arrays in memory" in what for what in told["not_covered"])
@@ -56,7 +56,7 @@ def test_a_file_is_read_by_workers_too_and_compared_with_its_contents(tmp_path, 
     told = capfd.readouterr().out
     assert [line.split()[-1] for line in told.splitlines() if "two workers" in line] == ["same"]
     assert "72 rows delivered on one device equal the rows of the source at their indices." in told
-    assert "Not covered: what an epoch's rows after the first 72 hold, and its end" in told
+    assert "Not covered: the values of an epoch's rows after the first 72, and the epoch's end" in told
     assert told.splitlines()[-1].startswith("ok in ")
 
 
@@ -65,9 +65,9 @@ def test_a_file_is_read_by_workers_too_and_compared_with_its_contents(tmp_path, 
     ("target", "processes", "layout", "place", "found", "unharmed"),
     [
         ("swapped", 1, "data", (1, 0, X), "; one device holds that row at batch 1, row 1", "permuted devices"),
-        ("by_process", 2, "resumed, permuted", (10, 0, X), "is another row than on one device", "data"),
-        ("late_state", 2, "resumed after kill -9", (2, 8, X), "is another row than on one device", "data"),
-        ("unsteady", 1, "one device", (0, 0, X), "of the source, which rows_of returns for it", None),
+        ("by_process", 2, "resumed, permuted", (10, 0, X), "differs from the row on one device", "data"),
+        ("late_state", 2, "resumed after kill -9", (2, 8, X), "differs from the row on one device", "data"),
+        ("unsteady", 1, "one device", (0, 0, X), "of the source, but it has other values", None),
         ("repeating", 1, "one device", (None, None, None), "of the source comes 2 times in epoch 0", "data"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_mixture_of_rows_of_different_lengths_passes():
 def test_a_stream_lists_what_is_not_covered():
     code, told, _ = audit("feeds_to_audit:stream", "--processes", "1", "--batches", "5")
     assert (code, told["rows"]) == (0, None)
-    assert "that each row comes once was not shown: a stream has no row indices" in told["not_covered"]
+    assert "that each row comes once, since a stream has no row indices" in told["not_covered"]
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_process_that_raises_is_named():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--processes", "1,x"], "--processes takes counts separated by commas, as 1,2,4, got '1,x'"),
+        (["--processes", "1,x"], "--processes takes counts separated by commas, as in 1,2,4, got '1,x'"),
         (["--processes", "0"], "got '0'"),
         (["--batches", "3"], "--batches must be at least 4, got 3"),
         (["--limit-s", "0"], "--limit-s must be above 0 and below 1e9 seconds, got 0"),

@@ -290,7 +290,7 @@ def test_processes_that_do_not_end_after_a_signal_are_killed():
         _, err = launcher.communicate()
         assert launcher.returncode == 128 + signal.SIGKILL
         # by the launcher, and not by the kernel for want of memory
-        assert "signal 9 (Killed), after SIGTERM had been passed on and 0.1 s had gone by; --stop-s gives" in err
+        assert "signal 9 (Killed), after SIGTERM had been forwarded and 0.1 s had passed; --stop-s allows" in err
 
 
 def test_processes_get_stop_s_to_end_after_a_signal():
@@ -315,7 +315,7 @@ def test_a_signal_that_nohup_ignores_is_not_forwarded():
         launcher.send_signal(signal.SIGHUP)
         launcher.send_signal(signal.SIGTERM)
         _, err = launcher.communicate()
-        assert "after SIGTERM had been passed on" in err
+        assert "after SIGTERM had been forwarded" in err
         assert launcher.returncode == 128 + signal.SIGTERM
 
 
@@ -396,8 +396,8 @@ def run_feedline(*arguments, before=()):
 @pytest.mark.parametrize(
     ("command", "processes", "message"),
     [
-        ("/etc/passwd", 2, "cannot run /etc/passwd: Permission denied; try whether it runs"),
-        ("sleep", 100, "cannot run sleep: Too many open files; try whether"),
+        ("/etc/passwd", 2, "cannot run /etc/passwd: Permission denied; check that it runs"),
+        ("sleep", 100, "cannot run sleep: Too many open files; check that"),
     ],
 )
 def test_a_command_that_cannot_be_run(command, processes, message):

@@ -43,7 +43,7 @@ def test_named_databases_are_refused(tmp_path, dupsort):
         with env.begin(write=True) as transaction:
             transaction.put(b"first", b"1")
             transaction.put(b"key", b"2", db=inner)
-    with pytest.raises(ValueError, match=r"x\.lmdb has one named b'inner'; copy its entries"):
+    with pytest.raises(ValueError, match=r"x\.lmdb has a database named b'inner'; copy its entries"):
         feedline.open_source(tmp_path / "x.lmdb")
 
 

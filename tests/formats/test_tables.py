@@ -184,7 +184,7 @@ def test_columns_of_other_rows_are_refused_with_a_remedy(tmp_path, kind):
     values, words, remedy, expected = OTHER_ROWS[kind]
     table = pa.table({"odd": values, "fine": [1, 2]})
     pq.write_table(table, tmp_path / "x.parquet")
-    rule = r"rows of one size that are numbers, and 1 of the 2 of .*x\.parquet have others"
+    rule = r"rows of one size that are numbers, and 1 of the 2 columns of .*x\.parquet do not"
     with pytest.raises(TypeError, match=rf"{rule}. 'odd' is {kind}.*{words}.*Convert them, .*columns=\['fine'\]"):
         feedline.open_source(tmp_path / "x.parquet")
     feather.write_feather(table.set_column(0, "odd", remedy(table["odd"])), str(tmp_path / "y.arrow"))
@@ -194,7 +194,7 @@ def test_columns_of_other_rows_are_refused_with_a_remedy(tmp_path, kind):
 
 def test_all_columns_that_cannot_be_read_are_listed(tmp_path):
     odd = {"when": _DAYS, "label": _CODES, "price": pa.array([1, 2], pa.decimal128(9))}
-    found = r"3 of the 5 of .*'when' is timestamp.*'label' is dict.*'price' is decimal.*columns=\['fine', 'text'\]"
+    found = r"3 of the 5 columns of .*'when' is timestamp.*'label' is dict.*'price' is decimal.*columns=\['fine', 'text'\]"
     with pytest.raises(TypeError, match=found):
         feedline.open_source(written(tmp_path / "x.feather", **odd, fine=[1, 2], text=["a", "b"]))
     path = written(tmp_path / "x.parquet", **{f"c{i}": _DAYS for i in range(30)})

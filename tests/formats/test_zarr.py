@@ -158,7 +158,7 @@ def test_an_array_of_very_many_chunks_is_opened_at_once(tmp_path, version):
     source = feedline.open_source(path)
     assert len(source) == 2**24
     np.testing.assert_array_equal(read(source, 39, 0), ROWS[[39, 0]])
-    with pytest.raises(RowError, match="every chunk must be there") as error:
+    with pytest.raises(RowError, match="every chunk must be present") as error:
         read(source, 2**24 - 1)
     assert error.value.row == (2**24 - 1) // 10 * 10
     with pytest.raises(
@@ -174,7 +174,7 @@ def test_an_array_of_very_many_chunks_is_opened_at_once(tmp_path, version):
 def test_rows_of_a_missing_or_damaged_chunk_are_bad_rows(tmp_path, version, sharding):
     """Also where the fingerprint samples them."""
     for damage, match in (
-        (lambda chunk: chunk.unlink(), r'every chunk must be there, .* missing.*missing_chunks="fill"'),
+        (lambda chunk: chunk.unlink(), r'every chunk must be present, .* missing.*missing_chunks="fill"'),
         (lambda chunk: chunk.write_bytes(chunk.read_bytes()[:9]), "could not be read"),
     ):
         path = write(tmp_path / f"{match[:5]}.zarr", version=version)
@@ -194,7 +194,7 @@ def test_rows_of_a_missing_or_damaged_chunk_are_bad_rows(tmp_path, version, shar
 def test_without_a_fill_value_nothing_is_filled(tmp_path):
     path = write(tmp_path / "x.zarr", version=2)  # TensorStore writes null
     (path / "2.0").unlink()
-    with pytest.raises(RowError, match="every chunk must be there"):
+    with pytest.raises(RowError, match="every chunk must be present"):
         read(feedline.open_source(path, missing_chunks="fill"), 25)
 
 
@@ -219,7 +219,7 @@ def test_a_missing_chunk_in_a_store_is_a_bad_row_or_has_the_fill_value(form, sto
     address = put(store, tmp_path / "x.zarr")
     source = feedline.open_source(address, store=options)
     np.testing.assert_array_equal(source[127], IMAGES[127])
-    with pytest.raises(RowError, match=r"every chunk must be there, and one is not.*missing_chunks="):
+    with pytest.raises(RowError, match=r"every chunk must be present, and one is not.*missing_chunks="):
         source[199]
     filled = feedline.open_source(address, missing_chunks="fill", store=options)
     assert filled.identity == feedline.open_source(tmp_path / "x.zarr", missing_chunks="fill").identity

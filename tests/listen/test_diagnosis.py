@@ -150,7 +150,7 @@ def test_an_exception_in_the_loop_or_of_the_source_passes_and_the_feed_is_where_
 
 
 def test_wrong_use_is_an_error_with_a_fix(feed):
-    few = r"needs 4 phases of 10 steps, of which the first 6 drain the buffers, got steps=39; use steps=200"
+    few = r"needs 4 phases of 10 steps, where the first 6 drain the buffers, got steps=39; use steps=200"
     with pytest.raises(ValueError, match=few), feed.diagnose(steps=39):
         pass
     with feed.diagnose(steps=40):

@@ -28,8 +28,8 @@ def test_python_during_which_the_devices_are_idle_is_no_compute():
     assert report.au == pytest.approx(0.01 * 0.030 / 0.0301)
     assert report.wait_share == pytest.approx(0.0001 / 0.0301)
     assert report.verdict == (
-        "Python in the loop limits training: the devices are idle in it for 99 % of the time, and the loop waits "
-        "for input 0 % (AU 1 %)"
+        "Python in the loop limits training: it leaves the devices idle for 99 % of the time, and the loop waits "
+        "for input 0 % of the time (AU 1 %)"
     )
     assert "in 29.7 ms of its own, the devices were idle" in str(report)
     assert json.loads(json.dumps(report.to_dict()))["idle_s"] == pytest.approx(0.0297)
@@ -160,10 +160,10 @@ def test_the_process_that_reads_slowly_is_the_straggler():
     here = judged(window(read=0.004, place=0.001, loop=0.020), HOW, others)
     assert (here.bound, here.au, here.change) == ("straggler", pytest.approx(0.5), None)
     assert here.verdict == (
-        "process 1 holds up the others: its reading takes 40.0 ms a batch, and 4.00 ms elsewhere; its loop waits "
-        "for input 50 % of the time"
+        "process 1 holds up the others: its reading takes 40.0 ms a batch, and 4.00 ms in the others; its loop "
+        "waits for input 50 % of the time"
     )
-    assert here.advice == "look at process 1: its own report says what to change there"
+    assert here.advice == "look at process 1: its own report says what to change"
     there = judged(window(read=0.040, place=0.001, wait=0.010, cpu=0.001), but(process=1), others)
     assert there.bound == "straggler"
     assert "threads" in there.change.then

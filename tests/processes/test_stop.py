@@ -103,7 +103,7 @@ def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path, measured):
 def test_without_checkpoints_sigterm_ends_all_immediately(measured):
     code, out, seconds = ended_by(signal.SIGTERM, [*TRAIN, "--steps", str(ENDLESS)], "step 1 of")
     assert code == 143
-    assert "was killed by signal 15 (Terminated), after SIGTERM had been passed on" in out
+    assert "was killed by signal 15 (Terminated), after SIGTERM had been forwarded" in out
     measured("SIGTERM without checkpoints", seconds)
 
 
@@ -127,7 +127,7 @@ def test_a_second_sigterm_kills_a_program_that_does_not_call_should_stop(measure
         _, err = launcher.communicate(timeout=PATIENCE_S)
     measured("SIGTERM twice, to a program that never asks `should_stop`", time.monotonic() - began)
     assert launcher.returncode == 128 + signal.SIGKILL
-    assert "after SIGTERM, SIGTERM had been passed on" in err
+    assert "after SIGTERM, SIGTERM had been forwarded" in err
 
 
 WITH_WORKERS = (

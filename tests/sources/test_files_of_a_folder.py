@@ -102,7 +102,7 @@ def test_the_identity_is_of_names_and_content_not_of_the_place(place, tmp_path):
 @pytest.mark.parametrize(
     ("content", "path", "message"),
     [
-        ({".a": b""}, "/", "at least one row, and the folder .* has no files that are not hidden"),
+        ({".a": b""}, "/", "at least one row, and the folder .* has no files except hidden ones"),
         ({"cat/1.jpg": b"", "README": b"x"}, "/", "has README and cat.*open_source.*/\\*\\*/"),
         ({"a/1.jpg": b"1", "a/b/2.jpg": b"2"}, "/", "has a.1.jpg and a.b.2.jpg"),
         ({"cat/1.jpg": b"", "x.npy": b""}, "/**/*.*", "one format, got .jpg, .npy"),

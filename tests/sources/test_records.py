@@ -130,7 +130,7 @@ UNFIT = [
     (
         [np.zeros(3), np.zeros(3)],
         ValueError,
-        "got a list of ndarray with .*numpy.stack arrays, or use a tuple",
+        "got a list of ndarray with .*stack arrays .numpy.stack., or use a tuple",
     ),
 ]
 

@@ -92,7 +92,7 @@ def truncate(path):
 
 def test_arrays_in_a_store_without_one_range_of_bytes_a_row_are_refused(folder, options):
     for name, match in (
-        ("0*.npz", r"compressed in all files or in none, and it is not in .*0\.npz; write"),
+        ("0*.npz", r"compressed in all files or in none, and it is uncompressed in .*0\.npz; write"),
         ("fortran.npy", r"fortran\.npy is in Fortran order; write it again: np\.save"),
     ):
         with pytest.raises(ValueError, match=match):

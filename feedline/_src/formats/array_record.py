@@ -65,15 +65,15 @@ class Reader:
     def __init__(self, file: File) -> None:
         self._file = file
         self._opened: tuple[str, Any] | None = None
-        """The path that was opened, and the reader of the library."""
+        """The path that was opened, and the library's reader for it."""
         self.count = file.with_path(lambda path: self._open(path).num_records())
         # the library returns None for files that its old versions wrote
         written = file.with_path(lambda path: self._open(path).writer_options_string()) or ""
         group = re.search(r"group_size:(\d+)", written)
         if group and int(group[1]) > 1:
             warn(
-                f"{file.name} was written in groups of {group[1]} records, and reading one record decompresses "
-                "its whole group; write it with ArrayRecordWriter(path, 'group_size:1')"
+                f"{file.name} was written in groups of {group[1]} records, so reading one record decompresses "
+                "its whole group; write it again with ArrayRecordWriter(path, 'group_size:1')"
             )
 
     def read(self, records: Indices) -> list[bytes]:
@@ -87,12 +87,12 @@ class Reader:
             opened[1].close()
 
     def _open(self, path: str) -> Any:
-        """The open reader. The path of a file that was fetched again is another str, so `is` detects it."""
+        """The open reader. If the file was fetched again, `path` is another str object, which `is` detects."""
         opened = self._opened
         if opened is not None and opened[0] is path:
             return opened[1]
         with opening(Path(path)):
-            pass  # raises errors that say what to do; those of the library do not
+            pass  # unlike the library, raises errors that say what to do
         remedy = "write it again with ArrayRecordWriter(path, 'group_size:1')"
         with naming_file(self._file.name, "an ArrayRecord file", remedy):
             try:
@@ -100,7 +100,7 @@ class Reader:
                 if not reader.ok():
                     reader.read([0])  # raises an error that says what is wrong
             finally:
-                self._file.check()  # if the file changed, that explains the error better
+                self._file.check()  # a change of the file explains the error better than the library does
         self._opened = path, reader
         return reader
 
@@ -109,8 +109,8 @@ def _of_dtype(options: OpenOptions, path: str, records: list[bytes]) -> Any:
     dtype = np.dtype(options.dtype)
     if others := [record for record in records if len(record) != dtype.itemsize]:
         raise ValueError(
-            f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, this one has {len(others[0])} "
-            "bytes; pass the right dtype, or, if records differ in length, leave dtype out and use "
-            "feedline.decoded"
+            f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, but this one has "
+            f"{len(others[0])} bytes; pass the right dtype, or, if records differ in length, leave dtype out and "
+            "use feedline.decoded"
         )
     return options.named(fields(np.frombuffer(b"".join(records), dtype)), path)

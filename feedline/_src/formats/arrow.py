@@ -1,6 +1,6 @@
-"""Arrow IPC (Feather) files and streams, and what all formats that pyarrow reads share: its columns as NumPy rows.
+"""Arrow IPC (Feather) files and streams, and what all formats that pyarrow reads share: columns as NumPy rows.
 
-Uncompressed files on a local disk are mapped. From all others, pyarrow decodes one record batch at a time.
+Uncompressed files on a local disk are mapped. From other files, pyarrow decodes one record batch at a time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def is_bytes(kind: Any) -> bool:
-    """Whether values of a `pyarrow.DataType` are bytes or text of any length, and lie one after the other.
+    """Whether values of a `pyarrow.DataType` are bytes or text of any length, stored one after the other.
 
-    False for views (`binary_view`): a damaged view leads pyarrow out of the file, and so ends the process.
+    False for views (`binary_view`): a damaged view makes pyarrow read beyond the file, which ends the process.
     """
     return is_a(kind, "binary", "large_binary", "string", "large_string")
 
 
 def is_a(kind: Any, *names: str) -> bool:
-    """Whether `pyarrow.types.is_<name>` is true of a `pyarrow.DataType` for one of the names."""
+    """Whether `pyarrow.types.is_<name>` is true of a `pyarrow.DataType` for at least one of the names."""
     return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
 
 
@@ -65,7 +65,7 @@ def leaf_of(kind: Any) -> Leaf | None:
 
 
 def column_of(array: Any) -> Column:
-    """A `pyarrow.Array` as views of its buffers. It must be validated, and its type must have a `leaf_of`.
+    """A `pyarrow.Array` as views of its buffers. It must be validated, and `leaf_of` its type must not be None.
 
     Booleans and nulls are unpacked from bits.
     """
@@ -93,7 +93,7 @@ def column_of(array: Any) -> Column:
 
 
 def _from(buffer: Any, dtype: Any = np.uint8, first: int = 0, count: int = -1) -> Array:
-    """Elements of a buffer. Raises ValueError if it has fewer."""
+    """`count` elements of a buffer (-1: all), from element `first` on. ValueError: the buffer has fewer."""
     if count == 0 or buffer is None or buffer.size == 0:  # there are no rows
         return np.empty(0, dtype)
     return np.frombuffer(buffer, dtype, count, first * np.dtype(dtype).itemsize)
@@ -105,15 +105,15 @@ _REMEDIES = {
     "binary_view": "cast it: column.cast(pyarrow.binary())",
     "date32": "cast it: column.cast(pyarrow.int32())",
     "time32": "cast it: column.cast(pyarrow.int32())",
-    "duration": "count in its unit: column.cast(pyarrow.int64())",
-    "temporal": "count from a start, in a unit that fits int32: pc.seconds_between(pc.min(column), column)",
+    "duration": "cast it to a number of its units: column.cast(pyarrow.int64())",
+    "temporal": "count time from a start, in a unit that fits int32: pc.seconds_between(pc.min(column), column)",
     "decimal": "cast it: column.cast(pyarrow.float64())",
-    "list": "cast lists of one length: column.cast(pyarrow.list_(type, length)), or pad others first",
-    "large_list": "cast lists of one length: column.cast(pyarrow.list_(type, length)), or pad others first",
+    "list": "pad the lists to one length, and cast them: column.cast(pyarrow.list_(type, length))",
+    "large_list": "pad the lists to one length, and cast them: column.cast(pyarrow.list_(type, length))",
     "struct": "flatten it: table.flatten()",
     "string": "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices",
 }
-"""How a column becomes numbers, by its type in pyarrow. `pc` is `pyarrow.compute`."""
+"""How to make numbers of a column, by the column's type in pyarrow. `pc` is `pyarrow.compute`."""
 
 
 def _remedy(kind: Any) -> str:
@@ -127,11 +127,11 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
     try:
         names: list[str] = schema.names
     except UnicodeDecodeError as error:
-        raise ValueError(f"names of columns must be UTF-8, and {path} has others; write it again") from error
+        raise ValueError(f"names of columns must be UTF-8, and in {path} they are not; write it again") from error
     twice = {name for name in names if names.count(name) > 1}
     if twice or not names:
         found = f"has {min(twice)!r} twice" if twice else "has none"
-        raise ValueError(f"a file of rows must have columns of different names, {path} {found}; write it again")
+        raise ValueError(f"a file must have columns with different names, and {path} {found}; write it again")
     spec: dict[str, Leaf] = {}
     refused = []
     for name in (chosen := options.chosen(names, path)):
@@ -146,8 +146,8 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
     if refused:
         leave = f", or leave them out: columns=[{few([repr(name) for name in spec], ', ')}]" if spec else ""
         raise TypeError(
-            f"all columns must have rows of one size that are numbers, and {len(refused)} of the {len(chosen)} of "
-            f"{path} have others. {few(refused, '; ')}. Convert them, and write the file again, as "
+            f"all columns must have rows of one size that are numbers, and {len(refused)} of the {len(chosen)} "
+            f"columns of {path} do not. {few(refused, '; ')}. Convert them, and write the file again, as "
             f"docs/formats.md shows{leave}"
         )
     return spec
@@ -181,7 +181,7 @@ FORMAT = Format(
 
 
 def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | None:
-    """The record batches as views of the mapped file; None if they are compressed."""
+    """The record batches as views of the mapped file; None if any of them is compressed."""
     names, batches = sorted(spec), list[dict[str, Column]]()
     memory = pyarrow.memory_map(file.place).read_buffer()
     for batch in _batches_of(pyarrow.BufferReader(memory), is_stream):
@@ -230,7 +230,7 @@ def _check_end(source: Any) -> None:
 
 
 def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) -> Grouped:
-    """Record batches that are read and not mapped, so that a failing disk is an error and not a SIGBUS."""
+    """Record batches that are read, not mapped, so that a failing disk causes an error instead of a SIGBUS."""
     names = sorted(spec)
     ends = _ends_in_stream(file) if is_stream else _ends_in_file(file)
     head = file.read(np.array([0]), np.array([ends[0]]))[0] if is_stream else b""  # schema and dictionaries
@@ -253,7 +253,7 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
 
     def read(leaf: int, group: int) -> Column:
         name = names[leaf]
-        # copied, since views would keep all memory alive that pyarrow has read with them
+        # copied, since a view would keep alive all memory that pyarrow has read for this call
         return column_of(batch_of(group, name).column(name)).copied()
 
     def row_bytes(name: str) -> float:
@@ -266,14 +266,14 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
 
 
 def _ends_in_file(file: File) -> list[int]:
-    """Roughly where each record batch begins and ends, as if all were equally long: pyarrow does not say it."""
+    """Roughly where each record batch begins and ends, as if all had one length: pyarrow does not tell."""
     with readable(file) as source:
         count = ipc.open_file(source).num_record_batches
     return [file.size * number // max(1, count) for number in range(count + 1)]
 
 
 def _ends_in_stream(file: File) -> list[int]:
-    """Where the first record batch begins, and where each ends. Reads the whole stream, since it has no index."""
+    """Where the first record batch begins, and where each one ends. Reads the whole stream: it has no index."""
     ends = [0]
     with readable(file, sequential=True) as source:
         messages = ipc.MessageReader.open_stream(source)

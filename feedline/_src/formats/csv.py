@@ -1,4 +1,4 @@
-"""CSV files, read into memory when they are opened: only reading all of a file tells where its rows lie."""
+"""CSV files, read into memory when they are opened: only a read of the whole file tells where its rows lie."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from feedline._src.formats.registry import Format, Library, suffix_of
 from feedline._src.formats.table import Column, Grouped, naming_file
 
 _BLOCK_BYTES = (1 << 31) - 1
-"""The largest block that pyarrow can parse. It infers types from the first, so a file is one block if it fits."""
+"""The largest block that pyarrow can parse. Types follow from the first block, so a file that fits is one block."""
 _ROUNDED = 2.0**53
-"""From here on, float64 does not hold all integers."""
+"""From this number on, float64 cannot represent all integers."""
 pyarrow: Any = Library("pyarrow", "arrow")
 csv: Any = Library("pyarrow.csv", "arrow")
 
@@ -27,7 +27,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     table = _table(data, file.name)
     if data and not data.endswith((b"\n", b"\r")):
         raise ValueError(
-            f"a CSV file must end with a line break, since one without may be truncated, and {file.name} does "
+            f"a CSV file must end with a line break, since otherwise it may be truncated, and {file.name} does "
             "not; if it is complete, append one; otherwise, check what wrote it"
         )
     for i, column in enumerate(table.columns):
@@ -38,7 +38,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
     names, columns = sorted(spec), []
     for name in names:
         column = table.column(name)
-        if is_bytes(column.type):  # 64-bit offsets, since it may have over 2 GiB
+        if is_bytes(column.type):  # 64-bit offsets, since the text may exceed 2 GiB
             column = column.cast(pyarrow.large_binary())
         columns.append(column_of(column.combine_chunks()).copied())
         _check_integers(name, columns[-1], file.name)
@@ -56,7 +56,7 @@ FORMAT = Format(
 
 def _table(data: bytes, path: str) -> Any:
     """The `pyarrow.Table` of a file with these bytes."""
-    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # not NaN
+    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # NaN is a value
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     with naming_file(path, "a CSV file", "correct the line, or write it again as UTF-8"):
         table = csv.read_csv(
@@ -78,8 +78,8 @@ def _check_integers(name: str, column: Column, path: str) -> None:
         raise ValueError(
             f"a column of integers must fit int64, and {name!r} of {path} has integers that float64 would round, "
             f"such as {values[np.abs(values).argmax()]:.0f}; leave it out with columns=[...], or convert the file "
-            f"to Parquet, reading it by pyarrow.csv.read_csv with ConvertOptions(column_types={{{name!r}: "
-            "pyarrow.uint64()}), or with pyarrow.float64() if its values are no integers"
+            f"to Parquet: read it with pyarrow.csv.read_csv and ConvertOptions(column_types={{{name!r}: "
+            "pyarrow.uint64()}), or pyarrow.float64() if its values are not integers"
         )
 
 

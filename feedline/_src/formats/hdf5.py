@@ -1,8 +1,8 @@
 """HDF5 files, read by h5py: numbers as columns, bytes and text as encoded rows.
 
-HDF5 serves one thread of a process at a time; worker processes read in parallel. A file is opened for each read: a
-process that kept it open could not write to it, and each worker process needs a handle of its own. An object in a
-store is fetched whole. On a local disk, files of contiguous datasets are mapped, without HDF5.
+HDF5 serves one thread of a process at a time; only worker processes read in parallel. A file is opened for each
+read: a process that kept it open could not write to it, and each worker process needs a handle of its own. An
+object in a store is fetched whole. On a local disk, files of contiguous datasets are mapped, without HDF5.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from feedline._src.runtime.exit import check_may_read, stop_reads
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 _GROUP_BYTES, _MAX_GROUPS = 1 << 16, 1 << 20  # size and maximum number of groups in a dataset without chunks
-_EXIT_WAITS_S = 1.0  # how long the exit waits for a read in progress, after it has closed feeds
+_EXIT_WAITS_S = 1.0  # how long the exit waits for a read in progress, after feeds were closed
 _DAMAGED = "the file is damaged, write it again with h5py"
 _LEAVE_OUT = ", or leave it out with columns=[...]"
 
@@ -54,8 +54,8 @@ _lock = threading.RLock()
 def _h5py() -> Any:
     """The library h5py, after registering hooks for forks and for the exit.
 
-    A thread that reads takes `_lock` and then h5py's lock, so a fork must take them in this order, too. The newest
-    hook is called first, so these are registered after h5py's. It is harmless if two threads register them twice.
+    A thread that reads acquires `_lock` and then h5py's lock, so a fork must do this in the same order. The newest
+    hook is called first, so ours are registered after h5py's. It is harmless if two threads register them twice.
     """
     h5py = require("h5py", "hdf5")
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -66,16 +66,16 @@ def _h5py() -> Any:
 def _end_reads() -> None:
     """Wait for the read in progress, and let no other begin.
 
-    The interpreter ends daemon threads. A thread that it ended inside HDF5 would keep h5py's own lock, for which
-    the exit would wait. So if the read does not end, the process exits at once. Its status is 1, since an exit
-    hook cannot see the program's status, and 0 could report a failure as a success.
+    The interpreter ends daemon threads. A thread ended inside HDF5 would keep h5py's own lock, and the exit would
+    wait for this lock. So if the read does not end, the process exits at once. Its status is 1, since an exit hook
+    cannot see the program's status, and 0 could report a failure as a success.
     """
     stop_reads()
     if _lock.acquire(timeout=_EXIT_WAITS_S):
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the streams may be closed, or None
         print(
-            f"feedline: a read of an HDF5 file was not done {_EXIT_WAITS_S:.0f} s after the program ended, so the "
+            f"feedline: a read of an HDF5 file had not ended {_EXIT_WAITS_S:.0f} s after the program did, so the "
             "process exits with status 1, without other exit hooks; close feeds before the program ends",
             file=sys.stderr,
         )
@@ -91,9 +91,9 @@ class _Leaf:
     Attributes:
       dataset: its path in the file, which begins with "/".
       fields: the names that lead to the field, outermost first.
-      row: what the leaf holds in one row.
+      row: the `Leaf` of one row.
       rows, height: the number of rows, and how many of them are read at once.
-      mapped: the elements of the dataset, if they lie in the file as NumPy can use them; else None.
+      mapped: the elements of the dataset, if they lie in the file in a form that NumPy can use; else None.
     """
 
     dataset: str
@@ -108,7 +108,7 @@ class _Leaf:
         return "/".join([self.dataset.strip("/"), *self.fields])
 
     def field_of(self, elements: Any) -> Any:
-        """The leaf's values in some elements of its dataset, which lie in memory or in the file."""
+        """The leaf's values in some `elements` of its dataset, which are in memory or in the file."""
         return functools.reduce(lambda inner, name: inner[name], self.fields, elements)
 
 
@@ -154,7 +154,7 @@ FORMAT = Format("hdf5", (".h5", ".hdf5"), _OPTIONS, extra="hdf5", open=open_hdf5
 
 
 def _used(file: File, use: Callable[[Any], T]) -> T:
-    """The result of `use` with the `h5py.File`, while no other thread uses HDF5."""
+    """Call `use` with the `h5py.File` while no other thread uses HDF5, and return the result."""
     h5py = _h5py()
 
     def used(path: str) -> T:
@@ -193,7 +193,7 @@ def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
     except Exception as error:  # h5py raises many types for damaged files
         raise ValueError(
             f"{file.name} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. It must not be "
-            "open for writing: close it in the program that writes it, or, if that was killed, run h5clear -s "
+            "open for writing: close it in the program that writes it. If this program was killed, run h5clear -s "
             "(Debian: hdf5-tools) and check the data. If it is truncated, or in another format, write it again"
         ) from error
     options.chosen(names, file.name)
@@ -202,7 +202,7 @@ def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
 
 
 def _chosen(opened: Any, file: File, options: OpenOptions) -> tuple[list[_Leaf], list[str]]:
-    """The chosen leaves, and the names that `columns` may have.
+    """The chosen leaves, and the names that `columns` may contain.
 
     HDF5 visits each group once, and follows neither soft links nor links to other files.
     """
@@ -236,8 +236,8 @@ def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
     lacking = [name or number for number, *_, name in filters if not h5py.h5z.filter_avail(number)]
     if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count() or lacking:
         raise _RefusedError(
-            f"{where}: its data must lie in the file itself, with filters that this h5py has, and it is virtual, "
-            f"in external files, or has the filters {lacking}; open the files that have the data, install "
+            f"{where}: its data must lie in the file itself, with filters that this h5py has, but it is virtual, "
+            f"in external files, or needs the filters {lacking}; open the files that have the data, install "
             "hdf5plugin and import it first, or write it again: new.create_dataset(name, "
             "data=old[name][:])"
         )
@@ -245,7 +245,7 @@ def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
         elements = dataset.dtype
     except TypeError as error:
         raise _RefusedError(
-            f"{where}: its elements must be numbers that NumPy has: {error}{_LEAVE_OUT}"
+            f"{where}: its elements must be numbers of a dtype that NumPy has: {error}{_LEAVE_OUT}"
         ) from error
     rows, chunk = dataset.shape[0], dataset.chunks
     row_bytes = math.prod(dataset.shape[1:]) * elements.itemsize
@@ -285,7 +285,7 @@ def _check_chunks(dataset: Any, filters: set[int], file_bytes: int) -> None:
 
 
 def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> Leaf:
-    """What a row of such elements holds: numbers of one shape, or a single value of bytes or text."""
+    """The leaf for rows of such elements: numbers of one shape, or a single value of bytes or text."""
     h5py, number = _h5py(), dtype.base
     is_bytes = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
     if (is_bytes or (dtype.kind == "V" and dtype.subdtype is None)) and not shape:  # "V": opaque

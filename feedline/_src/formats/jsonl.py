@@ -1,7 +1,7 @@
 """JSON lines: files whose lines are JSON objects. Numbers become arrays, and text becomes bytes.
 
 The first line determines the fields, and what each holds: text, or numbers of one shape. A field of integers is
-float64 if a line in the first 64 KiB has a fraction. Other lines may have more fields, which are not read.
+float64 if it has a fraction in the first 64 KiB. Later lines may have additional fields, which are not read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NEWLINE_CRC = zlib.crc32(b"\n")
 
 
 def scan(file: File) -> Scan:
-    """Where the lines lie, except blank ones. The line break before a line serves as its header."""
+    """Where the lines that are not blank lie. The line break before a line serves as its header."""
     parts = array("q")
     at = 0
     with file.open(sequential=True) as opened:
@@ -69,7 +69,7 @@ def _open(spec: dict[str, Leaf], file: File, options: OpenOptions) -> Grouped:
 
 
 def _first_lines(file: File) -> list[dict[str, Any]]:
-    """The objects of the first lines of a file. Later lines that are no objects are bad rows, and skipped here."""
+    """The objects of a file's first lines. Later lines that are no objects are bad rows: they are skipped here."""
     with file.open() as opened:
         lines = [line for line in opened.readlines(_START_BYTES) if line.strip(_BLANK)]
     if not lines:
@@ -134,7 +134,7 @@ def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
     """The values of a column. Whether a value fits does not depend on the other lines."""
     if missing := [line for line in lines if name not in line]:
         raise ValueError(
-            f"each line must have the fields of the first, and one with {list(missing[0])} has no {name!r}; fix it"
+            f"each line must have the fields of the first, and one has {list(missing[0])}, but no {name!r}; fix it"
         )
     values = [line[name] for line in lines]
     found: Any = None
@@ -152,9 +152,9 @@ def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
 
 
 def _fitting(values: Sequence[Any], leaf: jax.ShapeDtypeStruct) -> Array | None:
-    """JSON values as an array of the leaf; None if a value has another shape, or the leaf's dtype cannot hold it.
+    """JSON values as an array for the leaf; None if a value has another shape, or the leaf's dtype cannot hold it.
 
-    NumPy makes uint64 of some integers beyond int64, and objects of others. Only a float64 field takes these.
+    NumPy makes uint64 or objects of integers beyond int64. Only a float64 field accepts these.
     """
     try:
         found = np.asarray(values)

@@ -1,7 +1,7 @@
 """LMDB files: their entries as rows of bytes, in the order of the keys.
 
 LMDB finds an entry by its key and not by its number, so all keys are read when a file is opened. A process must
-not have a file open twice at a time, so each read opens and closes it, and only one thread reads at a time.
+not have a file open twice at once, so each read opens and closes it, and only one thread reads at a time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from feedline._src.runtime.exit import check_may_read
 
 T = TypeVar("T")
 _DATA, _OTHER = "data.mdb", "lock.mdb"
-"""The files in a folder that LMDB writes, as it does by default."""
+"""The files in a folder that LMDB writes by default."""
 _CHECKED_KEYS = 100
-"""How many of the first keys are checked for whether they name a database. Each check costs some µs."""
+"""How many of the first keys are checked, since a key may be the name of a database. Each check costs some µs."""
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 lmdb: Any = Library("lmdb", "lmdb")
@@ -41,11 +41,11 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     def keys_of(env: Any, entries: Any) -> list[bytes]:
         found = list(entries.cursor().iternext(values=False))
         for key in [key for key in found[:_CHECKED_KEYS] if b"\0" not in key]:  # LMDB allows no NUL in names
-            with contextlib.suppress(lmdb.IncompatibleError):  # a plain entry, as only `open_db` can tell
+            with contextlib.suppress(lmdb.IncompatibleError):  # raised for a plain entry: only `open_db` can tell
                 env.open_db(key, entries, create=False)
                 raise ValueError(
-                    f"the entries of an LMDB file must lie in its unnamed database, and {file.name} has one named "
-                    f"{key!r}; copy its entries into a file of their own: new.put(key, value)"
+                    f"the entries of an LMDB file must lie in its unnamed database, and {file.name} has a "
+                    f"database named {key!r}; copy its entries into a file of their own: new.put(key, value)"
                 )
         return found
 
@@ -77,7 +77,7 @@ FORMAT = Format(
 
 
 def _used(file: File, use: Callable[[Any, Any], T]) -> T:
-    """The result of `use` with an environment and a transaction, while no other thread uses LMDB."""
+    """Call `use` with an environment and a transaction while no other thread uses LMDB; return the result."""
 
     def used(path: str) -> T:
         try:

@@ -3,7 +3,7 @@
 Megatron-LM's `IndexedDatasetBuilder` writes an `.idx`. It holds, in little-endian: nine magic bytes; uint64, the
 version 1; uint8, the code of the dtype; uint64, the number n of sequences; uint64, the number d of document
 indices; int32[n], the length of each sequence; int64[n], its offset in the `.bin` in bytes; int64[d], the number
-of each document's first sequence, and at the end n. In multimodal files int8[n] follows, which is not read.
+of each document's first sequence, then n. In multimodal files, int8[n] follows, which is not read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def tokens_beside(index: str) -> str:
 
 
 def read_index(file: File) -> Index:
-    """Read an `.idx`. Raises ValueError if it is damaged, or its sequences do not follow each other."""
+    """Read an `.idx`. Raises ValueError if it is damaged, or its sequences have gaps or another order."""
 
     def check(holds: Any, rule: str) -> None:
         if not holds:

@@ -46,7 +46,7 @@ def read_raw(file: File, options: OpenOptions) -> list[Any]:
     if dtype is None or file.size % dtype.itemsize:
         raise ValueError(
             f"{file.name} cannot be read as a .bin file of numbers: raw bytes do not say what they are, so a "
-            f"dtype is needed whose size divides the size of the file, got dtype={dtype} and {file.size} bytes; "
+            f"dtype is needed, and its size must divide the file's, got dtype={dtype} and {file.size} bytes; "
             "pass open_source(path, dtype=...), or open the .idx of Megatron-LM beside it. If the dtype is right, "
             "the file is truncated"
         )
@@ -69,12 +69,12 @@ class _Header(NamedTuple):
 
 
 def _header_of(begin: bytes, size: int) -> _Header:
-    """The header of a `.npy` of `size` bytes, of which `begin` are the first."""
+    """The header of a `.npy` of `size` bytes. `begin` are its first bytes."""
     stream = io.BytesIO(begin[:HEADER_BYTES])
     try:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0), (3, 0)):
-            raise ValueError("it does not begin as a .npy of version 1.0, 2.0 or 3.0 does")
+            raise ValueError("it does not begin like a .npy of version 1.0, 2.0 or 3.0")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         text = _as_version_2(stream) if version == (3, 0) else stream
         shape, fortran, dtype = read(text, max_header_size=HEADER_BYTES)

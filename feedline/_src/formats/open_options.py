@@ -73,7 +73,7 @@ class OpenOptions:
         """The columns to read, where `names` are all columns of the file `of`.
 
         Raises:
-          ValueError: the file lacks a column, or `columns` is empty.
+          ValueError: the file lacks one of `columns`, or `columns` is empty.
         """
         if self.columns is None:
             return list(names)
@@ -86,7 +86,7 @@ class OpenOptions:
         return list(self.columns)
 
     def named(self, tree: Any, of: str) -> Any:
-        """The chosen leaves of a dict. A single array becomes a dict if `columns` names it, else stays one."""
+        """The chosen leaves of a dict. A single array becomes a dict if `columns` names it, else stays as it is."""
         if isinstance(tree, dict):
             return {name: tree[name] for name in self.chosen(list(tree), of)}
         if self.columns is None:

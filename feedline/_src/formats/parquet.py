@@ -18,7 +18,7 @@ pyarrow: Any = Library("pyarrow", "parquet")
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
     """The row groups of a file."""
-    open_footer = parquet.ParquetFile  # an ImportError here names the right extra
+    open_footer = parquet.ParquetFile  # an ImportError from this line names the right extra
     remedy = "write it again with pyarrow.parquet.write_table"
     with naming_file(file.name, "a Parquet file", remedy), readable(file) as source:
         reader = open_footer(source, pre_buffer=False)
@@ -44,7 +44,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         column = found.column(name)
         if isinstance(spec[name], str):  # 64-bit offsets: with 32-bit ones, chunks of 2 GiB cannot be joined
             column = column.cast(pyarrow.large_binary())
-        # combine_chunks would copy a single chunk
+        # combine_chunks would copy even a single chunk
         return column_of(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
 
     return Grouped(
@@ -75,7 +75,7 @@ def _without_views(schema: Any) -> Any:
 
 
 def _chunks_of(metadata: Any, names: Sequence[str]) -> dict[str, list[int]]:
-    """The numbers of the chunks that each column has in a row group. Nested columns have several."""
+    """The numbers of each column's chunks in a row group. A nested column has several chunks."""
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     return {
         name: [i for i, path in enumerate(paths) if path == name]
@@ -92,7 +92,7 @@ def _extent_of(metadata: Any, group: int, chunks: Sequence[int]) -> tuple[int, i
 
 
 def _nulls_in(metadata: Any, chunks: Sequence[int]) -> int:
-    """The nulls of a column that the footer counts. Raises ValueError if the footer contradicts itself."""
+    """How many nulls of a column the footer counts. Raises ValueError if the footer contradicts itself."""
     optional = [i for i in chunks if metadata.schema.column(i).max_definition_level]
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if optional else []
     count = 0

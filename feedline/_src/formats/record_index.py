@@ -1,9 +1,9 @@
-"""Files of records, which are ranges of bytes that an index finds: TFRecord, tar, JSON lines.
+"""Files of records, which are ranges of bytes that an index locates: TFRecord, tar, JSON lines.
 
 An index says where the records of a file lie. It is made once, and kept beside the file. Its first line has the
 CRC-32 of a JSON object, and that object. Then little-endian int64[records, parts, 4] follow, the `ENTRY` integers
 of each part of each record. An index belongs to one version of its file: size, time of modification and sampled
-bytes. If it is damaged, or of another version, it is made again. Each read checks the headers of its records,
+bytes. If it is damaged, or of another version, it is made again. A read checks the headers of all records read,
 since a file may be rewritten with the same size, time and samples.
 """
 
@@ -79,12 +79,12 @@ class IndexedFile:
     Raises:
       ValueError: see `scan`.
       OSError: the index can be written neither beside the file nor into the cache folder.
-      FeedError: the file changed meanwhile, or cannot be read.
+      FeedError: the file changed during its scan, or cannot be read.
     """
 
     def __init__(self, file: File, name: str, scan: Callable[[File], Scan], named: bool = False) -> None:
         self._file, self._scan, self._named = file, scan, named
-        # an object needs no samples: its stamp is an ETag, which differs if its bytes do
+        # an object needs no samples: if its bytes differ, so does its stamp, such as its ETag
         samples = [] if file.in_store else file.samples(digests.samples_of_file(file.size))
         self._belongs = {
             "index": _INDEX_FORMAT,
@@ -100,7 +100,7 @@ class IndexedFile:
         return offset, header + length
 
     def read(self, records: Indices, fields: Sequence[str] | None = None) -> list[bytes]:
-        """The bytes of the `fields` of these records, record by record; all parts of each if `fields` is None.
+        """The bytes of the `fields` of these records, record by record. `fields` None: of all their parts.
 
         Raises:
           ValueError: bytes of a record are missing.
@@ -151,13 +151,13 @@ class IndexedFile:
                 return found
             self._index = self._open_index()
             if (self._index.records, self._index.fields) != (self.count, self.fields):
-                raise changed(self._file.name, "it has other records")
+                raise changed(self._file.name, "it has other records than before")
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
         """The error for an index of other rows. Not a bad row: substitutes would hide that all rows changed."""
         return FeedError(
-            f"an index must match its file, and {self._index.path} {found}. Delete that index, which is then "
+            f"an index must match its file, and {self._index.path} {found}. Delete that index, so that it is "
             "made again, and build a new feed",
             stage="read",
             file=self._file.name,
@@ -175,7 +175,7 @@ class IndexedFile:
             if scan is None:
                 scan = self._scan(self._file)
                 self._file.check()
-            else:  # no other process made an index meanwhile; replacing one would disturb that process's reads
+            else:  # no other process has made an index meanwhile: replacing that one would disturb its reads
                 self._write_index(places, scan)
         raise self._unstable()
 
@@ -218,7 +218,7 @@ class IndexedFile:
                 errors.append(f"{place}: {error.strerror}")
         raise OSError(
             f"an index must be kept beside its file or in the cache folder, and neither can be written "
-            f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write"
+            f"({'; '.join(errors)}); set FEEDLINE_CACHE to a folder with space that this process may write to"
         )
 
     def _unstable(self) -> OSError:

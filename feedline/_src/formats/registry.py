@@ -29,7 +29,7 @@ class Format:
       suffixes: the suffixes of its files, the most common one first.
       takes: the options of `open_source` that it supports, besides `store`.
       extra: the extra of pyproject.toml that installs its library; "" if it needs none.
-      way: how rows are read. A format that can map only some of its files says "grouped".
+      way: how rows are read; "grouped" also if only some files of the format can be mapped.
       open: (file, options) → the file's arrays or groups. Raises ValueError or TypeError, which name the file, if
         it is damaged, in another format, or has no rows of numbers or bytes; FeedError if it changed, or its store
         cannot be read. None if the source or `open_first` opens the files.
@@ -72,7 +72,7 @@ def formats() -> dict[str, Format]:
 
 
 def suffix_of(path: str) -> str:
-    """The suffix that names the format: for "train-00000-of-00128" one before the numbers, else TFRecord's."""
+    """The suffix that names the format. "x.tar-00000-of-00128": ".tar"; "x-00000-of-00128": ".tfrecord"."""
     numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", PurePath(path).name)
     if numbered is None:
         return PurePath(path).suffix
@@ -96,7 +96,7 @@ def require(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != package:
-            raise  # the package is installed, and one of its own dependencies is not
+            raise  # the package is installed, but one of its own dependencies is not
         raise ImportError(
             f"{package} reads this format and is not installed; from the clone: pip install '.[{extra}]'"
         ) from error

@@ -1,6 +1,6 @@
 """How a format describes the rows of a file, independently of where files lie, of caches and of versions.
 
-Each way to read has its description: a list of trees of `FileArray`s (mapped), or a `Grouped`.
+Each way to read has its own description: a list of trees of `FileArray`s (mapped), or a `Grouped`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Leaf = jax.ShapeDtypeStruct | str
-"""Shape and dtype of a leaf of one row; of a leaf of any length, its kind: "bytes" or "bytes of int32"."""
+"""Shape and dtype of a leaf in one row; for a leaf of any length, its kind: "bytes" or "bytes of int32"."""
 _MAX_NAMES_SHOWN = 20
 _BYTES_PER_GROUP = 100  # what the indices of a source, with their copies, need for one group
 
@@ -37,11 +37,11 @@ _BYTES_PER_GROUP = 100  # what the indices of a source, with their copies, need 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileArray:
-    """An array that lies in a file as NumPy can use it: a view of the mapped file, or rows to read by offset.
+    """An array in a file, in a form that NumPy can use: a view of the mapped file, or rows to read by offset.
 
-    A mapped format describes a file as a list of trees; the rows of each follow those of the one before. Leaves
-    are `FileArray`s, or NumPy arrays where data had to be decoded, such as a compressed member of a `.npz`. Of a
-    structured dtype, array["name"] is the array of one field. Offset and strides are in bytes, and never negative.
+    A mapped format describes a file as a list of trees, whose rows follow each other. Leaves are `FileArray`s, or
+    NumPy arrays if data had to be decoded, such as a compressed member of a `.npz`. If the dtype is structured,
+    array["name"] is the array of one field. Offset and strides are in bytes, and never negative.
     """
 
     file: File
@@ -63,7 +63,7 @@ class FileArray:
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         end = self.offset + last + self.dtype.itemsize
         if 0 not in self.shape and not 0 <= self.offset < end <= self.file.size:
-            raise ValueError(f"it needs bytes {self.offset} to {end}, and the file has {self.file.size} bytes")
+            raise ValueError(f"it needs bytes {self.offset} to {end}, but the file has {self.file.size} bytes")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -118,8 +118,8 @@ class Column(NamedTuple):
     """One leaf of some rows: numbers of one shape, or bytes of any length, one after the other in memory.
 
     Attributes:
-      values: for numbers [k, *row shape], contiguous; for bytes uint8[n].
-      ends: for numbers None; for bytes integers[k + 1]: value i is values[ends[i] : ends[i + 1]].
+      values: of numbers: [k, *row shape], contiguous; of bytes: uint8[n].
+      ends: of numbers: None; of bytes: integers[k + 1], value i is values[ends[i] : ends[i + 1]].
       null: bool[k], True for rows with a null, whose values are meaningless; None if no row has one.
     """
 
@@ -146,7 +146,7 @@ class Column(NamedTuple):
             return self.values[rows]
         starts, stops = self.ends[rows], self.ends[rows + 1]
         if len(rows) and not ((starts >= 0) & (starts <= stops) & (stops <= len(self.values))).all():
-            raise ValueError("positions of values must lie within the column, and do not; the file is damaged")
+            raise ValueError("offsets of values must lie within the column, and do not; the file is damaged")
         view = self.values.data
         return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
@@ -160,22 +160,22 @@ class Grouped:
     """A file that stores rows in groups, which are decoded whole: row groups, record batches, rows of chunks.
 
     It can also be a file whose rows are read by their numbers: see `by_rows`. Leaves are numbered in the order in
-    which JAX flattens `spec`. All functions are called from many threads. An exception from them makes bad rows,
-    unless it is a `FeedError` or the file was changed.
+    which JAX flattens `spec`. All functions are called from many threads. If one raises an exception, its rows are
+    bad, unless it is a `FeedError` or the file was changed.
 
     Attributes:
       spec: tree of `Leaf`.
       lengths: for each leaf, the number of rows in each of its groups.
       read: (leaf, group) → the rows of a group. They are cached, so they must have memory of their own.
-      read_rows: (leaves, rows) → the values of each leaf, a list or an array. Replaces `read`. Rows ascend.
+      read_rows: (leaves, ascending rows) → the values of each leaf, a list or an array. Replaces `read`.
       row_extents: (rows) → offsets and lengths of the bytes that `read_rows` reads, to fetch them ahead.
       in_place: whether `read` returns views of memory that stays, mapped or not, so that they are not cached.
-      held_bytes: how much of this memory is not mapped; over all files, it must fit into cache_bytes.
+      held_bytes: how much of this memory is not mapped; the sum over all files must fit into cache_bytes.
       extents: (leaf, group) → offset and length of each range of the group's bytes, to fetch them ahead.
       will_read: (leaf, groups, ahead) → whether fetching has begun. Replaces `extents`; see `Folder.will_read`.
-      nulls: the number of nulls of each leaf for which it is known without reading rows.
+      nulls: {leaf: its number of nulls}, for the leaves whose number is known without reading rows.
       arrays: () → trees of `FileArray`s and arrays with the same rows. Used if all files of a source have it.
-      are_dicts: whether a row with a single column of bytes is a dict, too, instead of these bytes.
+      are_dicts: whether a row with a single column of bytes is a dict, like other rows, or else these bytes.
       instead: for the error of a feed that was given rows with bytes: how to get arrays without decoding.
       close: closes open files. A later read opens them again.
     """
@@ -209,7 +209,7 @@ def by_rows(spec: Any, rows: int, read_rows: Callable[..., Sequence[Any]], **mor
 
 
 def even_groups(rows: int, height: int, path: str) -> Indices:
-    """int64[k]: the lengths of groups of `height` rows; the last has the rest. ValueError if k is too large.
+    """int64[k]: the lengths of groups of `height` rows; the last is the rest. ValueError if k is too large.
 
     Example:
       >>> even_groups(7, 3, "x.h5").tolist()
@@ -234,7 +234,7 @@ def check_same_rows(rows: Mapping[str, int], path: str) -> None:
     if len(names) > 1:
         found = "; ".join(f"{count} rows: {few(names[count], ', ')}" for count in sorted(names))
         raise ValueError(
-            f"all arrays of a file must have the same number of rows, and {path} has {found}; choose those that "
+            f"all arrays of a file must have the same number of rows, and {path} has {found}; choose arrays that "
             "belong together with columns=[...]"
         )
 
@@ -270,7 +270,7 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
     except (FileNotFoundError, FeedError, ImportError):
         raise
     except Exception as error:
-        # an error of the disk, unless EINVAL: then the content made a library seek to before the start
+        # an error of the disk, unless it is EINVAL: content made a library seek to before the file's start
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
         raise ValueError(
@@ -295,6 +295,6 @@ def check_memory(path: str, what: str, needed: int) -> None:
     """Raise ValueError if `what` needs more memory than there is: some libraries would end the process."""
     if needed > (has := memory_bytes()):
         raise ValueError(
-            f"{path}: {what} must fit into memory, and takes {needed} bytes of the {has} there are; unless the "
+            f"{path}: {what} must fit into memory, and needs {needed} bytes, but there are {has}; unless the "
             "file is damaged, write it again in smaller pieces"
         )

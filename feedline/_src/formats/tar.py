@@ -1,4 +1,4 @@
-"""Tar archives as WebDataset writes them: adjacent members with one key are a record; suffixes name its fields."""
+"""Tar archives as WebDataset writes them: adjacent members with one key are a record, their suffixes its fields."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
     fields = IndexedFile(first, "tar", scan, named=True).fields
     if not fields:
         raise ValueError(
-            "a source must have at least one row, and the first archive says which fields there are, got "
+            "a source must have at least one row, and the first archive determines the fields, got "
             f"{first.name} with no records; check what wrote it"
         )
     return functools.partial(_open, first.name, fields, options.chosen(fields, first.name))
@@ -100,7 +100,7 @@ def _scanned(opened: BinaryIO, size: int) -> Scan:
 
 
 class _Member(NamedTuple):
-    """A member that is a field of a record. `entry` are the `ENTRY` integers that say where it lies."""
+    """A member that is a field of a record. `entry` holds the `ENTRY` integers that say where it lies."""
 
     name: str
     key: str
@@ -135,7 +135,7 @@ def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
     opened.seek(archive.offset)  # `tarfile` stops here without an error, whatever follows
     while rest := opened.read(_READ_BYTES):
         if rest.strip(b"\0"):
-            raise ValueError(f"it must end after its last member, and has other bytes after byte {archive.offset}")
+            raise ValueError(f"only zeros may follow its last member, and after byte {archive.offset} others do")
 
 
 def _checked_name(info: tarfile.TarInfo) -> re.Match[str] | None:

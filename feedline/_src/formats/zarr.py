@@ -1,7 +1,8 @@
-"""Zarr arrays and groups of versions 2 and 3. They are read in groups of rows: a group is a row of chunks.
+"""Zarr arrays and Zarr groups, versions 2 and 3. They are read in groups of rows: each is a row of chunks.
 
 TensorStore decodes chunks, and finds them in shards. On a local disk it reads them itself. From a store, files are
-fetched whole through the cache, and TensorStore reads them from memory; with shards, a group is a row of shards.
+fetched whole through the cache, and TensorStore reads them from memory; a group of rows is then a row of shards if
+there are any.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ZarrFolder:
         self.folder = folder_at(name, store, versions)
 
     def marks(self, at: str) -> list[str]:
-        """The names of the metadata files in the folder `at`. There are none if it is neither array nor group."""
+        """The names of the metadata files in the folder `at`; none if the folder is neither array nor group."""
         found = self.folder.read([_join(at, mark) for mark in _MARKS])
         return [mark for mark, data in zip(_MARKS, found, strict=True) if data is not None]
 
@@ -78,7 +79,7 @@ class ZarrFolder:
         return {name: _join(at, name) for name in names if self.marks(_join(at, name))}
 
     def check(self) -> None:
-        """Raise FeedError if metadata changed on the disk. Metadata from a store are kept as they were read."""
+        """Raise FeedError if metadata changed on the disk. Metadata from a store is kept as it was read."""
         if not self.folder.in_store:
             self.folder.check(sorted(self._versions))
 
@@ -107,7 +108,7 @@ class ZarrFolders(list[ZarrFolder]):
         try:
             return open_file(self[number])
         finally:
-            self[number].check()  # if the folder changed, that explains an error better
+            self[number].check()  # if the folder changed, this explains an error better than TensorStore does
 
     def close(self) -> None:
         """Cancel what is being fetched."""
@@ -143,7 +144,7 @@ FORMAT = Format("zarr", (".zarr",), _OPTIONS, extra="zarr", open=open_zarr, file
 
 
 def _tree(place: ZarrFolder, at: str, options: OpenOptions) -> Any:
-    """An array, or a nested dict of the arrays of a group. From the topmost group, only the chosen ones."""
+    """An array, or a nested dict of the arrays of a group. Of the topmost group, only the chosen members."""
     mark = place.marks(at)[0]
     metadata = {} if mark == ".zgroup" else place.metadata(_join(at, mark))
     if mark == ".zarray" or metadata.get("node_type") == "array":
@@ -157,7 +158,7 @@ def _tree(place: ZarrFolder, at: str, options: OpenOptions) -> Any:
 
 
 class _Array:
-    """An array in the folder `at` of a place. Its `metadata` are in the file `mark`.
+    """An array in the folder `at` of a place. The file `mark` holds its `metadata`.
 
     Attributes:
       height: how many rows are read at once: those of a chunk, or, in a store, those of a file.
@@ -196,7 +197,7 @@ class _Array:
             if "NOT_FOUND" not in str(error):
                 raise
             raise ValueError(
-                f"every chunk must be there, and one is not: {error}. Restore the chunk; or, if the writer left "
+                f"every chunk must be present, and one is not: {error}. Restore the chunk; or, if the writer left "
                 'out chunks that hold only the fill value, pass missing_chunks="fill" to open_source (the '
                 "metadata must have a fill value)"
             ) from error
@@ -229,7 +230,7 @@ class _Array:
 
     def _open(self, files: dict[str, bytes]) -> Any:
         """The tensor. For an array in a store, it reads these files from memory."""
-        context, kvstore = tensorstore.Context(), {"driver": "memory"}  # its memory is private to this read
+        context, kvstore = tensorstore.Context(), {"driver": "memory"}  # each context has its own memory
         if self._folder.in_store:
             memory = _result(tensorstore.KvStore.open(kvstore, context=context))
             for key, data in {self._mark: json.dumps(self._metadata).encode(), **files}.items():

@@ -26,10 +26,10 @@ _log = logging.getLogger("feedline")
 _LATEST = 256  # batches whose times are kept one by one
 _ADD_UP_EVERY = 16  # when this many records wait, a thread that places batches adds them up
 _MAX_RECORDS = 1 << 12  # the most records that wait to be added up; beyond that, the oldest are dropped
-_SAMPLES, _MIN_GLANCES = 64, 8  # of GIL and devices: how many of the latest count, the fewest for a share
+_SAMPLES, _MIN_GLANCES = 64, 8  # the latest GIL waits and glances that count; the fewest glances for a share
 _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: loop time > 20 × the median, in at most 1 of 50 batches
 Entry = BatchRecord | float
-"""The record of a batch; or the time of a break, at which the loop ended or the feed moved."""
+"""The record of a batch; or the time of a break: when the loop ended or the feed moved."""
 
 
 class BatchTimes(NamedTuple):
@@ -66,21 +66,21 @@ class Accounts:
 
     The training thread calls `delivered` and `interrupted`, which only append. Any thread may call other methods.
     `ahead`: how many batches may have been made before the first one is taken. These, and the two after them,
-    which come while the step compiles, count only in the sums: their waits do not show how fast the feed is.
+    made while the step compiles, count only in the sums: their waits do not show how fast the feed is.
     """
 
     def __init__(self, ahead: int) -> None:
         self._records: collections.deque[Entry] = collections.deque(maxlen=_MAX_RECORDS)
-        self._adding = threading.RLock()  # held to add up records; reentrant, since a signal handler may ask then
+        self._adding = threading.RLock()  # reentrant: a signal handler may add up records, too
         self._sums = (0.0,) * len(_SUMMED)
         self._max_wait_s = 0.0
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
         self._before: float | None = None  # when the previous batch was taken; None after a break
         self._filling = ahead + 2  # how many of the next batches are not judged
         self._restarted_at = -math.inf
-        # glances in the loop's own time: whether the devices were idle, and how long that time was
+        # for each glance in the loop's own time: whether the devices were idle, and the `loop_s` of that batch
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
-        # glances in `next`: whether the devices computed
+        # for each glance in `next`: whether the devices computed
         self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
         self._recorder: Callable[[Entry], None] | None = None
         self._transfers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_LATEST)
@@ -154,8 +154,8 @@ class Accounts:
     def window(self, *, current: bool = False) -> Window | None:
         """The latest batches to judge the feed by; None: the loop has not yet taken two in a row.
 
-        These are the batches since the last `restarted`. If there are no two in a row among them, earlier batches
-        count, too, unless `current`. A rare pause of the loop, such as for an evaluation, counts as a step of
+        These are the batches since the last `restarted`. If no two of them are in a row, earlier batches count,
+        too, unless `current` is true. A rare pause of the loop, such as for an evaluation, counts as a step of
         median length. Time in `next` while the devices still computed counts as the loop's own.
         """
         self._add_up()
@@ -190,7 +190,7 @@ class Accounts:
         """Add up the records that wait; give up if another thread holds the lock for longer than `timeout_s`.
 
         An interrupt may leave the lock held by the training thread. That thread can acquire it again, and no other
-        thread hangs. A signal handler that asks meanwhile adds up the remaining records; each is added up once.
+        thread hangs. A signal handler that calls this meanwhile adds up the remaining records, each once.
         """
         if self._adding.acquire(timeout=timeout_s):
             try:
@@ -299,5 +299,5 @@ def _longest_s(batches: Sequence[BatchTimes]) -> float:
     times = [batch.loop_s for batch in batches if batch.loop_s]
     longest_s = _PAUSE_FACTOR * statistics.median(times or [0.0])
     pauses = sum(time_s > longest_s for time_s in times)
-    # long times that are frequent are no pauses: the loop waits for its steps now and then
+    # frequent long times are no pauses: such a loop waits for its steps now and then
     return longest_s if pauses <= max(1, len(batches) // _BATCHES_PER_PAUSE) else math.inf

@@ -24,7 +24,7 @@ class Quarantine:
     rows: int  # how many rows of each batch this process supplies
     process: int
     source_rows: int | None  # None: a stream, whose items may differ between epochs
-    # row indices of the bad rows so far; in a stream (epoch, position). At most the budget plus one batch
+    # row indices of the bad rows so far; for a stream (epoch, position). Never more than budget + one batch
     seen: set[int | tuple[int, int]] = dataclasses.field(default_factory=set)
 
     def enter(self, bad: Sequence[BadRow], *, batches: int) -> None:
@@ -43,13 +43,13 @@ class Quarantine:
                 self.seen.add(key)
         budget, rows = self.reading.bad_rows_budget, batches * self.rows
         if self.source_rows is not None:
-            rows = min(rows, self.source_rows)  # bad rows count once, so their share is of distinct rows, too
+            rows = min(rows, self.source_rows)  # a bad row counts once over all epochs, so every row does
         most = budget if isinstance(budget, int) else math.ceil(Fraction(str(budget)) * rows)
         if len(self.seen) > most:
             first = bad[0]
             error = RowError(
                 f"Reading.bad_rows_budget = {budget} allows {most} bad rows in the {rows} rows that this process "
-                f"supplied so far, and {len(self.seen)} are bad; mend the source, or allow more. "
+                f"supplied so far, but {len(self.seen)} are bad; mend the source, or allow more. "
                 f"The first bad row of this batch: {first.error}",
                 stage="read",
                 file=first.file,
@@ -66,12 +66,12 @@ class Quarantine:
                 size = file.seek(0, os.SEEK_END) if file.seekable() else 0
                 if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a full disk or a kill cut off a line
                     line = b"\n" + line
-                while line:  # a disk that becomes full takes a part of the line; writing the rest then fails
+                while line:  # a disk that fills up stores a part of the line, and writing the rest fails
                     line = line[file.write(line) :]
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"the file of Reading.quarantine must take a line for a bad row ({os.strerror(error.errno or 0)})"
-                "; make room, and next(feed) reads this batch again",
+                "a bad row could not be written to the file of Reading.quarantine "
+                f"({os.strerror(error.errno or 0)}); make room, and next(feed) reads this batch again",
                 path,
             ) from error

@@ -50,10 +50,12 @@ def _wait(
     arrays: Sequence[jax.Array],
     began: float,
 ) -> None:
-    with contextlib.suppress(RuntimeError):  # the step has donated the batch, which was ready before that
-        jax.block_until_ready(arrays)
-        report((began, time.perf_counter() - began))
-    free.release()
+    try:
+        with contextlib.suppress(RuntimeError):  # the step has donated the batch, which was ready before that
+            jax.block_until_ready(arrays)
+            report((began, time.perf_counter() - began))
+    finally:
+        free.release()
 
 
 class Glance(NamedTuple):
@@ -61,7 +63,7 @@ class Glance(NamedTuple):
 
     Attributes:
       computes: whether arrays other than batches were being computed.
-      idle: whether nothing was computed: no such array, and on CPU devices no program that has no array yet.
+      idle: whether nothing was computed, on CPU devices not even a program whose arrays do not exist yet.
       gil_wait_s: how long the glancing thread waited for the GIL.
     """
 
@@ -75,8 +77,9 @@ class StepWatch:
     """Glances at the devices at random moments, to find out when they compute what the training loop dispatched.
 
     While a step is computed, its results are arrays that are not ready and belong to no batch. The share of
-    glances that find none estimates the share of the time in which the devices are idle. A thread glances while
-    batches are placed, and calls `report` with each glance. It holds the watch weakly, and ends with it.
+    glances that find no such array estimates the share of the time in which the devices are idle. A thread
+    glances while batches are placed, and passes each glance to `report`. The thread ends with the watch, to which
+    it holds only a weak reference.
     """
 
     def __init__(self, report: Callable[[Glance], None]) -> None:
@@ -93,7 +96,7 @@ class StepWatch:
         """No-op: glances stop by themselves when the interpreter exits."""
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait until the thread leaves jax, where it would abort the exit. Returns its name if it stays there."""
+        """Wait until the thread leaves jax, where it would abort the exit. Returns its name if it stays in jax."""
         if not self._glancing.acquire(timeout=timeout_s):
             return "feedline-glance"
         self._glancing.release()

@@ -27,7 +27,7 @@ PHASES = ("as it is", "read again", "placed again", "resident")
 again and again; one batch that is on the devices already."""
 _MEANING = {
     "fetch": "reading rows that are in no cache yet",
-    "preparation": "reading them from the page cache, and the transform",
+    "preparation": "reading rows from the page cache, and the transform",
     "transfer": "placing batches on the devices",
 }
 
@@ -36,12 +36,12 @@ _MEANING = {
 class Diagnosis:
     """What each stage costs, as `Feed.diagnose` measures it. Times are seconds per step.
 
-    The stalls are those of DS-Analyzer (Mohan et al., VLDB 2021): each is the time of a step with a stage, minus
-    the time of a step without it.
+    The stalls are defined as in DS-Analyzer (Mohan et al., VLDB 2021): each is the time of a step with a stage,
+    minus the time of a step without that stage.
 
     Attributes:
       steps_s: the mean time of a step in each phase of `PHASES` that was measured.
-      first_batch_s: from the start of the feed to its first batch; None: there was none.
+      first_batch_s: from the start of the first phase to its first batch; None: no batch was read.
     """
 
     steps_s: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -94,9 +94,9 @@ _JOIN_S = 30.0
 
 
 class DiagnosingPipeline:
-    """Gives batches in four phases, `PHASES`, and writes the mean time of a step in each into `diagnosis`.
+    """Gives batches in four phases, `PHASES`, and writes each phase's mean time of a step into `diagnosis`.
 
-    It has the methods of a `Run`: one thread takes, and the owner may close from any thread. Each phase that reads
+    It has the methods of a `Run`: one thread takes batches, and any thread may close it. Each phase that reads
     begins at the feed's cursor. `take` calls `over` after the last phase. ValueError: `steps` is too small.
     """
 
@@ -116,24 +116,24 @@ class DiagnosingPipeline:
         least = (read_ahead + _MIN_COUNTED) * len(PHASES)
         if steps < least:
             raise ValueError(
-                f"diagnose needs {len(PHASES)} phases of {read_ahead + _MIN_COUNTED} steps, of which the first "
+                f"diagnose needs {len(PHASES)} phases of {read_ahead + _MIN_COUNTED} steps, where the first "
                 f"{read_ahead} drain the buffers, got steps={steps}; use steps={max(200, least)}"
             )
         self._stages, self._after, self._lanes = stages, after, lanes
         self._place = stages.placer(accounts.placed)
         self._diagnosis, self._over = diagnosis, over
         self._steps = steps // len(PHASES)
-        # in these steps the buffers drain, which in the first phase were filled while the step compiled
+        # in these steps the buffers drain; before the first phase, they filled while the step compiled
         self._uncounted = max(read_ahead, math.ceil(self._steps / 4))
-        self._host: HostBatch | None = None  # the one that was read last
-        self._run: Run[Placed] | None = None  # the run of the current phase
+        self._host: HostBatch | None = None  # the host batch that was read last
+        self._run: Run[Placed] | None = None  # the pipeline of the current phase
         self._closed = False
         self._further_passes = 0  # loops begun after the last phase
         self._ending: tuple[str, float] | None = None  # (phase that gave its last batch, when counting began)
         self._batches = self._of_all_phases()
 
     def start(self) -> None:
-        """The first `take` starts the first phase."""
+        """No-op: the first `take` starts the first phase."""
 
     def take(self) -> Placed:
         """The next batch. StopIteration after the last phase."""
@@ -143,8 +143,8 @@ class DiagnosingPipeline:
         if placed is None:
             if self._over is not None:
                 self._over()
-            raise StopIteration(0)  # the value of a run's end is the number of rows that are left out
-        # these batches do not count as delivered, so neither do their bad and dropped rows
+            raise StopIteration(0)  # as from any pipeline, the number of rows that are left out
+        # these batches do not count as delivered, so their bad and dropped rows do not count, either
         return placed._replace(metadata=placed.metadata._replace(bad=[], dropped_rows=0))
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class DiagnosingPipeline:
             yield from self._taken_from(run_over(repeated, self._place, self._stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:
-        """One batch on the devices, again and again. If the step donates it, a new copy is made there."""
+        """One batch on the devices, again and again. If the step donates it, it gets a new copy."""
         if self._host is None:
             return
         kept = given = self._place(self._host)
@@ -227,7 +227,7 @@ class DiagnosingPipeline:
             yield given
 
     def _taken_from(self, run: Run[Placed]) -> Iterator[Placed]:
-        """The batches of a run, which is started here. `close` ends it."""
+        """Start a pipeline and yield its batches. `close` ends it."""
         self._run = run
         run.start()
         with contextlib.suppress(StopIteration):

@@ -13,7 +13,7 @@ from typing import Any
 from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 
 Report = Any
-"""A `Report`. Its module imports this one, so this one cannot import it."""
+"""Stands for `report.Report`: that module imports this one, so an import here would be circular."""
 COLORS = {
     "the loop's own time": "#2f6fb7",
     "the loop's own time, with idle devices": "#a9c4e2",

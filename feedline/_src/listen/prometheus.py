@@ -35,7 +35,7 @@ def serve(
 ) -> MetricsServer:
     """Serve the metrics of one or several feeds at `http://host:port/metrics`, until the result is closed.
 
-    The training thread does no work for this. A closed feed is still served, a garbage-collected one no longer.
+    The training thread does no work for this. A closed feed is still served, but not a garbage-collected one.
 
     Args:
       feeds: a feed, which gets the label feed="train"; or a dict of feeds by the value of that label.

@@ -22,7 +22,7 @@ class Change:
 
     Attributes:
       now, then: the present and the advised numbers of the settings that change, by name.
-      wait_share: the share of the time for which the loop would then wait, as predicted from the measured times.
+      wait_share: the predicted share of the time for which the loop would wait after the change.
     """
 
     now: Mapping[str, int]
@@ -44,11 +44,11 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """The process whose input is slower than that of the others.
+    """The process with the slowest input, which holds up the others.
 
     Attributes:
       process: its index.
-      stage: the stage in which it is slower: "read", "host" or "place".
+      stage: the stage in which it loses the most time: "read", "host" or "place".
       stage_s, others_s: the time per batch of that stage in this process, and its median over the others.
       wait_share: the share of the time for which the loop of this process waits.
     """
@@ -70,7 +70,7 @@ class Report:
       bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
         that place batches, and transfers), "compute" (the training step: input is fast enough), "loop" (the
         program's own Python, during which the devices are idle; or other threads and programs: see `held_up`), or
-        "straggler" (one process's input is slower than that of all others).
+        "straggler" (one process has clearly slower input than the others).
       au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known in which
         part of the loop's own time the devices are idle, all of it counts as device time.
       wait_share: the share of the time in which the devices were idle because the loop or its step waited for a
@@ -92,7 +92,7 @@ class Report:
       process: the index of this process.
       straggler: the process that holds up the others; None: no process does, or there is only one.
       settings: the feed's threads, workers, buffer and prefetch, as they are now.
-      tuning: for settings that are "auto": what was tried, with which result, in the latest 32 sentences.
+      tuning: for settings that are "auto": what was tried, and with which result, as the latest 32 sentences.
     """
 
     bound: Bound
@@ -126,7 +126,7 @@ class Report:
         if (slow := self.straggler) is not None:
             return (
                 f"process {slow.process} holds up the others: its {STAGES[slow.stage]} takes "
-                f"{milliseconds(slow.stage_s)} ms a batch, and {milliseconds(slow.others_s)} ms elsewhere; "
+                f"{milliseconds(slow.stage_s)} ms a batch, and {milliseconds(slow.others_s)} ms in the others; "
                 f"its loop waits for input {percent(slow.wait_share)} of the time"
             )
         if self.held_up:
@@ -134,8 +134,8 @@ class Report:
         if self.bound == "loop":
             idle = percent((self.idle_s or 0.0) / max(1e-9, self.step_s))
             return (
-                f"Python in the loop limits training: the devices are idle in it for {idle} of the time, and the "
-                f"loop waits for input {percent(self.wait_share)} (AU {percent(self.au)})"
+                f"Python in the loop limits training: it leaves the devices idle for {idle} of the time, and the "
+                f"loop waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
             )
         return f"{'compute' if self.bound == 'compute' else STAGES[self.bound]} limits training: {costs}"
 
@@ -164,8 +164,8 @@ class Report:
         """Write the report as a page (.html) or a picture (.svg): one file that needs no other.
 
         Raises:
-          ValueError: the name ends in something else.
-          OSError: the file cannot be written. What was there before is then unchanged.
+          ValueError: the name has neither suffix.
+          OSError: the file cannot be written. An existing file then stays unchanged.
         """
         from feedline._src.listen import page
 

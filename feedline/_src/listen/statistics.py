@@ -1,6 +1,6 @@
 """`Statistics`: a snapshot of a feed's counts and times; and its metrics, for Prometheus and TensorBoard.
 
-A metric is declared once: beside the field of `Statistics` that holds its value, or below if it is computed.
+A metric is declared once: beside the field of `Statistics` with its value, or below the class if it is computed.
 """
 
 # ruff: noqa: RUF009  (`_field` returns `dataclasses.field`)
@@ -21,8 +21,8 @@ class Metric(NamedTuple):
     """One metric of a feed.
 
     Attributes:
-      name: the name in Prometheus. It ends with the unit (seconds, bytes, ratio; none: a plain number). After the
-        unit, the name of a counter has "_total".
+      name: the name in Prometheus. It ends with the unit (seconds, bytes, ratio; none: a plain number). In the
+        name of a counter, "_total" follows.
       help: what it measures.
       label: the label that tells its values apart, such as "stage"; "": it has one value.
     """
@@ -44,7 +44,7 @@ class Metric(NamedTuple):
 
 
 def _field(name: str, help: str, default: float | None = 0, *, label: str = "", value: str = "") -> Any:
-    """A field with the value of a metric; or its value where the label is `value`; or a dict of all, by label."""
+    """A field with a metric's only value, or its value for the label `value`, or a dict of all values by label."""
     metric = Metric(f"feedline_{name}", help, label)
     return dataclasses.field(default=default, metadata={"metric": metric, "value": value})
 
@@ -62,16 +62,16 @@ class Statistics:
     """A snapshot, which `statistics()` of a `Feed` and of `prefetch_to_mesh` returns.
 
     It counts what was delivered since the feed was built. Times are seconds of this process, summed over all
-    batches. The times of stages are also summed over threads, so they may exceed the time that passed. "Latest"
+    batches. The times of stages are also summed over threads, so they may exceed the elapsed time. "Latest"
     means at most 256 batches, without those that were read before the loop began. None: not known, or not yet.
 
     `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. Placing is the time in
     the JAX calls; transfers continue after it. The host buffers of workers are not counted, because they lie in
-    the workers, and the processor time of Grain's own threads is unknown. `au`, 0 to 1, is batches × device time
-    of a step ÷ wall time. Device time is all time except `wait_share` and, once it is known, the part of the
-    loop's own time in which the devices were idle.
+    the workers; nor is the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is batches ×
+    device time of a step ÷ wall time. Device time is all time except `wait_share` and, once it is known, the part
+    of the loop's own time in which the devices were idle.
 
-    `tokens` has an entry for each source of a mixture, by name, or else one entry "all", if the source knows its
+    `tokens` has one entry "all" or, for a mixture, an entry for each source by name, if the source knows its
     tokens: `feedline.Packed` and `feedline.Ragged` do. Rows that a remainder drops count once the epoch is over. A
     bad row that is masked or replaced counts with its own tokens, since a process knows only its own bad rows.
 
@@ -83,7 +83,7 @@ class Statistics:
     batches: int = _field("batches_total", "Global batches delivered.")
     rows: int = _field("rows_total", "Rows delivered, over all processes, without padding.")
     dropped_rows: int = _field("dropped_rows_total", "Rows that the remainder left out, over all processes.")
-    bad_rows: int = _field("bad_rows_total", "Bad rows of this process that were replaced.")
+    bad_rows: int = _field("bad_rows_total", "Bad rows of this process that were masked or replaced.")
     placed_bytes: int = _field("placed_bytes_total", "Bytes that this process placed on its devices.")
     restarts: int = _field("worker_restarts_total", "Worker processes that ended and were replaced.")
     wait_s: float = _field("wait_seconds_total", "Time for which the training loop waited in next().", 0.0)
@@ -116,13 +116,13 @@ class Statistics:
     host_bytes: int = _field("host_bytes", "Bytes of the host buffers allocated now.")
     source_epochs: dict[str, float] | None = _field(
         "source_epochs",
-        "How often each source of a mixture was read, from the start of the run to the feed's position.",
+        "How often each source of a mixture was read, from the start of epoch 0 to the feed's position.",
         None,
         label="source",
     )
     tokens: dict[str, int] | None = _field(
         "tokens_total",
-        "Tokens without padding, from the start of the run to the feed's position, over all processes.",
+        "Tokens without padding, from the start of epoch 0 to the feed's position, over all processes.",
         None,
         label="source",
     )
@@ -161,7 +161,7 @@ _STORES = {
 }
 _BOUND = Metric(
     "feedline_bound",
-    "1 for what limits training, 0 for all else: read, host (transform, casts and copies), place, compute "
+    "1 for what limits training, 0 for the rest: read, host (transform, casts and copies), place, compute "
     "(the training step), loop (the program's own Python), straggler (the slow input of one process).",
     "bound",
 )
@@ -178,7 +178,7 @@ METRICS = (
     *dict.fromkeys(field.metadata["metric"] for field in _FIELDS),
     *(_STORE_REQUESTS, *_STORES.values(), _BOUND, _HEADROOM),
 )
-"""All metrics. Totals count since the feed was built; ratios, percentiles and means are of the latest batches."""
+"""All metrics. Totals count since the feed was built; ratios, percentiles and means cover the latest batches."""
 
 
 def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tuple[Metric, str, float]]:
@@ -209,7 +209,7 @@ def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tu
 def scalars(now: Statistics, before: Statistics | None = None, elapsed_s: float = 0.0) -> dict[str, float]:
     """The metrics as scalars for TensorBoard: gauges as they are now, and counters as rates since `before`.
 
-    The names are those of Prometheus, with slashes. Counters of seconds are given per batch, others per second.
+    The names are as in Prometheus, with slashes. Counters of seconds are per batch, other counters per second.
 
     Example:
       >>> before, now = Statistics(batches=10, rows=640, read_s=1.0), Statistics(batches=30, rows=1920, read_s=2.0)

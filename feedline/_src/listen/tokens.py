@@ -16,9 +16,9 @@ _CHUNK_ROWS = 1 << 20
 
 
 class TokenCounts:
-    """Counts the tokens of each source, without padding, from the start of the run to the feed's position.
+    """Counts the tokens of each source, without padding, from the start of epoch 0 to the feed's position.
 
-    The first count may go through all rows of one epoch; later ones continue from the one before.
+    The first count may go through all rows of one epoch; each later count continues from the previous one.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
             }
             _write(file, events, facts)
         except OSError as error:
-            fix = "Training goes on; free space on that disk, or choose a path on another one, and trace again"
+            fix = "Training goes on; free space on that disk, or choose a path on another disk, and trace again"
             _log.warning("the trace could not be written to %s: %s. %s", file, error, fix)
         except Exception:  # noqa: BLE001  a fault in a listener must not end training
             _log.exception("feedline could not write the trace %s", file)
@@ -77,7 +77,9 @@ def file_of_process(path: str | os.PathLike[str], process: int, processes: int) 
         name, dot, suffixes = path.name.partition(".")
         path = path.with_name(f"{name}-process{process}{dot}{suffixes}")
     if path.exists() and not path.is_file():
-        raise OSError(f"a trace is written to a regular file, and {path} is not one; add a name, or use another")
+        raise OSError(
+            f"a trace is written to a regular file, and {path} is not one; add a name, or use another path"
+        )
     if not os.access(path.parent, os.W_OK):
         raise OSError(
             f"a trace is written into a folder, and {path.parent} is missing or not writable; create or chmod it"
@@ -105,7 +107,7 @@ class Events:
 
     Attributes:
       records: the oldest first.
-      ended: when the trace ended, and so the last step.
+      ended: when the trace ended, and with it the last step.
       transfers: {time at which placing began: seconds until all arrays were ready}, as far as that is known.
       begins: maps the cursor after a batch to the epoch and position at which the next batch begins.
       nbytes: the bytes of a process-local batch.
@@ -123,7 +125,7 @@ class Events:
         times = (min([b.asked, b.placed.began, *(part.began for part in b.parts)]) for b in batches)
         self.origin = min(times, default=self.ended)
         threads = {part.thread for b in batches for part in b.parts} | {b.placed.thread for b in batches}
-        # the numbers of tracks differ between processes, so that the files of several can be merged
+        # the numbers of tracks differ between processes, so that the files of several processes can be merged
         first = self.process * 10_000 + 1
         self._tracks = {name: number for number, name in enumerate([*sorted(threads), LOOP], start=first)}
         self._ids = itertools.count(self.process << 32)  # Perfetto refuses ids of flows that are not integers

@@ -1,7 +1,7 @@
 """Finds values for the settings of a feed that are "auto", while the feed is used.
 
 A search tries what the report advises: the settings with which the loop is predicted to wait least. If a trial
-makes a step at least 3 % shorter, the search continues from its settings. The search ends when the loop hardly
+makes a step at least 3 % shorter, the search continues from the trial's settings. It ends when the loop hardly
 waits, or when no change promises a gain.
 """
 
@@ -21,7 +21,7 @@ from feedline._src.options import Settings
 
 _log = logging.getLogger("feedline")
 LITTLE = 0.02  # up to this wait share, nothing is changed
-MAX_CHANGES = 12  # trials of one search; then it goes back to the best settings
+MAX_CHANGES = 12  # the most trials of one search; after them, the best settings are used
 _MIN_GAIN = 0.03  # a trial is kept if a step became shorter by this share
 _LONGER_WAIT = 0.2  # a new search begins if the wait grew by this share of a step
 _MIN_BATCHES, _MIN_S, _ENOUGH_BATCHES = 32, 5.0, 128  # judge after 32 batches and five seconds, or after 128
@@ -76,7 +76,7 @@ class Tuner:
         return tuner
 
     def _searches(self, settings: Settings) -> Generator[Settings, Circumstances]:
-        """Yields settings to use, and is then sent `Circumstances` with batches that were made with these."""
+        """Yields settings to use, and is then sent `Circumstances` with batches that were made with them."""
         pause_s = _PAUSE_S
         how = yield settings
         while True:
@@ -86,7 +86,7 @@ class Tuner:
             while True:
                 how = yield settings
                 if self._is_crowded(how):  # for example, because the file is in the page cache by now
-                    self._note(f"goes back to threads {self._bounds.cores}: they kept more cores busy")
+                    self._note(f"goes back to threads {self._bounds.cores}: more threads kept too many cores busy")
                     settings = settings._replace(threads=self._bounds.cores)
                     continue
                 # compare waits, not steps: training itself may slow down; and a loop that became faster than its
@@ -99,10 +99,10 @@ class Tuner:
             pause_s *= 2
 
     def _trials(self, best: Circumstances) -> Generator[Settings, Circumstances, tuple[Circumstances, float]]:
-        """One search: yields settings to try. Returns how the best ones worked, and when the search ended."""
+        """One search: yields settings to try. Returns how the best settings worked, and when the search ended."""
         ended = best.window.ended
         tried = [best.settings]
-        in_vain: list[set[str]] = []  # each a set of names: changing these settings of `best` was no gain
+        in_vain: list[set[str]] = []  # sets of names: changing these settings of `best` was no gain
 
         def may_try(settings: Settings) -> bool:
             useful = settings not in tried and {*Change.of(best.settings, settings, 0.0).then} not in in_vain

@@ -29,7 +29,7 @@ class Circumstances:
 
     Attributes:
       stream: whether the source is a stream, which one thread reads.
-      gil_wait_s: how long a thread that released the GIL waits to get it back, or for a processor.
+      gil_wait_s: how long a thread that released the GIL waits for the GIL or for a processor.
       found: the names of the settings that are "auto"; advice leaves them out.
       searching: whether the feed is still searching for better values of `found`.
     """
@@ -78,14 +78,14 @@ class Circumstances:
     def shares_gil(self) -> bool:
         """Whether Python code of the feed holds the GIL and makes the feed's threads take turns.
 
-        If these wait longer for the GIL than they compute, other threads hold it, or the processors are busy.
+        If they wait longer for it than they compute, other threads hold the GIL, or the processors are busy.
         """
         computes = self.window.mean("cpu_s") > max(_MIN_CPU_S, self.gil_wait_s)
         return self.reader == "threads" and self.gil_wait_s > _MAX_GIL_WAIT_S and computes
 
     @property
     def lost_s(self) -> float:
-        """The time of a step that the loop loses: its wait for a batch, and for the GIL if `shares_gil`."""
+        """The part of a step's time that the loop loses: its wait for a batch, and for the GIL if `shares_gil`."""
         gil_s = min(self.gil_wait_s, self.window.loop_s) if self.shares_gil else 0.0
         return self.window.wait_s + gil_s
 
@@ -125,7 +125,7 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
     headroom["compute"] = window.period_s / compute_s
     change = None
     if slow is not None and slow.process != how.process:
-        advice = f"look at process {slow.process}: its own report says what to change there"
+        advice = f"look at process {slow.process}: its own report says what to change"
     else:
         if bound in _PER_STAGE and window.wait_s >= window.late_s:
             best = best_settings(how, {*Settings._fields} - how.found)
@@ -156,7 +156,7 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process whose input is slower than all others', and makes its loop wait; None: there is none."""
+    """The process with the slowest input, if it is clearly slower and makes its loop wait, else None."""
     if len(processes) < 2:
         return None
     slowest = max(processes, key=lambda each: each.input_s)
@@ -170,17 +170,18 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
 
 
 def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
-    """The mean time for which the loop would wait for a batch in the circumstances `then`: the largest of three.
+    """The mean time for which the loop would wait for a batch in the circumstances `then`: the largest of three
+    waits. If batches are made ahead, the first two count only beyond the loop's own time.
 
-    - For readers: a batch comes every (make + place) ÷ readers, where at most `prefetch` batches are placed at a
-      time. With workers, a batch comes every max(make ÷ workers, place).
+    - For readers: a batch is ready every (make + place) ÷ readers, where at most `prefetch` batches are placed at
+      a time. With workers, a batch is ready every max(make ÷ workers, place).
     - For processors: a batch takes all its processor times ÷ cores, or ÷ 1 while Python code shares the GIL.
     - For uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """
     window = now.window
     make_s = [batch.read_s + batch.host_s for batch in window.batches]
     loop_s, place_s, cpu_s = window.loop_s, window.mean("place_s"), window.mean("cpu_s")
-    if now.shares_gil and then.reader == "workers":  # then neither workers nor the loop wait for the GIL
+    if now.shares_gil and then.reader == "workers":  # with workers, neither they nor the loop wait for the GIL
         make_s = [batch.read_cpu_s + batch.host_cpu_s for batch in window.batches]
         loop_s = max(0.0, loop_s - now.gil_wait_s)
     mean_s = statistics.fmean(make_s)
@@ -229,7 +230,7 @@ def best_settings(
 ) -> tuple[Settings, float] | None:
     """The settings with which the loop is predicted to wait least, and the predicted share of the time it waits.
 
-    Of equally good ones, the first. None: no change helps. `changeable`: names of the settings that may change.
+    If several are equally good: the first. None: no change helps. `changeable`: names of settings that may change.
     """
     window = how.window
     changes = [then for then in _changes(how, changeable, may_try, max_threads) if may_try(then.settings)]
@@ -260,7 +261,7 @@ def _changes(
             yield how.having(**{name: size})
             size *= 2
     if "threads" in changeable and how.reader == "threads" and not how.shares_gil:
-        # to keep up with the loop, so many batches must be placed at a time, and each needs a slot
+        # to keep up with the loop, this many batches must be placed at a time, and each needs a slot
         slots = min(_MAX_BATCHES, math.ceil(window.mean("place_s") / max(1e-9, window.loop_s)))
         for n in range(how.readers + 1, max_threads + 1):
             # the buffer grows with the threads, so that batches are not split into more parts
@@ -315,7 +316,7 @@ def _remedy(bound: str, how: Circumstances) -> str:
         )
     if bound == "read" and cpu_s < 0.5 * spent_s:
         return (
-            "storage is slower than training; read neighbouring rows together with Order(shuffle=Blocks(...)), "
+            "storage is slower than training; use Order(shuffle=Blocks(...)) to read neighbouring rows together, "
             "copy the data to a faster disk or into memory, or give a store a larger cache on local disk, "
             "feedline.Store(cache_bytes=...)"
         )

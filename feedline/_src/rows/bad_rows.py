@@ -21,7 +21,7 @@ class BadRow(NamedTuple):
       at: its offset in the global batch.
       epoch, position: the epoch, and its position in the epoch's order.
       row: its row index in the source; for a stream, its position in the stream.
-      substitute: the row index of the row whose values the batch has instead.
+      substitute: the row index of its substitute, whose values the batch has.
       error: the message of the error that the bad row caused.
       file: the file of the row, if known.
     """
@@ -47,7 +47,7 @@ class BadRow(NamedTuple):
 def find_bad_rows(
     attempt: Callable[[slice], None], rows: Indices, error: RowError
 ) -> Iterator[tuple[int, RowError]]:
-    """Yield the offset and error of each bad row of a failed read, ascending. At the end, all other rows are read.
+    """Yield offset and error of each bad row of a failed read, ascending. By the end, all other rows were read.
 
     One bad row among k costs at most three more reads if its error names the row, and 2 log₂ k if not.
 
@@ -103,7 +103,7 @@ def raise_located(
 ) -> NoReturn:
     """Raise the error of the first bad row of a read, with its row index, epoch and position.
 
-    If each row can be read alone, raise `error` itself.
+    If no row fails when it is read alone, raise `error`.
     """
     for i, failure in find_bad_rows(attempt, rows, error):
         failure.locate(int(rows[i]), int(positions.epoch[i]), int(positions.position[i]))

@@ -53,7 +53,7 @@ def of_rows(
 
 
 def sampled_numbers(count: int) -> list[int]:
-    """The rows that `of_rows` reads by default, of `count` rows."""
+    """Which of `count` rows `of_rows` reads by default."""
     return sampled(count, _SAMPLES)
 
 

@@ -14,7 +14,7 @@ class Shards:
     """Rows 0 … n − 1, divided into consecutive shards: shard i has the next `lengths[i]` rows.
 
     Args:
-      lengths: rows of each shard, 0 or more.
+      lengths: how many rows each shard has, 0 or more.
 
     Example:
       >>> shards = Shards([3, 0, 2])
@@ -41,7 +41,7 @@ class Shards:
 
     def check(self, rows: Indices) -> None:
         """Raise IndexError if one of these rows does not exist."""
-        # as unsigned words, negative rows are the largest, so one maximum finds rows below and above the range
+        # as uint64, negative rows become the largest, so one maximum finds rows below and above the range
         if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
 

@@ -24,12 +24,12 @@ Columns = tuple[slice | Indices, ...]
 Cut = tuple[int, Columns, npt.NDArray[Any]]
 """(number of a leaf, which of its columns to read, the array to write them to)."""
 WillRead = Callable[[Indices, int], bool]
-"""(rows, ahead): start to fetch rows that will be read `ahead` batches later. False: too early; call it again."""
+"""(rows, ahead): starts to fetch rows that are read `ahead` batches later. False: too early, so call it again."""
 OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
-"""Which order a source defines itself: that of a mixture, or ("repeated") the single endless epoch of a Grain
-dataset after `repeat()`. "": none, so it accepts any order."""
+"""Which order a source defines itself: a mixture's, or ("repeated") the single endless epoch of a Grain dataset
+after `repeat()`. "": none, so the source accepts any order."""
 Record = bytes | Mapping[str, Any]
-"""The bytes of a row; or, of a row with several fields, their values by name, at least one of which is bytes."""
+"""The bytes of a row; or, for a row with several fields, their values by name, at least one of them bytes."""
 _MAX_LEAVES_SHOWN = 8
 _ROW_SOURCE_MEMBERS = ("__len__", "spec", "identity", "read", "close")
 
@@ -59,11 +59,11 @@ class Rows:
 
 @runtime_checkable
 class RowSource(Protocol):
-    """A source of rows with random access, which reads many at a time. Write one to read a format of your own.
+    """A source of rows with random access, which reads many rows at once. Write one to read a format of your own.
 
-    A class needs these five members, and no base class. A feed never closes a source that it was given. Worker
-    processes, `Reading(workers=...)`, read only a source that pickles: let `__reduce__` return the path, so that
-    each worker opens the file itself.
+    A class needs these five members, but no base class. A feed never closes a source that it was given. Worker
+    processes (`Reading(workers=...)`) can read a source only if it pickles: let `__reduce__` return the path, so
+    that each worker opens the file itself.
 
     Example:
       >>> import jax, numpy as np
@@ -99,7 +99,7 @@ class RowSource(Protocol):
 
         Rows come in any order and may repeat, and several threads call this at once. `rows` is read-only. Each
         leaf of `out` has the shape `(len(rows), *shape of the leaf)` and may be strided. An error becomes a
-        `RowError` that names the row. Finding it takes few further reads if you raise a `RowError` with `row=`.
+        `RowError` that names the row. If you raise a `RowError` with `row=`, few further reads find this row.
         """
 
     def close(self) -> None:
@@ -141,15 +141,15 @@ def why_not_a_source(source: Any) -> str:
 class Indexed:
     """What sources of arrays and sources of bytes share: `source[i]`, a readable `repr`, and other members.
 
-    Because it has `source[i]` and `len(source)`, it can be the source of a `grain.MapDataset`. To fill a batch,
-    reading many rows at once is many times as fast.
+    With `source[i]` and `len(source)`, they can be the source of a `grain.MapDataset`. But a batch is filled many
+    times as fast by reading many rows at once.
 
     Attributes:
-      picklable: whether worker processes can open it again.
+      picklable: whether worker processes can open the source again.
     """
 
     picklable: bool = True
-    _paths: Sequence[str] = ()  # those of the files, as the user gave them
+    _paths: Sequence[str] = ()  # of the files, as the user gave them
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -171,7 +171,7 @@ class Indexed:
         return self._paths or None
 
     def file_of(self, row: int) -> str | None:
-        """The file that holds a row; None if there is none."""
+        """The file that holds a row; None if no file does."""
         return None
 
     @property
@@ -192,21 +192,21 @@ class Indexed:
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
 
     def close(self) -> None:
-        """Close files. Reads that still run in other threads may raise an error, but never give wrong values."""
+        """Close files. Reads that still run in other threads may raise an error, but never return wrong values."""
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         """One row, in its own memory.
 
         Raises:
           IndexError: there is no such row. A negative index counts from the end.
-          TypeError: a slice, or anything else that is not an integer.
+          TypeError: `index` is a slice, or anything else but an integer.
         """
         try:
             row = operator.index(index)
         except TypeError as error:
             raise TypeError(
-                f"source[i] is one row, got {index!r} for i; for several rows, read one by one, use "
-                "grain.MapDataset.source(source)[start:stop:step]; for batches, a feed"
+                f"source[i] is one row, got {index!r} for i; to read several rows one by one, use "
+                "grain.MapDataset.source(source)[start:stop:step]; for batches, use a feed"
             ) from error
         count = len(self)
         if not -count <= row < count:
@@ -240,14 +240,14 @@ class Source(Indexed):
 
     Attributes:
       spec: a tree of `jax.ShapeDtypeStruct` for one row.
-      lanes: the number of lanes of a stream, whose only row here is its first item; 0: rows with random access.
+      lanes: for a stream, the number of its lanes (only its first item is a row here); 0: not a stream.
       format: how rows are read, as a state names it: "columns", "records", "mixture", "stream" or "3 lanes".
       own_order: which order the source defines itself.
       shuffled: whether the order is shuffled unless the user gives one.
-      reads_columns: whether `read_cuts` can read some leaves or columns only; if not, it gets all leaves, whole.
+      reads_columns: whether `read_cuts` can read some leaves or columns only; if not, ask for all leaves, whole.
       positioned: whether rows depend on their epoch and position, so that `read_cuts` must get `Rows`.
-      ragged_leaves: the numbers of the ragged leaves. Their first axis in a row is as long as each batch needs, at
-        most its size in `spec`. In the `out` of `read` it has any length that holds the rows.
+      ragged_leaves: the numbers of the ragged leaves. In a row, their first axis is as long as the batch needs, at
+        most as long as in `spec`. In the `out` of `read`, it may have any length that holds the rows.
     """
 
     spec: Any
@@ -286,7 +286,7 @@ class Source(Indexed):
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """This source. Of a mixture, one with the weights that the order in a state had before a position."""
+        """This source; for a mixture, one with the weights that the order in a state had before a position."""
         return self
 
     def padded_length(self, rows: Indices) -> int:
@@ -307,7 +307,7 @@ class Source(Indexed):
         self.read(rows.index, out)
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """Write columns of leaves of row rows[i] to index i of each cut's array. Raises whatever `read` raises."""
+        """For each cut, write its columns of row rows[i] to index i of its array. Raises what `read` raises."""
         out = jax.tree.unflatten(jax.tree.structure(self.spec), [leaf for _, _, leaf in cuts])
         if isinstance(rows, Rows):
             self.read_positioned(rows, out)
@@ -352,7 +352,7 @@ class EncodedSource(Indexed):
 
     Attributes:
       fields: the names of the fields of a record; None: a record is one `bytes`.
-      instead: another way than decoding to get arrays, for the error of a feed that is given this source.
+      instead: a way to get arrays without decoding, for the error message if a feed is given this source.
     """
 
     fields: Sequence[str] | None

@@ -22,9 +22,9 @@ class Leaf:
 
     Attributes:
       name: as a user would write it: ``batch['image']``.
-      shape: of one row.
+      shape: the shape in one row.
       dtype: the dtype in the source.
-      placed_dtype: the dtype on the mesh, which is JAX's canonical one (int64 becomes int32 without x64).
+      placed_dtype: the dtype on the mesh, JAX's canonical one (int64 becomes int32 without x64).
     """
 
     name: str
@@ -75,8 +75,8 @@ def first_difference(one: Any, other: Any, root: str) -> tuple[str, str | None, 
     """The first leaf, sorted by name, whose dtype or shape differs between two trees of rows; None if all agree.
 
     Returns:
-      (name of the leaf, what `one` has, what `other` has). The name begins with `root`. What a tree has is a dtype
-      and a shape, or None if it lacks the leaf. The byte order is shown if it is not that of this machine.
+      (name of the leaf, its text in `one`, its text in `other`). The name begins with `root`. A text is the dtype
+      and the shape, with the byte order if this machine has another; or None if the tree lacks the leaf.
     """
     described = [
         {
@@ -143,7 +143,7 @@ def _lost(values: Array, cast: Array) -> npt.NDArray[np.bool_]:
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether JAX supports a dtype: booleans, and the numbers of NumPy (except long double) and of ml_dtypes."""
-    if dtype in (np.longdouble, np.clongdouble) or dtype.kind == "m":  # issubdtype takes timedelta64 for a number
+    if dtype in (np.longdouble, np.clongdouble) or dtype.kind == "m":  # issubdtype counts timedelta64 as a number
         return False
     return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, jnp.number))
 

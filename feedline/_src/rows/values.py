@@ -38,12 +38,13 @@ def as_array(name: str, value: Any) -> Array:
     if not isinstance(value, np.ndarray) and (missing := _missing_in(value)):
         raise ValueError(
             f"{name}: every row must have a value, and {missing} of this {type(value).__name__} "
-            f"{'is' if missing == 1 else 'are'} missing; fill them, column.fillna(0) with pandas and fill_null(0) "
-            "with Arrow or Polars, and pass column.isna() or is_null() as a leaf of its own if the model needs it"
+            f"{'is' if missing == 1 else 'are'} missing; fill them with column.fillna(0) in pandas or "
+            "fill_null(0) in Arrow and Polars, and pass column.isna() or is_null() as another leaf if the model "
+            "needs it"
         )
     try:
         return np.asarray(value)
-    except Exception as error:  # of any type: for example a tensor on a GPU, or one that requires a gradient
+    except Exception as error:  # of any type: for example, a tensor may be on a GPU or require a gradient
         raise TypeError(
             f"{name}: numpy.asarray failed on this {type(value).__name__} with {type(error).__name__}: {error}; "
             "make it a NumPy array before feedline gets it"
@@ -110,8 +111,8 @@ def _of_list(name: str, value: list[Any]) -> Array:
     except ValueError:
         found = "lists of different lengths"
     raise ValueError(
-        f"{name}: a list in a record must form an array of numbers, got {found}; pad to one length, numpy.stack "
-        "arrays, or use a tuple where each element is a leaf of its own"
+        f"{name}: a list in a record must form an array of numbers, got {found}; pad to one length, stack "
+        "arrays (numpy.stack), or use a tuple where each element is a leaf of its own"
     )
 
 
@@ -149,7 +150,7 @@ def write_record(record: Any, spec: RowSpec, targets: list[Any], i: int) -> None
     """Write each leaf of a record to index i of its target.
 
     Raises:
-      ValueError: the record's tree, shapes or dtypes are not those of `spec`, or a value in it is masked.
+      ValueError: the record's tree, shapes or dtypes differ from `spec`, or one of its values is masked.
       TypeError: a leaf cannot become an array.
       OverflowError: a Python number does not fit into the dtype.
     """

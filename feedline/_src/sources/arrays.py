@@ -45,11 +45,11 @@ class ArraySource(Source):
     Reads are thread-safe. A pickled source holds paths, and opens the files again in the other process.
 
     Local files are mapped. Rows of objects in a store are read through the cache. Once the cache has all objects
-    completely, they are mapped as well, until it evicts one.
+    completely, they are mapped as well, until the cache evicts one.
 
     Args:
-      shards: each is the path of a file of arrays, or a tree whose leaves are arrays and paths of files of one
-        array. All have one structure. The source has the rows of the first shard, then of the second, and so on.
+      shards: each is the path of a file of arrays, or a tree whose leaves are arrays and paths of files with one
+        array each. All trees have the same structure. The rows of the first shard come first, and so on.
       options: dtype, columns and windows (see `feedline.open_source`).
       read: reads a file. None: the suffix of each file determines how.
       files: the files of the shards, if they are already open.
@@ -103,7 +103,7 @@ class ArraySource(Source):
             raise ValueError(f"a source must have at least one row, got none in {trees[0][0]}{window}; check it")
 
     def _trees_of(self, number: int, shard: Any) -> list[tuple[str, Any]]:
-        """A shard as a list of (its name for errors, tree of arrays), whose rows follow each other."""
+        """A shard as a list of (its name for errors, tree of arrays). The rows of the trees follow each other."""
         if isinstance(shard, str | os.PathLike):
             name = os.fspath(shard)
             trees = self._arrays_in(name, self._options)
@@ -129,7 +129,7 @@ class ArraySource(Source):
             array, *more = self._arrays_in(os.fspath(leaf), OpenOptions())
             if more or not isinstance(array, np.ndarray | FileArray):
                 raise ValueError(
-                    f"{name}: a leaf must be one array, {leaf} holds several; pass the path itself as the source"
+                    f"{name}: a leaf must be one array, and {leaf} has several; pass the path itself as the source"
                 )
             return array
         if is_in_memory(leaf):
@@ -138,7 +138,7 @@ class ArraySource(Source):
             raise TypeError(
                 f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For "
                 "columns pass a tuple or a dict of arrays. For rows pass numpy.stack(rows); or an object with "
-                "__len__ and __getitem__, as grain.MapDataset.source(rows) is; or, of files, a glob"
+                "__len__ and __getitem__, like grain.MapDataset.source(rows); or, for rows in files, a glob"
             )
         raise TypeError(
             f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
@@ -148,7 +148,7 @@ class ArraySource(Source):
         )
 
     def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
-        """Use these parts of each leaf of a tree of this form. `names`: the file of each part, if known."""
+        """Use these leaves, each in parts, in a tree of this form. `names`: the file of each part, if known."""
         self._leaves, self._names = leaves, names
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
@@ -158,7 +158,7 @@ class ArraySource(Source):
         self.is_remote = self._opened is not None and self._opened.in_store and in_files
         self._store_readers: list[Reader] = []
         self._complete_files = 0
-        """In a store: how many files, from the first one on, the cache was last found to have completely."""
+        """In a store: how many files, counted from the first, the cache had completely when it was last asked."""
         if self.is_remote:
             self._readers = self._store_readers = [self._store_reader(parts) for parts in leaves]
         else:
@@ -173,8 +173,8 @@ class ArraySource(Source):
         in_memory = [part for part in parts if not isinstance(part, FileArray)]
         if in_files and in_memory:
             raise ValueError(
-                "an array in a store must be compressed in all files or in none, and it is not in "
-                f"{in_files[0].file.name}; write all by np.savez, or all by np.savez_compressed"
+                "an array in a store must be compressed in all files or in none, and it is uncompressed "
+                f"in {in_files[0].file.name}; write all files with np.savez, or all with np.savez_compressed"
             )
         if gaps := next((part for part in in_files if part.rows_have_gaps), None):
             raise ValueError(
@@ -189,12 +189,12 @@ class ArraySource(Source):
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
-        """One source with the rows of all these sources, whose spec is the same dict. It does not pickle.
+        """One source with the rows of all these sources, which have the same spec, a dict. It does not pickle.
 
         None of the sources may lie in a store.
 
         Args:
-          number: the key of an added leaf, which says the number of the source of each row.
+          number: the key of an added leaf: for each row, the number of its source.
         """
         source = cls.__new__(cls)
         source._opened, source._files = None, [file for each in sources for file in each._files]
@@ -213,7 +213,8 @@ class ArraySource(Source):
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard. No path, so moving a dataset does not change its identity."""
         _check(self._files[:CHECKS_A_READ])
-        if self._opened is not None and self._read_file is not None:  # in a store, they may be read in groups
+        # the same as in a store, where these files may be read in groups
+        if self._opened is not None and self._read_file is not None:
             return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
         shards = list(zip(*self._leaves, strict=True))
@@ -241,7 +242,7 @@ class ArraySource(Source):
         return self._selected[rows]
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """Write spans of rows of the only leaf side by side into the rows of `out`, and zeros after the last.
+        """Write spans of rows of the only leaf side by side into the rows of `out`, then zeros to the end of each.
 
         Args:
           spans: `first` counts rows over all shards. No span crosses the end of a shard.
@@ -253,8 +254,8 @@ class ArraySource(Source):
         """Call `read` with the current readers and these arguments. Returns what it returns.
 
         A file that was written to before or during the read is refused, because rows may mix old and new bytes.
-        If the cache has lost a mapped file, the rows are read again through the cache. Of many files, each read
-        checks only the next few, so that the checks stay cheap.
+        If the cache has lost a mapped file, the rows are read again through the cache. If there are many files, a
+        read checks only the next few, so that the checks stay cheap.
         """
         to_check = list(itertools.islice(self._files_to_check, self._checks))
         readers = self._current_readers()
@@ -278,7 +279,7 @@ class ArraySource(Source):
         return read(self._store_readers, *arguments)
 
     def _current_readers(self) -> list[Reader]:
-        """The readers to use. In a store: of mapped memory, once the cache has all files, until it evicts one."""
+        """The readers to use. In a store, they read mapped memory while the cache has all files completely."""
         if self._readers is not self._store_readers or library() is None:
             return self._readers
         for file in self._files[self._complete_files :]:
@@ -307,7 +308,7 @@ class ArraySource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches arrays in a store ahead, until all are mapped; None from then on, and for other arrays."""
+        """Fetches arrays in a store ahead, until all are mapped; None from then on, and outside a store."""
         return self._will_read if self.is_remote and self._readers is self._store_readers else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -361,7 +362,7 @@ def _read_ordered(
 
 
 def _start_digest(part: Array | FileArray, samples: int) -> Callable[[], list[Any]]:
-    """Begin to read some rows of an array, or their first bytes. Returns a function that gives their digest."""
+    """Begin to read some rows of an array, or their first bytes. Returns a function that returns their digest."""
     if not isinstance(part, FileArray) or part.rows_have_gaps or 0 in part.shape:
         return lambda: digests.of_array(_view(part, lambda file: file.memory()), samples)
     rows, length = digests.sampled(len(part), samples), min(part.row_bytes, digests.SAMPLED_BYTES)
@@ -494,7 +495,7 @@ class FileRows(Reader):
         super().__init__(parts[0].dtype, parts[0].shape[1:])
         numbers = {id(file): number for number, file in enumerate(files)}
         self._files, self._shards = files, Shards([len(part) for part in parts])
-        self._file_of = np.array([numbers[id(part.file)] for part in parts])  # the file of each part
+        self._file_of = np.array([numbers[id(part.file)] for part in parts])  # the number of each part's file
         self._first = np.array([part.offset for part in parts], np.int64)
         self._stride = np.array([part.strides[0] for part in parts], np.int64)
         self._row_bytes = parts[0].row_bytes
@@ -526,7 +527,7 @@ class FileRows(Reader):
         copy_values(spans, values, out)
 
     def places(self, rows: Indices, counts: Indices | None = None) -> Iterator[Place]:
-        """Yield where these rows lie in the files; with `counts`, where counts[i] rows from row rows[i] on lie."""
+        """Yield where these rows lie in the files; with `counts`, where the counts[i] rows from rows[i] on lie."""
         for number, at, offsets in self._located(rows):
             lengths = np.full(len(offsets), self._row_bytes)
             yield number, offsets, lengths if counts is None else lengths * counts[at]

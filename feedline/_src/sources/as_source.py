@@ -103,7 +103,7 @@ def _of_records(source: Any) -> Source:
 
 
 def _warn_if_batched(dataset: grain.MapDataset[Any] | grain.IterDataset[Any]) -> None:
-    """Warn of a dataset of batches. `to_iter_dataset` may follow `batch`, as a step of its own."""
+    """Warn if a dataset ends with `batch`, or with one more operation after it, as `to_iter_dataset`."""
     if any(type(step).__name__.startswith("Batch") for step in [dataset, *getattr(dataset, "parents", ())[:1]]):
         warn(_BATCHED)
 
@@ -121,7 +121,7 @@ def opened_metadata(source: Any) -> SourceMetadata:
     """The metadata of a user's source. The source is closed if it was opened here.
 
     Raises:
-      ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
+      ValueError, TypeError, OSError: `source` is no source, has no rows, or names no file that exists.
       FeedError: the spec must be taken from a row, and that row cannot be read.
     """
     found = opened(source)

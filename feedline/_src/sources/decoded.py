@@ -51,7 +51,7 @@ def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec
       decode: writes one row into `out`: a tree like `spec`, of writable NumPy arrays. A leaf without axes is
         written by `out["label"][...] = 3`. `decode` must write every element, draw random numbers from `row.key`
         alone, and return None. An error that it raises makes the row bad. With workers, `decode` must pickle.
-      spec: of a row: a tree of `jax.ShapeDtypeStruct`.
+      spec: a tree of `jax.ShapeDtypeStruct` for one row.
 
     Returns:
       A `RowSource`. Closing it closes `source`.
@@ -103,7 +103,7 @@ class DecodedSource(Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """That of the records. The decoder, like a transform, is not part of it."""
+        """The identity of the records. The decoder, like a transform, is not part of it."""
         return {"kind": "decoded", "records": self.encoded.identity}
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class DecodedSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches records in a store ahead; None for other records."""
+        """Fetches records in a store ahead; None outside a store."""
         return self.encoded.will_read
 
     def file_of(self, row: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Documents: rows of any length, stored as values one after the other, and the offsets at which each begins."""
+"""Documents: rows of any length, stored as values one after the other, with the offset at which each begins."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DocumentSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches arrays in a store ahead, until all are mapped; None from then on, or without such arrays."""
+        """Fetches arrays in a store ahead, until all are mapped; None from then on, and outside a store."""
         return self._will_read if any(source.will_read is not None for source in self._arrays) else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -78,7 +78,7 @@ class DocumentSource(Source):
 
 
 def is_documents(given: Any) -> bool:
-    """Whether `open_documents` handles a value, if only to refuse it with the better message."""
+    """Whether `open_documents` opens a value. True for any tuple: its error for a wrong one is the better one."""
     return isinstance(given, tuple) or _is_arrow_lists(given) or bool(_index_paths(given))
 
 
@@ -86,7 +86,7 @@ def open_documents(name: str, given: Any) -> Documents:
     """Open a column of documents.
 
     Args:
-      name: of the column, for errors.
+      name: the name of the column, for errors.
       given: `(values, offsets)`, which are arrays or paths; or the path of an `.idx` file of Megatron-LM, a glob
         or a list of such paths; or a `pyarrow` column of lists, whose values are not copied.
 

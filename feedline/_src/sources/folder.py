@@ -1,4 +1,4 @@
-"""Files that are one row each: those in a folder, in its class folders (with labels), or of a glob."""
+"""Files that are one row each: in a folder, in its class folders (with labels), or found by a glob."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAMPLED_FILES = 64
 
 
 class FolderSource(EncodedSource):
-    """An `EncodedSource` whose records are whole files. Memory per file: its name, some 24 bytes and a version.
+    """An `EncodedSource` whose records are whole files. Memory per file: its name, a version and about 24 bytes.
 
     No descriptor stays open. Reading a file that was deleted, or has changed since it was listed or first read,
     raises a `FeedError`.
@@ -31,7 +31,7 @@ class FolderSource(EncodedSource):
       classes: the names of the class folders in sorted order, or None. A label is an index into this list.
 
     Args:
-      class_ends: for each class, the row after its last one.
+      class_ends: for each class, the number of the row after its last row.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ def open_folder(address: str, store: Store | None) -> FolderSource:
     names, depths = folder.names, folder.names.depths
     if len(names) == 0:
         raise ValueError(
-            f"a source must have at least one row, and the folder {folder.name} has no files that are not hidden; "
+            f"a source must have at least one row, and the folder {folder.name} has no files except hidden ones; "
             "check the path"
         )
     if not depths.any():

@@ -1,6 +1,6 @@
 """Tables: files whose rows are stored in groups, decoded on demand into a bounded cache, or read by row number.
 
-`GroupSource` has rows of numbers, `TableSource` has rows in which a leaf is bytes or text. They share all else.
+`GroupSource` has rows of numbers, `TableSource` has rows in which a leaf is bytes or text. They share the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_ROWS = 1 << 48  # of a file, so that sums over files stay below the largest
 def open_groups(
     open_file: OpenFile, files: Any, options: OpenOptions, sampled: list[Any] | None = None
 ) -> Source | EncodedSource:
-    """The source of files that store rows in groups, or as arrays.
+    """The source for files that store rows in groups, or as arrays.
 
     Args:
       open_file: (file, options) → a description of the file.
@@ -46,7 +46,7 @@ def open_groups(
 
     Raises:
       ValueError: there are no rows, or files do not fit together.
-      FeedError: a file does not have the expected version, or sampled rows have other values.
+      FeedError: a file does not have the expected version, or sampled rows have changed.
     """
     tables = [files.opened(number, lambda file: open_file(file, options)) for number in range(len(files.paths))]
     if all(table.arrays is not None for table in tables):
@@ -78,7 +78,7 @@ class _GroupedRows(Indexed):
     rows soon after each other, as a blocked order does. A group that two threads need at once is read once.
 
     A file must not change while it is open: its version is checked whenever a group is read, and sent to worker
-    processes with the source. Arguments and errors are those of `open_groups`.
+    processes with the source. Arguments and errors: see `open_groups`; `tables` describe the files.
     """
 
     _sampled: list[Any] | None = None  # set by `identity`; workers compare it
@@ -102,8 +102,8 @@ class _GroupedRows(Indexed):
         if (held := sum(table.held_bytes for table in tables)) > options.cache_bytes:
             raise ValueError(
                 f"files that are read into memory must fit into cache_bytes={options.cache_bytes} together, and "
-                f"the {len(files)} from {self._paths[0]} have {held} bytes; raise cache_bytes, or write them as "
-                "Parquet"
+                f"the {len(files)} files from {self._paths[0]} on have {held} bytes; raise cache_bytes, or write "
+                "them as Parquet"
             )
         self._in_place = {file for file, table in enumerate(tables) if table.in_place}
         self._cache: LruCache[Column] = LruCache(options.cache_bytes)
@@ -134,7 +134,7 @@ class _GroupedRows(Indexed):
                 raise _null_error(found, None, self._paths[int(np.argmax(counts > 0))])
 
     def _file_digests(self) -> list[Any] | None:
-        """Sizes and sampled bytes of the files. No path, so a dataset may be moved. None if files are folders."""
+        """Sizes and sampled bytes of the files. No path, so a dataset may be moved. None for Zarr folders."""
         found: list[Any] | None = self._files.digests
         for file in self._files:
             file.check()
@@ -143,7 +143,7 @@ class _GroupedRows(Indexed):
     def _parts(
         self, leaf: int, rows: Indices, at_once_bytes: int
     ) -> Iterator[tuple[list[Column], Indices, Indices, Any]]:
-        """The groups of some rows of a leaf: at a time, as many as fit into `at_once_bytes`, but at least one.
+        """Yield the groups of some rows of a leaf: each time as many as fit into `at_once_bytes`, at least one.
 
         Yields:
           (groups, group, local, places): `places` are the offsets in `rows` of the rows that these groups hold.
@@ -159,7 +159,7 @@ class _GroupedRows(Indexed):
         if not isinstance(spec, str):
             largest = int(shards.lengths_of(needed).max()) * math.prod(spec.shape) * spec.dtype.itemsize
             at_once = max(1, at_once_bytes // max(1, largest))
-        # the threads that read a batch need the same groups: each begins at another group, to decode in parallel
+        # the threads that read a batch need the same groups: each begins at a different one, to decode in parallel
         first = threading.get_native_id() % len(needed)
         needed, group = np.roll(needed, -first), (group - first) % len(needed)
         files = self._file_of_group[leaf].of(needed)
@@ -238,9 +238,9 @@ class _GroupedRows(Indexed):
 
     @contextlib.contextmanager
     def _unchanged(self, rows: Indices) -> Iterator[None]:
-        """A context that refuses files that are read in place and were written to before or during the context.
+        """A context that raises FeedError if a file read in place was written to before or during the context.
 
-        Reading a mapped file that was truncated would end the process. The error for a change replaces any other.
+        Reading a mapped file that was truncated would end the process. This FeedError replaces any other error.
         """
         numbers = self._in_place and self._in_place.intersection(self._file_of_row.of(rows).tolist())
         in_place = [self._files[file] for file in sorted(numbers)]
@@ -280,7 +280,7 @@ class _GroupedRows(Indexed):
 
 
 class GroupSource(_GroupedRows, Source):
-    """A `Source` over files that store rows of numbers in groups. Arguments are those of `_GroupedRows`."""
+    """A `Source` over files that store rows of numbers in groups. Arguments: see `_GroupedRows`."""
 
     reads_columns = True
 
@@ -334,7 +334,7 @@ class GroupSource(_GroupedRows, Source):
 
 
 class TableSource(_GroupedRows, EncodedSource):
-    """An `EncodedSource` over files in which a column is bytes or text. Arguments are those of `_GroupedRows`."""
+    """An `EncodedSource` over files in which a column is bytes or text. Arguments: see `_GroupedRows`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -351,7 +351,7 @@ class TableSource(_GroupedRows, EncodedSource):
         return {"kind": "table", "columns": columns, "files": self._file_digests()}
 
     def records(self, rows: Indices) -> Sequence[Record]:
-        """See `EncodedSource`. Records are bytes or, with `fields`, dicts with numbers as NumPy scalars or arrays.
+        """See `EncodedSource`. Records are bytes or, with `fields`, dicts; numbers are NumPy scalars or arrays.
 
         Raises:
           IndexError: one of these rows does not exist.
@@ -398,7 +398,7 @@ def _unreadable(what: str, error: Exception, row: int | None, file: str) -> RowE
 def _null_error(found: str, row: int | None, file: str) -> RowError:
     return RowError(
         f"every column of a row must have a value, and {found}; fill nulls (docs/formats.md), leave the column "
-        "out with columns=[...], or take another row in its place with feedline.Reading(bad_rows='substitute')",
+        "out with columns=[...], or replace such rows with feedline.Reading(bad_rows='substitute')",
         stage="read",
         row=row,
         file=file,
@@ -409,7 +409,7 @@ def _null_error(found: str, row: int | None, file: str) -> RowError:
 
 
 def _check_same_leaves(paths: Sequence[str], tables: Sequence[Grouped]) -> None:
-    """Raise ValueError if a file has other leaves than the first file."""
+    """Raise ValueError if the leaves of a file differ from the first file's."""
     first: dict[str, str] = {}
     for path, table in zip(paths, tables, strict=True):
         leaves = jax.tree_util.tree_leaves_with_path(table.spec)
@@ -418,7 +418,7 @@ def _check_same_leaves(paths: Sequence[str], tables: Sequence[Grouped]) -> None:
         if found != first:
             raise ValueError(
                 f"files must agree in columns, dtypes and row shapes; {path} has {found}, {paths[0]} has {first}; "
-                "choose columns=[...] that they share, or write them again"
+                "choose columns=[...] that all files share, or write the files again"
             )
 
 
@@ -430,8 +430,8 @@ def _lengths_of(table: Grouped, path: str) -> list[Indices]:
     if shortest < 0 or len(totals) > 1 or max(totals) > _MAX_ROWS:
         raise ValueError(
             "a file must have at most 2^48 rows, the same number for all leaves, in groups of 0 rows or more, and "
-            f"the metadata of {path} promises {sorted(map(int, totals))}, and a group with {shortest}; the file "
-            "is damaged, write it again"
+            f"the metadata of {path} promises {sorted(map(int, totals))} rows, and a group with {shortest}; the "
+            "file is damaged, write it again"
         )
     return lengths
 

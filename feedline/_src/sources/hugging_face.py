@@ -40,7 +40,7 @@ compute: Any = Library("pyarrow.compute", "arrow")
 
 
 class HuggingFaceDataset(Protocol):
-    """What is used of a `datasets.Dataset`: its Arrow table, what `set_format` has set, and its mapped files."""
+    """The parts of a `datasets.Dataset` that are used: its Arrow table, its format, and its mapped files."""
 
     data: Any
     format: Mapping[str, Any]
@@ -49,7 +49,7 @@ class HuggingFaceDataset(Protocol):
 
 
 def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
-    """Whether a value is a `datasets.Dataset`. TypeError: it is of another class of that library."""
+    """Whether a value is a `datasets.Dataset`. TypeError: it is a dict of datasets, or is streamed."""
     if _is(value, "DatasetDict") or _is(value, "IterableDatasetDict"):
         names = ", ".join(repr(name) for name in value)
         raise TypeError(
@@ -58,9 +58,8 @@ def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
         )
     if _is(value, "IterableDataset"):
         raise TypeError(
-            "rows of a source have random access, and an IterableDataset gives its rows only one after the other; "
-            "load the dataset without streaming=True, or pass it as a stream: docs/formats.md#streaming "
-            "shows how"
+            "a source needs random access to its rows, and an IterableDataset returns them only in sequence; "
+            "load the dataset without streaming=True, or pass it as a stream: docs/formats.md#streaming shows how"
         )
     return _is(value, "Dataset")
 
@@ -83,7 +82,7 @@ def check_no_cache(paths: Sequence[str]) -> None:
     caches = [path for path in paths if _CACHED.fullmatch(os.path.basename(path))]
     if 0 < len(caches) < len(paths):
         raise ValueError(
-            "dataset.map, filter and shuffle of Hugging Face cache results beside the files of a dataset, and "
+            "Hugging Face's dataset.map, filter and shuffle keep caches beside the files of a dataset, and "
             f"{caches[0]} is such a cache; open the folder by its path: open_source({os.path.dirname(paths[0])!r})"
             "; or leave the cache out, by the glob data-*.arrow for example, or call open_source(dataset)"
         )
@@ -131,7 +130,7 @@ def _loaded(folder: str) -> HuggingFaceDataset:
 
 
 def _plain_table(dataset: HuggingFaceDataset, options: OpenOptions, files: Files) -> Any:
-    """The chosen columns as a `pyarrow.Table` whose types `column_of` takes, in the memory of the dataset."""
+    """The chosen columns as a `pyarrow.Table` of types that `column_of` takes. It shares the dataset's memory."""
     table = dataset.data.table.select(options.chosen(_columns_of(dataset), "this dataset"))
     if table.num_rows == 0:
         raise ValueError("a source must have at least one row, and this dataset has none")
@@ -178,15 +177,15 @@ def _plain(column: Any, name: str) -> Any:
         return column.cast(kind)  # no copy, unless lists are null
     except ValueError as error:
         raise ValueError(
-            f"column {name!r} must have lists of one length, and some differ from the first, {kind}; pad "
+            f"column {name!r} must have lists of one length, and some differ from the first list, {kind}; pad "
             "them with dataset.map, or read them by their offsets with feedline.Ragged (docs/formats.md). If the "
-            "rows of this dataset were selected from others, copy them with dataset.flatten_indices(). "
+            "rows of this dataset were selected from a larger one, copy them with dataset.flatten_indices(). "
             "columns=[...] leaves the column out"
         ) from error
 
 
 def _of_one_shape(kind: Any, rows: Any) -> Any:
-    """A `pyarrow.DataType` with the lengths of the lists in the first row, without extensions of `datasets`."""
+    """A `pyarrow.DataType` with the list lengths of the first row that is not null, without extension types."""
     if isinstance(kind, pyarrow.BaseExtensionType):
         return _of_one_shape(kind.storage_type, rows.storage)
     if not is_a(kind, "list", "large_list", "fixed_size_list"):
@@ -223,12 +222,12 @@ class _FileColumn:
             path = os.path.join(self._outside.place, self._outside.path_of(row))
             if not os.path.isfile(path):  # reading a pipe would wait
                 raise FileNotFoundError(
-                    f"files of a dataset must lie in it or at local paths, and there is none at {path!r}; put it "
-                    "back, or copy all files into it by dataset.save_to_disk(folder), and open that folder"
+                    f"files of a dataset must lie in it or at local paths, and there is none at {path!r}; put the "
+                    "file back, or store all in the dataset with dataset.save_to_disk(folder), and open the folder"
                 )
             try:
                 (found[at],) = self._outside.read([row])
-            except RowError as error:  # its row number is that in this piece of the table
+            except RowError as error:  # without its row number, which counts within this piece
                 raise OSError(error.message) from error
         return found
 
@@ -253,7 +252,7 @@ class DatasetFiles:
     Iterating over it gives the files that the dataset maps; a dataset in memory has none.
 
     Args:
-      mapped: the mapped files, in their expected versions; None: in their present versions.
+      mapped: the mapped files, with the versions that they must have; None: with their present ones.
     """
 
     in_store = False
@@ -310,9 +309,9 @@ class DatasetFiles:
                 column = self._pieces[piece][name]
                 if column.null is not None and column.null[local].any():
                     raise ValueError(
-                        f"every column of a row must have a value, and {name!r} is null in this row; leave such "
-                        f"rows out, dataset.filter(lambda value: value is not None, input_columns=[{name!r}]), or "
-                        "the column, with columns=[...]"
+                        f"every column of a row must have a value, and {name!r} is null in this row; leave out "
+                        "such rows with dataset.filter(lambda value: value is not None, "
+                        f"input_columns=[{name!r}]), or the column with columns=[...]"
                     )
                 values[here] = column.take(local)
         return found
@@ -327,7 +326,7 @@ class DatasetFiles:
         for row in digests.sampled(self._count, _SAMPLED_ROWS):
             try:
                 values = self.read_rows(range(len(self._names)), np.array([row]))
-            except (ValueError, OSError):  # on all machines; otherwise the data of processes would differ
+            except (ValueError, OSError):  # bad in all processes; if only in some, their fingerprints differ
                 values = [[b"a bad row"]]
             for (value,) in values:
                 data = value if isinstance(value, bytes) else value.tobytes()

@@ -30,14 +30,14 @@ class Lanes:
     """A source of `count` streams that are read side by side: for packing, filters, mixtures.
 
     Lane l fills rows l·B/count … (l+1)·B/count − 1 of each batch of B rows with its own items, in their order.
-    A process runs each lane of which it owns a row. Like files, the lanes are part of the data's definition, so
-    their number does not depend on the number of processes.
+    A process runs the lanes that fill its rows. Like files, the lanes are part of the data's definition, so their
+    number does not depend on the number of processes.
 
     Attributes:
       make_lane: (lane, count) → `grain.IterDataset`. It must give the same items at each call and in each
-        process, chosen by `lane` and `count`, never by the process index. No two lanes share an item.
-      count: the number of lanes; it divides the batch size. If it is a multiple of the shards of the batch
-        axis, no lane runs in two processes.
+        process, chosen by `lane` and `count`, never by the process index. No two lanes may share an item.
+      count: the number of lanes; it must divide the batch size. If it is a multiple of the number of shards of
+        the batch axis, no lane runs in two processes.
 
     Example:
       >>> def make_lane(lane, count):  # every count-th number, filtered for even ones
@@ -88,8 +88,8 @@ def is_stream(source: Any) -> TypeGuard[Lanes | grain.IterDataset[Any]]:
 class FirstItem(Source):
     """A source for a stream. Its only row is the first item of the first lane that has an item.
 
-    The item gives the spec, and fills rows for which no item is left. Its iterator is closed at once, so the item
-    is read twice: each pipeline opens the lanes on its own thread, so that Grain's threads end with that pipeline.
+    The item gives the spec, and fills rows for which no item is left. It is read twice: its iterator is closed at
+    once, and each pipeline opens the lanes on its own thread, so that Grain's threads end with that pipeline.
 
     Raises:
       ValueError: no lane has an item.
@@ -143,23 +143,24 @@ def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError
     why = f"{type(error).__name__}: {error}"
     if isinstance(error, StopIteration):
         why = (
-            "StopIteration, raised by a function of its dataset, which would pass for the end of the lane; give "
-            "next() a default there, or catch the StopIteration"
+            "StopIteration, raised by a function of its dataset (it would look like the end of the lane); give "
+            "next() a default in that function, or catch the StopIteration"
         )
     return FeedError(f"lane {lane} failed after {items} items of epoch {epoch} with {why}", stage="read")
 
 
 def raised_by_user_code(stop: StopIteration) -> bool:
-    """Whether a function that Grain called (of a map, a filter, a source) raised it, so no iterator has ended.
+    """Whether a function that Grain called (of a map, filter or source) raised `stop`, rather than an iterator.
 
     A StopIteration is the end of a stream if it comes from `__next__` of an iterator, Grain's or the user's. It is
-    an error if it comes from another function that Grain calls. Some of Grain's iterators catch it and raise
-    their own later. Then the first StopIteration is the cause of theirs, or leaves no trace.
+    an error if it comes from another function that Grain calls. Some of Grain's iterators catch it, and later
+    raise a StopIteration of their own. The first is then the cause of the second, or lost.
     """
     link: BaseException | None = stop
     while link is not None:
         frames = [frame for frame, _ in traceback.walk_tb(link.__traceback__)]
-        frames = [frame for frame in frames if _package(frame) not in sys.stdlib_module_names]  # thread pools
+        # without thread pools between Grain and the function
+        frames = [frame for frame in frames if _package(frame) not in sys.stdlib_module_names]
         for caller, called in itertools.pairwise(frames):
             name = called.f_code.co_name.rpartition(".")[2]  # Cython's names are qualified
             if _package(caller) == "grain" and _package(called) != "grain" and name != "__next__":

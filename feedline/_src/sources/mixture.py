@@ -37,24 +37,24 @@ class Mixture(Source):
     number of processes, and a feed resumes anywhere in constant time. Each row gets the leaf "source": int32, the
     number of its source in the order of the keys.
 
-    A block is the smallest number of rows that has exactly these shares: 10 for 0.7 and 0.3. Each block has
-    exactly these shares, and its first m rows have them to within one row. Any other m adjacent rows have them to
+    A block is the smallest number of rows that has exactly the shares of the weights: 10 for 0.7 and 0.3. Each
+    block has exactly these shares, and its first m rows have them to within one row. Any other m adjacent rows have them to
     within one row with two sources, and to within less than two rows with more.
 
     Args:
       sources: by name, each anything with random access that a feed takes: arrays, paths, a `RowSource`, a
-        `grain.MapDataset`. All have the same leaves: a dict without the key "source".
+        `grain.MapDataset`. All have the same leaves, in a dict without the key "source".
       weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)], each with the position in
         the epoch from which its weights hold. With phases, a weight may be 0 if it is above 0 in another phase. A
         share is 0 or at least one row in 65,536.
       orders: by name, for sources that do not use the default. Default: shuffled, each with its own seed, which is
         derived from `seed`; but a Grain dataset keeps its order.
-      seed: of these orders, and of the keys that a transform gets.
+      seed: the seed of these orders, and of the keys that a transform gets.
       end: when an epoch ends. "endless": the only epoch has no end. "first_exhausted": once one source has given
         all its rows. "all_exhausted": once every source has given all its rows.
 
     Each source has its own epochs: after its last row it begins again, shuffled anew. In the next epoch of the
-    mixture, each source goes on where it stopped.
+    mixture, each source continues where it stopped.
 
     Raises:
       ValueError, TypeError: the sources do not fit together, or another argument is wrong.
@@ -119,7 +119,7 @@ class Mixture(Source):
         return self.order
 
     def tokens_of(self, rows: Indices) -> Indices | None:
-        """See `Source`. None if a source of these rows does not know."""
+        """See `Source`. None if the source of one of these rows cannot tell."""
         found = np.empty(len(rows), np.int64)
         for number, own, here in self._shards.split(rows):
             tokens = self._each[number].tokens_of(own)
@@ -167,7 +167,7 @@ class Mixture(Source):
         return found
 
     def _with_phases(self, phases: Sequence[Phase]) -> Mixture:
-        """A mixture of these open sources with other weights."""
+        """A mixture of the same open sources with these phases."""
         if sorted(phases) == list(self.order.phases):
             return self
         mixture = Mixture.__new__(Mixture)
@@ -217,7 +217,7 @@ class Mixture(Source):
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`. Each source gets epochs and positions in its own order, and the keys of the mixture.
 
-        Rows that are not adjacent in `rows` are copied once more.
+        Rows of one source that are not adjacent in `rows` are copied once more.
         """
         index = indices_of(rows)
         if self._arrays is not None:
@@ -254,7 +254,7 @@ class Mixture(Source):
             raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
 
     def close(self) -> None:
-        """Close the sources that were opened here. A feed does not: it did not open the mixture."""
+        """Close the sources that were opened here. A feed does not call this: it did not open the mixture."""
         for source in self._owned:
             source.close()
 
@@ -307,8 +307,8 @@ def _check_specs(sources: Mapping[str, Source]) -> None:
             leaf, expected, other = found
             raise ValueError(
                 f"all sources of a mixture must have the same leaves, and {leaf} is {expected or 'missing'} in "
-                f"{first!r}, {other or 'missing'} in {name!r}; store one like the other, or read only what all "
-                "have: open_source(path, columns=[...])"
+                f"{first!r}, {other or 'missing'} in {name!r}; store one like the other, or read only the leaves "
+                "that all have: open_source(path, columns=[...])"
             )
     for name, source in sources.items():
         spec = source.spec
@@ -316,7 +316,7 @@ def _check_specs(sources: Mapping[str, Source]) -> None:
             found_keys = f"have the keys {list(spec)}" if type(spec) is dict else "are no dict"
             raise ValueError(
                 f"a mixture adds a leaf {_SOURCE!r}, so rows must be a plain dict with other keys, all strings, "
-                f'and those of {name!r} {found_keys}; name the arrays, as in {{"x": array}}, and instead of '
+                f'and the rows of {name!r} {found_keys}; name the arrays, as in {{"x": array}}, and instead of '
                 "another mixture pass its sources"
             )
 
@@ -355,12 +355,12 @@ def _phases_of(weights: Weights, sources: Mapping[str, Source]) -> tuple[Phase, 
     ]
     for i, name in enumerate(sources):
         if not any(phase.counts[i] for phase in found):
-            raise ValueError(f"weights: that of {name!r} is 0, so it would never be read; leave the source out")
+            raise ValueError(f"weights: the weight of {name!r} is 0, so it would never be read; leave it out")
     return tuple(found)
 
 
 def _phase(start: int, weights: Any, sources: Mapping[str, Source], where: str) -> Phase:
-    """The phase of these weights from a position on. Error messages begin with `where`."""
+    """The phase with these weights from a position on. Error messages begin with `where`."""
     if not isinstance(weights, Mapping):
         raise TypeError(f'{where} must be a dict as in {{"web": 0.7, "code": 0.3}}, got {repr(weights)[:100]}')
     _check_names(where, weights, sources, all_of_them=True)
@@ -368,11 +368,11 @@ def _phase(start: int, weights: Any, sources: Mapping[str, Source], where: str) 
         is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
             raise ValueError(
-                f"{where}: that of {name!r} must be a finite number and not negative, got {weight!r}; give a "
+                f"{where}: the weight of {name!r} must be a finite number and not negative, got {weight!r}; give a "
                 "share, such as 0.3"
             )
     if not any(weights.values()):
-        raise ValueError(f"{where}: one of them must be above 0, and all are 0; give a source a weight")
+        raise ValueError(f"{where}: one weight must be above 0, and all are 0; give a source a weight")
     return Phase(start, counts_of({name: weights[name] for name in sources}))
 
 
@@ -383,5 +383,5 @@ def _check_names(what: str, given: Mapping[str, Any], names: Mapping[str, Any], 
     found = [f"{kind} {', '.join(map(repr, some))}" for kind, some in kinds if some]
     if found:
         raise ValueError(
-            f"{what}: the names must be those of the sources, {', '.join(map(repr, names))}; {'; '.join(found)}"
+            f"{what}: the keys must be the names of the sources, {', '.join(map(repr, names))}; {'; '.join(found)}"
         )

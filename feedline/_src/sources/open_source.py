@@ -65,8 +65,8 @@ def open_source(
 
     Rows may also be bytes, which `feedline.decoded` turns into arrays: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype`, and of tar archives
-    (`.tar`); tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: those of a folder,
-    of its class folders (`photos/cat/1.jpg`, with labels), or of a glob with another suffix (`photos/*.jpg`).
+    (`.tar`); rows of tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: in a folder,
+    in its class folders (`photos/cat/1.jpg`, with labels), or of a glob with any other suffix (`photos/*.jpg`).
 
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files;
@@ -82,10 +82,10 @@ def open_source(
       cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
         batches, chunks of Zarr and HDF5), which are read whole. To read each group once per epoch, this memory
         must hold the groups of adjacent positions in the order: with `Blocks`, `Blocks.window` × bytes of a block.
-        A single group may be larger. Each thread that reads a batch may hold as many bytes again.
-      missing_chunks: of a Zarr array: "error", or "fill" for rows of the fill value in the metadata. Some writers
-        (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a lost
-        chunk cannot be distinguished from one that was left out.
+        A single group may exceed it. Each thread that reads a batch may hold as many bytes again.
+      missing_chunks: for chunks that a Zarr array lacks: "error", or "fill", which reads the fill value in the
+        metadata. Some writers (zarr-python, unless told otherwise) leave out chunks that hold only this value.
+        With "fill", a lost chunk cannot be distinguished from one that was left out.
       store: for objects in a store (`s3://`, `gs://`, `az://`, `https://`): the cache on local disk, and how long
         failed requests are repeated.
 
@@ -203,7 +203,7 @@ def _open(form: Format, paths: list[str], options: OpenOptions) -> Source | Enco
     files = form.files(paths, options.store)
     if form.way == "mapped":
         return ArraySource(paths, options, files=files)
-    if form.tail_bytes and files.in_store:  # fetch what `open` reads first, of all objects at once
+    if form.tail_bytes and files.in_store:  # fetch the ends of all objects at once
         files.samples([[(max(0, file.size - form.tail_bytes), form.tail_bytes)] for file in files])
     open_file = form.open
     if form.open_first is not None:

@@ -30,20 +30,20 @@ class Packed(DocumentSource):
     and any row is read without the rows before it. In each epoch, documents of the same length change places.
 
     Args:
-      columns: by name, values with one element for each token: `(values, offsets)`, where document i is
-        `values[offsets[i] : offsets[i + 1]]`, arrays or paths of `.npy` files; or the path of an `.idx` file of
+      columns: by name, values with one element for each token: `(values, offsets)`, arrays or paths of `.npy`
+        files, where document i is `values[offsets[i] : offsets[i + 1]]`; or the path of an `.idx` file of
         Megatron-LM, a glob or a list of such paths; or a `pyarrow` column of lists. All columns have the same
-        lengths. One of these values in place of the dict is the column "tokens".
+        offsets. A single one of these, without a dict, is the column "tokens".
       length: tokens in a row.
       packing: "best_fit": documents stay whole. "split": documents follow one another, cut where a row ends, so
         only the last row has padding.
       longer: with "best_fit", what happens to documents of more than `length` tokens. "cut": they are cut into
         pieces of `length` tokens and a shorter one. "drop": they are left out.
       max_documents: the most documents in a row, with "best_fit"; None: any number.
-      repack: whether, in each epoch, documents of the same length change places, and those in a row their order.
+      repack: whether in each epoch documents of the same length change places, and documents in a row their order.
         None: False if values lie in a store, so that documents are fetched before they are needed; else True.
-      seed: of these changes.
-      dtype: of integer columns in the batch; None: as stored. Other columns are always as stored.
+      seed: the seed of these changes.
+      dtype: the dtype of integer columns in the batch; None: the stored one. Other columns keep their dtype.
 
     Attributes:
       documents: how many documents there are, without empty ones.
@@ -105,7 +105,7 @@ class Packed(DocumentSource):
             first, lengths, self.cut, self.left_out = _pieces(offsets, length, longer)
             if not len(first):
                 raise ValueError(
-                    f"at least one document must be no longer than {length}, and {self.left_out} were left out; "
+                    f"at least one document must be no longer than {length}, and all {self.left_out} are longer; "
                     'pass longer="cut", or a greater length'
                 )
             self._packing = BestFit(first, lengths, length, max_documents, seed)
@@ -209,10 +209,10 @@ def _opened(columns: Any) -> dict[str, Documents]:
     first, reference = next(iter(opened.items()))
     for name, column in opened.items():
         if shape := column.spec.shape:
-            raise ValueError(f"values must have one axis, those of {name!r} have the shape {shape}; flatten them")
+            raise ValueError(f"values must have one axis, and {name!r} has the shape {shape}; flatten them")
         if not np.array_equal(column.offsets, reference.offsets):
             raise ValueError(
-                f"all columns must have the same offsets, those of {first!r} and {name!r} differ; write both from "
+                f"all columns must have the same offsets, and {first!r} and {name!r} differ; write both from "
                 "the same documents, without gaps, and use a second source for values that are not per token"
             )
     return {name: column._replace(offsets=reference.offsets) for name, column in opened.items()}

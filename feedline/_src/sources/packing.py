@@ -26,7 +26,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def order_by_length(length: Indices) -> Indices:
-    """int64[n]: the documents sorted by length; those of the same length stay in the order of the source."""
+    """int64[n]: the documents sorted by length; equally long ones stay in the order of the source."""
     narrow = length.astype(np.min_scalar_type(int(length.max())))  # for up to two bytes, NumPy uses a radix sort
     return np.argsort(narrow, kind="stable")
 
@@ -38,7 +38,7 @@ class ByLength:
       first: int64[n], the first token of each.
       length: int64[n], 1 or more.
       order: int64[n], what `order_by_length` returns for them.
-      seed: of the permutations.
+      seed: the seed of the permutations.
 
     Attributes:
       lengths: int64[c], ascending: the lengths that occur. A *length number* is an index into this array.
@@ -55,7 +55,7 @@ class ByLength:
         self._first, self._seed = first[order], seed
 
     def first_tokens(self, length_number: Indices, rank: Indices, epoch: int | None) -> Indices:
-        """The first token of document number `rank` among those of a length.
+        """The first token of document number `rank` among the documents of a length.
 
         Args:
           epoch: the documents of each length are dealt out anew for it. None: they keep the order of the source.
@@ -125,7 +125,7 @@ class BestFit:
 
     @functools.cached_property
     def _tokens_by_row(self) -> npt.NDArray[np.int32]:
-        """Made when tokens are first counted, as a search for the kind of each row takes ten times as long."""
+        """Made when tokens are first counted: searching for the kind of each row would take ten times as long."""
         return np.repeat(self._tokens.astype(np.int32), np.diff(self._first_row))
 
     def spans(self, rows: Indices, epoch: int | None) -> Spans:
@@ -186,7 +186,7 @@ class Split:
     The lengths stay in the order of the source. With an epoch, documents of the same length change places.
 
     Args:
-      offsets: int64[n + 1], ascending: document i has the tokens offsets[i] to offsets[i + 1]. The array is kept.
+      offsets: int64[n + 1], ascending: document i has the tokens offsets[i] … offsets[i + 1] − 1. The array is kept.
       length, seed: as for `BestFit`.
     """
 

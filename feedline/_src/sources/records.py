@@ -64,7 +64,7 @@ class RecordSource(Source):
         return {"kind": "records", "length": len(self), "sampled": digests}
 
     def check_rows(self) -> None:
-        """See `Indexed.check_rows`. Reads the sampled elements, since a filter leaves None in place of many."""
+        """See `Indexed.check_rows`. Reads the sampled elements: a filter may have left None in their place."""
         for row in self._sampled_rows:
             self._element(row)
 
@@ -112,7 +112,7 @@ class RecordSource(Source):
 
 
 def _filter_of(dataset: Any) -> str:
-    """The last filter of a dataset, as text; or, without a filter, another name for what left out an element."""
+    """The last filter of a dataset, as text; "a transformation" if it has no filter."""
     while "Filter" not in type(dataset).__name__:
         if not (parents := getattr(dataset, "parents", ())):
             return "a transformation"

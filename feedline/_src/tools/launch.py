@@ -51,12 +51,12 @@ class Launch:
     """
 
     processes: int
-    """Number of processes; with --hosts on each host."""
+    """Number of processes; with --hosts, on each host."""
     cpu: bool = False
     """Run on the CPU."""
     devices_per_process: int | None = None
     """With --cpu: CPU devices of each process; by default as XLA_FLAGS says. Without --cpu: GPUs of each process;
-    by default an equal share, and with --print one."""
+    by default an equal share, or one with --print."""
     grace_s: float = 5.0
     """Seconds that the other processes may take to exit after the first failure, before they are killed."""
     stop_s: float = 60.0
@@ -70,7 +70,7 @@ class Launch:
     """The command, after --."""
 
     def run(self) -> int:
-        """Returns the exit code (see `Supervisor.run`). Raises `ValueError` if an option is wrong."""
+        """Returns the exit code. Raises `ValueError` if an option is wrong, or the command cannot be run."""
         if not self.command:
             raise ValueError("launch needs a command after --, found none; for example -- python train.py")
         checked_integer("--processes", self.processes, at_least=1)
@@ -93,7 +93,7 @@ class Launch:
         names = () if re.fullmatch("[0-9]{1,6}", hosts) else tuple(hosts.split(","))
         count = len(names) or int(hosts)
         if not count or not all(re.fullmatch("[A-Za-z0-9][A-Za-z0-9.-]*", name) for name in names):
-            raise ValueError(f"--hosts is a number, or names such as dgx1,dgx2, found {hosts!r}; correct it")
+            raise ValueError(f"--hosts must be a number above 0, or names such as dgx1,dgx2, found {hosts!r}")
         variables = {"PYTHONUNBUFFERED": "1"}  # as in process_environments
         if self.cpu:
             variables["JAX_PLATFORMS"] = "cpu"
@@ -113,7 +113,7 @@ def process_environments(
         **environ,
         "FEEDLINE_COORDINATOR": coordinator,
         "FEEDLINE_PROCESSES": str(processes),
-        "FEEDLINE_LOCAL_PROCESSES": str(processes),  # They share the cores.
+        "FEEDLINE_LOCAL_PROCESSES": str(processes),  # All share this host's cores.
     }
     gpus, share = list[str](), 0
     if cpu or environ.get("JAX_PLATFORMS") == "cpu":
@@ -122,14 +122,14 @@ def process_environments(
             common["XLA_FLAGS"] = flags_for_cpu_devices(environ.get("XLA_FLAGS", ""), devices_per_process)
             common.pop("JAX_NUM_CPU_DEVICES", None)  # It would override the flag.
     elif devices_per_process is not None or processes > 1:
-        # Without the variable, a process sees the GPUs that have a device file.
+        # Without CUDA_VISIBLE_DEVICES, a process sees the GPUs that have a device file.
         numbers = ",".join(map(str, range(len(glob.glob("/dev/nvidia[0-9]*")))))
         gpus = list(filter(None, environ.get("CUDA_VISIBLE_DEVICES", numbers).split(",")))
         share = devices_per_process or len(gpus) // processes
         if processes * share > len(gpus) or (gpus and not share):
             raise ValueError(
                 f"Each GPU belongs to one process: {processes} processes with {share or 1} GPUs each were asked "
-                f"for, found {len(gpus)} GPUs ({','.join(gpus)}); ask for fewer, or for the CPU with --cpu"
+                f"for, found {len(gpus)} GPUs ({','.join(gpus)}); ask for fewer processes or GPUs, or use --cpu"
             )
     environments = []
     for process in range(processes):
@@ -154,12 +154,12 @@ def reserved_port() -> Iterator[int]:
 
 
 class Supervisor:
-    """Runs a command once for each environment, shows the output of all, and waits for all of them.
+    """Runs a command as a process for each environment, shows the output of these processes, and waits for them.
 
-    One thread copies each output stream of a process; others wait for signals or for the end of processes. They
-    queue calls for the main thread, so that only the main thread decides, and signals processes. While nobody
-    reads the output, as in a pager, processes that write more wait; signals and deadlines still count. A signal
-    that was ignored when the launcher started, as under nohup, is not forwarded.
+    Each output stream of a process is copied by its own thread; other threads wait for signals or for the end of
+    a process. All of them queue calls for the main thread, which alone makes decisions and signals processes.
+    While nobody reads the output, as in a pager, processes that write more wait, but signals and deadlines still
+    take effect. A signal that was ignored when the launcher started, as under nohup, is not forwarded.
     """
 
     def __init__(self, environments: Sequence[Mapping[str, str]], grace_s: float, stop_s: float) -> None:
@@ -168,8 +168,8 @@ class Supervisor:
         self._stop_s = stop_s
         self._calls = queue.SimpleQueue[Callable[[], None]]()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._codes: dict[int, int] = {}  # of ended processes, in the order in which they ended
-        self._copying = 0  # streams that have not ended
+        self._codes: dict[int, int] = {}  # exit codes of ended processes, in the order in which they ended
+        self._copying = 0  # how many streams have not ended
         self._last = [deque[bytes](maxlen=_REMEMBERED_LINES) for _ in environments]
         self._blamed: dict[
             int, tuple[int, bool]
@@ -184,7 +184,7 @@ class Supervisor:
     def run(self, command: Sequence[str]) -> int:
         """Returns the exit code; `ValueError` if the command cannot be run. Call it from the main thread."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel forgets how a child ended
-        # a handler in Python may run only after the main thread stops waiting, so a pipe tells a thread of signals
+        # Python runs handlers only once the main thread stops waiting, so a pipe reports signals to another thread
         caught, catching = os.pipe()
         os.set_blocking(catching, False)
         signal.set_wakeup_fd(catching)
@@ -209,7 +209,7 @@ class Supervisor:
                 command, env=environ, stdin=null, stdout=pipe, stderr=pipe, process_group=group
             )
         except OSError as error:
-            fix = "try whether it runs without the launcher, as in python train.py"
+            fix = "check that it runs without the launcher, as in python train.py"
             raise ValueError(f"cannot run {command[0]}: {error.strerror}; {fix}") from error
         self._running[index] = child
         self._copying += 2
@@ -243,7 +243,7 @@ class Supervisor:
                     return
 
     def _copy(self, index: int, target: int, pipe: IO[bytes] | None) -> None:
-        """In a thread: write the lines of one stream of a process. A line longer than 64 KiB becomes several."""
+        """In a thread: write the lines of one stream of a process. A line longer than 64 KiB is split."""
         assert pipe is not None, "Popen was asked for one"
         with pipe:
             while line := pipe.readline(_MAX_LINE):
@@ -258,7 +258,7 @@ class Supervisor:
         self._copying -= 1
 
     def _write(self, target: int, text: bytes) -> None:
-        """Write without Python's buffers, which would try again at exit to write what failed."""
+        """Write without Python's buffers, which would repeat a failed write at exit."""
         with self._writing[target]:
             while text and self._broken is None:
                 try:
@@ -303,8 +303,8 @@ class Supervisor:
         if failed is None:
             return 0, ""
         other, silent = self._blamed.get(failed, (failed, False))
-        # the blamed process may be the cause and end later: process 0 ends last, since it holds all messages, and
-        # if a process is silent, jax aborts the others (SIGABRT)
+        # the blamed process may be the cause although it ended later: process 0 ends last, since it stores all
+        # messages, and if a process is silent, jax aborts the others (SIGABRT)
         if self._codes.get(other) and (not silent or self._codes[failed] == -signal.SIGABRT):
             failed = other
         code = self._codes[failed]
@@ -313,8 +313,8 @@ class Supervisor:
         )
         text = f"process {failed} of {len(self._codes)} {ending}"
         if self._signals:
-            text += f", after {', '.join(number.name for number in self._signals)} had been passed on"
-            text += f" and {self._stop_s:g} s had gone by; --stop-s gives more" if self._overdue else ""
+            text += f", after {', '.join(number.name for number in self._signals)} had been forwarded"
+            text += f" and {self._stop_s:g} s had passed; --stop-s allows more" if self._overdue else ""
         elif code == -signal.SIGKILL and not self._overdue:
             text += "; the kernel sends this signal when memory runs out"
         if not self._signals and len(self._codes) > 1:

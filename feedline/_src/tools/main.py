@@ -41,7 +41,7 @@ _SIGNAL_BASE = 128  # plus the signal's number, as in a shell
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; None: that of this process.
+    """Run a command line; None: this process's own.
 
     Returns:
       The exit code: 0; 1 after a FeedError; 2 if an argument is wrong; 3 and 4 after warnings and errors of the
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _exit_code(list(argv))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a locale may lack a character of a table
+        sys.stdout.reconfigure(errors="replace")  # the locale's encoding may lack characters
     arguments = sys.argv[1:]
     heeds_signals = arguments[:1] in (["train"], ["launch"])
     with interrupts_get_through(), contextlib.nullcontext() if heeds_signals else terminations_raise():
@@ -104,7 +104,7 @@ def _loaded(name: str) -> Any:
 
 
 def _list_commands(arguments: list[str]) -> NoReturn:
-    """Print the help: all commands, or those that begin with the given word."""
+    """Print the help, for all commands or those that begin with the given word, and exit."""
     asked = arguments[-1:] in (["-h"], ["--help"])
     name = " ".join(arguments[:2])
     if not asked:

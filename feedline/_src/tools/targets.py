@@ -1,4 +1,4 @@
-"""Builds the feed of a target on the command line: of module:make_feed, or of a path of rows."""
+"""Builds the feed for a target on the command line: module:make_feed, or a path of files with rows."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def load_make_feed(target: str, devices: int) -> MakeFeed:
 
 
 def _size_of_batch(path: str, devices: int) -> int:
-    """A multiple of `devices`: about an eighth of the rows, and at most about a million numbers in a batch."""
+    """A multiple of `devices`: about an eighth of the rows, but at most about a million numbers in a batch."""
     source = open_arrays(path)
     rows, leaves = len(source), jax.tree.leaves(source.spec)
     source.close()
     if rows < 2 * devices:
         raise ValueError(
-            f"batches are divided among {devices} devices here, which needs at least {2 * devices} rows, but "
-            f"{path} has {rows}; give more rows, or fewer devices or processes, as in --processes 1,2"
+            f"batches are divided among {devices} devices here, so at least {2 * devices} rows are needed, but "
+            f"{path} has {rows}; add rows, or use fewer devices or processes, as in --processes 1,2"
         )
     row = sum(math.prod(leaf.shape) for leaf in leaves)
     fitting: int = max(1, min(rows // _EPOCH_BATCHES, _BATCH_ELEMENTS // max(1, row)) // devices) * devices
@@ -52,7 +52,7 @@ def one_size(options: FeedOptions) -> FeedOptions:
 def build_feed(name: str, make_feed: MakeFeed, mesh: Mesh, change: Change) -> Feed:
     """The feed that the user's function builds over a mesh, with changed options.
 
-    `make_feed` can be the function that the training program calls: it needs no parameters for the command.
+    `make_feed` can be the function that the training program calls: the command needs no extra parameters.
     """
     built: list[FeedOptions] = []
 

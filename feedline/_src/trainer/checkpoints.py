@@ -45,7 +45,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """Checkpoints of one run in one directory. Use it as a context manager, which waits for unfinished writes.
 
     With several processes, all call the same methods in the same order, and share the directory. A checkpoint
-    is complete once its folder is renamed; if a process is killed during a save, the one before stays the newest.
+    is complete once its folder is renamed; after a kill during a save, the previous one stays the newest.
 
     Raises:
       FeedError: another run uses the directory.
@@ -57,7 +57,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._feed = feed
         self._replicated = NamedSharding(mesh, P())
         with contextlib.ExitStack() as stack:
-            # only process 0 deletes and renames; if the lock is refused, the others wait until its error ends them
+            # only process 0 deletes and renames; if it gets no lock, the others wait until its error ends them
             if jax.process_index() == 0:
                 stack.enter_context(_lock(directory))
             options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True)
@@ -136,7 +136,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._manager.wait_until_finished()
             if feed["step"] == self._manager.latest_step():
                 return
-            # checked first: if a write fails, Orbax's threads print tracebacks
+            # the space is checked first: if a write fails, Orbax's threads print tracebacks
             if shutil.disk_usage(self._directory).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             items = ocp.args.Composite(

@@ -108,15 +108,15 @@ def fit(
         devices are averaged, weighted by valid rows: a loss that compares rows gives another result.
       optimizer: an optax transformation.
       mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program per device.
-      steps: training steps in all, including those of earlier runs in `checkpoint_dir`; if those reach `steps`,
-        `fit` trains no further. None: one pass over the feed. If the feed ends before `steps`, `fit` logs a
-        warning.
+      steps: training steps in all, including the steps of earlier runs in `checkpoint_dir`; if these runs reached
+        `steps`, `fit` trains no further. None: one pass over the feed. If the feed ends before `steps`, `fit`
+        logs a warning.
       seed: seed of the key for `init`.
       evaluation: a feed with `epochs=1` and `remainder="pad"`. Every `evaluate_every` steps the model is tested on
         one pass over it, and the metrics go into the history. `Fitted.evaluate` tests the last state.
       evaluate_every: steps from one evaluation to the next, a multiple of `report_every`.
       measure: replaces `loss` in the evaluation.
-      callbacks: such as a `LiveLine`: called with a `Progress` at each report, on process 0 only.
+      callbacks: functions, such as a `LiveLine`, called with a `Progress` at each report, on process 0 only.
       report_every: steps from one report to the next. The metrics of these steps stay on the devices and are
         fetched together.
       checkpoint_dir: save checkpoints there, and continue from the newest one, with any mode and topology. The

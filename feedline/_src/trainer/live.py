@@ -1,4 +1,4 @@
-"""Shows the loop's progress: one line that is updated on a terminal, or a line every ten seconds elsewhere."""
+"""Shows the loop's progress: one line that is updated on a terminal, or else a new line every ten seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feedline._src.listen.statistics import HasStatistics, check_feed
 from feedline._src.trainer.loop import Progress
 
 _UPDATE_EVERY_S = 0.1  # on a terminal
-_PRINT_EVERY_S = 10.0  # elsewhere
+_PRINT_EVERY_S = 10.0  # to a file or a pipe
 
 
 class _Console(Console):
@@ -33,9 +33,9 @@ class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
     """A callback for `fit` that writes to standard error. Use it as a context manager.
 
     The line shows the step, the loss, rows/s since the first step, and the share of the time that the loop waits
-    for input. With a feed, this share covers the latest batches, and then come what limits training ("read
-    limits", see `Feed.report`) and the bytes/s that this process places. Metrics come last. The line is cut off at
-    the width of a terminal.
+    for input. With a feed, this share covers the latest batches, and two parts follow: what limits training
+    (such as "read limits", see `Feed.report`), and the bytes/s that this process places. Other metrics come last.
+    On a terminal, the line is cut off at its width.
 
     No thread is started: the line is updated when the loop reports, at most ten times a second. With a feed, each
     update takes up to two milliseconds.

@@ -175,9 +175,9 @@ class TensorBoardLog(_Log):
     """A callback for `fit` that writes events for TensorBoard. Use it as a context manager.
 
     Each metric is a scalar with the same name as in the history; "rows_per_s" and "wait_share" are two more
-    scalars. Each run writes a new file into the folder. A resumed run makes TensorBoard hide what earlier files
-    have of steps after the step from which it resumed; a run that begins at step 1 hides all earlier events. To
-    compare trainings, give each its own folder. From your own loop, call `write`.
+    scalars. Each run writes a new file into the folder. A resumed run makes TensorBoard hide events in
+    earlier files that belong to steps after the one from which it resumed; a run that begins at step 1 hides all
+    earlier events. To compare trainings, give each its own folder. From your own loop, call `write`.
 
     It needs tensorboardX, but neither TensorFlow nor torch: `pip install '.[tensorboard]'` in the clone.
 
@@ -219,7 +219,7 @@ class TensorBoardLog(_Log):
     def write(self, step: int, values: Values) -> None:
         """Write values of a step, from your own loop.
 
-        The first step that is written begins the run: TensorBoard hides what earlier files have from this step on.
+        The first step that is written begins the run: TensorBoard hides events in earlier files from this step on.
 
         Args:
           step: larger than in the last call; otherwise a new run begins.

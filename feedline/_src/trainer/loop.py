@@ -87,8 +87,8 @@ class Loop:
 
     Args:
       done: number of steps that earlier runs did.
-      feed: the feed that the batches come from. The processes are ended if their feeds are at different places at
-        the same step. If a loss is not finite, the error names the rows.
+      feed: the feed that the batches come from. The processes are ended if their feeds are at different positions
+        at the same step. If a loss is not finite, the error names the rows.
 
     Attributes:
       dispatched: steps dispatched, counted over all runs. `progress` counts only finished steps.
@@ -145,7 +145,7 @@ class Loop:
 
         Raises:
           FeedError: a loss since the last report, or a parameter, is not finite.
-          ProcessError: the feed of another process is at another place.
+          ProcessError: the feed of another process is at another position.
         """
         self._compare_places(self._in_flight[-1] if self._in_flight else self._last)
         self._wait(0)
@@ -210,7 +210,7 @@ class Loop:
             self._step_places.compare(call.step, *call.place)
 
     def _error(self, step: int, message: str) -> FeedError:
-        """The error that ends training because of `step`, not reported yet. Names its rows if the feed can."""
+        """The error that ends training because of a step that was not reported. Names its rows if the feed can."""
         calls = [*self._unreported, self._last]
         call = next(call for call in calls if call is not None and call.step >= step)
         rows, (epoch, position) = "the rows", call.place or (None, None)

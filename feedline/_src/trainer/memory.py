@@ -21,7 +21,7 @@ _SAMPLES = 10
 """The watch looks for growth at this number of samples and at twice as many. Then it drops every second sample and
 doubles the interval, so that it looks for growth each time the number of steps has doubled."""
 _MIN_CORRELATION = 0.9
-"""A series counts as growing from this correlation with the steps on; one that only varies stays below."""
+"""A series counts as growing if it correlates at least this much with the steps; mere variation does not."""
 _NOISE = {"arrays": 0, "device": 1 << 20, "host": 16 << 20, "slabs": 0}
 """What is watched, and how much each may grow in a sound loop, since allocators keep freed memory."""
 _HINTS = {
@@ -36,8 +36,8 @@ _HINTS = {
 def held(feed: Any = None) -> dict[str, int]:
     """What this process holds now, by name. Moves no data, and waits for nothing.
 
-    "device 0": bytes in use on it. If a device does not count them, such as a CPU: bytes of live arrays, where an
-    array and a view of its shard count twice. "host": resident bytes of the process, left out without /proc.
+    "device 0": bytes in use on it; if a device does not count them, such as a CPU, the bytes of live arrays, where
+    an array and a view of its shard count twice. "host": resident bytes of the process; missing without /proc.
     "slabs": host buffers of the feed. "arrays float32[64, 8]": number of arrays with this dtype and global shape.
     """
     live = [array for array in jax.live_arrays() if not array.is_deleted()]

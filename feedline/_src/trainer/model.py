@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 
     features: int  # numbers in one image
     classes: int
-    layers: int = 2  # hidden ones
+    layers: int = 2  # hidden layers
     width: int = 128
 
 

@@ -29,7 +29,7 @@ Measure = Callable[[Params, Batch], tuple[jax.Array, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Practices:
-    """How a step is compiled and run. Each default is what measured better; docs/benchmarks.md shows the figures.
+    """How a step is compiled and run. What is faster or costs nothing is on by default: see docs/benchmarks.md.
 
     Attributes:
       donate_state: the new state takes the memory of the old one. False: both exist at the same time.
@@ -119,7 +119,7 @@ def compiled(
             f'shard_state needs mode "jit_multi", got "{mode}", which keeps the whole state on each device'
         )
     if mode == "pmap":
-        mesh = Mesh(list(mesh.devices.flat), (AXIS,))  # pmap's own axis; with another mesh it would compile twice
+        mesh = Mesh(list(mesh.devices.flat), (AXIS,))  # as in pmap; with another mesh, a step would compile twice
     task = dataclasses.replace(
         task,
         compute=None if practices.compute == "float32" else practices.compute,
@@ -247,12 +247,12 @@ def _mesh_of(spec: Any) -> Mesh:
 
 
 def _split_shardings(like: State, mesh: Mesh, spec: Any, rows_axis: int) -> State:
-    """Shardings that split each leaf over the devices that split the rows, along its largest axis that divides."""
+    """Shardings that split each leaf over the devices that split the rows, along its largest divisible axis."""
     of_batch = jax.tree.leaves(spec)[0].sharding.spec
     axes = of_batch[rows_axis] if len(of_batch) > rows_axis else None
     if axes is None:
         raise ValueError(
-            "shard_state splits the state over the devices among which rows are split, but here no rows are; "
+            "shard_state splits the state over the devices among which rows are split, but rows are not split; "
             'give the feed a sharding over an axis of the mesh, such as PartitionSpec("data")'
         )
     shards = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))

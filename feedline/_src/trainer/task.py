@@ -23,7 +23,7 @@ Init = Callable[[jax.Array], Params]
 Loss = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
 """(parameters, batch) → (mean loss [], means of other metrics, each [])."""
 _RESERVED = ("loss", "step", "rows_per_s", "wait_share")
-"""Names of columns of a report that a metric of a loss function may not have."""
+"""Names that a metric of a loss function may not have: a report has columns with these names."""
 
 
 class State(NamedTuple):
@@ -61,7 +61,7 @@ class Task:
         """The state after one step, and the means of the batch, computed with the parameters before the step."""
         (_, means), gradient = jax.value_and_grad(self.means, has_aux=True)(state.params, batch)
         means, gradient = _mean_over(self.axis, (means, gradient), valid_rows(batch))
-        gradient = jax.tree.map(jnp.conj, gradient)  # for complex parameters, JAX gives its conjugate
+        gradient = jax.tree.map(jnp.conj, gradient)  # for complex parameters, JAX returns the conjugate
         change, optimizer = self.optimizer.update(gradient, state.optimizer, state.params)
         return State(optax.apply_updates(state.params, change), optimizer, state.step + 1), means
 

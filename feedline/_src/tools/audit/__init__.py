@@ -1,1 +1,1 @@
-"""`feedline audit` runs a feed in many layouts, also after a kill, and compares each row with one device's."""
+"""`feedline audit` compares the rows of a feed on one device with its rows in many layouts, also after a kill."""

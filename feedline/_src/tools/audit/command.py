@@ -18,18 +18,18 @@ from feedline._src.options import checked_integer
 class Audit:
     """Check on your own data that a feed delivers the same rows on any layout, and each row once per epoch.
 
-    It runs the feed on one CPU device, and then on several processes with several devices each, on meshes of
-    several shapes, with other threads, workers and batch sizes, killed half way and resumed on other processes.
+    It runs the feed on one CPU device. Then it varies the number of processes, the mesh, threads, workers and the
+    batch size, and also kills the feed half way and resumes it in new processes.
     Each process computes a digest of every row on its devices. The rows must equal those on one device, bit by
-    bit. Exit code 1: something differs; the first layout, batch, row and leaf are printed.
+    bit. Exit code 1: something differs; the first layout, batch, row and leaf that differ are printed.
 
     Attributes:
-      target: a path or glob of files with rows, for a feed of all leaves; or module:make_feed, imported from the
+      target: a path or glob of files, to audit a feed of all their leaves; or module:make_feed, imported from the
         current folder: make_feed(mesh) builds a new feedline.Feed over a mesh with the axes data and model.
       processes: the numbers of processes to run on, separated by commas; 1 is always added.
       batches: how many batches are compared at most, from the start of the feed.
       batch_size: rows in the global batch. None: the feed's own; for a path, about an eighth of its rows. Must be
-        a multiple of the number of devices: the least common multiple of 2 and --processes, at least 4.
+        a multiple of the number of devices, which is max(4, the least common multiple of 2 and all --processes).
       limit_s: how long one layout may take, in seconds.
       json: print one line of JSON on standard output, in place of the table.
     """
@@ -50,7 +50,7 @@ class Audit:
             raise ValueError(f"--limit-s must be above 0 and below 1e9 seconds, got {self.limit_s}")
         counts = self.processes.split(",")
         if not all(count.strip().isdecimal() and int(count) for count in counts):
-            raise ValueError(f"--processes takes counts separated by commas, as 1,2,4, got {self.processes!r}")
+            raise ValueError(f"--processes takes counts separated by commas, as in 1,2,4, got {self.processes!r}")
         try:
             result = self._result(sorted({1, *map(int, counts)}))
         except FeedError as error:

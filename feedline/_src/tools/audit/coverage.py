@@ -25,7 +25,7 @@ from feedline._src.tools.audit.verdict import (
 )
 
 _MAX_ROWS = 1 << 23
-"""At most so many row indices are counted, because each count takes 8 bytes."""
+"""The most row indices that are counted, because each count takes 8 bytes."""
 
 
 def measure_coverage(feed: Feed, observed: Observed) -> Observed:
@@ -37,30 +37,30 @@ def measure_coverage(feed: Feed, observed: Observed) -> Observed:
     """
     settings, covered, not_covered = observed.settings, observed.covered, observed.not_covered
     if settings.rows is None:
-        not_covered.append("that each row comes once was not shown: a stream has no row indices")
+        not_covered.append("that each row comes once, since a stream has no row indices")
         return observed
     if not settings.transformed and feed.options.reading.bad_rows != "raise":
-        not_covered.append("rows were not compared with the source: Reading(bad_rows=...) may replace them")
+        not_covered.append("that rows equal the source's, since Reading(bad_rows=...) may replace them")
     elif not settings.transformed:
         compared = _compare(feed, observed)
         covered.append(f"{compared:,} rows delivered on one device equal the rows of the source at their indices.")
     if "mixture" in as_source(feed.options.source).own_order:
-        not_covered.append("that each row comes once was not shown: in a mixture each source has its own epochs")
+        not_covered.append("that each row comes once, since in a mixture each source has its own epochs")
         return observed
     epochs, rows = observed.states[-1]["epoch"] + 1, settings.rows
     if epochs * rows > _MAX_ROWS:
         not_covered.append(
-            f"that each of {rows:,} rows comes once was not shown: at most {_MAX_ROWS:,} row indices are counted"
+            f"that each of {rows:,} rows comes once, since at most {_MAX_ROWS:,} row indices are counted"
         )
         return observed
     left_out = int((_count(feed, settings, rows, epochs) == 0).sum())
-    without = f"; {left_out:,} in all are left out by remainder {settings.remainder!r}" if left_out else ""
-    covered.append(f"{counted(epochs, 'epoch')} of {rows:,} rows: each row index comes once{without}.")
+    without = f"; remainder {settings.remainder!r} leaves out {left_out:,} in all" if left_out else ""
+    covered.append(f"{counted(epochs, 'epoch')} of {rows:,} rows: each row index comes once per epoch{without}.")
     return observed
 
 
 def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArray[np.int64]:
-    """How often each row comes in the first epochs, by `rows_of`, which reads no data.
+    """How often each row comes in each of the first `epochs` epochs, by `rows_of`, which reads no data.
 
     Raises `Difference` if a row comes twice in an epoch. Where batches begin and end is computed without the feed.
     """
@@ -72,7 +72,7 @@ def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArra
         real = position < rows
         if len(found) != len(real) or ((found >= 0) != real).any() or (found >= rows).any():
             raise Difference(f"the batch at epoch {start[0]}, position {start[1]} has unexpected row indices")
-        counted_here = real & (epoch < epochs)  # a batch of "wrap" may reach into the next epoch
+        counted_here = real & (epoch < epochs)  # with "wrap", a batch may reach into the next epoch
         np.add.at(times, (epoch[counted_here], found[counted_here]), 1)
     for epoch, row in np.argwhere(times > 1)[:1]:
         raise Difference(f"row {row} of the source comes {times[epoch, row]} times in epoch {epoch}")
@@ -80,7 +80,7 @@ def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArra
 
 
 def _compare(feed: Feed, observed: Observed) -> int:
-    """Compare delivered rows with the source. Returns how many; raises `Difference` if one has other values."""
+    """Compare delivered rows with the source, and return their number. `Difference`: a row has other values."""
     source = as_source(feed.options.source)
     delivered, state = list(observed.settings.leaves), feed.get_state()
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(feed.spec)]
@@ -102,7 +102,7 @@ def _compare(feed: Feed, observed: Observed) -> int:
             wrong = observed.digests[number][leaf][0, real] != digests
             if wrong.any():
                 row = int(real[wrong.argmax()])
-                found = f"it differs from row {indices[row]} of the source, which rows_of returns for it"
+                found = f"rows_of says that it is row {indices[row]} of the source, but it has other values"
                 raise Difference(found, batch=number, row=row, leaf=delivered[leaf])
         compared += len(real)
     return compared

@@ -22,7 +22,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], columns: Ranges) -> Digests:
-    """uint64[k]: the digests of these columns of k rows. `shape`: that of a whole row."""
+    """uint64[k]: the digests of these columns of k rows. `shape` is the shape of a whole row."""
     word = np.dtype(f"u{min(values.dtype.itemsize, 4)}")
     keys = _keys(leaf, shape, columns, values.dtype.itemsize // word.itemsize)
     words = np.ascontiguousarray(values).reshape(-1).view(word).reshape(len(values), len(keys))
@@ -36,9 +36,9 @@ def whole_row_digests(rows: npt.NDArray[Any], leaf: int) -> Digests:
 
 
 def shard_digests(array: Any, leaf: int) -> Digests:
-    """uint64[replicas, rows]: the digests of this process's shards of an array, placed by the shards' own indices.
+    """uint64[replicas, rows]: the digests of an array's shards in this process, at the rows of each shard's index.
 
-    Summed over all processes, each replica has the digests of all rows.
+    The sum over all processes has, for each replica, the digests of all rows.
     """
     found = np.zeros((1 + max(shard.replica_id for shard in array.global_shards), array.shape[0]), np.uint64)
     for shard in array.addressable_shards:
@@ -52,7 +52,7 @@ def shard_digests(array: Any, leaf: int) -> Digests:
 
 @functools.lru_cache(maxsize=256)
 def _keys(leaf: int, shape: tuple[int, ...], columns: Ranges, words: int) -> Digests:
-    """The keys of the words in these columns. Philox (Salmon et al. 2011) generates those of the whole row."""
+    """The keys of the words in these columns. Philox (Salmon et al. 2011) generates the keys of the whole row."""
     keys = np.asarray(np.random.Philox(key=leaf).random_raw(math.prod(shape) * words), np.uint64)
     chosen: Digests = keys.reshape(*shape, words)[tuple(slice(*column) for column in columns)]
     return chosen.reshape(-1)

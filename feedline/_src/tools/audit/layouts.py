@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feedline._src.listen.words import counted
 
 AXES = ("data", "model")
-_FEWEST_DEVICES = 4  # so that a mesh has both axes, even on one process
+_FEWEST_DEVICES = 4  # so that both mesh axes have several, even on one process
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,11 +23,11 @@ class Layout:
 
     Attributes:
       mesh: int64[data, model], the position of each device in `jax.devices()`.
-      threads, workers: of the feed; None: unchanged. `threads` is also the number of parts of each batch.
+      threads, workers: how many the feed uses; None: unchanged. A batch is divided into `threads` parts.
       times: multiplies the feed's batch size.
-      saves: takes half of the batches and saves the state. Its processes are then killed by SIGKILL, with the feed
-        open and reading ahead.
-      resumes: continues from the state that the launch before this one saved.
+      saves: whether it takes half of the batches and saves the state. SIGKILL then kills its processes, while the
+        feed is open and reads ahead.
+      resumes: whether it continues from the state that the previous launch saved.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Layout:
 
 
 def devices_for(counts: Sequence[int]) -> int:
-    """The number of devices over all processes, which all launches share."""
+    """The number of devices over all processes, the same in all launches."""
     return max(_FEWEST_DEVICES, math.lcm(2, *counts))
 
 

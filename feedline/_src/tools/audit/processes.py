@@ -37,7 +37,7 @@ Results = Generator[tuple[Layout, list[Observed | NotRun]]]
 _START_S = 120.0
 _CLOSE_S = 5.0
 _SHOWN_LINES = 20
-_FAILED = "failed"  # process k writes why it failed to the file failed.k
+_FAILED = "failed"  # process k, if it fails, writes the reason to the file failed.k
 
 
 class Job(NamedTuple):
@@ -53,7 +53,7 @@ class Job(NamedTuple):
 def results(job: Job) -> Results:
     """Yield each layout with what its processes observed, once all of them are done with it.
 
-    No process outlives the generator. Raises FeedError if one failed, or a layout took longer than `job.limit_s`.
+    No process outlives the generator. FeedError: a process failed, or a layout took longer than `job.limit_s`.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-audit-", ignore_cleanup_errors=True) as folder:
         for launch, layouts in enumerate(launches(job.counts)):
@@ -119,7 +119,7 @@ def run_launch(job: Job, folder: str) -> None:
             except Exception as error:  # noqa: BLE001  the audit reports every kind of error
                 traceback.print_exc()
                 line = traceback.format_exception_only(error)[0].strip()
-                if layout.workers and "pickle" in line:  # no fault: the audit asked for workers, not the user
+                if layout.workers and "pickle" in line:  # no fault: the audit, not the user, asked for workers
                     result = pickle.dumps(NotRun(line))
                 else:
                     name, result = _FAILED, f"{layout.title}: {line}".encode()
@@ -153,12 +153,12 @@ def _run(job: Job, folder: Path, layout: Layout, open_feeds: contextlib.ExitStac
     try:
         feed = build_feed(job.target, make_feed, mesh, changed)
     except ValueError as error:
-        if layout.workers or layout.times > 1:  # the audit asked for these options, not the user
+        if layout.workers or layout.times > 1:  # the audit, not the user, asked for these options
             return NotRun(str(error))
         raise
     open_feeds.callback(feed.close, _CLOSE_S)
     if layout.times > 1 and feed.get_state()["fingerprint"]["rows"] is None:
-        return NotRun("the rows of a stream have no position to compare them by")
+        return NotRun("the rows of a stream have no positions by which to compare them")
     if layout.times > 1 and as_source(feed.options.source).ragged_leaves:
         return NotRun("in a larger batch, ragged leaves may be padded to another length")
     half = (job.batches + 1) // 2

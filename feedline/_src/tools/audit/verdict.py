@@ -20,7 +20,7 @@ EpochPosition = tuple[int, int]
 Places = npt.NDArray[np.int64]
 """For each row, epoch × `PLACES_PER_EPOCH` + position."""
 PLACES_PER_EPOCH = 1 << 40
-_ENDLESS = 1 << 62  # in place of the rows of a stream, whose number is unknown
+_ENDLESS = 1 << 62  # stands for the number of rows of a stream, which is unknown
 
 
 class Difference(Exception):
@@ -34,7 +34,7 @@ class Difference(Exception):
 
 
 class Settings(NamedTuple):
-    """What must be the same in all layouts: options of the feed, and dtype and shape of a row by leaf.
+    """What must be the same in all layouts: options of the feed, and each leaf's dtype and shape in a row.
 
     `rows` is None for a stream.
     """
@@ -70,7 +70,7 @@ class Observed:
 
 
 class NotRun(NamedTuple):
-    """Says that a layout was not run, because it is impossible or cannot be compared for this feed."""
+    """Says that a layout was not run, because for this feed it is impossible or cannot be compared."""
 
     reason: str
 
@@ -93,7 +93,7 @@ def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[
 
 
 def row_places(settings: Settings, first: EpochPosition, batches: int) -> Places:
-    """int64[batches, batch_size]: the places of the rows of these batches. Padded rows have a position ≥ rows."""
+    """int64[batches, batch_size]: the places of the rows of these batches. Padding has positions ≥ `rows`."""
     starts = itertools.islice(batch_starts(settings, first), batches)
     epoch, position = np.array(list(starts), np.int64).reshape(batches, 2).T[:, :, None]
     position = position + np.arange(settings.batch_size)
@@ -115,7 +115,7 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
         replicas = np.array([other.digests[batch][leaf] for other in processes]).sum(axis=0)
         digests[batch, :, leaf] = replicas[0]
         for _, row in np.argwhere(replicas != replicas[0])[:1]:
-            found = "two devices hold different values of the same part of this leaf"
+            found = "two devices hold different values for the same part of this leaf"
             raise Difference(found, one.first_batch + batch, int(row), leaves[leaf])
     return digests
 
@@ -124,8 +124,8 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Ob
     """Compare what all processes of a layout observed with what one device observed.
 
     Returns:
-      JSON values: the layout, what was compared, and "same": True; False, with the first "difference"; or None,
-      with the reason in "not_run".
+      JSON values: the layout, what was compared, and "same", which is True; or False, and "difference" has the
+      first one; or None, and "not_run" has the reason.
     """
     found = {
         "title": layout.title,
@@ -160,21 +160,21 @@ def _compared(one: Observed, digests: Digests, one_device: Observed, reference: 
     own = row_places(settings, (0, 0), len(reference))
     _, at_one, known = np.intersect1d(own, places, assume_unique=True, return_indices=True)
     if not len(known):
-        return {"not_run": "it met no row that one device met; compare more batches with --batches"}
+        return {"not_run": "it delivered no row that one device delivered; raise --batches to compare more"}
     expected, rows = reference.reshape(own.size, -1)[at_one], digests.reshape(len(places), -1)[known]
     for wrong, leaf in np.argwhere(rows != expected)[:1]:
         at = int(known[wrong])
         epoch, position = divmod(int(places[at]), PLACES_PER_EPOCH)
         raise Difference(
-            f"at epoch {epoch}, position {position} is another row than on one device"
+            f"the row at epoch {epoch}, position {position} differs from the row on one device"
             f"{_hint(rows[wrong], reference, settings)}",
             batch=at // size + (one.first_batch if size == settings.batch_size else 0),
             row=at % size,
             leaf=list(settings.leaves)[leaf],
         )
-    for batch, state in enumerate(one.states, one.first_batch):  # other batch sizes have other states
+    for batch, state in enumerate(one.states, one.first_batch):  # states depend on the batch size
         if size == settings.batch_size and state != one_device.states[batch]:
-            raise Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
+            raise Difference(f"its state is {state}, but on one device {one_device.states[batch]}", batch=batch)
     digest = hashlib.sha256(np.ascontiguousarray(rows).astype("<u8").tobytes()).hexdigest()[:12]
     return {"rows": len(known), "digest": digest, "same": True}
 
@@ -195,13 +195,13 @@ def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) 
     expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)
     if observed.settings != expected:
         raise Difference(
-            f"the feed has {observed.settings}, on one device {one_device.settings}; make_feed must not make "
-            "them depend on the mesh or the process"
+            f"the feed has {observed.settings}, but on one device {one_device.settings}; in make_feed, do not let "
+            "these values depend on the mesh or the process"
         )
 
 
 def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str, Any]:
-    """The object that --json prints, except its time, from what `judge` returned for each layout."""
+    """The object that --json prints, except for "seconds", from what `judge` returned for each layout."""
     settings, digests = one_device.settings, global_digests([one_device])
     differences = [
         {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
@@ -210,21 +210,21 @@ def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str
     different = len(np.unique(digests.reshape(-1, digests.shape[2]), axis=0))
     batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
     compared = (
-        f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts compared on all devices that hold them; "
+        f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts were compared on all devices that hold them; "
         f"{different:,} of the rows on one device are distinct."
     )
     not_covered = [f"{layout['title']}: {layout['not_run']}" for layout in layouts if layout["not_run"]]
     first_rows = len(digests) * settings.batch_size
     if settings.rows is not None and first_rows < settings.rows:
         not_covered.append(
-            f"what an epoch's rows after the first {first_rows:,} hold, and its end (only row indices of these "
-            "were counted; compare more batches with --batches)"
+            f"the values of an epoch's rows after the first {first_rows:,}, and the epoch's end (at most the "
+            "indices of these rows were counted; raise --batches to compare more)"
         )
     if settings.transformed:
         not_covered.append(
-            "whether the transform is right: rows were compared with each other and not with the source"
+            "whether the transform is right, since rows were compared with each other, not with the source"
         )
-    others = "other devices than this machine's CPU, and other machines"
+    others = "devices other than this machine's CPU, and other machines"
     return {
         "ok": not differences,
         "difference": differences[0] if differences else None,

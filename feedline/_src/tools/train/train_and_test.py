@@ -38,7 +38,7 @@ def train_and_test(options: TrainOptions) -> int:
     """Train, test, and print on process 0. All processes call it. Returns the exit code.
 
     With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. If a
-    signal came after the last step, maybe only this process knows of it, so it still tests with the others first.
+    signal came after the last step, maybe only this process received it, so all processes test the model first.
     """
     own = options.data != "digits"
     data = labelled.from_files(Path(options.data), options.test_data) if own else labelled.digits()
