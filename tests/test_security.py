@@ -405,7 +405,7 @@ def test_a_row_group_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypa
     pyarrow.parquet.write_table(pyarrow.table({"x": np.zeros(1000)}), tmp_path / "x.parquet")
     open_and_read(tmp_path / "x.parquet")
     monkeypatch.setattr(table, "memory_bytes", lambda: 7999)
-    with pytest.raises(ValueError, match=r"x\.parquet: column 'x' .* needs 8000 bytes, but there are 7999"):
+    with pytest.raises(ValueError, match=r"x\.parquet: column 'x' .* takes 8000 bytes, but there are 7999"):
         open_and_read(tmp_path / "x.parquet")
 
 

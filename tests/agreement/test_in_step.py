@@ -77,7 +77,7 @@ def test_a_move_elsewhere_or_after_other_batches_is_told_as_often_as_it_is_tried
     assert feeds[0].moved(PLACE) is None
     for _ in range(2):
         found = feeds[1].moved(place)
-        assert "in feed 3 (feeds are counted as they are built): process 0 went to epoch 2, position 0" in found
+        assert "in feed 3 (feeds are numbered as they are built): process 0 went to epoch 2, position 0" in found
         assert f"process 1 went to epoch {place.epoch}, position {place.position} after {batches} batches" in found
 
 

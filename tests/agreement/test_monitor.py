@@ -104,7 +104,7 @@ def test_a_normal_end_of_one_process_does_not_end_the_others(tmp_path):
     assert ended.took_s > 1.5 * ABORT_AFTER_S  # nor is it hurried
     assert [out.splitlines()[-1] for out in ended.out] == ["done"] * 3
     assert not any("failed" in err for err in ended.err)
-    told = "reached the end of the program 0 s ago, and process 1 goes on. If process 1 hangs, it waits for"
+    told = "reached the end of the program 0 s ago, and process 1 continues. If process 1 hangs, it waits for"
     assert told in ended.err[1]
 
 
@@ -116,7 +116,7 @@ def test_a_process_that_does_not_end_within_300_s_of_another_is_named_and_fails(
     told = (
         "feedline: process 0 failed: it had not reached its end 0.5 s after process 1 did, nor had process 2: "
         "look there for a step that hangs, or for work that one process does alone, such as a last evaluation; "
-        "do such work before the last step of all\n"
+        "do such work before the last step\n"
     )
     for process, err in enumerate(ended.err):
         assert err.count(told) == 1
@@ -134,7 +134,10 @@ def test_a_process_that_ends_without_building_a_feed_of_all_is_named(tmp_path, m
     ended = run_roles(tmp_path, "builds", "ends")
     assert ended.codes == [1, 1]
     assert ended.took_s < PROMISED_S
-    told = "every process of the mesh must build the feed, but process 1 reached the end of the program without it"
+    told = (
+        "every process of the mesh must build the feed, but process 1 reached the end of the program without "
+        "building it"
+    )
     assert f"feedline.ProcessError: {told}" in ended.err[0]
     assert f"feedline: process 1 failed: ProcessError: {told}" in ended.err[1]
     measured("it ends while others wait for it to build a feed", ended.took_s)

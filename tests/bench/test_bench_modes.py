@@ -53,9 +53,9 @@ def test_a_mode_that_lacks_memory_is_a_row(monkeypatch):
     monkeypatch.setattr(modes, "_times", out_of_memory)
     found = modes.batch_figures(TINY, "pmap", 0.01)
     assert "step_ms" not in found
-    needs = f"{found['compiled_bytes']['total'] / 2**20:,.0f} MiB"
+    needs = f"a step needs {found['compiled_bytes']['total'] / 2**20:,.0f} MiB, says the compiler"
     line = modes.line("pmap", found)
-    assert line == f"pmap             64  ran out of memory: the compiler says it needs {needs}"
+    assert line == f"pmap             64  ran out of memory: {needs}"
 
 
 def killed(number):

@@ -94,7 +94,7 @@ def test_options_say_how_a_path_is_opened(here, capsys):
 def test_control_c_keeps_finished_files(here, capsys):
     assert main(["convert", f"{here}:stopped", "out", "--rows-per-shard", "3"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "feedline: interrupted; finished files are in out.partial, and the same command continues"
+        "feedline: interrupted; finished files are in out.partial; run the same command to continue"
     )
     names = sorted(path.name for path in Path("out.partial").iterdir())
     assert names == ["conversion.json", "rows-00000-of-00004.npy", "rows-00001-of-00004.npy"]
@@ -105,6 +105,6 @@ def test_errors_are_one_line(capsys):
     Path("out", "x").touch()
     assert main(["convert", "rows.npz", "out"]) == 2
     assert re.fullmatch(
-        "feedline: out must be a new folder, .* Choose another destination, or delete it\n",
+        "feedline: out must be a new folder, .* Choose another destination, or delete this folder\n",
         capsys.readouterr().err,
     )

@@ -95,7 +95,7 @@ def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
         (["--steps", "0", "--", "true"], "--steps must be at least 1 and --after at least 0, got 0, 8"),
         (["--", "no-such-program"], "no-such-program"),
         (["--", sys.executable, "-c", "import jax"], "batches from a feedline.Feed: none took any; let it run"),
-        (["--", sys.executable, "-c", ""], "no process imported jax by PYTHONPATH"),
+        (["--", sys.executable, "-c", ""], "no process imported jax through PYTHONPATH"),
     ],
 )
 def test_wrong_use_is_an_error_with_a_fix(options, told, capsys):

@@ -77,7 +77,7 @@ def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
         pass
     for one in waiting:
         with pytest.raises(
-            ProcessError, match="processes 1 and 3 did not come in time, or ended meanwhile; read"
+            ProcessError, match="processes 1 and 3 did not arrive in time, or ended meanwhile; read"
         ) as e:
             one.result(LONG_S)
     assert e.value.process is None

@@ -159,7 +159,7 @@ class Empty(Counted):
         (np.arange(3), "parquet", "parquet cannot hold these rows: .*, name an array with columns="),
         ({"x": np.zeros(3, ml_dtypes.bfloat16)}, "npy", "first row: elements of .* have lost .*; npy and"),
         ({"x": np.zeros(3, complex)}, "parquet", "parquet cannot hold these rows: Unsupported numpy type"),
-        ({"a/b": np.zeros(3)}, "zarr", "zarr cannot hold these rows: .* choose another one"),
+        ({"a/b": np.zeros(3)}, "zarr", "zarr cannot hold these rows: .* choose another format"),
         ({"x": {"y": np.zeros(3)}}, "zarr", "'x' is a dict in a row"),
         ({"x": (np.zeros(3),)}, None, "row\\['x'\\] is a tuple; give each leaf a name"),
         (Counted(3), "csv", "format must be one of array_record, npy, parquet, zarr, got 'csv'"),
@@ -195,9 +195,9 @@ def test_wrong_options(options, message):
 def test_destinations_that_hold_something_else():
     np.save("rows.npy", np.arange(400))
     converted("rows.npy")
-    with pytest.raises(ValueError, match=r"rows_per_shard is 100 there and 50 here. Choose another"):
+    with pytest.raises(ValueError, match=r"rows_per_shard was 100 and is now 50. Choose another"):
         feedline.convert("rows.npy", "out", rows_per_shard=50)
-    with pytest.raises(ValueError, match="rows is 400 there and 500 here; the data of the source differ"):
+    with pytest.raises(ValueError, match="rows was 400 and is now 500; the data of the source differ"):
         converted(np.arange(500))
     with pytest.raises(ValueError, match="other values for its first, middle or last row"):
         converted(np.arange(400) * 2)
@@ -230,7 +230,7 @@ def test_a_run_that_waited_for_another_one_writes_nothing(monkeypatch):
 
     flock = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lock_late)
-    with pytest.raises(ValueError, match=r"another process has just finished .* into out; run this one again"):
+    with pytest.raises(ValueError, match=r"another process has just finished .* into out; convert again to open"):
         converted(Counted())
     same(read(feedline.open_source("out/*.npy"), range(ROWS))["x"], expected()["x"])
 
@@ -288,7 +288,7 @@ def test_a_result_with_another_number_of_files_is_refused(change):
 
 
 def test_a_map_that_leaves_out_files():
-    with pytest.raises(feedline.FeedError, match=r"must hold 400 rows .* was left out by `map`"):
+    with pytest.raises(feedline.FeedError, match=r"must hold 400 rows .* was skipped by the given `map`"):
         converted(Counted(), map=lambda function, shards: list(map(function, shards[1:])))
     assert not Path("out").exists()
 

@@ -54,7 +54,7 @@ def test_killed_and_run_again(number, code, tmp_path, monkeypatch):
         ):  # the process that converts gets the lock, and sees its parent gone
             os.close(descriptor)
         _, err = run.communicate(timeout=PATIENCE_S)  # returns when all processes have ended
-    told = "feedline: terminated; finished files are in out.partial, and the same command continues\n"
+    told = "feedline: terminated; finished files are in out.partial; run the same command to continue\n"
     if number != signal.SIGKILL:  # else only the resource tracker of multiprocessing speaks
         assert err.decode() == told
     kept = {path: path.stat().st_ino for path in Path("out.partial").glob("rows-*")}

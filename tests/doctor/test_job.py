@@ -138,9 +138,9 @@ def test_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_path):
     passed = warning(found, "transfers to the devices")
     assert passed.endswith(") gets NumPy arrays, 61 KiB in each call")  # of call 3
     recompilation = warning(found, "recompilation")
-    assert f"/{line('numpy')}: 3 × more" in recompilation
+    assert f"/{line('numpy')}: compiled again 3 × " in recompilation
     assert "argument 1['x']: float32[64, 256] of NumPy → float32[63, 256] of NumPy" in recompilation
-    assert "256 KiB of its results to step" in warning(found, "donation")
+    assert "256 KiB from step" in warning(found, "donation")
     assert "holds 20 equal iterations of 3 operations" in warning(found, "unrolled loops")
     assert "arrays float32[256, 256]" in warning(found, "memory that grows")
     assert "GIL" in found  # its decision depends on how busy the machine is: see test_the_gil
@@ -161,9 +161,9 @@ def test_replicated_wide_and_many_leaves_and_functions_made_in_the_loop(tmp_path
     assert "argument 1['x'] is float32 and fits uint8" in warning(found, "dtypes of the batch")
     assert "20 of 21 leaves" in found["number of leaves"].finding
     again = warning(found, "recompilation")
-    assert f"/{line('double')}: 19 × more" in again
+    assert f"/{line('double')}: compiled again 19 × " in again
     assert "no argument had changed: jax.jit was called again" in again
-    assert f"/{line('eager')}: 18 × more" in again
+    assert f"/{line('eager')}: compiled again 18 × " in again
     assert found["memory that grows"].severity == "unknown"  # 20 steps are too few
 
 
@@ -180,7 +180,7 @@ def test_a_program_that_was_compiled_ahead_is_observed(tmp_path):
     """
     found, _ = observed(tmp_path, ahead)
     assert found["the command"].severity == "ok"
-    assert "256 KiB of its results" in warning(found, "donation")
+    assert "256 KiB from " in warning(found, "donation")
 
 
 def test_wrapped_functions_behave_like_plain_ones(tmp_path):
@@ -345,7 +345,7 @@ def test_a_command_that_cannot_be_observed(command):
     found = {check.name: check for check in job.job_findings(job.run(command, os.environ, None))}
     assert found["the command"].severity == "ok"
     assert found["the job"].severity == "unknown"
-    assert "no process imported jax by PYTHONPATH" in found["the job"].finding
+    assert "no process imported jax through PYTHONPATH" in found["the job"].finding
 
 
 def test_a_python_that_cannot_import_feedline_is_named(tmp_path):

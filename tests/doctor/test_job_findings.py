@@ -99,5 +99,5 @@ def test_one_more_compilation_is_a_note(times, change, severity):
     )
     assert found.severity == severity
     if severity != "ok":
-        assert found.finding.startswith(f"f at train.py:3: {times - 1} × more (3.00 s)")
+        assert found.finding.startswith(f"f at train.py:3: compiled again {times - 1} × (3.00 s)")
         assert change in found.finding

@@ -176,7 +176,7 @@ def test_with_workers_close_in_a_handler_in_a_thread_and_at_exit_after_an_except
     assert told["handler"][1] == told["thread"][1] == CLOSED
     measured("`close()` in a signal handler while `next` waits", float(told["handler"][0]) - 0.5)
     measured("`close()` from another thread while `next` waits", float(told["thread"][0]) - 0.5)
-    measured("an exception in the loop, the feed open", time.time() - float(told["raises"][0]))
+    measured("an exception in the loop while the feed is open", time.time() - float(told["raises"][0]))
 
 
 IN_A_THREAD = """

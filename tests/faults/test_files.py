@@ -131,7 +131,7 @@ NAMES = {
     "truncated": "a mapped file (`.npy`, `.npz`, `.bin`, Arrow, HDF5) is truncated or grows while a feed reads it",
     "grown": "a mapped file (`.npy`, `.npz`, `.bin`, Arrow, HDF5) is truncated or grows while a feed reads it",
     "descriptors": "too many open files",
-    "forbidden": "a file may not be read any more (permissions)",
+    "forbidden": "the permission to read a file is removed",
     "mapped": "the disk fails under a mapped file (EIO)",
     "files": "the disk fails under a file that is read (Parquet, files of a folder)",
 }
@@ -154,9 +154,9 @@ def test_files_that_change_or_cannot_be_opened(start, measured):
     found = met(start(CHANGES).end(), measured)
     told = {fault: each["told"] for fault, each in found.items()}
     assert found.keys() == {"truncated", "grown", "groups", "descriptors", "forbidden", "opened"}
-    changed = "FeedError: a file must not change while a feed reads it, and it has "
-    assert told["truncated"].startswith(f"{changed}200000 bytes and had 8388736 since the source was opened.")
-    assert told["grown"].startswith(f"{changed}8392832 bytes and had 8388736 since the source was opened.")
+    changed = "FeedError: a file must not change while a feed reads it, and its size changed from 8388736 to "
+    assert told["truncated"].startswith(f"{changed}200000 bytes since the source was opened.")
+    assert told["grown"].startswith(f"{changed}8392832 bytes since the source was opened.")
     assert told["truncated"].endswith("/truncated.npy]")
     for fault in ("descriptors", "groups"):
         assert told[fault].startswith(

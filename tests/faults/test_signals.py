@@ -77,7 +77,7 @@ def test_a_program_goes_on_after_it_was_stopped_and_ctrl_c_ends_it_with_its_work
     measured("the job is suspended for longer than `stall_error_s`, then continued", time.monotonic() - began)
     lines_until(program, "is interrupted")
     ended, seconds = signalled(program, signal.SIGINT)
-    measured("Ctrl-C in a loop of one's own, with workers", seconds)
+    measured("Ctrl-C in your own loop, with workers", seconds)
     assert ended.returncode == -signal.SIGINT
     assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert ended.stderr.count("Traceback") == 1, ended.stderr

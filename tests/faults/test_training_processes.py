@@ -76,7 +76,7 @@ def test_a_process_that_stops_or_never_comes_is_named(run, measured):
     ended(never, began_waiting)
     for member in never:
         assert member.code == 1
-        assert "process 2 did not come in time, or ended meanwhile; read the log there" in member.err
+        assert "process 2 did not arrive in time, or ended meanwhile; read the log there" in member.err
         assert "SIGABRT" not in member.err
 
 
@@ -95,7 +95,7 @@ def test_a_process_that_ends_early_raises_or_is_killed_is_named(run, measured):
     seconds = others_end(leaves, [0, 1])
     measured("it leaves the loop early, by `break` or `sys.exit(1)`, while others take more batches", seconds)
     told = (
-        "feedline: process 1 failed: it reached its end after 3 batches of a feed of which process 0 has taken 4, "
+        "feedline: process 1 failed: it reached its end after 3 batches of a feed, but process 0 has taken 4, "
         "and each step needs all processes: look there for a loop that ends early"
     )
     assert all(told in member.err for member in leaves)

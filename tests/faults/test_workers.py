@@ -73,7 +73,7 @@ FAULTS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exits with 0": lambda: os._exit(0),
     "raises what cannot be pickled": odd,
-    "has no memory": takes_memory,
+    "runs out of memory": takes_memory,
 }
 
 class Fails:
@@ -106,7 +106,7 @@ MEANT = {
     "killed": "WorkerError: .* ended with exit code -9: the kernel sends signal 9 .* when memory runs out",
     "exits with 0": "WorkerError: .* ended with exit code 0: something that it ran ended it",
     "raises what cannot be pickled": "WorkerError: a worker process raised Odd, which cannot be .*: no such luck",
-    "has no memory": "MemoryError",
+    "runs out of memory": "MemoryError",
 }
 
 

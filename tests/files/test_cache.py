@@ -94,7 +94,7 @@ def test_a_failed_fetch_of_a_whole_file_holds_up_nobody_while_its_error_is_kept(
     waiter = None
     monkeypatch.setattr(fcntl, "flock", noted)
     store.fault = fails_once
-    with pytest.raises(feedline.FeedError, match="is not there any more") as kept:
+    with pytest.raises(feedline.FeedError, match="it no longer exists") as kept:
         files[0].with_path(str)
     assert waiting[0].result(PATIENCE_S) == files[2].with_path(lambda local: Path(local).read_bytes()) == b"bytes"
     assert kept.tb is not None  # as a notebook keeps the last one

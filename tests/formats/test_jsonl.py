@@ -78,7 +78,7 @@ def test_any_lines_however_they_end(tmp_path_factory, values, end, ascii):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"x": 1}', "must have the fields of the first, and .* has no 'y'"),
+        ('{"x": 1}', "must have the fields of the first, but .* has no 'y'"),
         ('{"x": null, "y": 1}', r"the field 'x' must be int64\[\], as in the first line, and is null"),
         ('{"x": "1", "y": 1}', r"the field 'x' must be int64\[\], .* and is \"1\""),
         ('{"x": 1.5, "y": 1}', r"the field 'x' must be int64\[\], .* and is 1.5"),

@@ -198,7 +198,7 @@ def test_all_columns_that_cannot_be_read_are_listed(tmp_path):
     with pytest.raises(TypeError, match=found):
         feedline.open_source(written(tmp_path / "x.feather", **odd, fine=[1, 2], text=["a", "b"]))
     path = written(tmp_path / "x.parquet", **{f"c{i}": _DAYS for i in range(30)})
-    with pytest.raises(TypeError, match=r"30 of the 30 of .*'c19' is [^']*; … 10 more. Convert them, .* shows$"):
+    with pytest.raises(TypeError, match=r"30 of the 30 columns of .*'c19' is [^']*; … 10 more. Convert them, .* shows$"):
         feedline.open_source(path)
     pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["x", "x"]), path)
     with pytest.raises(ValueError, match="has 'x' twice"):

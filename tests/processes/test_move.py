@@ -56,7 +56,7 @@ def moves_at_other_places(here):
 
 def test_processes_that_move_at_other_places_are_told_on_each(outcome):
     for told in outcome(TOPOLOGIES[0], moves_at_other_places):
-        assert "the processes of a feed call feed.move after the same batch" in told
+        assert "the processes of a feed must call feed.move after the same batch" in told
         assert "place" in told
         assert "process 1" in told
 
@@ -84,7 +84,7 @@ def test_weights_change_on_all_processes_or_on_none(outcome, topology):
     sources = {name: {"x": np.arange(100 * i, 100 * i + 100)} for i, name in enumerate("ab")}
     with feedline.Feed(feedline.Mixture(sources, phases), 16, jax.devices()[0]) as feed:
         assert_same(found, [jax.tree.map(np.asarray, next(feed)) for _ in found])
-    assert all("call feed.set_weights after the same batch" in each and "order" in each for each in told)
+    assert all("must call feed.set_weights after the same batch" in each and "order" in each for each in told)
 
 
 def items(lane, count):

@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("out_of_step.py")
-IN_FEED = r"feedline: the processes are out of step in feed 1 \(feeds are counted as they are built\): "
+IN_FEED = r"feedline: the processes are out of step in feed 1 \(feeds are numbered as they are built\): "
 AT_STEP = r"the processes are out of step: at step {} of training, the feed of process \d is at epoch {}"
 
 
@@ -46,7 +46,10 @@ def test_processes_that_do_the_same_are_in_step():
             "closes",
             r"process (?:0 took 12|1 took 13) batches, and process (?:0 took 12|1 took 13) batches; look for",
         ),
-        ("one moves", r"process 1 went to epoch 1, position 0 after 2 batches, and process 0 took 5 without that"),
+        (
+            "one moves",
+            r"process 1 went to epoch 1, position 0 after 2 batches, and process 0 took 5 batches without that",
+        ),
     ],
 )
 def test_a_process_that_takes_other_batches_ends_all_with_names_and_counts(role, found):

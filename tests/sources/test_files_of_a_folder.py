@@ -135,7 +135,7 @@ def test_files_that_change_are_an_error(place):
     assert type(caught.value) is feedline.FeedError
     assert caught.value.file == f"{path}/cat/1.jpg"
     place.delete("dog/ä.png")
-    with pytest.raises(feedline.FeedError, match=r"cannot be found any more|not there any more"):
+    with pytest.raises(feedline.FeedError, match=r"cannot be found any more|no longer exists"):
         source[4]
 
 

@@ -272,7 +272,7 @@ def both(a, b, weights=None, **changes):
          "weights: the weight of 'b' must be a finite number and not negative, got -0.1; give a share"),
         (lambda: both(SPEC, SPEC, {"a": float("nan"), "b": 1}), ValueError, "of 'a' must be a finite .* got nan"),
         (lambda: both(SPEC, SPEC, {"a": 1, "b": "1"}), ValueError, "weight of 'b' must be .* got '1'"),
-        (lambda: both(SPEC, SPEC, {"a": 1, "b": 0}), ValueError, "'b' is 0, so it would never be read; leave it"),
+        (lambda: both(SPEC, SPEC, {"a": 1, "b": 0}), ValueError, "'b' is 0, so this source would never be read"),
         (lambda: both(SPEC, SPEC, {"a": 0, "b": 0}), ValueError, "one weight must be above 0, and all are 0"),
         (lambda: both(SPEC, SPEC, {"a": 1, "c": 1}), ValueError, "unknown are 'c'; missing are 'b'"),
         (lambda: both(SPEC, SPEC, [5]), TypeError, "or phases of such dicts as in"),
@@ -282,7 +282,7 @@ def both(a, b, weights=None, **changes):
         (lambda: both(SPEC, SPEC, seed=-1), ValueError, "seed must be at least 0"),
         (lambda: both(SPEC, SPEC, end="never"), ValueError, "end must be one of .* got 'never'"),
         (lambda: both(SPEC, SPEC, [(0, {"a": 1, "b": 1}), (4, {"a": 1, "b": 0})], end="all_exhausted"),
-         ValueError, "'b' has weight 0 before it has given all; give it a weight"),
+         ValueError, "'b' has weight 0 before that; give it a weight"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_refused(make, error, message):

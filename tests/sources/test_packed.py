@@ -313,7 +313,7 @@ ONE = {"tokens": (np.arange(3), np.array([0, 3]))}
         (ONE, {"packing": "split", "longer": "drop"}, "longer and max_documents are for"),
         (ONE, {"max_documents": 0}, "max_documents must be"),
         (ONE, {"seed": 1 << 64}, "seed must be"),
-        (ONE, {"length": 2, "longer": "drop"}, "at least one document must be no longer than 2, and all 1 are longer"),
+        (ONE, {"length": 2, "longer": "drop"}, "at least one document must be no longer than 2, got 1 longer"),
     ],
 )  # fmt: skip
 def test_bad_columns_and_options_are_named(columns, options, message):

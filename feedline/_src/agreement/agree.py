@@ -48,7 +48,7 @@ def collective_build(
 
     If the block raises in one process, the other processes raise, too. `agree` returns at once if this process is
     not among `processes`, or is the only one. After `warning_s`, a warning names processes that have not arrived;
-    after `error_s`, an error does. `call`, for messages: the method called together, if the feed exists already.
+    after `error_s`, an error does. `call`: the method that they call together, if the feed exists; for messages.
     """
     service, members = coordination(), sorted(set(processes))
     if service is None or service.process not in members or len(members) == 1:
@@ -68,7 +68,7 @@ class CollectiveBuild:
 
     Each process publishes its description under the digest of the description, publishes the digest under its
     process index, and increments a counter. The last process compares the digests and publishes a verdict, for
-    which the others wait: four calls per process. The first verdict is final, even one of a process that failed.
+    which the others wait: four calls per process. The first verdict is final, even if a failed process gave it.
     """
 
     service: Coordination | None
@@ -76,7 +76,7 @@ class CollectiveBuild:
     processes: Sequence[int]
     warning_s: float
     error_s: float
-    call: str | None = None  # of a feed that is built already, such as "feed.move"
+    call: str | None = None  # a method of a feed that is built already, such as "feed.move"
 
     @property
     def _path(self) -> str:
@@ -85,7 +85,7 @@ class CollectiveBuild:
     def agree(self, description: Mapping[str, Any]) -> None:
         """Compare this process's description, JSON values by field, with the descriptions of all other processes.
 
-        ProcessError: names a process that differs, and in which field; or one that failed or was not in time.
+        ProcessError: names a process that differs, and the field; or one that failed or did not arrive in time.
         """
         service = self.service
         if service is None:
@@ -101,7 +101,7 @@ class CollectiveBuild:
         if (verdict := self._verdict(service)) is not None:
             rule = "the processes that build a feed together must build the same one"
             if self.call is not None:
-                rule = f"the processes of a feed call {self.call} after the same batch, with the same argument"
+                rule = f"the processes of a feed must call {self.call} after the same batch, with equal arguments"
             raise ProcessError(**{**verdict, "message": f"{rule}: {verdict['message']}"})
 
     def fail(self, error: BaseException) -> None:
@@ -115,7 +115,7 @@ class CollectiveBuild:
             self._publish(service, verdict)
 
     def _publish(self, service: Coordination, verdict: Mapping[str, Any] | None) -> None:
-        """Publish a verdict unless there is one: None (no difference), or the arguments of the error to raise."""
+        """Publish a verdict, unless one exists: None (no difference), or the arguments of the error to raise."""
         service.set(f"{self._path}/verdict", json.dumps(verdict))
 
     def _find_mismatch(self, service: Coordination) -> Mismatch | None:
@@ -141,8 +141,8 @@ class CollectiveBuild:
             if ended and (gone := [process for process in self._missing(service) if process in ended]):
                 raise ProcessError(
                     f"every process of the mesh must build the feed, but {process_names(gone)} reached the end of "
-                    "the program without it; look there for an early `sys.exit` (call feedline.cluster.abort "
-                    "before it)",
+                    "the program without building it; look there for an early `sys.exit` (call "
+                    "feedline.cluster.abort before it)",
                     stage="agree",
                     process=gone[0],
                 )
@@ -175,8 +175,8 @@ class Mismatch(NamedTuple):
 def find_mismatch(descriptions: Mapping[int, Mapping[str, Any]]) -> Mismatch | None:
     """The first field, in the order of the fields, that differs between processes; None if none does. Pure.
 
-    The value that most processes have counts as right; in a tie, that of the process with the lowest index. Dicts
-    are compared entry by entry.
+    The value that most processes have counts as right; in a tie, the value of the lowest process. Dicts are
+    compared entry by entry.
     """
     flat = {process: _flat(description) for process, description in sorted(descriptions.items())}
     fields = list(dict.fromkeys(field for entries in flat.values() for field in entries))
@@ -203,7 +203,7 @@ def _flat(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _groups(flat: Mapping[int, Mapping[str, str]], field: str) -> list[tuple[str, list[int]]]:
-    """Each value of a field with its processes: the most common first, and in a tie that of the lowest process."""
+    """Each value of a field with its processes: most common first; in a tie, the lowest process's value first."""
     groups: dict[str, list[int]] = {}
     for process, entries in flat.items():
         groups.setdefault(entries.get(field, _ABSENT), []).append(process)

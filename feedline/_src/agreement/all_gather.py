@@ -15,11 +15,11 @@ _SLICE_S = 0.5  # length of one wait: a wait in jax cannot be woken, so `stopped
 
 
 class AllGather:
-    """Gathers a JSON value from each of `processes` processes, in named rounds, the last `kept` of which it keeps.
+    """Gathers a JSON value from each of `processes` processes, in named rounds. It keeps the last `kept` rounds.
 
-    The value that a process contributes must depend only on the round. Then a process may repeat a round, after
-    an interrupt or a `seek`, while the others have gone on: it receives what was gathered before. After an
-    interrupt, the threads of the old and the new pipeline may call at once. Of equal values, one is published.
+    The value that a process contributes must depend only on the round. So a process may repeat a round, after
+    an interrupt or a `seek`, while the others are further on: it receives what was gathered before. After an
+    interrupt, threads of the old and the new pipeline may call at once. Equal values are published once.
     """
 
     def __init__(self, service: Coordination, key: str, processes: int, kept: int) -> None:
@@ -46,8 +46,8 @@ class AllGather:
 
         Args:
           name: the name of the round: a path, e.g. "0/12".
-          failed: whether this process failed in the round. If any did, the next call for the round gathers again.
-          stopped: returns whether to give up waiting, with a `FeedError`.
+          failed: whether this process failed in the round. If any has, the next call for the round gathers again.
+          stopped: returns whether to stop waiting and raise a `FeedError`.
         """
         tries = self._failed_tries[name]
         key, own = f"{self._path}/{name}/{tries}", json.dumps([failed, value])
@@ -60,7 +60,7 @@ class AllGather:
             except TimeoutError:
                 if (failure := poll_failure()) is not None:
                     raise failure from None
-                # another process that repeats rounds may have deleted this one as expired
+                # another process that repeats rounds may have deleted this round as expired
                 repeats |= self._contribute(key, own)
                 if repeats:  # an interrupt may have kept a process from incrementing the counter, or publishing
                     self._publish(key)
@@ -71,7 +71,7 @@ class AllGather:
         return [value for _, value in gathered]
 
     def _contribute(self, key: str, own: str) -> bool:
-        """Set this process's value, and publish all if it is the last process. False if the value was there."""
+        """Set this process's value, and publish all if it is the last. False if the value was already set."""
         if not self._service.set(f"{key}/value/{self._service.process}", own):
             return False
         self._kept.append(key)
@@ -83,7 +83,7 @@ class AllGather:
         return True
 
     def _publish(self, key: str) -> None:
-        """Publish the distinct values together, under one key, if the values of all processes are there."""
+        """Publish the distinct values together, under one key, if all processes have set theirs."""
         values = self._service.by_process(f"{key}/value")
         if len(values) == self._processes:
             different = dict.fromkeys(values[process] for process in sorted(values))

@@ -18,7 +18,7 @@ from typing import Any
 
 from feedline._src.errors import ProcessError
 
-_WAITS_PER_S = 2000  # the most that all processes begin together: a fifth of the calls/s that two cores answered
+_WAITS_PER_S = 2000  # of all processes, at most: a fifth of the calls/s that process 0 answered on two cores
 _counts: collections.Counter[str] = collections.Counter()
 
 
@@ -33,7 +33,9 @@ def coordination() -> Coordination | None:
 
 
 def counted(kind: str, processes: Sequence[int]) -> str:
-    """The path of the next feed, loop or stop of these processes: equal in all if all make them in the same order.
+    """The path of the next feed, loop or stop of these processes.
+
+    It is the same in all of them if they make their feeds, loops and stops in the same order.
 
     Example:
       >>> counted("example", [0, 1]), counted("example", [0, 1])
@@ -62,8 +64,8 @@ def process_names(processes: Sequence[int]) -> str:
 
 
 def length_of_waits_s(processes: int, least_s: float) -> float:
-    """The length of each wait of a process that checks something between two waits. It grows with the number of
-    processes, since process 0 answers the waits of all."""
+    """How long a process waits in one call, if it checks something between two calls. It grows with the number of
+    processes, since process 0 answers the calls of all."""
     return max(least_s, processes / _WAITS_PER_S)
 
 
@@ -125,10 +127,10 @@ class Coordination:
 
 
 class Comparison:
-    """Compares the values of processes for the same key: the first process publishes its value, and nobody waits.
+    """Compares processes' values for a key: the first publishes its value, others compare theirs; nobody waits.
 
     Args:
-      kept: how many keys that this process published are kept; older ones are deleted, and no longer compared.
+      kept: how many of this process's published keys are kept; older keys are deleted, and no longer compared.
     """
 
     def __init__(self, service: Coordination, kept: int) -> None:
@@ -177,7 +179,7 @@ def _translated(action: str) -> Iterator[None]:
         if status == "NOT_FOUND":
             raise _Missing from None
         raise ProcessError(
-            f"the processes communicate through process 0, but this one could not {action}: "
+            f"the processes communicate through process 0, but this process could not {action}: "
             f"{str(error).splitlines()[0]}; check whether process 0 still runs, and read the end of its log",
             stage="agree",
             process=0,

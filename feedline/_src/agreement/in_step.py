@@ -2,7 +2,7 @@
 
 Which batch is next depends only on how many batches were taken before, and on the moves by `seek` and `set_state`
 between them. So processes with equal counts are at the same place. They can be compared only at points that all
-programs reach: move by move, and by their counts when the feed is closed and at the end of the program.
+reach: the n-th moves of all with each other, and counts when the feed is closed and when the program ends.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from feedline._src.agreement.coordination import Comparison, Coordination, coordination
 from feedline._src.errors import FeedError
 
-_KEPT_COUNTS = 64  # feeds that are gone whose counts are kept: a program may build one for each evaluation
-_KEPT_MOVES = 64  # moves of a feed kept in the service: a process further behind is compared at later moves only
+_KEPT_COUNTS = 64  # deleted feeds whose counts are kept: a program may build a feed for each evaluation
+_KEPT_MOVES = 64  # latest moves of a feed in the service: while a process is further behind, it is not compared
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_COUNTS)
 
 
 class Place(NamedTuple):
     """Where a batch begins: how many batches were delivered before, over all resumes, and where its first row is.
 
-    `order`: for a mixture, a digest of its order, because a state may change the weights.
+    `order`: for a mixture, a digest of its order, because `set_state` may change it.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Count(NamedTuple):
 
     batches: int
     moves: int
-    failed: bool = False  # the latest `next` raised an error, which says more than counts: these are not compared
+    failed: bool = False  # the latest `next` raised an error: counts are not compared, since it says more
 
     def __str__(self) -> str:
         moves = f" and made {self.moves} move{'s' if self.moves > 1 else ''} by seek or set_state"
@@ -47,7 +47,7 @@ class Count(NamedTuple):
 
 
 class InStep:
-    """Compares what this process does with a feed with what others do; a difference is a sentence for the user.
+    """Compares this process's use of a feed with the others'. A difference is returned as a sentence for the user.
 
     The feed updates `batches` at each delivery, and sets `failed_at` to `batches` when `next` raises an error.
     `moves` counts the moves by `seek` or `set_state` that were followed by a call of `next`. `members` is the
@@ -75,7 +75,7 @@ class InStep:
         return Count(self.batches, self.moves, self.failed_at == self.batches)
 
     def moved(self, place: Place) -> str | None:
-        """Compare a move to `place`, where the next batch begins, with others' move of the same number."""
+        """Compare this n-th move, to `place`, where the next batch begins, with the n-th move of the others."""
         if coordination() is None:  # jax has been shut down
             return None
         own = [self.batches, place]
@@ -93,16 +93,16 @@ class InStep:
         process, move = json.loads(first)
         if process == self._service.process or batches <= move[0]:
             return None
-        if moves != self.moves:  # compared last: the training thread counts a move before its next batch
+        if moves != self.moves:  # read after `batches`: the move may have been made just before the last batch
             return None
-        own = f"process {self._service.process} took {batches} without that"
+        own = f"process {self._service.process} took {_batches(batches)} without that move"
         return _sentence(self.key, f"{_moved(process, move)}, and {own}")
 
     def closed(self) -> str | None:
         """Compare counts with the process that closed the feed first. Call it once.
 
         The last process deletes what all have published about this feed, except their times, which reports use.
-        Also None if the service has been shut down, or is gone with process 0, which the monitor reports.
+        It returns None also if the service was shut down, or ended with process 0; the monitor reports that.
         """
         if coordination() is None:
             return None
@@ -123,7 +123,7 @@ _of_feeds: set[weakref.ref[InStep]] = set()
 
 
 def counts() -> dict[str, Count]:
-    """The counts of this process for each feed, by its key; also for the latest feeds that are gone."""
+    """The counts of this process for each feed, by its key; also for the latest deleted feeds."""
     gone = {key: Count(*count) for key, count in _gone.copy()}
     return gone | {feed.key: feed.count for feed in _open()}
 
@@ -141,7 +141,7 @@ def ends_differ(other: int, ended: Mapping[str, Sequence[Any]], process: int) ->
 
 
 def more_than(other: Mapping[str, Sequence[Any]]) -> tuple[int, int] | None:
-    """(batches of the other, batches of this process) of the first feed of which this process has taken more."""
+    """(the other's batches, this process's batches) for the first feed from which this process has taken more."""
     own = counts()
     pairs = ((count[0], own[key].batches) for key, count in other.items() if key in own)
     return next((pair for pair in pairs if pair[0] < pair[1]), None)
@@ -159,7 +159,7 @@ def _difference(key: str, first: int, one: Count, second: int, two: Count) -> st
 
 def _sentence(key: str, found: str) -> str:
     return (
-        f"the processes are out of step in feed {key.rpartition('/')[2]} (feeds are counted as they are built): "
+        f"the processes are out of step in feed {key.rpartition('/')[2]} (feeds are numbered as they are built): "
         f"{found}; look for a next, seek, set_state or break that not all processes reach, as under "
         "`if jax.process_index() == 0`"
     )

@@ -3,7 +3,7 @@
 Keys in the coordination service, which process 0 stores::
 
     feedline/abort             the first failure: [process, arguments of the error]; "": success. process is null
-                               if any of them may be wrong
+                               if any process may be wrong
     feedline/left/<p>          process p ends because of that failure
     feedline/heartbeat/<p>     a value that process p changes at each beat
     feedline/status/silent     the processes whose heartbeats have stopped, as process 0 sees them
@@ -40,9 +40,9 @@ _FIRST_END, _SILENT = f"{_STATUS}/first_end", f"{_STATUS}/silent"
 _SUCCESS = ""
 _BLAMED = re.compile(rb"feedline: (?:process (\d+) failed: |no answer from process(?:es)? (\d+))")
 _FOREVER_S = 1e9
-_BEATS = 4  # a process that has missed so many beats in a row is silent; one more may be missed by chance
-_CALLS_PER_S = 500  # the most for all heartbeats together: each of thousands of processes beats more rarely
-_WARN_S = 30.0  # so long after the first process has ended, the others print a line that names it
+_BEATS = 4  # a process that has missed this many beats in a row is silent; a look may miss one more by chance
+_CALLS_PER_S = 500  # the most for all heartbeats together: with thousands of processes, each beats more rarely
+_WARN_S = 30.0  # this long after the first process has ended, the others print a line that names it
 _JOIN_S = 10.0  # how long the exit waits for calls of the heartbeats that are in flight
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
@@ -160,7 +160,7 @@ class Monitor:
 
     A second thread sends heartbeats until the process ends. Process 0 looks for heartbeats that have stopped; in
     the other processes, a third thread checks whether process 0 answers. A silent process is only named, since
-    code that holds the GIL for long stops heartbeats, too. jax's own come from C++; when those stop, jax ends the
+    code that holds the GIL for long stops heartbeats, too. jax's own come from C++; when they stop, jax ends the
     others. Silence is measured in beats, not seconds, so that a process that was itself stopped blames nobody.
 
     All threads are joined at exit: a thread that returns from jax's C++ code while the interpreter is being
@@ -185,11 +185,11 @@ class Monitor:
         if self._process:
             watching = threading.Thread(target=self._watch_process_0, name="feedline-process-0", daemon=True)
             self._beating.append(watching)
-        # jax sends two heartbeats per timeout, so it may end this process after half of it; a third is earlier
+        # jax sends two heartbeats per timeout, so it may end this process after half a timeout; a third is earlier
         silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
         self._every_s = max(silent_after_s / (_BEATS + 1), 2 * service.processes / _CALLS_PER_S)
         self._beats = 0  # beats that process 0 has received
-        self._last_beats: dict[int, tuple[str, int]] = {}  # in process 0: each one's last beat, and its repeats
+        self._last_beats: dict[int, tuple[str, int]] = {}  # in process 0: the last beat of each, and its repeats
         self._silent: list[int] = []  # the silent processes, as reported last
         self._first_end_at: float | None = None
         self._ahead_at: float | None = None  # since when this process has more batches than the first that ended
@@ -256,7 +256,7 @@ class Monitor:
         try:
             self._previous_hook(kind, error, trace)
         finally:
-            at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # an interactive process goes on
+            at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # an interactive process continues
             if os.getpid() == self._pid and not at_prompt:
                 abort(error)
 
@@ -319,16 +319,16 @@ class Monitor:
             self._first_end_at = float("inf")  # print the line only once
             _print(
                 f"process {process} reached the end of the program {_WARN_S:g} s ago, and process {self._process} "
-                f"goes on. If process {self._process} hangs, it waits for process {process} in a collective: look "
-                f"in process {process} for a loop that ends early"
+                f"continues. If process {self._process} hangs, it waits for process {process} in a collective: "
+                f"look in process {process} for a loop that ends early"
             )
         found = more_than(ended)
         self._ahead_at = (self._ahead_at or now) if found else None
-        # wait first: this process may end, too, and may have taken its last batch only to see whether there is one
+        # wait first: this process may end, too, after it has taken one more batch only to see whether there is one
         if found and self._ahead_at and now >= self._ahead_at + self._abort_after_s - self._every_s:
             message = (
-                f"it reached its end after {found[0]} batches of a feed of which process {self._process} "
-                f"has taken {found[1]}, and each step needs all processes: look there for a loop that ends early, "
+                f"it reached its end after {found[0]} batches of a feed, but process {self._process} has taken "
+                f"{found[1]}, and each step needs all processes: look there for a loop that ends early, "
                 "such as by `break` or `sys.exit` (call feedline.cluster.abort before it)"
             )
             _report(self._service, process, {"message": message})
@@ -367,7 +367,7 @@ class Monitor:
                 message = (
                     f"it had not reached its end {_SUCCESS_S:g} s after process {self._process} did{more}: look "
                     "there for a step that hangs, or for work that one process does alone, such as a last "
-                    "evaluation; do such work before the last step of all"
+                    "evaluation; do such work before the last step"
                 )
                 _report(self._service, others[0], {"message": message})
 
@@ -375,7 +375,7 @@ class Monitor:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
             if self._process:
-                _finish()  # before the next line: once process 0 has ended, collectives here fail and say so
+                _finish()  # before the next line, which lets process 0 end: collectives here then fail and say so
                 self._service.set(f"{_LEFT}/{self._process}", "")
                 os._exit(code)
             deadline = time.monotonic() + timeout_s

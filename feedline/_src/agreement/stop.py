@@ -74,7 +74,7 @@ def stopping() -> Iterator[Stop]:
 def restore_sigterm() -> None:
     """Restore SIGTERM's handler from before `jax.distributed.initialize`, which catches and ignores the signal."""
     if coordination() is not None:
-        _restore({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})  # the one before: Python doesn't know jax's
+        _restore({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})  # the earlier one: Python doesn't know jax's
 
 
 class Stop:
@@ -87,7 +87,7 @@ class Stop:
 
     The main thread creates it, and calls `reached` and `close`. `signal` is the signal for which `reached`
     returned True. After `close`, it may also be one that came after the last call of `reached`, to this process or
-    to one that was closed earlier.
+    to a process that called `close` earlier.
     """
 
     def __init__(self) -> None:

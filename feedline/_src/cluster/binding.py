@@ -15,7 +15,7 @@ def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
     """Bind this process and its threads, and thereby all threads and processes that it starts later.
 
     Returns:
-      What the process is bound to, as text, or why it could not be bound; None: there is nothing to choose.
+      As text, what the process is bound to, or why it could not be bound; None: there was no reason to bind it.
     """
     if not {"", "cuda", "gpu"} & set(os.environ.get("JAX_PLATFORMS", "").split(",")):
         return None  # jax will use no GPU
@@ -38,7 +38,7 @@ def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
         os.sched_setaffinity(0, processors)
     except OSError as error:
         return f"not bound: {error}"
-    for thread in Path("/proc/self/task").iterdir():  # libraries may have started some on import
+    for thread in Path("/proc/self/task").iterdir():  # libraries may have started threads on import
         with contextlib.suppress(OSError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), processors)
     return f"processors {as_list(processors)} of memory node{'s' if len(near) > 1 else ''} {as_list(near)}"

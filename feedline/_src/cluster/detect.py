@@ -28,7 +28,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     torch_variables,
     unknown,
 )
-"""The first one whose `started` is true started this process. Of nested launchers, the inner one comes first."""
+"""The first one for which `started` is true started this process. Of nested launchers, the inner comes first."""
 PRINTERS: dict[str, Callable[[Job], str]] = {
     "slurm": slurm.printed,
     "mpirun": open_mpi.printed,

@@ -1,7 +1,7 @@
 """All processes meet at the coordinator's port before jax uses it, so that errors name what is missing.
 
 jax's service takes every connection for a process of its own run: a second run on the port ends the first, and a
-process that never comes ends process 0 by SIGABRT. So process 0 first listens on the port itself. Each of the
+process that never arrives ends process 0 by SIGABRT. So process 0 first listens on the port itself. Each of the
 others connects, sends one line, and waits for a line, which says that all have joined, or why not.
 """
 
@@ -20,7 +20,7 @@ from feedline._src.errors import FeedError, ProcessError
 LOOPBACK = ("localhost", "127.0.0.1")
 _PREFIX = b"feedline: "  # of every line
 _ALL_JOINED = "all joined"
-_MISSING = "did not come in time, or ended meanwhile; read the log there, or raise initialize(timeout_s)"
+_MISSING = "did not arrive in time, or ended meanwhile; read the log there, or raise initialize(timeout_s)"
 _ENDED = "process 0 ended before all had joined, or belongs to another run; read the end of its log"
 _LOOK = "check that process 0 runs on that host, and that no firewall blocks the port"
 _TAKEN = "another program, perhaps another run, has that port, or this process is not allowed to use it"
@@ -33,8 +33,8 @@ _WARN_S = 30.0  # until a line on stderr names who is missing
 def meet(info: ProcessInfo, deadline: float) -> None:
     """Returns once all processes of the run have arrived, and leaves the coordinator's port to jax.
 
-    Raises `ProcessError` with those missing at the deadline (of `time.monotonic`), `FeedError` if the port is
-    unusable.
+    Raises a `ProcessError` that names the processes missing at `deadline` (by `time.monotonic`), or a `FeedError`
+    if the port is unusable.
     """
     answer = _announce(info, deadline) if info.process else _gather(info, deadline)
     if answer != _ALL_JOINED:
@@ -53,8 +53,8 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                 _print_wait(info, f"{process_names(sorted(missing))} to join", deadline)
                 warn_at = deadline
             events = ready.select(min(warn_at, deadline) - now)
-            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # first those that ended
-                if key.data is not None:  # it sends nothing after its line: it has ended, and may come again
+            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # those that ended come first
+                if key.data is not None:  # readable after its line: the process ended, and may connect again
                     ready.unregister(arrived.pop(key.data))
                     missing.add(key.data)
                     continue
@@ -77,8 +77,8 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
 def _listen(info: ProcessInfo) -> socket.socket:
     """Listens where jax will: on the loopback address, or on all addresses of the host.
 
-    With SO_REUSEPORT, because `feedline launch` holds the port of its run. But gRPC of another run would
-    share its port in that way, too. So the port counts as taken if something accepts a connection there.
+    It sets SO_REUSEPORT, because `feedline launch` holds the port of its run. But gRPC of another run would
+    also share its port this way. So the port counts as taken if something accepts a connection there.
     """
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", info.port)) == 0:
@@ -117,7 +117,7 @@ def _announce(info: ProcessInfo, deadline: float) -> str:
 
 
 def process_in(line: bytes, info: ProcessInfo) -> int | None:
-    """The number in the line of a process of this run; None for another run or program, such as a port scanner."""
+    """The number of the process of this run that sent a line; None for another run or program (a port scanner)."""
     with contextlib.suppress(ValueError):
         count, process = map(int, line.removeprefix(_PREFIX).decode().split())
         if count == info.processes and 0 < process < count:

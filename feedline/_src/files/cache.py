@@ -26,30 +26,30 @@ T = TypeVar("T")
 BLOCK_BYTES = 1 << 21  # larger blocks would delay the first shuffled batch on a slow link: each row costs a block
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and have not been read yet
 _LARGEST_SEGMENT_BYTES = 1 << 26
-_SEGMENTS = 32  # at least so many cache files fit into a cache: a file is evicted whole
-_TRIES = 100  # before giving up: another program keeps deleting the folder just before a file is created in it
-_KEPT = 0.9  # the share of the limit that an eviction leaves, so that not every stored block causes another one
-_STORED = 1 / 32  # after storing this share of the limit, a process measures all files: others store blocks, too
-_TOUCH_NS = 60 * 10**9  # an access is recorded only if the last recorded one is longer ago
+_SEGMENTS = 32  # a cache has space for at least this many segments: a file is evicted whole
+_TRIES = 100  # before giving up, if another program keeps deleting the folder before a file is created in it
+_KEPT = 0.9  # an eviction leaves this share of the limit, so that not every stored block causes an eviction
+_STORED = 1 / 32  # after storing this share of the limit, a process measures all files: other processes store, too
+_TOUCH_NS = 60 * 10**9  # an access is recorded only if the last recorded one is longer ago than this
 
 
 def in_folder(folder: str, use: Callable[[], T]) -> T:
     """Make sure that the folder exists, and return `use()`. Tries again if the folder is deleted meanwhile."""
     for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError, FileExistsError):  # os.makedirs raises the latter
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # os.makedirs raises FileExistsError
             os.makedirs(folder, exist_ok=True)
             return use()
-    raise FileNotFoundError(errno.ENOENT, "the folder is deleted again and again, or a file lies there", folder)
+    raise FileNotFoundError(errno.ENOENT, "the folder is deleted again and again, or a file has its name", folder)
 
 
 class Cache:
-    """A folder of files with a size limit. Thread-safe, and safe with other processes.
+    """A folder of files with a size limit. Several threads and processes may use it at once.
 
     All methods raise a FeedError if the folder cannot be written, or too many files are open.
 
     Args:
       limit_bytes: the size limit of all files together; None: half of the sum of the free space and the cache's
-        present size. Each process may exceed the limit by a thirty-second.
+        present size. Each process may exceed the limit by 1/32 of it.
     """
 
     def __init__(self, folder: str, limit_bytes: int | None) -> None:
@@ -60,17 +60,17 @@ class Cache:
         fitting = 1 << (self.limit_bytes // _SEGMENTS).bit_length() >> 1
         self.segment_bytes = min(_LARGEST_SEGMENT_BYTES, max(BLOCK_BYTES, fitting))
         self._uncounted: float = self.limit_bytes
-        """About how many bytes this process has stored since it measured all files; at first so many that the
-        first call of `store` measures them."""
+        """About how many bytes this process has stored since it last measured all files; at first the limit, so
+        that the first call of `store` measures them."""
 
     def path(self, name: str) -> str:
         return os.path.join(self._folder, name[:2], name)
 
     def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
-        """Whether it is too early to fetch `needed_bytes` for the batch that is read `ahead` batches later.
+        """Whether it is too early to fetch `needed_bytes` for the batch `ahead` batches after the current one.
 
-        It is if the link is busy enough, or if the batches up to that one would fill more than a quarter of the
-        cache, so that their blocks could be evicted before they are read.
+        It is too early if the link is busy enough, or if the batches from the current one to that one would fill
+        more than a quarter of the cache, so that their blocks could be evicted before they are read.
         """
         return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
 
@@ -97,8 +97,8 @@ class Cache:
             kept = self._evict(max(0, self.limit_bytes - needed_bytes))
         if kept + needed_bytes > self.limit_bytes:
             raise FeedError(
-                f"a file that a library opens by path is kept whole in the cache, and {needed_bytes} bytes beside "
-                f"the {kept} in use are more than its cache_bytes={self.limit_bytes}; raise cache_bytes of "
+                f"a file that a library opens by path is kept whole in the cache, and {needed_bytes} bytes do not "
+                f"fit beside the {kept} bytes in use, with cache_bytes={self.limit_bytes}; raise cache_bytes of "
                 "feedline.Store, or use another folder for the cache",
                 stage="read",
                 file=self._folder,
@@ -136,7 +136,7 @@ class Cache:
                             yield max(status.st_atime, status.st_mtime), status.st_blocks * 512, entry.path
 
     def _evict(self, limit: int) -> int:
-        """If all files exceed `limit` bytes, delete the least recently used ones. Returns the remaining bytes."""
+        """Delete the least recently used files beyond `limit` bytes in all. Returns the remaining bytes."""
         lock_path = os.path.join(self._folder, "lock")
         with in_folder(self._folder, lambda: open(lock_path, "a")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time
@@ -161,7 +161,7 @@ def cache_of(options: Store) -> Cache:
 
 
 def touch(file: int | str) -> Version:
-    """Record a use of a file, so that it is not evicted soon. Returns the file's version, which stays equal."""
+    """Record a use of a file, so that it is not evicted soon. This keeps the file's version, which is returned."""
     status, now = os.stat(file), time.time_ns()
     if now - max(status.st_atime_ns, status.st_mtime_ns) > _TOUCH_NS:
         os.utime(file, ns=(now, status.st_mtime_ns))

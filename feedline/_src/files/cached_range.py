@@ -37,7 +37,7 @@ from feedline._src.files.file import Descriptor, Indices, OpenFile, pread
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
 _BLOCKS_A_REQUEST = REQUEST_BYTES // BLOCK_BYTES
-_TRIES = 100  # before giving up: another program changes the files of the cache during each read
+_TRIES = 100  # before giving up, if another program changes the files of the cache during each read
 _WHOLE_NS = 10**9  # the modification time of whole files
 
 
@@ -46,7 +46,7 @@ class CacheFile(Descriptor):
 
     Attributes:
       id: the random id that the file had when it was opened; b"" if the file was new or truncated.
-      verified: bool[blocks]: which blocks of the file with this id this process has written, or compared with
+      verified: bool[blocks]: the blocks that this process has written to the file with this id, or compared with
         their checksums.
     """
 
@@ -62,17 +62,17 @@ class CacheFile(Descriptor):
         return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
 
     def begin(self) -> None:
-        """Write the id of a new file, and so set its length: one system call, as others may have the file open."""
+        """Write the id of a new file. This also sets its length, in one call, as others may have the file open."""
         self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
         os.pwrite(self.descriptor, self.id, self._id_at)
 
     @property
     def is_intact(self) -> bool:
-        """Whether the file still has its id, so nobody has truncated it, and what was read before is right."""
+        """Whether the file still has its id. If so, nobody has truncated it: what was read before is right."""
         return self.id != b"" and self._read_id() == self.id
 
     def block(self, block: int) -> bytes | None:
-        """The data of a block. None if it is not stored, or if its checksum is wrong; then the file is deleted."""
+        """The data of a block. None if it is not stored or has a wrong checksum, which also deletes the file."""
         entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
             return None
@@ -112,10 +112,10 @@ class CachedRange:
         self.forget()
 
     def forget(self) -> None:
-        """Verify each block before it is used again.
+        """Regard no block as verified any more.
 
-        `_verified` has the id of the file that was opened last, and its verified blocks: if a file was deleted, a
-        thread may still have that one open while another thread opens a new one.
+        `_verified` is the id of the file that was opened last, and the verified blocks of this file. The id is
+        needed because a thread may have a deleted file open while another thread opens the new file.
         """
         self._verified = b"", np.zeros(len(self.blocks), bool)
 
@@ -129,7 +129,7 @@ class CachedRange:
     # --- the file ---
 
     def find(self) -> CacheFile | None:
-        """Open the cache file. None if there is none."""
+        """Open the cache file. None if there is none, or if it has no id."""
         with self._cache.checked(), contextlib.suppress(FileNotFoundError):
             found = CacheFile(self.path, os.open(self.path, os.O_RDWR | os.O_CLOEXEC), self.size)
             touch(found.descriptor)
@@ -153,7 +153,7 @@ class CachedRange:
         return self._recognized(found)
 
     def _recognized(self, file: CacheFile) -> CacheFile:
-        """Return `file`. If it is the one that was opened last, it gets the blocks that were verified then."""
+        """Return `file`. If it is the file that was opened last, it keeps the blocks verified until now."""
         id, verified = self._verified
         if id == file.id:
             file.verified = verified
@@ -195,7 +195,7 @@ class CachedRange:
             self._cache.store(len(part), functools.partial(file.write_block, block, part))
 
     def whole(self) -> OpenFile:
-        """The whole file of the object; the range must have all its bytes. While open, the file is not evicted.
+        """The whole file of the object; the range must be all of it. While the result is open, it is not evicted.
 
         One process of the host fetches the file, and the others wait. FeedError: also if the cache has no room
         for it beside other locked files.
@@ -213,9 +213,9 @@ class CachedRange:
             try:
                 if not lock_alone(file.descriptor):
                     fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # waits for the process that fetches it
-                elif file.lies_at(self.path) and not os.path.exists(path):  # another process may have made it
+                elif file.lies_at(self.path) and not os.path.exists(path):  # another process may have made `path`
                     self._make_whole(file, path)
-            finally:  # closing would unlock it, too, but the traceback of a kept exception keeps it open
+            finally:  # closing would unlock it, too, but a stored exception's traceback may keep it open
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
         raise self.unstable(_TRIES)
 
@@ -282,7 +282,7 @@ class CachedRange:
         return b"".join(parts) if is_there else None
 
     async def all(self) -> bytes:
-        """All bytes, from the cache if it has all of them; else they are fetched and stored there."""
+        """All bytes, from the cache if it has all of them; otherwise they are fetched, and stored there."""
         found = await asyncio.to_thread(self.read_all)
         if found is None:
             found = b"".join(await gathered(map(self._fetch, _requests(self.blocks))))
@@ -297,7 +297,7 @@ class CachedRange:
 
 
 def blocks_of(starts: Indices, stops: Indices) -> Indices:
-    """The numbers, ascending, of the blocks that hold bytes `starts[i]` to `stops[i]` of any i."""
+    """The numbers, ascending, of the blocks that hold bytes `starts[i]` to `stops[i]` for any i."""
     starts, stops = starts[stops > starts], stops[stops > starts]
     first, last = starts // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES
     longest = int((last - first).max(initial=0))
@@ -305,6 +305,6 @@ def blocks_of(starts: Indices, stops: Indices) -> Indices:
 
 
 def _requests(blocks: Iterable[int]) -> Iterator[list[int]]:
-    """Split ascending blocks into runs of adjacent blocks, each of which one request fetches."""
+    """Split ascending blocks into lists of adjacent blocks; one request fetches each list."""
     runs = itertools.groupby(enumerate(blocks), lambda each: (each[1] // _BLOCKS_A_REQUEST, each[1] - each[0]))
     return ([block for _, block in run] for _, run in runs)

@@ -24,12 +24,12 @@ from feedline._src.files.store import Url
 _log = logging.getLogger("feedline")
 T = TypeVar("T")
 _SETTLED_S = 60.0
-"""A date is precise to one second, in which an object may be written twice. But no later version can have a date
-that is older than a minute, even if the clocks of the store and of this machine differ (RFC 7232, 2.2.2)."""
+"""A date is precise to one second, and an object may be written twice in a second. But once its date is a minute
+old, no later version can have this date, even if the clocks of store and machine differ (RFC 7232, 2.2.2)."""
 _PROGRESS_BYTES = 1 << 18
-"""An answer must grow by so much within the patience: 64 requests that share a link of 1 MB/s do so in 17 s."""
+"""An answer must grow by this much within the patience: 64 requests that share a link of 1 MB/s do so in 17 s."""
 _SHORTEST_S = 5.0
-"""The least time for such progress. A shorter patience limits only how long errors may last."""
+"""The least time for this progress. A shorter patience limits only how long errors may last."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _UNREACHABLE_S = 10.0  # the most patience with a store that was never reached: its address may be wrong
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
@@ -37,7 +37,7 @@ _WAIT = (
     "check the network and the store, or wait longer with feedline.Store(patience_s=...). The feed can be built "
     "again from its last state"
 )
-_FIND = "check the address, the network, and where the environment says that the store is (AWS_ENDPOINT_URL)"
+_FIND = "check the address, the network, and the server that the environment names (AWS_ENDPOINT_URL)"
 _CLIENT: dict[str, Any] = {
     "allow_http": True,  # used only if the user names an http endpoint
     "connect_timeout": datetime.timedelta(seconds=5),
@@ -52,7 +52,7 @@ _CAUSES = {
     "dns error": "the name of the host does not resolve",
     "connection refused": "connection refused",
     "connection reset": "connection reset",
-    "invalidcontenttype": "the server does not speak TLS, as https:// needs it",
+    "invalidcontenttype": "the server does not speak TLS, which https:// requires",
     "unreachable|no route to host": "there is no route to the host",
     "timed ?out": "timed out",
     "incompletemessage|body error": "the connection was cut",
@@ -77,11 +77,11 @@ class UnreachableError(TransientError):
 
 
 class Client:
-    """Requests to one bucket or host. obstore finds the credentials: in the environment, files or the instance.
+    """Requests to one bucket or host. obstore finds the credentials: in environment, files or cloud instance.
 
     A request is repeated after transient errors. It raises FileNotFoundError if there is no such object or bucket,
-    and a FeedError at any other failure: also if errors, or too little progress (less than 256 KiB), last longer
-    than `patience_s`, and if no connection is made for 10 s before the first answer.
+    and a FeedError after any other failure. It also fails if transient errors last longer than `patience_s`, if
+    neither 256 KiB nor the end arrives in this time, or if no connection is made for 10 s before the first answer.
     """
 
     def __init__(self, base: str, patience_s: float) -> None:
@@ -134,7 +134,7 @@ class Client:
         stream = found.stream(min_chunk_size=_PROGRESS_BYTES)
         data = b"".join([part async for part in self._each(key, stream)])
         if len(data) != stop - start:
-            raise TransientError(f"{len(data)} bytes arrived of {stop - start}")
+            raise TransientError(f"{len(data)} of {stop - start} bytes arrived")
         return data
 
     async def listed(self, prefix: str) -> list[Listed]:
@@ -197,8 +197,7 @@ class Client:
                     rule, remedy = "be reachable when it is opened", _FIND
             if failing_s >= limit_s:
                 raise FeedError(
-                    f"a store must {rule}, and {name} failed for {failing_s:.0f} s, at last with: {reason}; "
-                    f"{remedy}",
+                    f"a store must {rule}, and {name} failed for {failing_s:.0f} s, last with: {reason}; {remedy}",
                     stage="read",
                     file=name,
                 )
@@ -217,13 +216,13 @@ class Client:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _meaning(self, error: Exception, key: str) -> Exception:
-        """The error to raise for an error of obstore at a request for `key`."""
+        """The error to raise for an error of obstore in a request for `key`."""
         kind, text, reason = type(error).__name__, str(error), _reason(error)
         is_unreachable = "ConnectError(" in text or "kind: Connect" in text
         status = int(found[1]) if (found := _STATUS.search(text)) else 0
         if "NoSuchBucket" in text or (kind == "GenericError" and status == 404):
             return FileNotFoundError(
-                f"there is no bucket {self._base}; check its name, and that of the server (AWS_ENDPOINT_URL)"
+                f"there is no bucket {self._base}; check its name, and the server's (AWS_ENDPOINT_URL)"
             )
         if isinstance(error, FileNotFoundError) and status != 405:
             return FileNotFoundError(f"there is no object {self._base}/{key}; check the address and the bucket")
@@ -277,7 +276,7 @@ def _version_in(meta: Any) -> Version:
     """The version of an object, from its entry in a listing or the metadata of an answer."""
     given, date, size = meta["e_tag"] or "", meta["last_modified"].replace(microsecond=0), int(meta["size"])
     tag = given.strip('"')  # some stores put quotes around it only in listings, or only in answers
-    is_date = tag == f"{int(date.timestamp()):x}-{size:x}"  # nginx's tag is only date and size
+    is_date = tag == f"{int(date.timestamp()):x}-{size:x}"  # nginx's tag is made of date and size
     if tag and not given.startswith("W/") and not is_date:
         return Version(size, tag)
     is_settled = 0 < date.timestamp() < time.time() - _SETTLED_S  # obstore gives 1970 if the store names no date

@@ -19,9 +19,9 @@ from feedline._src.runtime.exit import check_may_read, close_at_exit
 K = TypeVar("K")
 T = TypeVar("T")
 AT_ONCE = 64
-"""The most requests in flight. Half as many of twice the size would need as much memory, for half the bytes/s."""
-REQUEST_BYTES = 1 << 22  # the largest request; one in flight takes as much memory
-MOST = 2 * AT_ONCE  # once so many requests wait or are in flight, nothing more is fetched ahead
+"""The most requests in flight. Half as many, each twice as large, use as much memory, for half the bytes/s."""
+REQUEST_BYTES = 1 << 22  # the largest request; each one in flight takes this much memory
+MOST = 2 * AT_ONCE  # once this many requests wait or are in flight, nothing more is fetched ahead
 
 
 @dataclasses.dataclass
@@ -31,7 +31,7 @@ class Counts:
     requests: int = 0  # of all kinds, including retries
     fetched_bytes: int = 0
     retries: int = 0  # requests that were repeated after an error
-    hedged: int = 0  # second requests, sent because the first took 1.5 times as long as 95 % of the others
+    hedged: int = 0  # second requests, sent because the first took 1.5 times as long as 95 % of earlier ones
     cached: int = 0  # blocks that were in the cache on local disk
     wait_s: float = 0.0  # time for which threads waited for requests, summed over threads
 
@@ -51,7 +51,7 @@ class Fetcher:
         self._thread: threading.Thread | None = None
         self._running: set[concurrent.futures.Future[Any]] = set()
         self.slots: asyncio.Semaphore
-        """Each request in flight holds one. Only the fetcher's thread uses it."""
+        """Each request in flight holds one. Only the fetcher's thread uses the semaphore."""
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the fetcher's thread."""
@@ -77,8 +77,8 @@ class Fetcher:
             raise FeedError("no object can be read while the interpreter exits", stage="read")
         if self._forked:
             raise FeedError(
-                "the threads that read stores do not survive a fork, and this process was forked from one "
-                'that had read a store; start it with multiprocessing.get_context("spawn")',
+                "the threads that read stores do not survive a fork, and the parent of this process had read "
+                'a store before it forked; start this one with multiprocessing.get_context("spawn")',
                 stage="read",
             )
 
@@ -91,8 +91,9 @@ class Fetcher:
         self._loop.run_forever()
         for task in (tasks := asyncio.all_tasks(self._loop)):
             task.cancel()
+        # 0.05 s more, so that the last answers arrive while the loop exists
         self._loop.run_until_complete(asyncio.wait([self._loop.create_task(asyncio.sleep(0.05)), *tasks]))
-        self._loop.close()  # by now the last answers have arrived
+        self._loop.close()
 
     def close(self) -> None:
         """Cancel all requests, and refuse later ones."""
@@ -131,7 +132,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def result_of(request: concurrent.futures.Future[T], name: object) -> T:
-    """Wait for the result of a request. Errors of a store or the disk are a FeedError, never a bad row."""
+    """Wait for the result of a request. Errors of a store or the disk become a FeedError, never a bad row."""
     fetcher().check_may_run()  # a forked child would wait for ever for requests of its parent
     began = time.monotonic()
     try:
@@ -139,7 +140,7 @@ def result_of(request: concurrent.futures.Future[T], name: object) -> T:
     except FeedError:
         raise
     except FileNotFoundError:
-        found = "it is not there any more; put it back, or build a new feed over the objects that are there"
+        found = "it no longer exists; put it back, or build a new feed over the objects that exist"
     except concurrent.futures.CancelledError:
         check_may_read()
         found = "its source was closed during a read"
@@ -157,7 +158,7 @@ class InFlight(Generic[K, T]):
     """Requests in flight, by key of what they fetch. What several threads need is fetched once. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: if a request is already done, adding `_done` calls it at once
+        self._lock = threading.RLock()  # reentrant: if a request is done already, adding the callback calls it
         self._requests: dict[K, concurrent.futures.Future[T]] = {}
 
     def __contains__(self, key: K) -> bool:
@@ -166,8 +167,8 @@ class InFlight(Generic[K, T]):
     def start(
         self, keys: Sequence[K], begin: Callable[[list[K]], Iterable[tuple[list[K], Coroutine[Any, Any, T]]]]
     ) -> dict[K, concurrent.futures.Future[T]]:
-        """The requests for these keys. `begin` gets the keys that are not in flight yet, and returns coroutines
-        that fetch them, each with the keys that it fetches; these coroutines are started."""
+        """The requests for these keys. `begin` gets the keys that are not in flight yet, and returns pairs: some
+        of these keys, and a coroutine that fetches them, which is started here."""
         with self._lock:
             found = {key: self._requests[key] for key in keys if key in self._requests}
             for some, coroutine in begin([key for key in dict.fromkeys(keys) if key not in found]):

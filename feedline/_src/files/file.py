@@ -26,15 +26,15 @@ Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 OPEN_FILES = 64
 _MERGED_BYTES, _MERGED_GAP_BYTES, _MERGED_PART_BYTES = 1 << 22, 1 << 12, 1 << 15
-"""Limits of a merged read, its gaps and its parts. Merging saves a system call per part, but copies each again."""
+"""Limits of a merged read, of its gaps and its parts. Merging saves system calls, but copies each part again."""
 
 
 class Version(NamedTuple):
-    """What changes when a file or an object is replaced or written to.
+    """Values that change when a file or an object is replaced or written to.
 
     Attributes:
       stamp: of a local file, the modification time in ns; of an object, the strong ETag, or else the date of its
-        last modification, or "" if it has neither. Equal on all machines.
+        last modification, or "" if it has neither. It is equal on all machines.
       inode: the device and the inode number of a local file.
     """
 
@@ -62,11 +62,11 @@ class Version(NamedTuple):
         if now is None:
             found = "it cannot be found any more"
         elif now.size_bytes != self.size_bytes:
-            found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
+            found = f"its size changed from {self.size_bytes} to {now.size_bytes} bytes"
         elif now.inode != self.inode:
-            found = "another file lies at its path"
+            found = "it was replaced by another file"
         else:
-            found = "it was written to" if self.inode else f"its ETag is {now.stamp} and was {self.stamp}"
+            found = "it was written to" if self.inode else f"its ETag changed from {self.stamp} to {now.stamp}"
         raise changed(name, found)
 
     def check_strong(self, name: str) -> None:
@@ -75,7 +75,7 @@ class Version(NamedTuple):
             raise FeedError(
                 "an object must have a version, so that a replacement is noticed: a strong ETag, or a date of "
                 f"modification that is a minute old; and {name} has neither. If it was just written, wait a "
-                "minute and open it again; else copy it to a store with strong ETags, or download it",
+                "minute and open it again; otherwise copy it to a store with strong ETags, or download it",
                 stage="read",
                 file=name,
             )
@@ -86,7 +86,7 @@ class File:
 
     Attributes:
       name: its path or address as the user gave it, for errors.
-      version: what changes when it is replaced or written to.
+      version: changes when it is replaced or written to.
       open_files: the open files of the source, in an LRU cache; also the open indices of these files.
 
     Args:
@@ -124,7 +124,7 @@ class File:
         self._memory: Bytes | None = None
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
-        """The bytes at each offset, fewer at the end of the file. Parts may overlap, and come in any order.
+        """The bytes at each offset, fewer at the end of the file. Parts may overlap, and be in any order.
 
         FeedError: the file was changed or deleted, or its store cannot be read. OSError: the disk cannot be read.
         MemoryError: a part is too large.
@@ -139,7 +139,7 @@ class File:
 
         Errors: see `read`. FeedError: also if the file ends before a row does."""
         length = out.shape[1]
-        # runs of adjacent rows
+        # adjacent rows are read at once
         firsts = np.append(0, np.flatnonzero(np.diff(offsets) != length) + 1)[: len(offsets)]
         ends = np.append(firsts[1:], len(offsets))[: len(firsts)]
         runs = self.read(offsets[firsts], (ends - firsts) * length)
@@ -153,7 +153,7 @@ class File:
         """All bytes as mapped memory, read-only. None for an object while the cache lacks some of its bytes.
 
         If another process truncates the mapped file, a read beyond its new end raises SIGBUS. The gather in C
-        survives that. Other code may read this memory only if it calls `check_open` before, and accepts the
+        survives that. Other code may read this memory only if it calls `check_open` first, and accepts the
         danger that remains.
         """
         if self._memory is None:
@@ -170,7 +170,7 @@ class File:
         """Call `use` with the path of a local file that has all bytes, and return the result. Errors: see `read`.
 
         An object is fetched whole, and stays in the cache until this `File` is closed or garbage collected. If its
-        cache file is deleted or changed meanwhile, `use` is called again with a new path, which is another str.
+        cache file is deleted or changed meanwhile, `use` is called again; the path is then another str object.
         """
         return use(self.place)
 
@@ -201,7 +201,7 @@ class File:
         return [beside, place_in(Store().folder, os.path.abspath(self.place), suffix)]
 
     def check(self) -> None:
-        """Raise a FeedError if its path has another version now. For an object, fetching checks this instead."""
+        """Raise a FeedError if its path now leads to another version. For an object, fetching checks this."""
         self.version.check(self.place)
 
     def check_open(self) -> None:
@@ -236,7 +236,7 @@ def absolute(path: str) -> str:
 
 
 class Descriptor:
-    """An open file, closed once nothing refers to it: a thread may still read a file that left an LRU cache."""
+    """An open file, closed once nothing refers to it: a thread may still read a file that an LRU cache evicted."""
 
     nbytes = 1  # so that an LruCache counts files
 
@@ -278,7 +278,7 @@ class Descriptor:
 
 
 class OpenFile(Descriptor):
-    """An open file of the expected version; None: the present one. FeedError: the file has another version."""
+    """An open file. FeedError: `version` is given, and the file has another one."""
 
     def __init__(self, path: str, version: Version | None = None) -> None:
         super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -299,7 +299,7 @@ class OpenFile(Descriptor):
 
 
 def _bounds_of_runs(starts: Indices, ends: Indices) -> list[int]:
-    """Where to split ascending parts into runs that are each one read: numbers from 0 to the number of parts."""
+    """Where to split ascending parts into lists, each read at once: numbers from 0 to the number of parts."""
     gaps = starts[1:] - np.maximum.accumulate(ends)[:-1]
     windows, are_small = starts // _MERGED_BYTES, ends - starts <= _MERGED_PART_BYTES
     are_merged = (gaps <= _MERGED_GAP_BYTES) & (np.diff(windows) == 0) & are_small[1:] & are_small[:-1]
@@ -318,7 +318,7 @@ Value = TypeVar("Value", bound=Any)
 
 
 class LruCache(Generic[Value]):
-    """Keeps the most recently used values: the sum of `nbytes` is at most `limit_bytes`, or one value is larger.
+    """Keeps the most recently used values: their `nbytes` sum up to at most `limit_bytes`, or only one is kept.
 
     Thread-safe: if several threads ask for the same key at the same time, its value is read once.
 
@@ -349,7 +349,7 @@ class LruCache(Generic[Value]):
                 value = read()
                 with self._lock:
                     values.append(value)
-                    if self._entries.get(key) is entry:  # else it was cleared meanwhile
+                    if self._entries.get(key) is entry:  # otherwise it was cleared meanwhile
                         self._bytes += value.nbytes
                         self._evict(keep=key)
             return values[0]
@@ -375,8 +375,8 @@ class LruCache(Generic[Value]):
 def opening(path: Path) -> Iterator[BinaryIO]:
     """Open the file at `path` for the length of a `with` block.
 
-    FileNotFoundError, or an OSError that names the file, even if the block raises it. ValueError: it is a folder,
-    or no regular file: opening a pipe would wait for its writer. FeedError: this process has too many open files.
+    FileNotFoundError: there is no file. Other OSErrors name the file, even those of the block. ValueError: it is a
+    folder, or no regular file (opening a pipe would wait for its writer). FeedError: too many files are open.
     """
     try:
         if not path.is_file() and path.exists() and not path.is_dir():
@@ -414,8 +414,8 @@ def changed(path: str, found: str) -> FeedError:
 def irregular(path: str | Path) -> ValueError:
     """The error for a pipe, a socket or a device in place of a file."""
     return ValueError(
-        f"rows are read from regular files, in any order, and {path} is a pipe, a socket or a device; write what "
-        "it gives to a file, or yield it from a stream (docs/sources.md#streams)"
+        f"rows are read from regular files, in any order, and {path} is a pipe, a socket or a device; write its "
+        "output to a file, or yield it from a stream (docs/sources.md#streams)"
     )
 
 

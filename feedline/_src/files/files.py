@@ -25,7 +25,7 @@ class Files(Sequence[File]):
     """Files by their numbers, each of one version. Thread-safe and picklable.
 
     Attributes:
-      open_files: the local files that were read last, still open; indices of these files share the same limit.
+      open_files: the local files that were read last, still open. Open indices of files count towards its limit.
       selected: int64[k]: for each row of the source, its row in the files; None: row i is row i of the files.
 
     Args:
@@ -57,7 +57,7 @@ class Files(Sequence[File]):
             except FileNotFoundError as error:
                 if versions is None:
                     raise
-                raise FeedError(f"an object must be there while a feed reads it: {error}", stage="read") from error
+                raise FeedError(f"an object must exist while a feed reads it: {error}", stage="read") from error
         nothing = [None] * len(paths)
         wanted = zip(self.paths, versions or nothing, places or nothing, strict=True)
         self._files = [self._file(*each) for each in wanted]
@@ -83,7 +83,7 @@ class Files(Sequence[File]):
         return self._files[number]
 
     def opened(self, number: int, open_file: Callable[[File], T]) -> T:
-        """What `open_file` makes of a file. FeedError, in place of any error of `open_file`: the file changed."""
+        """What `open_file` returns for a file. If the file changed, a FeedError replaces any other error."""
         try:
             return open_file(self._files[number])
         finally:
@@ -106,7 +106,7 @@ class Files(Sequence[File]):
             fetch_whole(list(self._objects.values()))
 
     def will_read(self, places: Iterable[Place], ahead: int) -> bool:
-        """Start fetching those parts of objects in a store that are read `ahead` batches later.
+        """Start fetching parts of objects in a store for the batch that is `ahead` batches after the current one.
 
         If it is too early (`Cache.is_too_early`), starts nothing and returns False; the caller asks again later.
         """

@@ -78,7 +78,7 @@ class Folder:
       name: its path or address, for errors; "" if the names are whole paths.
       place: its absolute path, or its address.
       can_list: whether `folders` can list its folders; those on a web server cannot be listed.
-      names: the names of the listed files, relative to it. Methods take their numbers, or names of any files.
+      names: the names of listed files, relative to the folder. Methods take their numbers, or any file's name.
       versions: the versions of files that were read by their names; None for a name without a file.
     """
 
@@ -104,7 +104,7 @@ class Folder:
         return os.path.join(self.place, self._name(file))
 
     def read(self, files: Sequence[Name]) -> list[bytes | None]:
-        """The bytes of each file, all files together; None: there is no such file.
+        """The bytes of each file; None: there is no such file. A store gets all requests at once.
 
         FeedError: a listed file is missing; a file was changed; a store cannot be read; too many files are open.
         RowError: a local file cannot be read.
@@ -123,7 +123,7 @@ class Folder:
             raise unreadable(error, file if isinstance(file, int) else 0, path) from error
         opened.check()
         if len(data) != opened.version.size_bytes:
-            raise changed(path, f"it has {len(data)} bytes and had {opened.version.size_bytes}")
+            raise changed(path, f"its size changed from {opened.version.size_bytes} to {len(data)} bytes")
         if isinstance(file, str):
             self.versions.setdefault(file, opened.version).compare(opened.version, path)
         else:
@@ -134,7 +134,7 @@ class Folder:
         return data
 
     def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
-        """Start fetching files that are read `ahead` batches later. See `Files.will_read`.
+        """Start fetching files for the batch that is `ahead` batches after the current one. See `Files.will_read`.
 
         `file_bytes` is the assumed size of a file whose size is not known.
         """
@@ -288,7 +288,7 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
     found = {each.url.key[len(prefix) :]: each for each in listing(Url(url.base, prefix), store or Store())}
     names = [name for name in found if not any(part.startswith(".") for part in name.split("/"))]
     parents = {name.rpartition("/")[0] for name in names}
-    if any(parents):  # there are folders, so an empty object may represent one, even an empty one
+    if any(parents):  # there are folders, so an empty object may represent a folder, even an empty one
         names = [name for name in names if found[name].version.size_bytes or ("/" in name and name not in parents)]
     files = [found[name] for name in sorted(names, key=lambda name: name.split("/"))]
     return _of_listed(files, Url(url.base, key), store)
@@ -327,7 +327,7 @@ def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
                 yield name
             elif entry.is_symlink():
                 path = os.fsdecode(entry.path)
-                raise ValueError(f"{path} is a link to a file that does not exist; delete the link, or mend it")
+                raise ValueError(f"{path} is a link to a file that does not exist; delete the link, or repair it")
 
 
 def matches(url: str, options: Store) -> list[Listed] | None:
@@ -373,7 +373,7 @@ def is_match(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 def _check_can_list(url: Url) -> None:
     if not url.can_list:
         raise ValueError(
-            "a web server does not list its files, so folders and globs must lie in s3://, gs:// or az://, got "
+            "a web server does not list its files, so folders and globs must be in s3://, gs:// or az://, got "
             f"{url}; name each file, or write the files of a folder to tar or TFRecord"
         )
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from feedline._src.files.fetcher import fetcher
 
 T = TypeVar("T")
-_KEPT, _FEWEST = 256, 20  # durations
+_KEPT, _FEWEST = 256, 20  # durations kept, and needed
 _LATE = 1.5  # a request is late after this × the 95th percentile: on a shared link, all take almost the same time
 _SHARE = 0.1  # the largest share of second requests: a store that is slow as a whole must not get twice the load
 _SHORTEST_S = 0.02

@@ -1,4 +1,4 @@
-"""`MappedObject`: all bytes of an object as one range of memory, to which its files of the cache are mapped."""
+"""`MappedObject`: all bytes of an object as one range of memory, into which its cache files are mapped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feedline._src.files.cache import touch
 from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.file import Bytes, Version
 
-_MAP_FIXED, _PROT_NONE = 0x10, 0  # on Linux and macOS; Python's mmap does not have them
+_MAP_FIXED, _PROT_NONE = 0x10, 0  # on Linux and macOS; Python's mmap does not define them
 _CHECKED = 16  # the most files that one read checks, by a system call for each
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -58,7 +58,7 @@ class MappedObject:
         return cls(np.frombuffer(memoryview(raw).toreadonly(), np.uint8), files)
 
     def is_current(self) -> bool:
-        """Whether no file was deleted or written to. Of more than 16 files, a call checks the next 16 in turn."""
+        """Whether no file was deleted or written to. If there are more than 16, each call checks the next 16."""
         count = len(self._files)
         with contextlib.suppress(FileNotFoundError):
             some = (self._files[next(self._turn) % count] for _ in range(min(count, _CHECKED)))

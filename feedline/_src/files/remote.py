@@ -43,7 +43,7 @@ class RemoteFile(File):
         starts = range(0, self.size, self._step)
         self._segments = [self._range(start, min(start + self._step, self.size)) for start in starts]
         self._complete = 0
-        """How many leading segments the cache was found to have whole. They are not checked again at each read."""
+        """How many leading segments were found complete in the cache. They are not checked again at each read."""
         self._mapped: MappedObject | None = None
         self._bytes = self._range(0, self.size)  # for the whole file
         self._whole: OpenFile | None = None
@@ -182,7 +182,7 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
     if size > limit_bytes:
         raise FeedError(
             "files of this format are opened by path, so the cache must hold all of them, and they have "
-            f"{size} bytes where cache_bytes={limit_bytes}; raise cache_bytes of feedline.Store, or convert "
+            f"{size} bytes, more than cache_bytes={limit_bytes}; raise cache_bytes of feedline.Store, or convert "
             "them to TFRecord, which is read in parts",
             stage="read",
             file=files[0].name,
@@ -198,7 +198,7 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
 
 
 def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:
-    """Objects with their present versions, all requested at once: one by one, each would cost the latency."""
+    """Objects with their present versions, all requested at once: one by one, each would cost a round trip."""
     cache_of(options)  # raises its errors before any request
     parsed = [Url.parse(url) for url in urls]
     requests = (client_of(url.base, options.patience_s).version(url.key) for url in parsed)

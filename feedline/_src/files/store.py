@@ -23,11 +23,11 @@ class Store:
     Args:
       cache: the folder of the cache on local disk; None: `$FEEDLINE_CACHE`, or ~/.cache/feedline. Several
         processes and jobs may share it.
-      cache_bytes: the size limit of that folder; None: half of the sum of the free space and the cache's present
+      cache_bytes: the size limit of the cache; None: half of the sum of the free space and the cache's present
         size. The least recently used files of the cache are evicted first.
       patience_s: how long a store may fail before that is an error. Until then, requests are repeated. A request
-        also fails if it receives neither 256 KiB more nor its end within this time (but at least 5 s). A store
-        that was never reached is an error after 10 s. A feed itself stops waiting after
+        also fails if, within this time (at least 5 s), it neither receives 256 KiB more nor ends. A store that
+        was never reached is an error after 10 s. A feed itself stops waiting after
         `Reading(stall_error_s=300)`; to wait for longer, raise both.
 
     Example:

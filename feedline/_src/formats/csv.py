@@ -13,7 +13,7 @@ from feedline._src.formats.registry import Format, Library, suffix_of
 from feedline._src.formats.table import Column, Grouped, naming_file
 
 _BLOCK_BYTES = (1 << 31) - 1
-"""The largest block that pyarrow can parse. Types follow from the first block, so a file that fits is one block."""
+"""The largest block that pyarrow can parse. It infers types from one block, so a file is one block if it fits."""
 _ROUNDED = 2.0**53
 """From this number on, float64 cannot represent all integers."""
 pyarrow: Any = Library("pyarrow", "arrow")
@@ -56,7 +56,7 @@ FORMAT = Format(
 
 def _table(data: bytes, path: str) -> Any:
     """The `pyarrow.Table` of a file with these bytes."""
-    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # NaN is a value
+    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # not NaN
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     with naming_file(path, "a CSV file", "correct the line, or write it again as UTF-8"):
         table = csv.read_csv(

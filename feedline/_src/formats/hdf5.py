@@ -237,7 +237,7 @@ def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
     if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count() or lacking:
         raise _RefusedError(
             f"{where}: its data must lie in the file itself, with filters that this h5py has, but it is virtual, "
-            f"in external files, or needs the filters {lacking}; open the files that have the data, install "
+            f"in external files, or has the filters {lacking}; open the files that have the data, install "
             "hdf5plugin and import it first, or write it again: new.create_dataset(name, "
             "data=old[name][:])"
         )

@@ -134,7 +134,8 @@ def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
     """The values of a column. Whether a value fits does not depend on the other lines."""
     if missing := [line for line in lines if name not in line]:
         raise ValueError(
-            f"each line must have the fields of the first, and one has {list(missing[0])}, but no {name!r}; fix it"
+            f"each line must have the fields of the first, but one with the fields {list(missing[0])} has no "
+            f"{name!r}; fix it"
         )
     values = [line[name] for line in lines]
     found: Any = None

@@ -46,7 +46,7 @@ def read_raw(file: File, options: OpenOptions) -> list[Any]:
     if dtype is None or file.size % dtype.itemsize:
         raise ValueError(
             f"{file.name} cannot be read as a .bin file of numbers: raw bytes do not say what they are, so a "
-            f"dtype is needed, and its size must divide the file's, got dtype={dtype} and {file.size} bytes; "
+            f"dtype is needed whose size divides the size of the file, got dtype={dtype} and {file.size} bytes; "
             "pass open_source(path, dtype=...), or open the .idx of Megatron-LM beside it. If the dtype is right, "
             "the file is truncated"
         )

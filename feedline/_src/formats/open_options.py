@@ -86,7 +86,7 @@ class OpenOptions:
         return list(self.columns)
 
     def named(self, tree: Any, of: str) -> Any:
-        """The chosen leaves of a dict. A single array becomes a dict if `columns` names it, else stays as it is."""
+        """The chosen leaves of a dict. A single array becomes a dict only if `columns` names it."""
         if isinstance(tree, dict):
             return {name: tree[name] for name in self.chosen(list(tree), of)}
         if self.columns is None:

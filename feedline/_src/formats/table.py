@@ -234,7 +234,7 @@ def check_same_rows(rows: Mapping[str, int], path: str) -> None:
     if len(names) > 1:
         found = "; ".join(f"{count} rows: {few(names[count], ', ')}" for count in sorted(names))
         raise ValueError(
-            f"all arrays of a file must have the same number of rows, and {path} has {found}; choose arrays that "
+            f"all arrays of a file must have the same number of rows, and {path} has {found}; choose those that "
             "belong together with columns=[...]"
         )
 
@@ -295,6 +295,6 @@ def check_memory(path: str, what: str, needed: int) -> None:
     """Raise ValueError if `what` needs more memory than there is: some libraries would end the process."""
     if needed > (has := memory_bytes()):
         raise ValueError(
-            f"{path}: {what} must fit into memory, and needs {needed} bytes, but there are {has}; unless the "
+            f"{path}: {what} must fit into memory, and takes {needed} bytes, but there are {has}; unless the "
             "file is damaged, write it again in smaller pieces"
         )

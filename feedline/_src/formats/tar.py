@@ -1,4 +1,4 @@
-"""Tar archives as WebDataset writes them: adjacent members with one key are a record, their suffixes its fields."""
+"""Tar archives as WebDataset writes them: adjacent members with one key are a record, and suffixes its fields."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
     opened.seek(archive.offset)  # `tarfile` stops here without an error, whatever follows
     while rest := opened.read(_READ_BYTES):
         if rest.strip(b"\0"):
-            raise ValueError(f"only zeros may follow its last member, and after byte {archive.offset} others do")
+            raise ValueError(f"it must end after its last member, and has data after byte {archive.offset}")
 
 
 def _checked_name(info: tarfile.TarInfo) -> re.Match[str] | None:

@@ -19,12 +19,12 @@ Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
 _BUCKETS_A_SEGMENT = 8
 _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 23
-"""The minimum size of a run, and of all output of a call, for stores that bypass the processor's cache.
+"""The minimum sizes for stores that bypass the processor's cache: of adjacent bytes, and of all output of a call.
 
 A store into the cache first reads the line that it overwrites; a store that bypasses the cache does not. But a
-batch that fits into the cache is faster to write there. Speed against stores into the cache, measured on two cores
-of two machines: with calls of 16 MB 1.05 to 1.5 times as fast for rows of 3 KB and more, 0.7 to 1.1 for rows of
-256 B; with calls of 4 MB 0.7 to 0.8 on a machine with 260 MiB of last-level cache, about equal on one with less.
+batch that fits into the cache is faster to write there. Speed ÷ that of stores into the cache, measured on two
+cores of two machines: for calls of 16 MB, 1.05 to 1.5 with rows of 3 KB and more, and 0.7 to 1.1 with rows of
+256 B; for calls of 4 MB, 0.7 to 0.8 with 260 MiB of last-level cache, and about 1 on the machine with less.
 """
 
 
@@ -67,8 +67,8 @@ class Reader:
       shape: the shape of one row.
 
     Attributes:
-      survives_lost_files: whether reading a mapped file that was truncated, or whose disk fails, raises an error
-        and does not end the process.
+      survives_lost_files: whether a read from a mapped file that was truncated, or whose disk fails, raises an
+        error instead of ending the process.
     """
 
     survives_lost_files = True
@@ -86,9 +86,9 @@ class Reader:
         raise NotImplementedError
 
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
-        """The C struct that copies the `columns` of `count` rows to `out`, valid while `out` and the reader live.
+        """The C struct that copies the `columns` of `count` rows to `out`; None if C cannot make this copy.
 
-        None if C cannot make this copy.
+        It is valid while `out` and the reader are alive.
         """
         return None
 
@@ -96,7 +96,7 @@ class Reader:
         """Write the spans into the rows of `out`, and zeros after the last span. Raises what `read` raises.
 
         Args:
-          spans: their values are rows of the reader, counted over all parts. No span crosses the end of a part.
+          spans: each value is a row of the reader, counted over all parts. No span crosses the end of a part.
           out: [rows, length, *shape of a row]. A row without a span stays as it is, or becomes zeros.
         """
         numbers = np.repeat(spans.first, spans.length) + spans.values()[2]
@@ -106,7 +106,7 @@ class Reader:
 
 
 class RowGather(Reader):
-    """Gathers rows of arrays of one dtype and row shape, in C. Row numbers count all arrays, one after the other.
+    """Gathers rows of arrays of one dtype and row shape, in C. Rows are numbered over all arrays, in their order.
 
     Reads are thread-safe, and never address memory outside of the arrays.
 
@@ -133,7 +133,7 @@ class RowGather(Reader):
         self._strides = np.array([part.strides[0] for part in self._parts], np.int64)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self._shift, self._buckets = _buckets(self._ends)
-        self._leaves: dict[Any, _LeafStruct] = {}  # by columns, of which a feed uses one selection
+        self._leaves: dict[Any, _LeafStruct] = {}  # by columns; a feed always selects the same ones
 
     @staticmethod
     def can_gather(parts: Sequence[Array]) -> bool:
@@ -145,7 +145,7 @@ class RowGather(Reader):
         """See `Reader`; another dtype of `out` costs one more copy.
 
         Args:
-          stream: whether to bypass the processor's cache, if the rows allow it. None: where that is faster.
+          stream: whether to bypass the processor's cache, if the rows allow it. None: for large rows and outputs.
 
         Raises:
           ValueError: `out` has another shape, or is not writeable.
@@ -193,7 +193,7 @@ class RowGather(Reader):
             bad.check_memory(code)
             raise IndexError(
                 f"a span must lie in one part and fit a row of {out.shape[1]} values, got {spans.length[bad[0]]} "
-                f"values from {spans.first[bad[0]]} on"
+                f"values from value {spans.first[bad[0]]} on"
             )
 
     def _leaf(self, columns: Columns) -> _LeafStruct:
@@ -208,7 +208,7 @@ class RowGather(Reader):
             )
             leaf.offsets_array = offsets
             leaf.row_shape = tuple(len(indices) for indices in _wanted(self._shape, columns))
-            leaf = self._leaves.setdefault(key, leaf)  # another thread's struct may be in use: keep that
+            leaf = self._leaves.setdefault(key, leaf)  # keeps the struct of a faster thread: it may be in use
         return leaf
 
 

@@ -85,7 +85,7 @@ class Bad(ctypes.Array[ctypes.c_int64]):
 
 
 def file_at(address: int) -> str | None:
-    """The file that is mapped at an address; None if there is none, or the system does not tell."""
+    """The file that is mapped at an address; None if there is no such file, or the system does not tell."""
     try:
         with open("/proc/self/maps", errors="surrogateescape") as maps:
             for line in maps:

@@ -30,8 +30,8 @@ class Spans(NamedTuple):
 
     Attributes:
       row: int64[s], ascending: the row of each span, counted from 0.
-      first: int64[s]: the number of its first value, counted over all values of the source.
-      length: int64[s], 1 or more: how many values it has.
+      first: int64[s]: the number of each span's first value, counted over all values of the source.
+      length: int64[s], 1 or more: how many values each span has.
     """
 
     row: Indices
@@ -51,7 +51,9 @@ class Spans(NamedTuple):
 
 
 def mark(spans: Spans, numbers: Array, places: Array) -> None:
-    """Write in which span of its row each value is, from 1, and its place in that span; 0 after the last span.
+    """For each value, write the number of its span in its row, from 1, and its place in that span.
+
+    After the last span of a row, write 0.
 
     Args:
       numbers, places: int32[rows, length].
@@ -71,12 +73,12 @@ def mark(spans: Spans, numbers: Array, places: Array) -> None:
 
 
 def copy_values(spans: Spans, values: Array, out: Array) -> None:
-    """Write `values`, those of all spans in order, into the rows of `out`, and zeros after them in each row."""
+    """Write the `values` of all spans, in order, into the rows of `out`, and zeros after them in each row."""
     row, in_row, _ = spans.values()
     out[...] = 0
     out[row, in_row] = values
 
 
 def has_contiguous_rows(array: Array) -> bool:
-    """Whether C can write the rows: each must be contiguous, and they may lie at any distance from each other."""
+    """Whether C can write the rows: each must be contiguous, but they may lie at any distance from each other."""
     return bool(array[:1].flags.c_contiguous)

@@ -1,20 +1,21 @@
 """Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
 
-`rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order alone, in
+`rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order by itself, in
 O(1) memory: see `permutation`. An `EpochOrder` determines the order of an epoch; C and NumPy compute the same rows
 from it. `keys_at` gives each position a random number, `substitutes_at` the rows that may replace a bad row.
 
 *The blocked order* shuffles blocks of adjacent rows, then the rows inside each window of blocks. An epoch is a
 sequence of blocks; *block positions* number them. Block positions w·window to (w + 1)·window − 1 form window w. A
-permutation of the window's positions, keyed by (seed, epoch, w), moves each position inside its window. The block
-position and the offset at which it then lies give the row. All of this is a closed form, in O(1) memory.
+permutation of its positions, keyed by (seed, epoch, w), moves each of them inside the window. A moved position
+divides into a block position and an offset in that block, which give the row. This is a closed form, in O(1)
+memory.
 
-*The short block.* Where `rows` does not divide n, the last block is short, and all positions behind it in the
-epoch are smaller by the number of rows that it lacks. So its block position must be known before a position can be
-looked up. Finding it would take the inverse of the blocks' permutation. Instead, the block position of the short
-block is drawn first, and a permutation of the full blocks fills the other block positions, which gives the same
-distribution. As the rows of a window are shuffled, it only matters in which window the short block lies. It takes
-the last block position of that window, so that the positions in a window have no gap.
+*The short block.* If `Blocks.rows` does not divide n, the source's last block is short. Compared with a full
+block, it lowers all positions that follow it in the epoch. So its block position must be known before a position
+can be looked up. Finding it would require the inverse of the blocks' permutation. Instead, the block position of
+the short block is drawn first, and a permutation of the full blocks fills the other block positions, which gives
+the same distribution. As the rows of a window are shuffled, it only matters in which window the short block lies.
+It takes the last block position of that window, so that the positions in a window have no gap.
 
 *Padded positions* count rows as if all blocks were full, so that division gives block position and offset.
 """
@@ -36,7 +37,7 @@ from feedline._src.options import Blocks, Order
 from feedline._src.order.permutation import FEW, LARGEST, ROUNDS, explicit, feistel, grid, hashed, permuted, words
 
 _SHUFFLED, _BLOCKED = 1, 2
-_CHUNK = 1 << 13  # positions at a time: many for each NumPy call, but all arrays stay in the cache
+_CHUNK = 1 << 13  # positions at a time: enough to amortise NumPy calls, few enough to stay in the cache
 Positions = NDArray[Any] | range
 """64-bit integers[k] with any strides, or a range of step 1."""
 
@@ -54,13 +55,13 @@ class RowOrder(Protocol):
 
     @property
     def shown(self) -> Any:
-        """What a feed shows as its order."""
+        """The value of `Feed.order`."""
 
     def rows_at(self, epoch: int, positions: Positions) -> NDArray[np.int64]:
         """int64[k]: the row index at each position, integers[k] or a range of step 1."""
 
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
-        """What the C library needs to compute these positions; None where it cannot."""
+        """What the C library needs to compute the rows at these positions; None if it cannot compute them."""
 
     def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
         """The rows to try, in this order, instead of the bad row at a position."""
@@ -74,7 +75,7 @@ class RowOrder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SingleOrder:
-    """The `RowOrder` of one source with this number of rows: shuffled, shuffled in blocks, or as stored."""
+    """The `RowOrder` of one source with `rows` rows: shuffled, shuffled in blocks, or as stored."""
 
     shown: Order
     rows: int
@@ -118,13 +119,13 @@ class Taken(NamedTuple):
 def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]:
     """The row at each position of an epoch: for every (seed, epoch) a bijection of [0, n).
 
-    The order never changes, neither between versions nor between machines: a run that resumes relies on it.
+    The order is the same in all versions and on all machines: a run that resumes relies on this.
 
     Args:
       order: the seed, and how to shuffle.
       n: the number of rows; at most 2⁶² to shuffle them.
       epoch: below 2⁶⁴.
-      positions: integers[k] in [0, n), in any order, with repeats; or a range of step 1.
+      positions: integers[k] in [0, n), in any order, repeats allowed; or a range of step 1.
 
     Returns:
       int64[k], a new array. Without shuffling, the positions.
@@ -160,7 +161,7 @@ def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArr
     Args:
       seed: below 2⁶⁴.
       epoch: below 2⁶⁴.
-      positions: integers[k] in [0, 2⁶³), in any order, with repeats.
+      positions: integers[k] in [0, 2⁶³), in any order, repeats allowed.
 
     Returns:
       uint64[k], uniform over all 2⁶⁴ values.
@@ -198,12 +199,12 @@ def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.i
 
 
 def _checked(positions: NDArray[np.integer[Any]], end: int) -> NDArray[np.uint64]:
-    """The positions as 64-bit words: no copy if they are 64-bit integers already, so they must not be written."""
+    """The positions as 64-bit words. Do not write to the result: 64-bit integers are not copied."""
     wide = positions.astype(np.int64 if positions.dtype.kind == "i" else np.uint64, copy=False).view(np.uint64)
     if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: as a word, a negative position is at least 2^63
         raise IndexError(
-            f"positions must be in [0, {end}), got {positions.min()} to {positions.max()}; row p of a run is at "
-            "position p % n of epoch p // n"
+            f"positions must be in [0, {end}), got {positions.min()} to {positions.max()}; counted over all "
+            "epochs, row p is at position p % n of epoch p // n"
         )
     return wide
 
@@ -242,11 +243,11 @@ class EpochOrder(ctypes.Structure):
       kind: as stored (0), shuffled (1), blocked (2), or a mixture (3).
       n: the number of rows in the epoch.
       table: if shuffled with few rows, the whole permutation; else NULL.
-      rows: if shuffled, the permutation of all rows; if blocked, of the positions of a window with all its rows.
+      rows: if shuffled, the permutation of all rows; if blocked, of the positions of a window, unless `irregular`.
       block_table, blocks: the permutation of the full blocks, as a table if they are few, and as a network.
-      irregular, irregular_window: permutation and number of each window with fewer rows than others: that with the
-        short block, and the last one.
-      window_keys: they make the tweak of each window, which selects its permutation.
+      irregular, irregular_window: permutation and number of each window with fewer rows than others: the one with
+        the short block, and the last one.
+      window_keys: they make the tweak of each window, a number that selects its permutation.
       block_rows: rows of a full block.
       full: the number of full blocks.
       window: blocks in a window; the last window may have fewer.
@@ -370,7 +371,7 @@ def _set_blocks(struct: EpochOrder, blocks: Blocks, keys: Sequence[np.uint64]) -
 
 
 def _irregular_windows(struct: EpochOrder) -> list[tuple[int, int]]:
-    """(window, rows) of each window with fewer rows than `struct.rows` permutes."""
+    """For each window with fewer rows than `struct.rows` permutes, its number and its number of rows."""
     window, count = struct.window, struct.full + bool(struct.lacking)
     found = []
     for number in sorted({(count - 1) // window, *([struct.short_block // window] if struct.lacking else [])}):

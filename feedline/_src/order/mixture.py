@@ -1,20 +1,22 @@
 """Which row of which source stands at which position of a mixture: a pure function of (seed, epoch, position).
 
-Row number c of a source, counted over the whole run, is at position (c mod length) of epoch (c div length) in that
-source's order.
+Row number c of a source, counted over all epochs of the mixture, is at position (c mod length) of epoch (c div
+length) in that source's order.
 
 *Shares.* Positions are divided into *blocks*, which all hold the same number of rows of each source, at the same
-places. So a division and a table of places give the source at a position, and how many of its rows stand before.
+places. So a division and a table of places give the source at a position, and how many of its rows precede it.
 
-Rows get places as in Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). With k sources,
-the share of source i is counts[i] ÷ the rows of a block. Row r of source i (r ≥ 0) may get place n (n ≥ 1) once
+Rows get places as in Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). The share of
+source i is counts[i] ÷ the rows of a block. Row r of source i (r ≥ 0) may get place n (n ≥ 1) once
 share · n ≥ r + δ, and must get a place while share · n ≤ r + 1 − δ. Each place goes to the row with the earliest
-deadline among the rows that may get it. With δ = 1 / (2k − 2) no deadline is missed, so for all i and n
+deadline among the rows that may get it. With k sources and δ = 1 / (2k − 2), no deadline is missed, so for all i
+and n
 
     |rows of source i at the first n places − share · n| ≤ 1 − δ.
 
-No smaller bound holds for all shares. A window of m places is the first n + m places without the first n, so it
-has share · m rows of each source to within 2 − 2δ: to within one row with two sources, less than two with more.
+No smaller bound holds for all shares. A window of m places is the first n + m places without the first n. So its
+rows of each source differ from share · m by at most 2 − 2δ: by one row with two sources, by less than two rows
+with more sources.
 
 With three or more sources, a bound below one row for every window is impossible, except for special shares. If all
 shares differ, only shares like 4 : 2 : 1 allow it (Fraenkel's conjecture; proven for up to seven sources).
@@ -83,7 +85,7 @@ def counts_of(weights: Mapping[str, float]) -> tuple[int, ...]:
     for name, share in zip(weights, shares, strict=True):
         if 0 < share * LARGEST_BLOCK < 1:
             raise ValueError(
-                f"a share must be 0, or at least one row in {LARGEST_BLOCK:,}, and that of {name!r} is "
+                f"a share must be 0, or at least one row in {LARGEST_BLOCK:,}, and the share of {name!r} is "
                 f"{float(share):.3g}; raise its weight, or leave it out"
             )
     counts = [int(share * LARGEST_BLOCK) for share in shares]
@@ -153,7 +155,7 @@ def table_of(counts: tuple[int, ...]) -> Table:
 def _taken(counts: tuple[int, ...], positions: int) -> tuple[int, ...]:
     """How many rows of each source stand at the first `positions` positions of a phase.
 
-    The cache has more phases than that of `table_of`, since weights may be set anew after every step.
+    This cache holds more phases than the cache of `table_of`, since weights may change after every step.
     """
     table = table_of(counts)
     number, rest = divmod(positions, table.size)
@@ -177,7 +179,7 @@ class Span(NamedTuple):
 
     @property
     def table(self) -> Table:
-        """The phase's table, looked up each time: a run may have many phases, most of which are over."""
+        """The phase's table, looked up each time: a mixture may have many phases, most of which are over."""
         return table_of(self.counts)
 
     def taken(self, position: int) -> tuple[int, ...]:
@@ -287,8 +289,8 @@ class MixtureOrder:
             ends.append(bisect.bisect_left(range(ENDLESS), length, key=rows_before))
             if ends[-1] == ENDLESS and self.end == "all_exhausted":
                 raise ValueError(
-                    f'end="all_exhausted" needs every source to give each row once, and {name!r} has weight 0 '
-                    'before it has given all; give it a weight in the last phase, or end="first_exhausted"'
+                    f'end="all_exhausted" needs every source to deliver each row once, but {name!r} has weight 0 '
+                    'before that; give it a weight in the last phase, or use end="first_exhausted"'
                 )
         return min(ends) if self.end == "first_exhausted" else max(ends)
 
@@ -305,7 +307,7 @@ class MixtureOrder:
         """The row index at each position of an epoch.
 
         Args:
-          epoch: in each epoch, each source continues where the epoch before left it.
+          epoch: its number. Each source continues from where the epoch before left it.
           positions: int64[k] in [0, rows); or a range of step 1. Ascending positions are computed fastest.
 
         Returns:
@@ -324,9 +326,9 @@ class MixtureOrder:
         return rows
 
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
-        """What the C library needs for these positions; None where NumPy must compute them.
+        """What the C library needs for these positions; None if NumPy must compute the rows.
 
-        NumPy computes stretches that cross the border of two phases, or have very many epochs of a source.
+        It must for positions in several phases, and for rows from very many epochs of the sources.
         """
         if not len(positions):
             return None
@@ -445,13 +447,13 @@ class MixtureOrder:
         of_epoch = self.taken(self.rows)
         if max(of_epoch) * (epoch + 1) >= 1 << 63:
             raise ValueError(
-                f"a run takes fewer than 2^63 rows of each source, and epoch {epoch} is too late for that; seek "
-                "to an earlier epoch"
+                f"a feed must take fewer than 2^63 rows of each source, and epoch {epoch} is too late for that; "
+                "seek to an earlier epoch"
             )
         return tuple(epoch * count for count in of_epoch)
 
     def _counters(self, epoch: int, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """For each of these positions: its source, and how many rows of the source come before it in the run."""
+        """For each of these positions: its source, and how many rows of the source precede it in all epochs."""
         sources, counters = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
         if len(positions):
             before = np.array(self._before(epoch))
@@ -462,7 +464,7 @@ class MixtureOrder:
         return sources, counters
 
     def _rows_of(self, source: int, counters: Indices) -> Indices:
-        """The row indices of rows of a source, which `counters` number over the whole run."""
+        """The row indices of rows of a source. `counters` are their numbers, counted over all epochs."""
         own = SingleOrder(self.orders[source], self.lengths[source])
         epochs, rows = np.divmod(counters, own.rows)
         cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(counters)]

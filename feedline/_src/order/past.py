@@ -60,7 +60,7 @@ def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
 
 
 def phases_of_state(order: Any) -> dict[int, dict[str, Any]]:
-    """{position: a mixture's weights from there on}, from the order in a fingerprint; empty if there are none."""
+    """{position: a mixture's weights from that position on}, from a fingerprint's order; empty if it has none."""
     return dict(order["phases"]) if _phases({"order": order}, "phases") else {}
 
 

@@ -14,14 +14,15 @@ and the last cell gives the result l·b + r. Each round is invertible whatever F
 of the grid. A result that is not below n goes through the network again ("cycle walking"). Walking along the
 cycles of a bijection, and skipping some of its points, gives a bijection of the other points: of [0, n).
 
-F(x) is y = x·m + c, with m (odd) and c from a key, then the first half of MurmurHash3's finaliser (Appleby 2011),
-y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 2³². The top bits of y are used. A random c makes y uniform. Without
-the xor, F would be nearly linear, and adjacent indices show it: after five rounds at any n, after seven at 2⁶².
+F(x) begins with y = x·m + c, with m (odd) and c from a key. The first half of MurmurHash3's finaliser (Appleby
+2011) follows: y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 2³². F uses the top bits of y. A random c makes y
+uniform. Without the xor, F would be nearly linear, which adjacent indices would show: after five rounds at any n,
+after seven at n = 2⁶².
 
 *Why seven rounds.* Take two indices with the same r. The difference of their l is preserved only as long as their
 r stay equal. So after 2k + 1 rounds, it is preserved with probability 1/a + 1/b^k; in a random permutation, with
-1/a. The same holds for the r of two indices with the same l. After three rounds, that is twice too often. After
-five, fifty whole epochs are needed to detect it; after seven, 50 n epochs.
+1/a. The same holds for the r of two indices with the same l. After three rounds, this happens twice too often. To
+detect the excess after five takes fifty whole epochs; after seven, 50 n epochs.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def permuted(n: int, keys: Sequence[np.uint64], indices: NDArray[np.uint64]) -> 
 
 @functools.lru_cache(maxsize=64)
 def explicit(n: int, first_key: np.uint64, second_key: np.uint64) -> NDArray[np.int64]:
-    """int64[n], read-only: the whole permutation, for small n. All sorts agree, since the hashes are distinct."""
+    """int64[n], read-only: the whole permutation, for small n. Any sort gives it, as hashes are distinct."""
     numbers = np.argsort(hashed(np.arange(n, dtype=np.uint64), (first_key, second_key))).astype(np.int64)
     numbers.flags.writeable = False
     return numbers

@@ -1,6 +1,6 @@
 """Which positions each batch of a feed holds, as pure arithmetic over batch size, remainder and epochs.
 
-A *cursor* is (epoch, position): where the next row comes from, 0 ≤ position ≤ n, the number of rows. It is what a
+A *cursor* is (epoch, position): where the next row comes from. 0 ≤ position ≤ n, the number of rows. It is what a
 checkpoint stores, and it is not normalised: after the last row of an epoch its position is n, not 0 of the next
 epoch. The next batch decides, with its own batch size, whether that epoch is over. Padding has no position: no
 feed reaches a position beyond n, whatever its batch size and remainder.
@@ -65,7 +65,7 @@ class Schedule:
       rows: n, rows in the source.
       batch_size: B, rows in the global batch.
       remainder: "drop": n // B batches per epoch. "pad": the ceiling of n / B; position p ≥ n repeats position
-        p mod n of its epoch and is not valid. "wrap": batches run over the ends of epochs.
+        p mod n of its epoch and is not valid. "wrap": batches continue across the ends of epochs.
       epochs: the epochs of one pass; None if the feed is endless.
 
     Example:
@@ -87,7 +87,7 @@ class Schedule:
         if self.remainder == "pad":
             return -(-self.rows // self.batch_size)
         raise TypeError(
-            'remainder "wrap" has no whole number of steps an epoch: its batches run over the ends of '
+            'remainder "wrap" has no whole number of steps an epoch: its batches cross the ends of '
             'epochs; use len(feed), or remainder "drop" or "pad"'
         )
 
@@ -128,7 +128,7 @@ class Schedule:
         """The cursor after the delivery of the batch that starts at `start`: what a state stores."""
         end = start.position + self.batch_size
         if self.remainder != "wrap":
-            return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond that
+            return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond the end
         beyond = (end - 1) // self.rows  # by the last row: at an epoch's end, the position is n, not 0 of the next
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
@@ -166,7 +166,7 @@ class Schedule:
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """How many rows are dropped between `before` and the next batch. `start` is None if there is none."""
+        """How many rows are dropped between `before` and the `start` of the next batch. None: there is no next."""
         if self.remainder == "pad":
             return 0
         left = self.rows - before.position

@@ -1,6 +1,6 @@
 """The plan: (sharding, global shape) → the rows and columns that each process reads.
 
-Pure: nothing here asks which process it runs in, except the public `local_rows`. What a process
+Pure: only the public `local_rows` depends on the process in which it runs. What a process
 reads follows from the devices it owns and from `Sharding.devices_indices_map`, never from the order
 of process indices, which says nothing about rows on a permuted mesh.
 """
@@ -32,9 +32,9 @@ class LeafPlan:
     """The part of one leaf that one process supplies.
 
     Attributes:
-      global_shape: of the leaf, with the global batch size first.
+      global_shape: the shape of the leaf, with the global batch size first.
       rows: int64[k], ascending: the rows of the global batch that this process supplies.
-      columns: for each further axis the columns that it supplies, ascending; `slice(None)` for all.
+      columns: for each axis after the first, the columns that it supplies, ascending; `slice(None)`: all.
     """
 
     global_shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class LeafPlan:
 def plan_leaf(
     sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], devices: Collection[Any], name: str
 ) -> LeafPlan:
-    """The part of a leaf that lies on `devices`, as `jax.make_array_from_process_local_data` wants it.
+    """The part of a leaf that lies on `devices`, as `jax.make_array_from_process_local_data` expects it.
 
     Along each axis, it is the ascending concatenation of the ranges on those devices. If the devices'
     parts do not form a rectangle, it is the smallest rectangle that holds these parts.
@@ -76,7 +76,7 @@ def leaf_plan(parts: Collection[Part], global_shape: tuple[int, ...], name: str)
     if not parts:
         raise ValueError(
             f"{name}: this process owns no device of the sharding's mesh, so it can supply no rows. "
-            "Build the mesh from devices of every process that runs the feed, or do not build the feed here"
+            "Build the mesh from devices of every process that runs the feed, or do not build the feed on this one"
         )
     rows, *columns = (_union(set(ranges)) for ranges in zip(*parts, strict=True))
     return LeafPlan(
@@ -127,7 +127,7 @@ def _abstract_mesh(sharding: jax.sharding.Sharding) -> Any:
 
 
 def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
-    """int64[k], ascending: the rows of which a process supplies at least one leaf."""
+    """int64[k], ascending: the rows from which a process supplies at least a part of one leaf."""
     parts = [leaf.rows for leaf in leaves]
     if all(np.array_equal(part, parts[0]) for part in parts):
         return parts[0]
@@ -181,7 +181,7 @@ def as_shardings(sharding: Any) -> Any:
     """The tree with a sharding in place of each device, and of each `PartitionSpec` under `jax.set_mesh`.
 
     Raises:
-      TypeError: a leaf is none of these, or there is no leaf.
+      TypeError: a leaf is neither a sharding nor one of these, or there is no leaf.
     """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding

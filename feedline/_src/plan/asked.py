@@ -34,7 +34,7 @@ VALID = "valid"
 PLACE = "place"
 """The key of the int32 leaf that with_place adds."""
 Transform = Callable[[Any, Rows], Any]
-"""(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch.
+"""(batch, rows) → batch: trees of NumPy arrays. Row i of the result must depend only on row i of the batch.
 
 It is called from several threads at once, each with some rows of a batch, and twice with the first row when the
 feed is built, to learn the spec of the result and to compare the two results.
@@ -98,7 +98,7 @@ class CheckedOptions:
 
     @property
     def own_leaves(self) -> dict[str, tuple[str, Any]]:
-        """{name: (the argument that asks for it, its dtype)} of the leaves that feedline adds to the batch."""
+        """{name: (the argument that asks for it, its dtype)} for the leaves that feedline adds to the batch."""
         leaves: dict[str, tuple[str, Any]] = {}
         if self.remainder == "pad" or self.reading.bad_rows == "mask":
             asker = 'remainder="pad"' if self.remainder == "pad" else 'Reading(bad_rows="mask")'
@@ -142,7 +142,7 @@ class SourceMetadata:
       lanes: the number of lanes of a stream; 0: rows with random access.
       own_order: the kind of order that the source defines itself; "": none.
       reads_columns: whether some columns of a leaf can be read alone.
-      ragged: indices of the leaves whose axis 1 differs in size between batches; `spec` has the largest size.
+      ragged: indices of the leaves whose axis 1 has another size in each batch; `spec` has the largest size.
       picklable: whether worker processes can open it again.
     """
 
@@ -159,7 +159,7 @@ class SourceMetadata:
         """The metadata of a source, or of the first item of a stream."""
         rows = source.epoch_rows
         if rows < 1:
-            raise ValueError(f"a source must have at least one row, {source.kind} has {rows}; check what wrote it")
+            raise ValueError(f"a source must have at least one row, but {source.kind} has {rows}; check its writer")
         return cls(
             RowSpec.of(source.spec),
             rows if rows < ENDLESS else None,
@@ -181,7 +181,7 @@ def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
         if found:
             yield (
                 'batch sizes that change need rows with random access, one step per call and no setting "auto", '
-                f"got {found}; leave that out, or, at the step where the size changes, build another feed and "
+                f"got {found}; change that, or, at the step where the size changes, build another feed and "
                 "call its set_state with the state of this one"
             )
     if source.lanes:

@@ -1,4 +1,4 @@
-"""`Plan`: what a feed will read and place, and what that needs, computed without building it.
+"""`Plan`: what a feed will read and place, and the memory for that, computed without building the feed.
 
 This module uses all kinds of index:
 
@@ -6,7 +6,7 @@ This module uses all kinds of index:
 - a *position* numbers the rows of one epoch, in the epoch's order;
 - an *offset* numbers the rows of one global batch: `ProcessReads.rows` and `LeafPlan.rows` are offsets;
 - a *local row* numbers the rows of a process-local batch;
-- a *column* is an index along a further axis of a leaf;
+- a *column* is an index along an axis of a leaf after the first;
 - a *lane* is the number of one of several streams;
 - leaves are numbered as JAX flattens the batch, with or without `valid` and `place`, which feedline adds.
 """
@@ -77,10 +77,10 @@ class Memory(NamedTuple):
     """Memory of a feed by the formulas of docs/feed.md, "Sizes". All in bytes.
 
     Attributes:
-      host_bytes: host memory of a process that places batches on accelerators.
-      host_bytes_on_cpu_devices: instead, of a process that places on CPU devices, whose arrays lie in it, too.
-      host_bytes_as_read: in addition, of a process, for leaves that are cast, cut or transformed.
-      shared_bytes: in addition, of a process, the maximum for batches in flight from workers.
+      host_bytes: host memory of a process, if it places batches on accelerators.
+      host_bytes_on_cpu_devices: the same if it places them on CPU devices, whose arrays are in host memory, too.
+      host_bytes_as_read: further host memory of a process, for leaves that are cast, cut or transformed.
+      shared_bytes: further host memory of a process, at most, for batches in flight from workers.
       device_bytes: memory of a device.
     """
 
@@ -110,11 +110,11 @@ class ProcessReads:
       process: its index.
       devices: the ids of its devices, ascending.
       rows: int64[k], ascending: the rows of the global batch that the process reads, in whole or in part.
-      lanes: of a stream, the lanes that it reads.
+      lanes: for a stream, the lanes that it reads.
       leaves: {name: its part of that leaf}, with `rows`, `columns` for each further axis, and `local_shape`.
-      by_leaf: True: of each leaf, it reads only its own rows and columns. False: it reads `rows`, all columns.
+      by_leaf: True: of each leaf, it reads only the rows and columns it places. False: it reads `rows`, all columns.
       cuts: whether it reads columns or rows that it does not place.
-      local_bytes: of its part of a batch, as it is placed.
+      local_bytes: bytes of its part of a batch, as it is placed.
       as_read: shape and dtype of each leaf of the source, as it is read.
       changed: the numbers of the leaves in `as_read` that are cast, cut or transformed on the host. They are not
         placed from the memory into which they are read.
@@ -139,10 +139,10 @@ class ProcessReads:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What a feed will read and place, and what that needs: `feedline.FeedOptions.plan` makes one.
+    """What a feed will read and place, and the memory for that: `feedline.FeedOptions.plan` makes one.
 
     It is a value: no rows are read for it, and no threads are started. Bytes are computed from shapes and dtypes,
-    without what the model, the source's caches and JAX itself take.
+    without the memory of the model, of the source's caches and of JAX itself.
 
     Attributes:
       rows: the number of rows in an epoch. None: an epoch has no end, or a stream's end is not known yet.
@@ -151,9 +151,9 @@ class Plan:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of what `next(feed)` returns. `spec`, `leaves`, `reads`
         and `memory` are for batches of `fitting_size` rows.
       leaves: {name: `jax.ShapeDtypeStruct` with its sharding} of one global batch, in the order in which JAX
-        flattens it. Names are those of error messages: "batch['image']".
+        flattens it. Names are as in error messages: "batch['image']".
       own: the names of the leaves that feedline adds, `valid` and `place`.
-      batch_size: rows in the global batch that is asked for; the first of sizes that change.
+      batch_size: rows in the global batch, as the options have it; the first size, if it changes.
       fitting_size: `batch_size` if it fits, else the next smaller size that fits, or else the smallest that fits.
       multiple_of: batch sizes that fit are multiples of this, the least common multiple of `shards` and `lanes`.
       shards: the number of shards of the batch axis.
@@ -161,15 +161,15 @@ class Plan:
         rows cannot be read or the machine lacks something.
       processes: the number of processes among which the devices are divided.
       reads: `ProcessReads` of each process that owns a device of the sharding, or only of the process asked for.
-      lane_owners: of a stream, for each lane the processes that read it, ascending. The first one saves the lane.
+      lane_owners: for each lane of a stream, the processes that read it, ascending. The first one saves the lane.
       remainder: as in the options.
-      length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: endless, unknown, of changing
-        batch sizes, or refused.
+      length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: the pass is endless or refused,
+        its end is unknown, or its batch size changes.
       settings: `buffer`, `prefetch` and `workers` to begin with; "auto" begins with the defaults. For a stream,
         `buffer` is the window in which processes agree on its end. `threads` is 0 unless it is given, since
         its default depends on the machine.
-      memory: in bytes. Of the process that needs most: `host_bytes`, or `host_bytes_on_cpu_devices` if the
-        devices are CPUs; and, in addition to these, `host_bytes_as_read` and `shared_bytes` (of workers). Of one
+      memory: in bytes. For the process that needs most: `host_bytes`, or `host_bytes_on_cpu_devices` if the
+        devices are CPUs; and, in addition to these, `host_bytes_as_read` and `shared_bytes` (of workers). For one
         device: `device_bytes`.
 
     Example:
@@ -244,7 +244,7 @@ def plan_of(
     Args:
       out: the spec of a row after the transform.
       processes: {process: ids of its devices}.
-      process: compute only its part. None: the parts of all processes that own a device of the sharding.
+      process: compute only this one's part. None: the parts of all processes that own a device of the sharding.
       default_threads: the number of threads if none is given.
     """
     multiple, shards = multiple_of(out, options.sharding, source.lanes)
@@ -266,7 +266,7 @@ def plan_of(
     if process is not None and process not in reads:
         raise ValueError(
             f"process {process} owns no device of the sharding's mesh, so it can supply no rows. Build the mesh "
-            "from devices of every process that runs the feed, or do not build the feed there"
+            "from devices of every process that runs the feed, or do not build the feed on that process"
         )
     settings = options.first_settings(default_threads)
     lane_owners: list[list[int]] = [[] for _ in range(source.lanes)]
@@ -278,7 +278,7 @@ def plan_of(
         if apart and "prefetch" in options.tunable:
             problems.append(
                 "processes that read different lanes agree on the ends of lanes in windows of `prefetch` batches, "
-                'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
+                'so prefetch must be the same on each and cannot be "auto"; give a number, such as prefetch=2'
             )
         settings = settings._replace(threads=0, buffer=max(1, settings.prefetch) if apart else 1)
     asked = list(reads.values()) if process is None else [reads[process]]
@@ -311,7 +311,7 @@ def plan_of(
 
 
 def _length(source: SourceMetadata, options: CheckedOptions) -> int | None:
-    """Deliveries of a pass; None: endless, unknown, or of sizes that change."""
+    """See `Plan.length`."""
     if source.rows is None or not isinstance(options.batch_size, int):
         return None
     schedule = Schedule(source.rows, options.batch_size, options.remainder, options.epochs)
@@ -344,7 +344,7 @@ def _reads_of(
         rows = union_of_rows(of_rows)
         cut = not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows)
         transformed = options.transform is not None
-        # if bad rows are replaced, each process that supplies a part of a row must find it bad: it reads all of it
+        # if bad rows are replaced, all processes that supply parts of a row must find it bad: each reads it whole
         by_leaf = cut and source.reads_columns and not transformed and options.reading.bad_rows == "raise"
         placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
         read = [
@@ -380,8 +380,8 @@ def devices_by_process(sharding: Any, processes: int | None) -> dict[int, list[i
     """The ids of the devices of a sharding, or of a tree of them, by process.
 
     Args:
-      processes: None: the processes that own the devices. Else their number; the devices are divided evenly among
-        them, in the order of `jax.devices()`.
+      processes: the number of processes; the devices are divided evenly among them, in the order of
+        `jax.devices()`. None: each device belongs to the process that owns it.
 
     Raises:
       ValueError: the number of processes does not divide the devices. The message names numbers that do.

@@ -103,7 +103,7 @@ class RowSource(Protocol):
         """
 
     def close(self) -> None:
-        """Close files. A feed calls it once, for a source that it opened, perhaps while a `read` still runs."""
+        """Close files. You call it: a feed does not close a source that it was given."""
 
 
 def is_row_source(value: Any) -> TypeGuard[RowSource]:

@@ -78,7 +78,7 @@ class DocumentSource(Source):
 
 
 def is_documents(given: Any) -> bool:
-    """Whether `open_documents` opens a value. True for any tuple: its error for a wrong one is the better one."""
+    """Whether `open_documents` opens a value. True for any tuple: its error for a wrong tuple is clearer."""
     return isinstance(given, tuple) or _is_arrow_lists(given) or bool(_index_paths(given))
 
 

@@ -38,8 +38,8 @@ class Mixture(Source):
     number of its source in the order of the keys.
 
     A block is the smallest number of rows that has exactly the shares of the weights: 10 for 0.7 and 0.3. Each
-    block has exactly these shares, and its first m rows have them to within one row. Any other m adjacent rows have them to
-    within one row with two sources, and to within less than two rows with more.
+    block has exactly these shares, and its first m rows have them to within one row. Any other m adjacent rows
+    have them to within one row with two sources, and to within less than two rows with more.
 
     Args:
       sources: by name, each anything with random access that a feed takes: arrays, paths, a `RowSource`, a
@@ -355,7 +355,9 @@ def _phases_of(weights: Weights, sources: Mapping[str, Source]) -> tuple[Phase, 
     ]
     for i, name in enumerate(sources):
         if not any(phase.counts[i] for phase in found):
-            raise ValueError(f"weights: the weight of {name!r} is 0, so it would never be read; leave it out")
+            raise ValueError(
+                f"weights: the weight of {name!r} is 0, so this source would never be read; leave it out"
+            )
     return tuple(found)
 
 
@@ -368,8 +370,8 @@ def _phase(start: int, weights: Any, sources: Mapping[str, Source], where: str) 
         is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
             raise ValueError(
-                f"{where}: the weight of {name!r} must be a finite number and not negative, got {weight!r}; give a "
-                "share, such as 0.3"
+                f"{where}: the weight of {name!r} must be a finite number and not negative, got {weight!r}; give "
+                "a share, such as 0.3"
             )
     if not any(weights.values()):
         raise ValueError(f"{where}: one weight must be above 0, and all are 0; give a source a weight")

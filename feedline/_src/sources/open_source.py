@@ -65,8 +65,8 @@ def open_source(
 
     Rows may also be bytes, which `feedline.decoded` turns into arrays: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype`, and of tar archives
-    (`.tar`); rows of tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: in a folder,
-    in its class folders (`photos/cat/1.jpg`, with labels), or of a glob with any other suffix (`photos/*.jpg`).
+    (`.tar`); tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: of a folder,
+    of its class folders (`photos/cat/1.jpg`, with labels), or of a glob with any other suffix (`photos/*.jpg`).
 
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files;

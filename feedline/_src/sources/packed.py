@@ -27,7 +27,7 @@ class Packed(DocumentSource):
     token belongs, counted from 1; 0 is padding) and `positions` (its place in that document, counted from 0).
 
     Which documents share a row is computed from the histogram of their lengths. So nothing is packed in advance,
-    and any row is read without the rows before it. In each epoch, documents of the same length change places.
+    and any row is read without the rows before it. With `repack`, equally long documents change places each epoch.
 
     Args:
       columns: by name, values with one element for each token: `(values, offsets)`, arrays or paths of `.npy`
@@ -40,7 +40,7 @@ class Packed(DocumentSource):
       longer: with "best_fit", what happens to documents of more than `length` tokens. "cut": they are cut into
         pieces of `length` tokens and a shorter one. "drop": they are left out.
       max_documents: the most documents in a row, with "best_fit"; None: any number.
-      repack: whether in each epoch documents of the same length change places, and documents in a row their order.
+      repack: whether, in each epoch, documents of one length change places, and those in a row change order.
         None: False if values lie in a store, so that documents are fetched before they are needed; else True.
       seed: the seed of these changes.
       dtype: the dtype of integer columns in the batch; None: the stored one. Other columns keep their dtype.
@@ -105,7 +105,7 @@ class Packed(DocumentSource):
             first, lengths, self.cut, self.left_out = _pieces(offsets, length, longer)
             if not len(first):
                 raise ValueError(
-                    f"at least one document must be no longer than {length}, and all {self.left_out} are longer; "
+                    f"at least one document must be no longer than {length}, got {self.left_out} longer ones; "
                     'pass longer="cut", or a greater length'
                 )
             self._packing = BestFit(first, lengths, length, max_documents, seed)

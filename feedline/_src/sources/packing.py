@@ -186,7 +186,7 @@ class Split:
     The lengths stay in the order of the source. With an epoch, documents of the same length change places.
 
     Args:
-      offsets: int64[n + 1], ascending: document i has the tokens offsets[i] … offsets[i + 1] − 1. The array is kept.
+      offsets: int64[n + 1], ascending: document i has tokens offsets[i] … offsets[i + 1] − 1. The array is kept.
       length, seed: as for `BestFit`.
     """
 

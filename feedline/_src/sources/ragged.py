@@ -23,7 +23,7 @@ _TOKENS = "tokens"
 class Ragged(DocumentSource):
     """Columns, at least one of them with rows of different lengths, such as the tokens of documents.
 
-    In a batch, each such leaf is padded to the *bucket* of the batch: the smallest of `pad_to` that holds the
+    In a batch, each ragged leaf is padded to the *bucket* of the batch: the smallest of `pad_to` that holds the
     longest row of the global batch. So a jitted step is compiled once for each bucket. Every process computes the
     bucket from the rows of the whole batch. The leaf `NAME_length`, int32, has the length of each row of NAME.
 
@@ -115,7 +115,7 @@ class Ragged(DocumentSource):
         return self.pad_to[int(np.searchsorted(self.pad_to, longest))]
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`. Ragged leaves of `out` may be shorter than in `spec`.
+        """Write row rows[i] to index i of each leaf of `out`. Its ragged leaves may be shorter than `spec` says.
 
         Raises:
           RowError: a row is longer than `out`.

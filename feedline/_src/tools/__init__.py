@@ -1,10 +1,10 @@
-"""The tools behind the `feedline` command, one folder each.
+"""The tools behind the `feedline` command, a folder or module each.
 
 ::
 
-    main      the `feedline` command: its table of subcommands
+    main      the `feedline` command, which runs subcommands
     targets   builds the feed that a user names, as module:make_feed or a path
-    cli/      what subcommands share: help, progress, SOURCE and its options, what Ctrl-C does
+    cli/      what subcommands share: help, progress, SOURCE and its options, Ctrl-C
     inspect/  what a feed will read and place, without devices
     audit/    whether a feed delivers the same rows on all layouts
     doctor/   what keeps a machine, a feed or a running job from being fast

@@ -1,4 +1,4 @@
-"""A process group that is killed when its `with` block, or the process that made it, ends in any way."""
+"""A process group that is killed when its context, or the process that made it, ends in any way."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _GUARD = "trap '' HUP INT TERM; echo ready; read -r _; kill -s KILL 0"
 def process_group() -> Iterator[int]:
     """Yields the number of a process group, for `Popen(process_group=...)`, and kills the group at the end.
 
-    The first process of the group is its guard, a shell. The guard's pid is the group's number, and is not reused
-    before the group is killed: no signal reaches another program. The guard reads from a pipe; only this process
-    has its writing end. When this process ends, even by SIGKILL, the kernel closes that end, and the guard
-    kills the group. So no process of the group outlives this one, except a program that leaves it (`setsid`).
+    The group's first process is its guard, a shell. The guard's pid is the group's number, and is not reused
+    before the group is killed, so no signal reaches another program. The guard reads from a pipe; only this
+    process has its writing end. When this process ends, even by SIGKILL, the kernel closes that end, and the guard
+    kills the group. So no process in it outlives this one, except a program that leaves it (`setsid`).
 
     Example:
       >>> with process_group() as group:

@@ -26,7 +26,7 @@ spec:
       replicas: 1
       template:
         spec:
-          completionMode: Indexed # gives each pod its JOB_COMPLETION_INDEX, which is its process
+          completionMode: Indexed # gives each pod its JOB_COMPLETION_INDEX, which is its process index
           completions: {processes}
           parallelism: {processes} # all at once: they wait for each other
           backoffLimit: 0 # one pod cannot come back alone: the JobSet starts all of them again

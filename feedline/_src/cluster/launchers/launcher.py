@@ -101,7 +101,7 @@ def ranked(
 ) -> ProcessInfo | None:
     """The process that four variables describe: index and number of processes, in the run and on its host.
 
-    `coordinator` tells where the processes meet; its argument: whether all are on one host. Returns None for the
+    `coordinator` returns where the processes meet; its argument: whether all are on one host. Returns None for the
     only process of a run.
     """
     index, count, local_index, local_count = names
@@ -137,7 +137,7 @@ def require_all(environ: Mapping[str, str], names: Sequence[str], *, alone: str)
 
 
 def explicit_coordinator(environ: Mapping[str, str]) -> str | None:
-    """The coordinator that a variable names; it overrides the one of any launcher."""
+    """The coordinator that a variable names; it overrides any launcher's."""
     return environ.get("FEEDLINE_COORDINATOR") or environ.get("JAX_COORDINATOR_ADDRESS")
 
 
@@ -155,7 +155,7 @@ def integer(environ: Mapping[str, str], name: str, launcher: str, *, at_least: i
 
 
 def is_number(value: str) -> bool:
-    """Whether the value is a decimal number of at most 18 digits; `int` refuses one of thousands of digits."""
+    """Whether the value is a decimal number of at most 18 digits; `int` refuses thousands of digits."""
     return value.isascii() and value.isdecimal() and len(value) <= _DIGITS
 
 
@@ -169,8 +169,8 @@ def agreed_port(environ: Mapping[str, str], job: str) -> int:
 def own_devices(environ: Mapping[str, str], local_process: int, local_processes: int) -> tuple[int, ...] | None:
     """Indices of the host's GPUs that belong to this process: an equal share of the visible ones.
 
-    If their number is unknown, one GPU, as in jax. None if there is nothing to divide: the process is alone on its
-    host, the launcher has already divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set.
+    If their number is unknown, one GPU each, as in jax. None if there is nothing to divide: the process is alone
+    on its host, the launcher has already divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set.
     """
     if local_processes == 1 or environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None

@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"\S*hydra_pmi_proxy\0(?:.*\0)?--control-port\0([^\0]+):(\
 
 
 def started(environ: Mapping[str, str]) -> bool:
-    """By the MPI_LOCAL variables, since `srun --mpi=pmi2` sets the PMI_ variables, too."""
+    """Decides by the MPI_LOCAL variables, since `srun --mpi=pmi2` sets the PMI_ variables, too."""
     return any(environ.get(name) for name in _NAMES[2:])
 
 
@@ -32,8 +32,8 @@ def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
     if control is None:
         raise ValueError(
             "MPICH does not tell its processes where they meet (feedline found no hydra_pmi_proxy among the "
-            "ancestors of this one, as in a container); name the host of process 0 and a free port there: mpiexec "
-            "-genv FEEDLINE_COORDINATOR node1:61500 …"
+            "ancestors of this process, as in a container); name the host of process 0 and a free port there: "
+            "mpiexec -genv FEEDLINE_COORDINATOR node1:61500 …"
         )
     host, port = control
     return f"{'127.0.0.1' if one_host else host}:{agreed_port(environ, f'{host}:{port}')}"

@@ -67,7 +67,7 @@ def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
 
 
 def hint(environ: Mapping[str, str]) -> str | None:
-    """A hint for a process that srun did not start though its job has several tasks, which is rarely meant."""
+    """A hint for a process that srun did not start though its job has several tasks; this is rarely intended."""
     job, tasks = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NTASKS", "1")
     if job is None or tasks == "1":
         return None

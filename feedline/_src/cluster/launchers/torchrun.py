@@ -26,7 +26,7 @@ def started(environ: Mapping[str, str]) -> bool:
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
-    """Also for scripts that set the same variables without torchrun (`torch_variables`)."""
+    """`torch_variables` calls it, too, for scripts that set the same variables without torchrun."""
     launcher = "torchrun" if started(environ) else "torchrun's variables"
     if environ.get("WORLD_SIZE") and integer(environ, "WORLD_SIZE", launcher, at_least=1) == 1:
         return None

@@ -1,1 +1,1 @@
-"""`feedline audit` compares the rows of a feed on one device with its rows in many layouts, also after a kill."""
+"""`feedline audit` compares a feed's rows on one device with its rows in many layouts, also after a kill."""

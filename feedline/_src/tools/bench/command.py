@@ -56,14 +56,14 @@ class _Benchmark:
 
 @dataclasses.dataclass(frozen=True)
 class FeedBenchmark(_Benchmark):
-    """Measure how fast your feed delivers, beside the limit of this machine, and how long each stage takes.
+    """Measure how fast your feed delivers, what the limit of this machine is, and how long each stage takes.
 
-    The limit is the rate of placing one batch that is already in host memory, again and again. Run
-    nothing else meanwhile: another program on the same cores changes what is measured.
+    The limit is the rate of placing the same batch from host memory again and again. Run nothing else
+    meanwhile: another program on the same cores changes what is measured.
 
     Attributes:
       target: module:make_feed, imported from the current folder: make_feed(mesh) builds a feedline.Feed over a
-        mesh with the axes data and model. Or the path or glob of files of rows, for a feed of all leaves.
+        mesh with the axes data and model. Or a path or glob of files, to measure a feed of all their leaves.
       seconds: how long the measurement takes.
     """
 
@@ -96,8 +96,8 @@ class _TrainingBenchmark(_Benchmark):
     """The options of benchmarks of the trainer.
 
     Attributes:
-      preset: small: 6 hidden layers of 256 units, 1,024 rows a batch. reference: 90 hidden layers of 2,056
-        units with 1,024 inputs, 6,912 rows a batch, for accelerators.
+      preset: small has 6 hidden layers of 256 units, and 1,024 rows a batch; reference, for accelerators, has 90
+        hidden layers of 2,056 units, 1,024 inputs, and 6,912 rows a batch.
       rounds: how often each case is measured.
       seconds: how long each measurement takes.
     """
@@ -135,11 +135,11 @@ class ModesBenchmark(_TrainingBenchmark):
 
 @dataclasses.dataclass(frozen=True)
 class PracticesBenchmark(_TrainingBenchmark):
-    """Measure what each practice of the trainer brings: step time and device memory, with it and without it.
+    """Measure what each practice of the trainer brings: step time and device memory, with and without it.
 
     Practices are donation, rematerialisation, bfloat16, a sharded state, uint8 inputs, several steps a call,
-    metrics fetched together, and others. Runs with and without a practice alternate. Practices that change the
-    time on the host are measured with a small model, whose steps are short.
+    metrics fetched together, and others. Measurements with and without a practice alternate. Practices that change
+    the time on the host are measured with a small model, whose steps are short.
     """
 
     rounds: int = 5

@@ -1,4 +1,4 @@
-"""Measures how fast a user's feed delivers, beside the limit of the machine, and how long each stage takes."""
+"""Measures how fast a user's feed delivers, the limit of the machine, and how long each stage takes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _WARM_UP = 8
 def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
     """Take batches for `seconds` after a warm-up, in a loop that waits for each batch and does nothing with it.
 
-    Stages are in seconds a batch; reading and transforming are summed over threads. "limit_rows_per_s" is the rate
-    of placing a batch that is already in host memory, measured for another quarter of `seconds`.
+    Times of stages are in seconds a batch; reading and transforming are summed over threads. "limit_rows_per_s" is
+    the rate of placing a batch that is already in host memory, measured for another quarter of `seconds`.
     """
     leaves = jax.tree.leaves(feed.spec)
     batches = itertools.chain.from_iterable(itertools.repeat(feed))

@@ -71,7 +71,7 @@ def compiled_bytes(executable: jax.stages.Compiled, spec: Any = (), waiting: int
 
 
 def device_peak() -> int | None:
-    """The most bytes that a local device ever held; None if devices do not count, as on the CPU backend."""
+    """The most bytes that a local device ever held; None if devices do not count bytes, as on the CPU backend."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     return max((peak for peak in peaks if peak is not None), default=None)
 

@@ -33,7 +33,7 @@ Figures = dict[str, Any]
 def modes(
     workload: Workload, rounds: int, seconds: float, print_line: Callable[[str], None]
 ) -> dict[str, Figures]:
-    """{mode: its figures, and under "doubled" those with twice the rows per batch}.
+    """{mode: its figures, and under "doubled" its figures with twice the rows per batch}.
 
     Each round measures each mode once; every second round reverses the order. Times are medians over the rounds.
     """
@@ -96,7 +96,7 @@ def _times(workload: Workload, program: Program, feed: Feed, seconds: float) -> 
 
 
 def step_s(progress: Progress) -> float:
-    """The mean time of a step, without the first."""
+    """The mean time of a step, without the first step."""
     return progress.elapsed_s / (progress.step - progress.resumed - 1)
 
 
@@ -116,7 +116,7 @@ def _product_rate(workload: Workload, program: Program, x: jax.Array, seconds: f
 
 
 def _merged(rounds: list[Figures]) -> Figures:
-    """The figures of the first round, where those that vary are replaced by their medians over all rounds."""
+    """The figures of the first round, with those that vary replaced by their medians over all rounds."""
     first = rounds[0]
     if "step_ms" in first:
         for name in ("step_ms", "fed_step_ms", "rows_per_s", "wait_share", "of_matmul", "compile_s"):
@@ -133,7 +133,7 @@ def line(mode: str, found: Figures) -> str:
         return f"{mode:<11} {found['error']}"
     compiled_mib = found["compiled_bytes"]["total"] / 2**20
     if "error" in found:
-        needs = f"the compiler says it needs {compiled_mib:,.0f} MiB"
+        needs = f"a step needs {compiled_mib:,.0f} MiB, says the compiler"
         return f"{mode:<11} {found['rows']:>7,}  {found['error']}: {needs}"
     peak = "–" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**20:,.1f}"
     return (

@@ -51,7 +51,7 @@ class Pair:
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
-    """{practice: on and off}. Those that change the host's time take short steps, which cannot hide it."""
+    """{practice: on and off}. For practices that change the host's time, steps are short and cannot hide it."""
     short = PRESETS["short"]
 
     def of(off: Setup, name: str = "large", **on: Any) -> Pair:

@@ -1,1 +1,1 @@
-"""`feedline.convert`: writes rows of any source as file shards of one format, which many machines can write."""
+"""`feedline.convert`: writes rows of any source as file shards of one format, on one or many machines."""

@@ -23,7 +23,7 @@ class Convert:
         feedline convert 'raw/*.parquet' rows --format npy --workers 8
 
     Attributes:
-      source: the path or glob of files of rows; or module:name, imported from the current folder: a source,
+      source: a path or glob of files with rows; or module:name, imported from the current folder: a source,
         or a function without arguments that returns one.
       destination: a new folder.
       columns: names of the leaves to convert, separated by commas. None: all leaves.
@@ -72,7 +72,7 @@ class Convert:
                 except (KeyboardInterrupt, Terminated) as end:
                     how = str(end) or "interrupted"
                     end.args = (
-                        f"{how}; finished files are in {conversion.folder}, and the same command continues",
+                        f"{how}; finished files are in {conversion.folder}; run the same command to continue",
                     )
                     raise
         grouped = conversion.format in ("parquet", "zarr")

@@ -1,4 +1,4 @@
-"""`convert`: writes rows as file shards of one format, which any machine can write; checked and resumable."""
+"""`convert`: writes rows as file shards of one format, on one or many machines; checks them, and can resume."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def convert(
 
     Row i of the files is row i of the source, with the same shapes and dtypes. Each file is read back, and must
     have the digest of the source's rows. The files are written to `destination`.partial, which is renamed once all
-    are finished. If a run ends before that, call `convert` again with the same arguments: finished files are kept.
+    are finished. If `convert` is stopped earlier, call it again with the same arguments: finished files are kept.
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.
@@ -124,7 +124,7 @@ class Conversion:
         if is_url(os.fspath(destination)):
             raise ValueError(
                 f"a conversion writes to a folder on a disk, got {destination}; convert to a local folder, and "
-                "copy it there"
+                "copy that folder"
             )
         if (count := len(source)) == 0:
             raise ValueError("a conversion needs at least one row, got a source without any")
@@ -156,16 +156,16 @@ class Conversion:
         return range(start, min(self.count, start + self.rows_per_shard))
 
     def name_of(self, shard: int) -> str:
-        """The file or folder of a shard. Sorted names are in the order of the rows."""
+        """The name of a shard's file or folder. Sorted names are in the order of the rows."""
         digits = max(5, len(str(self.shards)))
         return f"rows-{shard:0{digits}}-of-{self.shards:0{digits}}.{self.format}"
 
     def run(self, workers: int = 0, map: Map | None = None) -> Generator[int]:
-        """Convert shard by shard, and yield the number of finished shards: first those of earlier runs."""
+        """Convert shard by shard, and yield the number of finished shards: first those of earlier calls."""
         checked_integer("workers", workers, at_least=0)
         if map is not None and workers:
             raise ValueError(
-                f"map runs the shards in place of worker processes, got map and workers={workers}; leave one out"
+                f"map converts the shards in place of worker processes, got map and workers={workers}; omit one"
             )
         if (map is not None or workers) and not getattr(self.rows.source, "picklable", True):
             raise TypeError(
@@ -204,7 +204,7 @@ class Conversion:
             sync(self.destination.parent)
 
     def convert_shard(self, shard: int) -> dict[str, int]:
-        """Write a shard, read it back, and return {"rows": how many}: Ray Data takes no bare number.
+        """Write a shard, read it back, and return {"rows": how many}: Ray Data accepts no bare number.
 
         The shard appears under its name once it is on the disk and checked. Several processes may write the same
         shard: the last process replaces it with the same rows.
@@ -222,7 +222,7 @@ class Conversion:
             if isinstance(error, FeedError) or full not in str(error):  # FeedError: the source could not be read
                 raise
             size = f"{len(rows)} rows, about {len(rows) * self.rows.row_bytes / 1e6:,.1f} MB"
-            message = f"{full} for a file of {size}; finished files are kept, so free some space and run it again"
+            message = f"{full} for a file of {size}; finished files are kept, so free some space and convert again"
             raise OSError(errno.ENOSPC, message, str(self.folder)) from error
         sync(self.folder)
         return {"rows": len(rows)}
@@ -251,12 +251,13 @@ class Conversion:
             fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"only one process at a time may run a conversion into {self.folder}, and another one does; wait "
-                "for it, or choose another destination"
+                f"only one process at a time may run a conversion into {self.folder}, and another one is "
+                "running; wait for it, or choose another destination"
             ) from None
         if os.path.lexists(self.destination):  # the previous holder of the lock has renamed the folder
             raise ValueError(
-                f"another process has just finished the conversion into {self.destination}; run this one again"
+                f"another process has just finished the conversion into {self.destination}; convert again to "
+                "open the result"
             )
 
     def _check_files(self, folder: Path) -> None:
@@ -281,7 +282,7 @@ def _check_same(folder: Path, here: dict[str, Any]) -> None:
     try:
         there = json.loads((folder / _MANIFEST).read_text())
         differing = [
-            _REASONS.get(name, f"{name} is {there.get(name)} there and {value} here")
+            _REASONS.get(name, f"{name} was {there.get(name)} and is now {value}")
             for name, value in here.items()
             if there.get(name) != value
         ]
@@ -290,13 +291,13 @@ def _check_same(folder: Path, here: dict[str, Any]) -> None:
     if differing:
         raise ValueError(
             f"{folder} must be a new folder, or hold the same conversion of the same source: "
-            f"{'; '.join(differing)}. Choose another destination, or delete it"
+            f"{'; '.join(differing)}. Choose another destination, or delete this folder"
         )
 
 
 def _state_of_files(source: Any) -> str | None:
-    """A digest of names, sizes and times of the source's files; None: some rows do not lie in local files."""
-    source = getattr(source, "encoded", source)  # a decoder has its source there
+    """A digest of names, sizes and times of the source's files; None: some rows are not in local files."""
+    source = getattr(source, "encoded", source)  # the source of a decoder
     paths = list(source.files or ()) if isinstance(source, Indexed) else []
     if not paths or not all(map(os.path.exists, paths)):
         return None

@@ -25,11 +25,11 @@ FormatName = Literal["array_record", "npy", "parquet", "zarr"]
 Chunks = Iterable[npt.NDArray[Any]]
 """Adjacent rows, with a field for each leaf."""
 _FASTEST: tuple[FormatName, ...] = ("npy", "array_record", "parquet")
-"""The first format that can hold the rows is the default."""
+"""From fast to slow reading; the first that can hold the rows is the default."""
 
 
 def choose_format(name: str | None, rows: Rows) -> FormatName:
-    """The format with this name; None: the one that is read fastest.
+    """The format with this name; None: the one read fastest of those that can hold the rows.
 
     To test a format, the first row is written to a temporary folder. TypeError: no format tried can hold the rows.
     """
@@ -48,7 +48,7 @@ def choose_format(name: str | None, rows: Rows) -> FormatName:
     raise TypeError(
         f"{form} cannot hold these rows: {str(refused).replace(str(path), 'a file of the first row')}; npy and "
         "zarr hold arrays, array_record holds arrays or bytes, parquet holds columns with names; choose another "
-        "one, name an array with columns=['x'], or decode bytes into arrays with feedline.decoded"
+        "format, name an array with columns=['x'], or decode bytes into arrays with feedline.decoded"
     ) from refused
 
 
@@ -69,18 +69,18 @@ def write_file(path: Path, form: FormatName, rows: Rows, span: range, chunk_rows
 
 
 def open_files(files: Path | str, form: FormatName, row: np.dtype[Any]) -> Any:
-    """The source of one file, or of all that a glob matches."""
+    """The source of one file, or of all files that a glob matches."""
     return open_source(files, dtype=row if _needs_dtype(form, row) else None)
 
 
 def same_rows(source: Any, row: np.dtype[Any], count: int) -> Rows:
-    """The rows of files. Raises `FeedError` if there are fewer or more rows, or other leaves."""
+    """The rows of `source`. Raises `FeedError` unless it has `count` rows of dtype `row`."""
     found = Rows.of(source) if len(source) else None
     if found is None or found.dtype != row or len(source) != count:
         raise FeedError(
             f"files must hold {count} rows of {row}, "
             f"but hold {len(source)} of {found.dtype if found else None}: "
-            "a file is missing, was added, or was left out by `map`; remove added files, or convert again"
+            "a file is missing, was added, or was skipped by the given `map`; remove added files, or convert again"
         )
     return found
 
@@ -213,7 +213,7 @@ def _write_parquet(path: Path, row: np.dtype[Any], chunks: Chunks, _rows: int, _
 
 
 def _flat(row: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
-    """The leaves of a row by name, "" for a row that is one array. TypeError: there are dicts in a row."""
+    """The leaves of a row by name, "" for a row that is one array. TypeError: a row holds dicts."""
     if row.names is None:
         return {"": row}
     inside = next((name for name in row.names if row[name].names is not None), None)

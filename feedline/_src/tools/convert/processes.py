@@ -45,7 +45,7 @@ def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], worke
             yield future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
-            "a process that converts was killed, crashed, or did not start: the host may be out of memory (take "
+            "a process that converts was killed, crashed, or did not start: the host may be out of memory (use "
             "fewer workers), or a script has no `if __name__ == '__main__':` around its call of convert; "
             "finished files are kept, so run the conversion again"
         ) from error

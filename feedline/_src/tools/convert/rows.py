@@ -1,4 +1,4 @@
-"""Reads rows of a source into one NumPy array with a field for each leaf, which holds numbers or `bytes`."""
+"""Reads rows of a source into one NumPy array with a field for each leaf, of numbers or `bytes`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rows:
     """The rows of a `RowSource` or an `EncodedSource`. They pickle if the source does.
 
     Attributes:
-      dtype: of a row, in the byte order of this machine: structured if its leaves have names; object for `bytes`.
+      dtype: dtype of a row, in this machine's byte order: structured if its leaves have names; object for `bytes`.
       row_bytes: the size of a row; for `bytes`, the mean size of some rows.
     """
 
@@ -50,7 +50,7 @@ class Rows:
         return cls(source, first, sum(sizes) // len(records))
 
     def in_bytes(self, size: int) -> int:
-        """How many rows have about this size, at least one."""
+        """How many rows have about this size in all; at least 1."""
         return max(1, size // max(1, self.row_bytes))
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
@@ -71,14 +71,14 @@ class Rows:
             raise
         except Exception as error:  # of any type, from the user's source
             raise RowError(
-                f"rows {start} to {stop - 1} could not be read: {type(error).__name__}: {error}; mend the source, "
-                "and run the conversion again",
+                f"rows {start} to {stop - 1} could not be read: {type(error).__name__}: {error}; repair the "
+                "source, and run the conversion again",
                 stage="read",
             ) from error
         return out.astype(self.dtype.base, copy=False)
 
     def chunks(self, rows: range, chunk_rows: int, hashed: Any) -> Iterator[npt.NDArray[Any]]:
-        """Yield `rows` in chunks, and add them to `hashed`, a hash of `hashlib` that depends on `chunk_rows`."""
+        """Yield `rows` in chunks, and update `hashed`, a hash of `hashlib`. Its value depends on `chunk_rows`."""
         for start in range(rows.start, rows.stop, chunk_rows):
             chunk = self.read(start, min(rows.stop, start + chunk_rows))
             for name in self.dtype.names or (...,):

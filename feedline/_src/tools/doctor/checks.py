@@ -1,6 +1,6 @@
 """Checks of this machine, of a feed, and of the leaves of a batch.
 
-`machine_findings` and `feed_findings` measure. Most other functions judge values that tests can choose.
+`machine_findings` and `feed_findings` measure. Most other functions judge their arguments, which tests can choose.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def threads_and_processors(allowed: int, quota: float | None) -> Finding:
 
 
 def affinity(allowed: Set[int], found: Topology) -> Finding:
-    """Whether the processors of this process are on the memory nodes (NUMA) of its memory and of its GPUs."""
+    """Whether the processors of this process are on the NUMA nodes of its memory and of its GPUs."""
     own = {node for node, there in found.processors.items() if there & allowed}
     gpu_nodes = set(found.accelerators.values()) - {-1}
     severity: Severity = "ok"
@@ -79,7 +79,7 @@ def affinity(allowed: Set[int], found: Topology) -> Finding:
         severity,
         f"processors on node {as_list(own)}, memory on {as_list(found.memory)}, GPUs on {as_list(gpu_nodes)}",
         "bind each process to the node of its GPU: srun --gpu-bind=closest, numactl --cpunodebind --membind",
-        "a copy between two nodes passes the link between the processor sockets, which is slower and is shared",
+        "a copy between two nodes uses the link between processor sockets, which is shared and slower than memory",
     )
 
 
@@ -99,8 +99,8 @@ def shared_memory(folder: str = "/dev/shm") -> Finding:
     total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
     return Finding(
         "ok" if free >= _SHARED_BYTES else "warning",
-        f"{folder} has {in_bytes(total)}, {in_bytes(free)} of them free",
-        "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium: Memory; mount -o remount",
+        f"{folder} has {in_bytes(total)}, {in_bytes(free)} of it free",
+        "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with medium: Memory; mount -o remount",
         "NCCL passes data through this folder; when the folder is full, SIGBUS kills a process",
     )
 
@@ -163,7 +163,7 @@ class Leaf(NamedTuple):
 
     @classmethod
     def of(cls, name: str, array: Any, before: Leaf | None = None) -> Leaf:
-        """Describe a leaf, whose values are sampled on one device. `before`: the same leaf of the batch before."""
+        """Describe a leaf; its values are sampled on one device. `before`: the same leaf of the previous batch."""
         leaf, part = cls(name, array.shape, str(array.dtype), array.nbytes), array
         if isinstance(array, jax.Array):
             sharding, part = array.sharding, array.addressable_data(0)
@@ -220,12 +220,12 @@ def batch_findings(leaves: Sequence[Leaf]) -> Iterator[Finding]:
 
 
 def sharding(leaves: Sequence[Leaf]) -> Finding:
-    """Whether devices hold whole leaves of which each could hold a part only."""
+    """Whether devices hold whole leaves although each could hold only a part."""
     devices = max(leaf.devices for leaf in leaves)
     whole = [leaf for leaf in leaves if leaf.replicated and leaf.devices > 1 and leaf.nbytes >= _REPLICATED_BYTES]
     surplus = sum(leaf.nbytes * (leaf.devices - 1) for leaf in whole)
     shown = first_three([f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in whole])
-    found = "the batch lies on one device" if devices == 1 else f"no large leaf lies whole on {devices} devices"
+    found = "the batch is on one device" if devices == 1 else f"no large leaf is replicated on {devices} devices"
     if whole:
         found = f"{shown} on each of {devices} devices: {in_bytes(surplus)} more per batch than if sharded"
     return Finding(

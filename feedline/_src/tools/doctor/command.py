@@ -36,9 +36,9 @@ class Doctor:
     Attributes:
       target: module:make_feed, imported from the current folder: make_feed(mesh) builds a feedline.Feed over a
         mesh with the axes data and model. Or a path or glob of files with rows.
-      data: file or folder with the data, to measure the read rate of the disk: reads at most 512 MiB.
-      cpu_devices: run on this many CPU devices. 0: on the devices that JAX finds. A command may choose its own.
-      limit_s: time limit of a command in seconds; it is then ended as by Ctrl-C. None: no limit.
+      data: file or folder with the data, to measure the read rate of the disk. At most 512 MiB are read.
+      cpu_devices: run on this many CPU devices. 0: on the devices that JAX finds. A command may choose others.
+      limit_s: seconds after which a command is ended, as by Ctrl-C. None: no limit.
       json: print one line of JSON on standard output, in place of the text.
     """
 
@@ -54,7 +54,7 @@ class Doctor:
         if self.target is not None and self.command:
             raise ValueError("a job is module:make_feed or a command after --, not both")
         if self.limit_s is not None and not (self.command and 0 < self.limit_s < 1e9):
-            raise ValueError("--limit-s takes seconds above 0, with a command after --")
+            raise ValueError("--limit-s must be above 0 seconds, and needs a command after --")
         if self.data is not None and not self.data.exists():
             raise ValueError(f"--data must name a file or a folder, and there is no {self.data}")
         if self.cpu_devices:
@@ -80,7 +80,7 @@ class Doctor:
             print(json.dumps(as_object(found, seconds)), flush=True)
         else:
             if self.command:
-                print()  # apart from the command's own output
+                print()  # separates the results from the command's own output
             print(as_text(found, seconds, min(shutil.get_terminal_size().columns, 120)))
         return failed or exit_code(found)
 
@@ -94,8 +94,9 @@ class Diagnose:
         feedline diagnose -- python train.py
 
     In each process of the command, the first feed from which a loop takes more than --after batches is diagnosed.
-    The diagnosis repeats batches. So the process ends at once after its last step, and cannot save what it learned
-    from them. If the loop ends earlier, the program goes on and may save that: let it write to another folder.
+    The diagnosis repeats batches, so the process ends right after the last diagnosed step, and cannot save what
+    the model learned from them. If the loop ends earlier, the program continues and may save the model: let it
+    write to another folder than usual.
 
     The processes of one run, such as those of feedline launch, wait for each other before they end. --json prints
     the result of each process.

@@ -41,7 +41,7 @@ except Exception as error:
         file.write(f"the doctor failed in {{sys.executable}}: {{type(error).__name__}}: {{error}}")
 """
 _MIN_SAMPLES = 200
-_IDLE_SHARE = 0.5  # share of the steps before which the devices idle; a smaller share hardly matters
+_IDLE_SHARE = 0.5  # a warning requires idle devices before at least this share of the steps
 _GROWTH_STEPS, _HOST_BYTES = 60, 64 << 20
 _FED_BACK_BYTES = 64 << 10
 _LATE_SHARE, _BUSY_SHARE = 0.08, 0.2
@@ -53,7 +53,7 @@ class Ran(NamedTuple):
     Attributes:
       code: its exit code; 128 + s if signal s ended it.
       stopped: whether Ctrl-C or the time limit ended it.
-      processes: what each process wrote, the one with the most calls of compiled functions first.
+      processes: what each process wrote; first the process with the most calls of compiled functions.
       reason: why no process wrote anything; empty if one did.
     """
 
@@ -69,14 +69,14 @@ def run(
     """Run a command, and `start.begin` in each of its processes that imports jax. None of its processes outlives
     this call.
 
-    By PYTHONPATH, `import jax` finds a module that imports the real jax and then installs the hooks. So the script
-    runs unchanged, and processes that it starts are observed, too. After `limit_s` seconds the job gets SIGINT, as
-    by Ctrl-C; 15 s later, it is killed.
+    Through PYTHONPATH, `import jax` finds a module that imports the real jax and then installs the hooks. So the
+    script runs unchanged, and processes that it starts are observed, too. After `limit_s` seconds the job receives
+    SIGINT, as by Ctrl-C; if it still runs 15 s later, it is killed.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
         Path(folder, "jax.py").write_text(_JAX.format(task=task, not_observed=NOT_OBSERVED))
         path = ":".join(filter(None, (folder, environ.get("PYTHONPATH", ""))))
-        terminal = sys.stdin is not None and sys.stdin.isatty()  # a terminal stops a job that reads it
+        terminal = sys.stdin is not None and sys.stdin.isatty()  # a terminal stops a background job that reads it
         with process_group() as group:
             process = subprocess.Popen(
                 command,
@@ -90,7 +90,9 @@ def run(
         found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.json"))]
         failed = Path(folder, NOT_OBSERVED)
         reason = (
-            failed.read_text() if failed.exists() else "no process imported jax by PYTHONPATH, or it ended at once"
+            failed.read_text()
+            if failed.exists()
+            else "no process imported jax through PYTHONPATH, or it ended at once"
         )
     found.sort(key=lambda each: -sum(function["calls"] for function in each.get("functions", ())))
     code = process.returncode
@@ -98,7 +100,7 @@ def run(
 
 
 def _is_stopped(process: subprocess.Popen[bytes], group: int, limit_s: float | None) -> bool:
-    """Wait for the command; end the job at its time limit or at a signal. Returns True if the job was ended so."""
+    """Wait for the command; end the job at its time limit or at a signal. Returns whether the job was ended."""
     try:
         process.wait(limit_s)
         return False
@@ -113,7 +115,7 @@ def _is_stopped(process: subprocess.Popen[bytes], group: int, limit_s: float | N
 
 
 def job_findings(ran: Ran) -> Iterator[Finding]:
-    """All findings of an observed command. Of several processes, the one with the most calls is judged."""
+    """All findings of an observed command. If it has several processes, the one with the most calls is judged."""
     yield from made({"the command": lambda: ended(ran)})
     if not ran.processes:
         yield Finding("unknown", ran.reason, name="the job")
@@ -151,7 +153,7 @@ def ended(ran: Ran) -> Finding:
 
 
 def step_of(process: Object) -> Object | None:
-    """The function that counts as the training step: the one called in a loop that got most bytes, if any."""
+    """The training step: the function called in a loop that got the most bytes, or None if there is no loop."""
     looped = [function for function in process["functions"] if function["calls"] >= LOOP]
     return max(looped, key=lambda function: function["calls"] * (1 + function["argument_bytes"]), default=None)
 
@@ -159,8 +161,8 @@ def step_of(process: Object) -> Object | None:
 _KINDS: Mapping[str, tuple[float, str, str]] = {
     "fetch": (
         0.05,
-        "keep results on the devices and fetch them every ten steps or more, several at once by jax.device_get",
-        "the next step is enqueued only once the devices have computed the value: meanwhile they idle",
+        "keep results on the devices, and fetch several at once with jax.device_get, at most every ten steps",
+        "the next step is enqueued only after the devices have computed the value; until it arrives, they idle",
     ),
     "place": (
         0.01,  # the transfer itself takes longer, but this thread does not wait for it
@@ -170,10 +172,10 @@ _KINDS: Mapping[str, tuple[float, str, str]] = {
     "input": (
         0.05,
         "print(feed.report()) names the slow stage; feedline.prefetch_to_mesh(batches, sharding) reads ahead",
-        "the devices idle until the batch is there",
+        "the devices idle until the batch arrives",
     ),
 }
-"""For each kind of activity: the share of the loop's time from which on it is a warning, a fix, and the reason."""
+"""For each kind of activity: the least share of the loop's time that is a warning, a fix, and the reason."""
 
 
 def lines(process: Object, step: Object | None, kind: str) -> Finding:
@@ -208,14 +210,14 @@ def recompilation(compiled: Sequence[Object]) -> Finding:
     found = [each for each in compiled if each["times"] > 1 and (each["change"] or each["times"] > LOOP)]
     found.sort(key=lambda each: -each["seconds"])
     shown = [
-        f"{each['name']} at {each['line']}: {each['times'] - 1} × more ({each['seconds']:.2f} s)"
+        f"{each['name']} at {each['line']}: compiled again {each['times'] - 1} × ({each['seconds']:.2f} s)"
         + (f", {each['change']}" if each["change"] else "")
         for each in found
     ]
     return Finding(
         "ok" if not found else "warning" if max(each["times"] for each in found) > LOOP else "note",
         first_three(shown, "; "),
-        "keep shapes (the last batch: remainder='pad' or 'drop') and dtypes, call jax.jit once, before the loop, "
+        "keep shapes and dtypes (last batch: remainder='pad' or 'drop'), call jax.jit once, before the loop, "
         "and pass values that change as arrays, not as static arguments",
         "the devices idle while a step is compiled",
     )
@@ -224,10 +226,10 @@ def recompilation(compiled: Sequence[Object]) -> Finding:
 def donation(functions: Sequence[Object]) -> Finding:
     """Whether a function gets its own results back as arguments, and does not donate them."""
     found = [f for f in functions if sum(n >= _FED_BACK_BYTES for n in f["fed_back"]) >= LOOP - 1]
-    shown = [f"{in_bytes(max(f['fed_back']))} of its results to {f['name']} ({f['line']})" for f in found]
+    shown = [f"{in_bytes(max(f['fed_back']))} from {f['name']} ({f['line']})" for f in found]
     return Finding(
         "warning" if found else "ok",
-        f"came back as arguments, and were not donated: {first_three(shown)}",
+        f"results that came back as arguments, but were not donated: {first_three(shown)}",
         "jax.jit(..., donate_argnums=...) for the state, if nothing uses the old state afterwards",
         "the old and the new state are both in memory during a step; with donation the new one reuses the memory",
     )

@@ -28,7 +28,7 @@ from feedline._src.tools.doctor.unrolled import unrolled
 from feedline._src.trainer.memory import MemoryWatch
 
 LOOP = 3
-"""A function with at least so many calls counts as called in a loop."""
+"""A function with at least this many calls counts as called in a loop."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _MOVED_BYTES = 256  # smaller arrays count as scalars, such as learning rates
 _LOOKED_AT = range(4)  # numbers of the calls whose arguments and results are examined
@@ -55,7 +55,7 @@ class Record:
         self.step = step
 
     def count_compilation(self, event: str, duration_secs: float, **about: Any) -> None:
-        """A listener of `jax.monitoring`. Before the loop, repetitions outside of watched calls count once."""
+        """A `jax.monitoring` listener. Before the loop, compilations outside of watched calls count as one."""
         if event == _COMPILED and threading.current_thread() is threading.main_thread():
             with self.guarded("compilations"):
                 key = user_line(sys._getframe()), str(about.get("fun_name", "a program"))
@@ -130,7 +130,7 @@ class Watched:
     """
 
     def __init__(self, original: Any, function: Function) -> None:
-        functools.update_wrapper(self, original, updated=())  # no __getattr__ for what the class has, too
+        functools.update_wrapper(self, original, updated=())  # __getattr__ is not called for what the class has
         self._watched_original = original
         self._watched_function = function
 
@@ -172,7 +172,7 @@ class Function:
         self.fed_back: list[int] = []  # bytes of its own results that each examined call got
         self.unrolled: dict[str, Any] | None = None
         self._record = record
-        self._idle_devices = {True: 0, False: 0, None: 0}  # calls, by what `Record.devices_idle` was before
+        self._idle_devices = {True: 0, False: 0, None: 0}  # calls, by the result of `devices_idle` before them
         self._arguments = weakref.WeakValueDictionary[str, Any]()  # arrays of the last examined call, by name
         self._outputs = weakref.WeakValueDictionary[int, Any]()  # what that call returned, by id
         self._batch: dict[str, Leaf] | None = None  # arguments that were new in each examined call
@@ -203,7 +203,7 @@ class Function:
         if not self.calls:
             record.functions[self.name, self.line] = self
         self._idle_devices[record.devices_idle()] += 1
-        disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # then the job traces nothing
+        disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # if set, the job traces nothing
         if self.calls == 1 and hasattr(function, "trace") and not disabled:
             with record.guarded("program"):
                 self.unrolled = unrolled(function.trace(*args, **kwargs).jaxpr)
@@ -222,7 +222,7 @@ class Function:
         return True
 
     def _is_new(self, name: str, leaf: Any) -> bool:
-        """Whether it is a NumPy array, or a `jax.Array` that the call before neither got as `name` nor gave."""
+        """Whether it is a NumPy array, or a JAX array that the last call neither got as `name` nor returned."""
         is_other = _is_array(leaf) and self._arguments.get(name) is not leaf and not self._was_returned(leaf)
         return is_other or isinstance(leaf, np.ndarray)
 

@@ -46,7 +46,7 @@ _THREADS_EVERY, _WRITE_EVERY = 250, 1000  # samples: about 0.5 s and 2 s
 class Activity(NamedTuple):
     """What a thread was doing, and the line of the user's code that made it do this.
 
-    FETCH: it waits for a value from the devices; PLACE: it transfers to them; INPUT: it waits in `next`; "": else.
+    FETCH: waits for a value from the devices; PLACE: transfers to them; INPUT: waits in `next`; "": none of these.
     """
 
     kind: str
@@ -96,7 +96,7 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def _users(stack: list[FrameType]) -> FrameType | None:
-    """The innermost frame of the user's code; without one, that of an installed library or program."""
+    """The innermost frame of the user's code; without one, the innermost of an installed library or program."""
     wanted = (frame for name in ("user", "library") for frame in stack if room(frame) == name)
     return next(wanted, None)
 
@@ -127,10 +127,10 @@ class Sampler:
 
     The thread sees the stack only once it has got the GIL, which the main thread gives up when it begins to wait.
     So a sample that shows a wait (FETCH, INPUT) counts only if the main thread has used a processor for less than
-    half of the time since the last sample. One that shows a transfer (PLACE) counts only if the sampler got the
-    GIL at once. Otherwise the main thread ran Python code.
+    half of the time since the last sample. A sample of a transfer (PLACE) counts only if the sampler got the GIL
+    at once. Otherwise the main thread ran Python code.
 
-    It calls `write` every two seconds, because a killed process writes nothing at its end.
+    The sampler calls `write` every two seconds, because a killed process writes nothing at its end.
     """
 
     def __init__(self, guarded: Guarded, write: Callable[[], None]) -> None:
@@ -146,7 +146,7 @@ class Sampler:
     def _run(self) -> None:
         ran, waited = cpu_seconds(self._main), processor_wait()
         while True:
-            pause = _INTERVAL_S * random.uniform(0.5, 1.5)  # random: never in step with the loop
+            pause = _INTERVAL_S * random.uniform(0.5, 1.5)  # random, so as not to be in step with the loop
             wakes = time.perf_counter() + pause
             time.sleep(pause)
             now, ran_before, waited_before = time.perf_counter(), ran, waited

@@ -1,4 +1,4 @@
-"""Runs in each process of a command that imports jax: begins to observe the job, or diagnoses a feed."""
+"""Runs in those processes of a command that import jax: begins to observe the job, or diagnoses a feed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(folder: Path, result: Any) -> None:
 
 
 class _Diagnosing:
-    """Waits for a feed that delivered `before` batches, diagnoses it, and ends the process.
+    """Waits until a feed has delivered `before` batches, diagnoses it, and ends the process.
 
     The process ends by `os._exit`, because the model was trained on repeated batches and must not be saved. The
     processes of one run end together.

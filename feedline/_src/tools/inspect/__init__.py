@@ -1,1 +1,1 @@
-"""`feedline inspect` describes a source, which process reads which rows, memory, epochs, and sizes that fit."""
+"""`feedline inspect` describes a source, each process's rows, memory, epochs, and batch sizes that fit."""

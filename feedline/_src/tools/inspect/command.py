@@ -36,8 +36,8 @@ class Inspect:
     Attributes:
       source: a path or glob of files with rows; or module:name, imported from the current folder: a source that
         feedline.Feed takes, or a function make_feed(mesh) that builds a feedline.Feed over the mesh.
-      mesh: names and sizes of the mesh axes, such as data=4,model=2; for make_feed, of CPU devices. Empty: an axis
-        data over the devices that JAX finds, and for make_feed also an axis model of size 1.
+      mesh: names and sizes of the mesh axes, such as data=4,model=2; make_feed gets a mesh of CPU devices.
+        Empty: an axis data over the devices that JAX finds, and for make_feed also an axis model of size 1.
       spec: the PartitionSpec of the batch: for each axis of a leaf a mesh axis, several joined by +, or None.
         Leaves with fewer axes use the first entries. Empty: the first mesh axis. make_feed has its own shardings.
       processes: the number of processes that divide the devices equally, in the order of jax.devices().
@@ -46,7 +46,7 @@ class Inspect:
       prefetch: placed batches that are kept ready. None: make_feed's own, or 2.
       buffer: host batches that are read ahead. None: make_feed's own, or 2.
       columns: for a path, the names of the leaves to read, separated by commas. None: all of them.
-      dtype: of an element of a .bin file, or of an ArrayRecord record: uint16, or for records of several fields a
+      dtype: dtype of an element of a .bin file, or of an ArrayRecord record, such as uint16; for several fields, a
         Python list such as "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
       window: each row is a window of this many adjacent elements (tokens) of a .npy, .npz or .bin file.
     """
@@ -76,7 +76,7 @@ class Inspect:
     def target(self) -> Target:
         """What to describe. Raises the error of `make_feed` if the plan lists no problem."""
         axes = parse_mesh(self.mesh) if self.mesh else None
-        if axes is not None and is_name(self.source):  # first: the module's import may use devices
+        if axes is not None and is_name(self.source):  # first, since importing the module may use devices
             _use_devices(math.prod(axes.values()))
         # by default JAX would take all free memory of accelerators, even those that a training job uses
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -109,7 +109,7 @@ class Inspect:
         return of_feed(self.source, named, axes, self.processes, self._changed)
 
     def _changed(self, options: FeedOptions) -> FeedOptions:
-        """The options, with those replaced that the command line gives."""
+        """These options, changed as the command line says."""
         given: dict[str, Any] = {name: getattr(self, name) for name in ("batch_size", "remainder", "prefetch")}
         if self.buffer is not None:
             given["reading"] = dataclasses.replace(options.reading, buffer=self.buffer)
@@ -120,8 +120,8 @@ def _use_devices(count: int) -> None:
     """Make JAX run on `count` CPU devices, unless it already has at least `count` devices."""
     if count > _MAX_DEVICES:
         raise ValueError(
-            f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; make an axis and "
-            "the batch size smaller by the same factor, which leaves each process and device the same rows"
+            f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; divide the axis "
+            "of the rows, the batch size and --processes by one factor: the rows of each process stay the same"
         )
     if "jax" in sys.modules:
         import jax

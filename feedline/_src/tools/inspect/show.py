@@ -137,16 +137,16 @@ def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
         yield f'The memory grows if "auto" raises {" and ".join(sorted(options.tunable))}, within feedline.Limits.'
     if settings.workers:
         batches, each = settings.shared_batches, in_bytes(memory.shared_bytes // settings.shared_batches)
-        yield f"On the way from {counted(settings.workers, 'worker')}: {batches} × {each}, at most."
+        yield f"Batches on the way from {counted(settings.workers, 'worker')}: {batches} × {each} at most."
 
 
 def _epochs(plan: Plan) -> Iterator[RenderableType]:
-    """Which batch sizes fit; for those near the given one, the steps of an epoch and rows left out or padded."""
+    """Which batch sizes fit; for sizes near the given one, the steps of an epoch and rows left out or padded."""
     rows, size, multiple = plan.rows, plan.batch_size, plan.multiple_of
-    lanes = f" and of the {plan.lanes} lanes" if multiple != plan.shards else ""
-    yield f"Batch sizes that fit are multiples of {multiple}: of the shards of the batch axis{lanes}."
+    lanes = f" and the source {plan.lanes} lanes" if multiple != plan.shards else ""
+    yield f"Batch sizes must be multiples of {multiple}: the batch axis has {counted(plan.shards, 'shard')}{lanes}."
     if rows is None:
-        yield f"The next ones are {' and '.join(f'{other:,}' for other in plan.next_sizes())}."
+        yield f"The nearest are {' and '.join(f'{other:,}' for other in plan.next_sizes())}."
         yield "The steps of an epoch are known only at its end, if it has one."
         return
     largest = [rows // multiple * multiple] if multiple <= rows < size else []
