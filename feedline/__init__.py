@@ -13,7 +13,7 @@ This module and the modules beside it are public::
     open_source        opens the rows of files by their path; RowSource: the protocol of a source of your own
     decoded, Ragged, Packed, Mixture   sources made of other sources; Store: how stores on the network are read
     Rows               epochs, positions, indices and keys of the rows that a transform gets
-    Lanes, save_lanes, load_lanes     streams, whose rows come one after the other, and their checkpoints
+    Lanes, save_lanes, load_lanes     streams, whose rows are read one after the other, and their checkpoints
     convert            writes the rows of any source to files of one format
     local_rows         which rows of a global batch this process supplies
 

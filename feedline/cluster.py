@@ -4,7 +4,7 @@
 
     initialize   makes this process join the others, with any launcher
     should_stop  whether all processes should stop after this step, because one of them got a signal
-    abort        end all processes of the run, with a reason
+    abort        ends all processes of the run, with a reason
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     Fitted          what `fit` returns: params, history
     Practices       how a step is compiled: donation, dtypes, sharding of parameters
     mesh_for        the mesh of a mode: "jit_single", "jit_multi", "pmap"
-    mean_of_valid   a mean over the rows of a batch whose leaf `valid` is True
+    mean_of_valid   a mean over those rows of a batch for which the leaf `valid` is True
     Progress        the argument of a callback
     LiveLine, CSVLog, TensorBoardLog   callbacks that show or log the progress
     MemoryWatch     warns when a loop holds more and more memory, and names what grows

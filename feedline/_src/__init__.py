@@ -5,9 +5,9 @@ A map of its files, and of its folders in the order in which data flows through 
     feed        `Feed`, the training loop's iterator of global batches: `iter`, `next`, `close`
     feed_base   the rest of `Feed`: state, moves, properties, statistics, report, diagnosis
     build       opens the source, plans, and compares with the other processes
-    run         one pass from a cursor: the three stages composed
-    machine     what Linux reports of this host: processors, memory nodes, GPUs, limits of control groups
-    bounds      how much of the machine the settings that a feed tunes may use
+    run         composes the three stages into a pipeline, which starts at a cursor
+    machine     what Linux reports about this host: processors, memory nodes, GPUs, limits of control groups
+    bounds      limits on the settings that a feed tunes
     images      JPEG, PNG and other images as rows
     image_limits  refuses images that would take too much memory or time to decode
     drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
@@ -23,8 +23,8 @@ A map of its files, and of its folders in the order in which data flows through 
     sources/    what rows are read from
     formats/    one module for each file format
     files/      bytes of one version of a local file, or of a store's object through the cache on local disk
-    loader/     rows → process-local batches, by threads or workers; streams, which come one after the other
-    plan/       computes from options and a source which process reads what, shapes and memory. Pure
+    loader/     rows → process-local batches, by threads or workers; streams of rows
+    plan/       computes shapes, memory, and what each process reads, from options and a source. Pure
     placement/  process-local batch → global jax.Array on the mesh
     prefetch/   places batches before the step asks for them
     listen/     what batches cost, what limits a feed, and which settings to change
@@ -37,5 +37,5 @@ and the other folders::
     cluster/    joins the processes of a run
       launchers/  what launchers tell the processes that they start
     trainer/    `fit` trains a model on the batches of any iterator; a bundled MLP
-    tools/      what the `feedline` command runs, one folder each
+    tools/      the tools of the `feedline` command, one folder each
 """

@@ -1,4 +1,4 @@
-"""Bounds of the settings that a feed tunes: the user's limits, or else the machine's."""
+"""Bounds of the settings that a feed tunes: the user's limits, or by default the machine's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def default_threads() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The settings that may change, and the maximum batches in host memory and on each device.
+    """The settings that may change, and the maximum numbers of batches in host memory and on each device.
 
     Attributes:
       cores: the number of processor cores that threads or workers may keep busy.
@@ -45,7 +45,7 @@ class Bounds:
         return self.host_use(settings) <= self.host_batches
 
     def host_use(self, settings: Settings) -> int:
-        """Maximum host batches in use. After a change of settings, reads that began earlier keep their buffers."""
+        """Maximum host batches in use, while reads that began before a change of settings keep their buffers."""
         batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 
@@ -91,7 +91,7 @@ def bounds_of(
 
 def _refusal(name: str, limit: int, batches: int, each: int, settings: Settings) -> str:
     return (
-        f"Limits.{name} must hold {batches} batches of {each:,} bytes, {batches * each:,} bytes, for buffer "
+        f"Limits.{name} must hold {batches} batches of {each:,} bytes ({batches * each:,} bytes) for buffer "
         f"{settings.buffer} and prefetch {settings.prefetch}, got {limit:,}; raise it, or use a smaller batch_size"
     )
 

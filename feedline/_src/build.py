@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from feedline._src.loader.streams import Stream
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
-_AGREEMENTS_PER_EPOCH = 3  # in an epoch of one batch: on that batch, on the end, and on the leftover rows
+_AGREEMENTS_PER_EPOCH = 3  # at most, for an epoch of one batch: on that batch, the end, and the leftover rows
 _IN_FLIGHT = 4  # batches: one handed over, one being placed, one read here, one read by another process
 _log = logging.getLogger("feedline")
 
@@ -50,8 +50,8 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
     With a mesh of several processes, all of them call this, and compare what they built.
 
     Args:
-      running: for a feed that moves to another mesh: its present stages, and its `Place` (step, epoch, position),
-        which must be the same in all processes.
+      running: the present stages and the `Place` (step, epoch, position) of a feed that moves to another mesh.
+        The place must be the same in all processes.
 
     Raises:
       ValueError, TypeError, FileNotFoundError: something is missing, or does not fit together.
@@ -94,11 +94,11 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
     """The options and stages of a running feed on another mesh of the same processes.
 
     Args:
-      place: of the next batch; it must be the same in all processes.
+      place: where the next batch begins; it must be the same in all processes.
 
     Raises:
-      ValueError, TypeError: other processes own the devices of `sharding`, or a lane of a stream would be read
-        by another process; or what `build` raises. The feed can continue as it was.
+      ValueError, TypeError: the devices of `sharding` belong to other processes than before, a lane of a stream
+        would be read by another process, or `build` raises it. The feed can continue as it was.
       ProcessError: processes move to different meshes, or at different places.
     """
     try:
@@ -107,7 +107,7 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
         if before != after:
             raise ValueError(
                 f"a feed can only move to a mesh of the same processes, {sorted(before)}, and the mesh of "
-                f"sharding has devices of {sorted(after)}; save get_state(), and build a feed there"
+                f"sharding has devices of {sorted(after)}; save get_state(), and build a feed on that mesh"
             )
     except (ValueError, TypeError) as error:
         refuse_everywhere(options.sharding, error, "feed.move")
@@ -117,8 +117,8 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
     if owners[0] != owners[1]:  # the same on all processes, so all of them raise
         raise ValueError(
             "a stream's iterators stay in their processes, and on this mesh its lanes would be read by "
-            f"{owners[1]}, not {owners[0]} (the processes of each lane); save them with feedline.save_lanes, and "
-            "build a feed there"
+            f"{owners[1]}, not {owners[0]} (the processes of each lane); save the lanes with feedline.save_lanes, "
+            "and build a feed on this mesh"
         )
     return wanted, new
 
@@ -128,7 +128,7 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
 
     Raises:
       ValueError, TypeError: the feed reads no mixture, or the weights do not suit the mixture.
-      ProcessError: processes give different weights, or give them at different places.
+      ProcessError: processes pass different weights, or pass them at different places.
     """
     with _collective(options, "feed.set_weights") as collective:
         sizes = sizes.map(
@@ -139,7 +139,7 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
 
 
 def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes:
-    """This process's own part of a build. It opens the source, or uses that of the running feed."""
+    """This process's own part of a build. It opens the source, or uses the running feed's source."""
     if options.reading.quarantine is not None:
         open(options.reading.quarantine, "ab").close()  # so that a missing folder raises now, not after hours
     if running is not None:
@@ -177,7 +177,7 @@ def _stages(
         digest = states.digest(source.identity)
     except TypeError as error:
         raise TypeError(
-            f"the identity of a RowSource must be made of JSON values, that of {source.kind} is not: "
+            f"the identity of a RowSource must be made of JSON values, and the identity of {source.kind} is not: "
             f"{error}; convert NumPy's numbers with int() or float()"
         ) from error
     rows = ENDLESS if metadata.rows is None else metadata.rows
@@ -211,7 +211,7 @@ def _stream(
     if isinstance(options.source, Lanes) and shared and plan.lanes % plan.shards:
         _log.warning(
             "%d of %d lanes run on several processes: the batch axis has %d shards, and some hold only a part of "
-            "a lane's rows; if the number of lanes were a multiple of %d, each would run only where its rows are",
+            "a lane's rows; to run each lane only where its rows are, make the number of lanes a multiple of %d",
             shared,
             plan.lanes,
             plan.shards,
@@ -247,11 +247,11 @@ def _planned(options: FeedOptions, source: Source, metadata: SourceMetadata) -> 
 
 
 def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:
-    """The settings to begin with, and the bounds within which they may be tuned; None: none is tuned."""
+    """The settings to begin with, and the bounds within which they may be tuned; None: no setting is tuned."""
     tunable = options.tunable
     if plan.lanes:  # a stream: one thread reads and places its batches
         tunable &= {"prefetch"}
-    if options.reading.bad_rows != "raise":  # else rows that only workers cannot read would be replaced
+    if options.reading.bad_rows != "raise":  # workers would replace rows that they cannot read but threads can
         tunable -= {"workers"}
     if not tunable:
         return plan.settings, None
@@ -295,7 +295,7 @@ def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) 
 
 
 def _processes_of(sharding: Any) -> set[int]:
-    """The processes that own a device of a sharding, or of a tree of them."""
+    """The processes that own a device of a sharding, or of a tree of shardings."""
     shardings = jax.tree.leaves(sharding)
     for leaf in shardings:
         if isinstance(getattr(leaf, "mesh", None), jax.sharding.AbstractMesh):
@@ -319,7 +319,7 @@ def described(options: FeedOptions, stages: Stages, place: list[Any] | None = No
         "remainder": options.remainder,
         "bad_rows": options.reading.bad_rows,
         "check_replicas_every": options.reading.check_replicas_every,
-        # processes agree on the ends of lanes once in a window of so many batches
+        # processes agree on the ends of lanes once in each window of `prefetch` batches
         "prefetch": stages.settings.prefetch if stages.plan.agrees_on_ends else None,
         "place": place,
         "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},

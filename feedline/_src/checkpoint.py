@@ -26,10 +26,10 @@ class _Handler(ocp.CheckpointHandler):
 @ocp.args.register_with_handler(_Handler, for_save=True)
 @dataclasses.dataclass
 class Save(ocp.args.CheckpointArgs):
-    """Saves the present state of a feed, which may continue at once.
+    """Saves the present state of a feed. The feed may continue at once.
 
     Process 0 saves the state of rows with random access, and processes that read lanes save the lanes' states.
-    Processes that save different positions of the lanes are found when the checkpoint is restored.
+    If processes save lanes at different positions, restoring the checkpoint raises an error.
 
     Args:
       feed: a `feedline.Feed`, or any object whose `get_state` returns JSON values.
@@ -65,9 +65,9 @@ class Restore(ocp.args.CheckpointArgs):
       allow: fields of the fingerprint that may differ, as in `feed.set_state`.
 
     Raises:
-      ValueError: on restoring, if the checkpoint was saved over other data, or lanes are missing or of different
-        positions.
-      FileNotFoundError: the folder is not that of a feed.
+      ValueError: on restoring, if the checkpoint was saved over other data, or if lanes are missing or were saved
+        at different positions.
+      FileNotFoundError: the folder holds no state of a feed.
     """
 
     feed: Any

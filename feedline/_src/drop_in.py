@@ -43,11 +43,11 @@ def prefetch_to_mesh(
 
     Args:
       iterable: yields trees of NumPy arrays: this process's rows of each global batch, ascending (see
-        `feedline.local_rows`), and its part of other sharded axes. With one process, these are whole batches. One
-        background thread calls the iterator. Leaves may also be `jax.Array`s on devices of this process, such as
-        those of a decoder on the GPU, which are copied from device to device without passing through the host.
-      sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
-        or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
+        `feedline.local_rows`), and its part along other sharded axes. With one process, these are whole batches.
+        One background thread calls the iterator. Leaves may also be `jax.Array`s on devices of this process, such
+        as the output of a decoder on the GPU. They are copied from device to device, not through the host.
+      sharding: of the batch: one `jax.sharding.Sharding`, or a tree of shardings that is a prefix of the batch. A
+        bare device or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
       prefetch: how many placed batches may wait; 0: synchronous.
       copy: True copies each batch before the iterator is asked for the next one, since many iterators write each
         batch into the same memory, which JAX may still be reading (on a GPU) or may use as the memory of its array
@@ -89,7 +89,7 @@ class MeshIterator(ProcessBound):
     """The iterator that `prefetch_to_mesh` returns. For one thread at a time; any thread may call `close`."""
 
     _name = "the iterator of prefetch_to_mesh"
-    _instead = "call prefetch_to_mesh again, with an iterator of its own"
+    _instead = "call prefetch_to_mesh again, with a new iterator"
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class MeshIterator(ProcessBound):
         return self
 
     def __next__(self) -> Any:
-        """The next batch. StopIteration at the end. An error of the iterator comes after all batches before it."""
+        """The next batch. StopIteration at the end. An error of the iterator follows all batches before it."""
         asked = time.perf_counter()
         if self._exhausted:
             raise StopIteration
@@ -159,7 +159,7 @@ class MeshIterator(ProcessBound):
         )
 
     def report(self) -> Report:
-        """What limits training, its cost, and what to change. It may be printed; "reading" is the user's iterator.
+        """What limits training, its cost, and what to change; can be printed. "reading" is the user's iterator.
 
         Raises:
           ValueError: too few batches were delivered. Batches that were read before the loop began do not count.
@@ -168,7 +168,7 @@ class MeshIterator(ProcessBound):
         if window is None:
             raise ValueError(
                 "a report needs batches that were read after the loop began, and this iterator delivered "
-                f"{self._batches}; call it after some steps"
+                f"{self._batches}; call report() after some steps"
             )
         how = Circumstances(
             window,
@@ -184,8 +184,8 @@ class MeshIterator(ProcessBound):
         """The state of the user's iterator after the last batch delivered."""
         if not self._source.stateful:
             raise TypeError(
-                "the iterator given to prefetch_to_mesh has no get_state, so there is none to forward; pass one "
-                "that has it, such as Grain's"
+                "the iterator given to prefetch_to_mesh has no get_state to forward; pass an iterator that has "
+                "one, such as Grain's"
             )
         return self._state
 
@@ -268,7 +268,7 @@ class _Batches:
             not isinstance(values, jax.Array) and (self._copy or leaf.dtype != leaf.placed_dtype)
             for values, leaf in zip(given, spec.leaves, strict=True)
         ]
-        if (spec, copied) != self._form:  # slabs of other shapes cannot be used again
+        if (spec, copied) != self._form:  # slabs of the old shapes cannot be used again
             self._form = spec, copied
             self.staging.close()
             shapes = [
@@ -285,7 +285,7 @@ class _Batches:
 
 
 def _checked(path: Any, leaf: Any) -> Any:
-    """The leaf if it is a `jax.Array` on devices of this process and keeps its dtype; else a NumPy array."""
+    """The leaf if it is a `jax.Array` on devices of this process and keeps its dtype, or as a NumPy array."""
     name = f"batch{jax.tree_util.keystr(path)}"
     stays = isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_addressable
     stays = stays and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # typed PRNG keys

@@ -75,7 +75,7 @@ class StallError(FeedError):
 
 
 class ProcessError(FeedError):
-    """Another process failed, was lost, or was started with settings that differ from those of this one."""
+    """Another process failed, was lost, or was started with settings that differ from this process's."""
 
 
 class OtherDataError(ValueError):
@@ -104,7 +104,7 @@ for _error in (FeedError, RowError, WorkerError, StallError, ProcessError):
 
 
 def warn(message: str) -> None:
-    """Give a warning that shows the user's line: the innermost line outside of feedline."""
+    """Issue a warning that shows the user's line: the innermost line outside of feedline."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "feedline":
         level, frame = level + 1, frame.f_back

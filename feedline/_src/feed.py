@@ -1,4 +1,4 @@
-"""`Feed`: the iterator of global batches. `run.py` composes the stages that a batch passes."""
+"""`Feed`: the iterator of global batches. `run.py` composes the stages that a batch passes through."""
 
 from __future__ import annotations
 
@@ -38,41 +38,41 @@ class Feed(FeedBase):
 
     A feed is its own iterator, for one thread at a time. After exhaustion, `iter` begins the next pass of `epochs`
     epochs, so each loop over an evaluation feed is one pass. A loop that begins in the middle of a pass finishes
-    that pass; `seek(0)` goes back to epoch 0. Bound a loop by ``zip(range(n), feed)``, never by
-    ``zip(feed, range(n))``, which takes one more batch and drops it.
+    that pass; `seek(0)` goes back to epoch 0. Bound a loop with ``zip(range(n), feed)``, never
+    with ``zip(feed, range(n))``, which takes one more batch and drops it.
 
     After an exception nothing is lost: the following `next` restarts after the last batch delivered.
 
     Args:
       source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a `feedline.Mixture` | a
         `grain.MapDataset` | a `grain.IterDataset` | `feedline.Lanes` | an object with `__len__` and
-        `__getitem__`. Elements and items must each have memory of their own.
+        `__getitem__`. Each element or item must have its own memory, not a buffer that the next one overwrites.
       batch_size: rows in the GLOBAL batch. Or sizes that change at given steps, as (first step, size) pairs: with
-        [(0, 256), (1000, 512)], 1000 batches have 256 rows, and later ones 512. For rows with random access only.
-      sharding: of the batch: one `jax.sharding.Sharding`, or a tree of them that is a prefix of the
+        [(0, 256), (1000, 512)], the first 1000 batches have 256 rows, and later ones 512. Not for streams.
+      sharding: of the batch: one `jax.sharding.Sharding`, or a tree of shardings that is a prefix of the
         batch, like jit's `in_shardings`. A bare device or, under `jax.set_mesh`, a bare `PartitionSpec`
         stands for its sharding.
       order: which row stands at which position. None: rows are shuffled with seed 0, and a Grain
-        dataset keeps its own order. A stream takes only None.
+        dataset keeps its own order. A stream accepts only None.
       epochs: the number of epochs in a pass; None: endless.
       remainder: what to do with rows at the end of an epoch that do not fill a batch. "drop" leaves them out.
         "pad" fills the batch with repeated rows of the same epoch, and adds a boolean leaf `valid`, which is False
         for these; the batch must be a dict. "wrap" fills it with rows of the next epoch.
       reading: threads, workers and buffers on the host, and what to do with bad rows.
       transform: (batch, rows) → batch, on the host. Batches are trees of NumPy arrays; `rows`: a `feedline.Rows`.
-        Row i of the result depends only on row i of the batch, and random numbers only on `rows.key`.
+        Row i of the result must depend only on row i of the batch, and random numbers only on `rows.key`.
       prefetch: how many placed batches may wait. 0: synchronous, for debugging: the caller's thread does
         everything, and another thread only warns if a `next` hangs. At least 2 are needed to overlap
         transfer and compute on a GPU. "auto": the feed tunes it while it runs, as `Reading` describes.
 
       steps_per_call: K. If K > 1, `next` returns K batches at once, for K training steps in one `lax.scan`: leaves
-        [K, B, ...], whose second axis is sharded like a batch's first axis. States count K steps. K must divide
-        the number of batches in a pass. For rows that threads read, not for streams and workers.
+        [K, B, ...], whose second axis is sharded like a batch's first axis. In a state, such a call counts as K
+        steps. K must divide the number of batches in a pass. Not for streams, and not with workers.
       with_place: add the leaf `place`, int32[batch_size], sharded like the batch axis: one number for all rows of
         a batch, derived from its place in the data. In a step, ``batch["place"].max() != batch["place"].min()``
         means that processes are out of step. The batch must be a dict.
       name: of the feed, such as "train". If processes build feeds of different names at the same time, all raise
-        at once. None: feeds are matched only by the order in which they are built.
+        an error. None: feeds are matched only by the order in which they are built.
 
     Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard. With K steps
     per call, both are K times as large.
@@ -95,7 +95,7 @@ class Feed(FeedBase):
     """
 
     _name = "a feed"
-    _instead = "build another one, and call its set_state with this one's get_state()"
+    _instead = "build another feed, and call its set_state with this feed's get_state()"
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Feed(FeedBase):
     def __iter__(self) -> Feed:
         """Returns the feed. After exhaustion the next pass begins; in the middle of a pass, that pass continues.
 
-        Continuing warns if an earlier `iter` began that pass, because a loop over a list would begin anew.
+        This warns if an earlier `iter` began that pass, because a loop over a list would begin anew.
         """
         self._check_open()
         if self._diagnosed is not None and self._exhausted:
@@ -167,7 +167,7 @@ class Feed(FeedBase):
             hook(self)
         asked = time.perf_counter()
         with self._single_thread:
-            if self._closed or self._process != os.getpid():  # inlined, since a call costs the training thread
+            if self._closed or self._process != os.getpid():  # inlined, since a call would cost time
                 self._check_open()
             if self._run is None:
                 self._check_not_taking()
@@ -208,14 +208,14 @@ class Feed(FeedBase):
         self._listener.delivered(record)
         if self._running.in_step is not None and self._diagnosed is None:
             self._running.in_step.batches = counted.batches // steps
-        # last, and in one statement: an interrupt comes before it, or counts as one after `next`
+        # last, and in one statement, so that for an interrupt this batch is either delivered or not
         self._counted, self._delivered, self._run = counted, delivered, run
         if self._closed:  # meanwhile, by another thread or a signal handler
             self._run = None
         return placed.batch
 
     def _give_up(self, error: BaseException) -> None:
-        """Give up the run after an error in `next`, or at the end of the pass."""
+        """Give up the pipeline after an error in `next`, or at the end of the pass."""
         self._loop_began = None
         if self._running.in_step is not None and not isinstance(error, StopIteration):
             self._running.in_step.failed_at = self._running.in_step.batches
@@ -224,10 +224,10 @@ class Feed(FeedBase):
         self._stop(0 if stuck else GRACE_S, reads=False)
 
     def _take(self) -> tuple[Run[Placed], Placed]:
-        """The next item, and its run. Without a run, it starts one after the last batch delivered.
+        """The next item, and its pipeline. If there is none, it starts one after the last batch delivered.
 
-        The feed has no run until the item is delivered. So after an interrupt, or several, the next call starts
-        another run, because this one may not have been started, or may have lost an item.
+        `_run` is None until the item is delivered. So after one or more interrupts, the next call starts another
+        pipeline, because the interrupted one may not have been started, or may have lost an item.
         """
         try:
             run, self._run = self._run, None
@@ -240,16 +240,16 @@ class Feed(FeedBase):
         except Closed:
             raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else CLOSED) from None
         except Exception as error:
-            # threads read again after the last batch delivered; if the data is bad, they raise the error, too
+            # if tuning chose the workers, threads replace them; if the data is bad, they raise the error, too
             if isinstance(error, ProcessError) or (start := self._listener.give_up_workers(error)) is None:
                 raise
             self._tune(start)
             return self._take()
 
     def _warn_of_partial_pass(self) -> None:
-        """Warn if `iter` began this pass before, and batches of it were taken since.
+        """Warn if an earlier `iter` began this pass, and batches of it were taken since.
 
-        Batches that `next` took before the first `iter` cause no warning, since such a feed is meant as an
+        Batches that `next` took before the first `iter` cause no warning, since such a feed is used as an
         iterator. An endless feed never warns.
         """
         step, began, epochs = self._delivered.step, self._loop_began, self.epochs
@@ -257,8 +257,8 @@ class Feed(FeedBase):
             self._loop_began = step
         elif step > began and epochs is not None:
             warn(
-                f"this loop goes on in the middle of a pass: {step - began} of its batches were taken since "
-                "iter(feed) or a loop began it, so this loop does not get them. To begin the pass again, call "
+                f"this loop goes on in the middle of a pass: {step - began} of its batches were taken already, by "
+                "another loop or after iter(feed), so this loop does not get them. To begin the pass again, call "
                 f"feed.seek({self._delivered.cursor.epoch // epochs * epochs}) before the loop; to go on without "
                 "this warning, take batches by next(feed)"
             )
@@ -269,8 +269,8 @@ class Feed(FeedBase):
 
         Args:
           timeout_s: how long to wait for the threads, and for reads ahead that are under way. A warning names a
-            thread that is stuck in a read; it ends with the process at the latest, and the source stays open.
-            If a thread that reads calls `close`, as in a transform, `close` does not wait: call it again.
+            thread that is stuck in a read. The thread ends with the process at the latest; the source stays open.
+            If a reading thread calls `close`, as in a transform, `close` does not wait: call it again later.
 
         Raises:
           ProcessError: another process closed this feed after a different number of batches. Not raised while
@@ -278,7 +278,7 @@ class Feed(FeedBase):
         """
         if self._is_forked():
             return  # all that could be closed belongs to the parent process
-        # not after an exception, or while another thread is in `next`: their errors say more than the counts
+        # no comparison after an exception, or while another thread is in `next`: an error says more than counts
         compares = not self._closed and not self._single_thread.occupied and sys.exc_info()[0] is None
         self._closed = True
         stuck = self._stop(timeout_s)
@@ -306,7 +306,7 @@ class Feed(FeedBase):
 
     @property
     def element_spec(self) -> Any:
-        """The `spec`, under the name that Grain gives it."""
+        """The `spec`, under Grain's name for it."""
         return self.spec
 
     def start_prefetch(self) -> None:
@@ -314,7 +314,7 @@ class Feed(FeedBase):
         self.start()
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Save the state for `orbax.checkpoint.experimental.v1`, for which a feed is a checkpointable.
+        """Save the state for `orbax.checkpoint.experimental.v1`, where a feed is a checkpointable.
 
         Args:
           directory: Orbax's path of a folder that is being created.

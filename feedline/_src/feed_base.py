@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 1.0
 """Grace period for threads that have nothing left to do."""
-CLOSED = "the feed is closed; to continue, build a new one and call its set_state with this one's get_state()"
+CLOSED = "the feed is closed; to continue, build a new feed and call its set_state with this feed's get_state()"
 _MAX_LEAVES_SHOWN = 12
 
 
@@ -51,10 +51,11 @@ class Delivered(NamedTuple):
 
 
 class FeedBase(ProcessBound):
-    """A feed's stages, its position, and the run (a pipeline) that reads ahead of the position.
+    """A feed's stages, its position, and the pipeline (`_run`) that reads ahead of the position.
 
-    `_sizes` and `_delivered` determine the next batch. A method that changes one of them gives up the run, and the
-    next run starts after the last batch delivered. Methods that change nothing work on any thread and when closed.
+    `_sizes` and `_delivered` determine the next batch. A method that changes one of them ends the pipeline, and
+    the next one starts after the last batch delivered. Methods that change nothing work on any thread, and after
+    `close`.
     """
 
     def _build(self, options: FeedOptions) -> None:
@@ -62,7 +63,7 @@ class FeedBase(ProcessBound):
         self._options = changed(options)
         self._asked = asked_hooks()
         self._sizes = build(self._options)  # the stages for each batch size
-        self._running = self._sizes.first  # the stages of the run in use, or of the latest run
+        self._running = self._sizes.first  # the stages of the pipeline in use, or of the latest one
         self._delivered = Delivered(0, Cursor(0, 0), None)  # replaced as a whole, with each delivery
         self._exhausted = False  # the pass is over; `iter` begins the next pass
         self._closed = False
@@ -75,7 +76,7 @@ class FeedBase(ProcessBound):
         self._listener = FeedListener(self._running)
         self._token_counts = TokenCounts()
         self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
-        self._moved_from: Place | None = None  # the place before `seek` or `set_state`, until a run starts
+        self._moved_from: Place | None = None  # the place before `seek` or `set_state`, until a pipeline starts
         self._runs = Runs()
         weakref.finalize(self, self._runs.close).atexit = False
 
@@ -134,8 +135,8 @@ class FeedBase(ProcessBound):
         length = None if self._sizes.changes else self._stages.plan.length
         if length is None:
             raise TypeError(
-                "passes must have a length that is known, and those of a stream, of an endless feed and with "
-                "batch sizes that change have none; bound the loop by zip(range(n), feed)"
+                "passes must have a length that is known, and this feed reads a stream, is endless, or changes "
+                "its batch size; bound the loop with zip(range(n), feed)"
             )
         return length
 
@@ -165,7 +166,7 @@ class FeedBase(ProcessBound):
     def get_state(self) -> dict[str, Any]:
         """The state for a checkpoint, as JSON values: the place after the last batch *delivered*.
 
-        It is equal on every process, except for a stream with several lanes: there it holds the lanes that this
+        It is the same on every process, except for a stream with several lanes: then it holds the lanes that this
         process reads, and `feedline.save_lanes` saves all lanes. With random access it is a few integers and the
         spec of a row: under 1 KB for up to some twenty leaves.
         """
@@ -178,7 +179,7 @@ class FeedBase(ProcessBound):
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
         """The rows of the batch that follows `state`. Reads no data.
 
-        If `state` is at the end of a pass, this is the first batch of the next pass.
+        If `state` is at the end of a pass, these are the rows of the next pass's first batch.
 
         Returns:
           int64[batch_size]: row indices in the source, in the order of the global batch; -1 for
@@ -191,7 +192,7 @@ class FeedBase(ProcessBound):
         """Continue from a state: the next batch begins with the first undelivered row.
 
         Topology, mesh, batch size, number of epochs, remainder, threads and workers may have changed. With random
-        access, the state's position is at most the number of rows, which is the end of the epoch.
+        access, the state's position must be at most the number of rows, which is the end of the epoch.
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
@@ -219,7 +220,7 @@ class FeedBase(ProcessBound):
         Args:
           epoch: at least 0.
           position: in the epoch's order, at most the number of rows, which is the end of the epoch. Streams have
-            no random access, and allow only 0.
+            no random access, so they allow only 0.
 
         Raises:
           ValueError: there is no such place; the message names the largest position.
@@ -253,7 +254,7 @@ class FeedBase(ProcessBound):
                 self._run = self._start()
 
     def move(self, sharding: Any) -> None:
-        """Continue on another mesh of the same processes, such as six devices of eight, with the same rows.
+        """Continue with the same rows on another mesh of the same processes, such as six of eight devices.
 
         The next batch begins with the first row that was not delivered. With several processes, all of them must
         call it after the same batch. The batch size must suit the new mesh. Batches that were placed ahead are
@@ -263,7 +264,7 @@ class FeedBase(ProcessBound):
           sharding: as in `Feed`.
 
         Raises:
-          ValueError, TypeError: the sharding does not suit the batch, or other processes own its devices. The feed
+          ValueError, TypeError: the sharding does not suit the batch, or has devices of other processes. The feed
             continues where it was.
           ProcessError: processes call it with different meshes, or after different batches.
 
@@ -290,9 +291,9 @@ class FeedBase(ProcessBound):
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weights of a `feedline.Mixture` from the next batch on.
 
-        The weights are part of the state, so a restored feed continues with them. Later phases keep their
-        weights. With several processes, all of them must call it after the same batch. Batches that were
-        placed ahead are dropped, and other rows are read.
+        The weights are part of the state, so a restored feed continues with them. Phases of the mixture that
+        begin later keep their own weights. With several processes, all of them must call it after the same
+        batch. Batches that were placed ahead are dropped, and other rows are read.
 
         Args:
           weights: {name of a source: weight}, with any sum.
@@ -333,7 +334,7 @@ class FeedBase(ProcessBound):
         )
 
     def report(self) -> Report:
-        """What limits training, what that costs, and which setting to change. It may be printed.
+        """What limits training, what that costs, and which setting to change. The report can be printed.
 
         It judges the latest batches, at most 256, without those that were read before the loop began.
 
@@ -344,7 +345,7 @@ class FeedBase(ProcessBound):
         if report is None:
             raise ValueError(
                 "a report needs batches that were read after the loop began, and this feed delivered "
-                f"{self._counted.batches}; call it after some steps"
+                f"{self._counted.batches}; call report() after some steps"
             )
         return report
 
@@ -352,11 +353,11 @@ class FeedBase(ProcessBound):
     def diagnose(self, steps: int = 200, *, over: Callable[[], None] | None = None) -> Iterator[Diagnosis]:
         """Measure what each stage costs a training loop, by leaving stages out. Prints the result.
 
-        The loop in this context gets batches as they are, then the same rows read again (from the page cache),
-        then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps`
-        each. Then the loop ends; further loops in the context get no batch. After the context the feed is where it
-        was, so no row is lost. But the loop trains on repeated batches: give it a copy of the training state. With
-        several processes, all of them must call it.
+        The loop in this context gets four phases of `steps` / 4 batches: batches as they are, the same rows read
+        again (from the page cache), one host batch placed again and again, and one batch that stays on the
+        devices. Then the loop ends; further loops in the context get no batch. After the context the feed is where
+        it was, so no row is lost. But the loop trains on repeated batches: give it a copy of the training state.
+        With several processes, all of them must call it.
 
         Args:
           steps: batches of all phases; at least 40 with the default buffers. The first quarter of each phase, at
@@ -388,7 +389,7 @@ class FeedBase(ProcessBound):
         with self._single_thread:
             self._check_open()
             self._switch(self._stages)
-            listener = FeedListener(dataclasses.replace(self._running, bounds=None))  # which tunes nothing
+            listener = FeedListener(dataclasses.replace(self._running, bounds=None))  # no bounds, so no tuning
             diagnosis, delivered = Diagnosis(), self._delivered
             pipeline = DiagnosingPipeline(
                 self._running, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
@@ -413,13 +414,13 @@ class FeedBase(ProcessBound):
     def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
         """Record what threads do for each batch, in a file for https://ui.perfetto.dev.
 
-        It holds the batches that are delivered in this context; if there are very many, the latest ones (see
+        The file holds the batches that are delivered in this context; if they are very many, the latest ones (see
         docs/waiting.md). It is written when the context is left, even by an exception. If writing fails, as on a
         full disk, a warning says why, and training goes on.
 
         Args:
-          path: of the file, compressed if it ends in ".gz". With several processes, each writes its own file:
-            "trace.json" becomes "trace-process0.json", and so on.
+          path: where to write the file, compressed if the path ends in ".gz". With several processes, each writes
+            its own file: "trace.json" becomes "trace-process0.json", and so on.
 
         Returns:
           The context's value is the path that this process writes.
@@ -472,13 +473,13 @@ class FeedBase(ProcessBound):
         return f"<feedline.Feed: {', '.join(f'{name} {fact}' for name, fact in facts.items())}>"
 
     def _tune(self, settings: Settings) -> None:
-        """Continue with other settings. The listener repeats its proposal until the next run starts."""
+        """Continue with other settings. The listener repeats its proposal until the next pipeline starts."""
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
         # wait for a stream: its next iterator may share state with the one that still reads
         self._stop(GRACE_S if self._running.plan.lanes else 0, reads=False)
 
     def _switch(self, stages: Stages) -> None:
-        """Use these stages for the next run. The previous run was given up."""
+        """Use these stages for the next pipeline, and free the idle memory of the previous ones."""
         if stages is self._running:
             return
         self._listener.changed(stages)
@@ -498,7 +499,7 @@ class FeedBase(ProcessBound):
         run = run_of(stages, cursor, lanes, stages.placer(self._listener.placed))
         self._runs.add(run, workers=stages.settings.workers > 0)
         self._check_open()  # another thread may have closed the feed in the meantime
-        run.start()  # only now, since `close` can find it from here on
+        run.start()  # only after `add`, so that `close` finds it
         return run
 
     def _place(self) -> Place:
@@ -509,7 +510,7 @@ class FeedBase(ProcessBound):
         return Place(self._delivered.step, *cursor, states.digest(order) if mixed else "")
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Give up the run, and wait for the threads of all runs. Returns the name of a stuck thread."""
+        """Give up the pipeline, and wait for the threads of all pipelines. Returns the name of a stuck thread."""
         self._run = None
         return self._runs.stop(timeout_s, reads=reads)
 

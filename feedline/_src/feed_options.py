@@ -38,12 +38,12 @@ class FeedOptions(CheckedOptions):
     """
 
     def plan(self, processes: int | None = None, process: int | None = None) -> Plan:
-        """What a feed of these options will read and place on each process, and what that needs.
+        """What a feed of these options will read and place on each process, and how much memory that needs.
 
         No feed is built, no rows are read, and no process, thread or accelerator is needed: the sharding may be
         over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. An exception:
-        records and streams have no spec, so the first record, or the first item of a stream, is read. A transform
-        is called with a row of zeros.
+        records and streams have no spec, so the first record or item is read. A transform is called with a row of
+        zeros.
 
         Args:
           processes: number of processes. They divide the devices of the sharding evenly, in the order of
@@ -52,7 +52,7 @@ class FeedOptions(CheckedOptions):
 
         Raises:
           ValueError, TypeError, OSError: there is no such source, or no batch size at all fits the sharding; or
-            `processes` do not divide the devices. Other reasons why a feed refuses the options are in
+            `processes` does not divide the number of devices. Other reasons why a feed refuses the options are in
             `Plan.problems`.
 
         Example:
@@ -101,7 +101,7 @@ def building(
 
     Args:
       change: the options that a feed was asked for → the options to build it with. `Feed(...)` raises its errors.
-      asked: called with each feed that was built in this context, before each `next`, on the thread of the `next`.
+      asked: called with each feed that was built in this context, before each `next`, on the same thread.
 
     Example:
       >>> import dataclasses, jax, numpy as np

@@ -1,4 +1,4 @@
-"""Limits of what an image may make its decoder do, checked on the encoded bytes before any memory is taken.
+"""Limits on what an image can make its decoder do, checked on the encoded bytes before memory is allocated.
 
 A decoder allocates what a header promises, and a header of 35 bytes may promise gigabytes. So only images whose
 size is found here are decoded. OpenCV could read other formats, too, but they are refused.
@@ -14,7 +14,7 @@ _MOST_SCANS = 64  # of a JPEG: encoders write 10 to 20. Each scan passes over th
 JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
-_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])", re.DOTALL)  # with a length after it; or the image's end
+_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])", re.DOTALL)  # followed by a length; or the image's end
 _PNM = re.compile(rb"P[1-6](?:\s|#[^\r\n]*\r?\n)+(\d+)(?:\s|#[^\r\n]*\r?\n)+(\d+)")
 _TIFF_SIZES = (256, 257, 322, 323)  # width and height of the image, and of a tile
 _TIFF_INTEGERS = {3: "H", 4: "I"}
@@ -24,7 +24,7 @@ def check_pixels(height: int, width: int) -> None:
     """Refuse an image of more than `MOST_PIXELS`."""
     if height * width > MOST_PIXELS:
         raise ValueError(
-            f"an image may have {MOST_PIXELS:,} pixels, and this one's header says {height} × {width}; shrink it"
+            f"an image may have at most {MOST_PIXELS:,} pixels, but this header says {height} × {width}; shrink it"
         )
 
 
@@ -38,8 +38,8 @@ def check_scans(jpeg: bytes) -> None:
         at = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
     if scans > _MOST_SCANS:
         raise ValueError(
-            f"a JPEG may have {_MOST_SCANS} scans, each of which takes a pass over the image, and this one has "
-            "more; write it again with one: jpegtran -optimize image.jpg > smaller.jpg"
+            f"a JPEG may have at most {_MOST_SCANS} scans, since each passes over the whole image, and this one "
+            "has more; write it again with one scan: jpegtran -optimize image.jpg > smaller.jpg"
         )
 
 
@@ -48,7 +48,7 @@ def check_image(data: bytes) -> None:
     try:
         if data.startswith(JPEG):
             check_scans(data)  # the caller checks the size, which simplejpeg reads
-        elif not (data.startswith(b"\0") and data[4:8] == b"ftyp"):  # AVIF: libavif has the same limit of pixels
+        elif not (data.startswith(b"\0") and data[4:8] == b"ftyp"):  # AVIF: libavif has the same limit
             check_pixels(*_size(data))
     except struct.error as error:
         raise not_an_image(data) from error
@@ -69,7 +69,7 @@ def _size(data: bytes) -> tuple[int, int]:
         width, height = struct.unpack_from(">II", data, 16)
         _check_chunks(data)
     elif data.startswith(b"RIFF"):
-        # a single WebP has at most 2^28 pixels by its format; the canvas of an animation has up to 2^32
+        # a still WebP has at most 2^28 pixels by its format; the canvas of an animation has up to 2^32
         animated = data[12:16] == b"VP8X"
         width, height = (int.from_bytes(data[at : at + 3], "little") + 1 if animated else 1 for at in (24, 27))
     elif data.startswith(b"GIF8"):
@@ -109,8 +109,8 @@ def _size_of_tiff(data: bytes, order: str) -> tuple[int, int]:
         if tag in found:
             if kind not in _TIFF_INTEGERS or values != 1:
                 raise ValueError(
-                    f"sizes of a TIFF must be one SHORT or LONG, and tag {tag} has {values} of type {kind}; write "
-                    "it again, or leave it out"
+                    f"each size in a TIFF must be one SHORT or LONG, and tag {tag} has {values} of type {kind}; "
+                    "write the file again, or leave it out"
                 )
             (value,) = struct.unpack_from(order + _TIFF_INTEGERS[kind], data, entry + 8)
             found[tag] = max(found[tag], value)  # if a tag occurs twice, libtiff may use either

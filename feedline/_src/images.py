@@ -28,7 +28,7 @@ Image = npt.NDArray[np.uint8]
 _IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
 _LABEL_FIELDS = ("label", "cls")
 _DIGITS = re.compile(r"(0|-?[1-9][0-9]*)\r?\n?")
-_TRIES = 10  # if so many random crops do not fit, a centred one is used
+_TRIES = 10  # if this many random crops do not fit, a centred one is used
 _UINT64 = (1 << 64) - 1
 
 
@@ -55,7 +55,7 @@ def decode(
 ) -> RowSource:
     """Images as rows {"image": uint8[size, size, 3], "label": int32}, in RGB; without "label" if there is none.
 
-    A reading thread decodes each image into its place in the batch, a JPEG no larger than needed. Grey and CMYK
+    A reading thread decodes each image into its place in the batch, JPEGs no larger than needed. Grey and CMYK
     images become RGB, and transparency is dropped. An image that is damaged is a bad row: see `Reading.bad_rows`.
     Convert to floats in the training step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
 
@@ -68,7 +68,7 @@ def decode(
       flip: mirror half of the images, at random.
       scale: the least and the greatest area of a random crop, as a share of the image.
       ratio: the least and the greatest width ÷ height of a random crop.
-      orient: turn an image as its EXIF data says. JPEGs are then decoded in full size, which takes longer.
+      orient: turn an image as its EXIF data says. JPEGs are then decoded at full size, which takes longer.
       image: the field of a record that holds the image; None: the first of "image", "file", "jpg", "jpeg", "png",
         "webp", "bytes" that exists.
       label: the field that holds the class: an integer, or its digits; any other value is a bad row. None: "label"
@@ -118,7 +118,7 @@ def decode(
 
 def _check_range(name: str, value: Sequence[float], most: float) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1] <= most or not math.isfinite(value[1]):
-        raise ValueError(f"{name} is the least and the greatest value, above 0, at most {most:g}, got {value!r}")
+        raise ValueError(f"{name} must be (least, greatest), above 0 and at most {most:g}, got {value!r}")
 
 
 def _field(kind: str, given: str | None, fields: Sequence[str], usual: Sequence[str]) -> str:
@@ -205,8 +205,8 @@ def _exact_label(value: Any) -> int:
 def uniform(key: int, index: int) -> float:
     """Random number `index` of a key, uniform in [0, 1): SplitMix64 (Steele, Lea and Flood 2014).
 
-    It is the same on any machine and with any version. Making a NumPy generator would take longer than making all
-    numbers that an image needs.
+    It is the same on any machine and with any version. Making a NumPy generator would take longer than making
+    all numbers that an image needs.
     """
     mixed = (key + index * 0x9E3779B97F4A7C15) & _UINT64
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _UINT64
@@ -231,7 +231,7 @@ def _part(image: Image, box: Box) -> Image:
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int] | None:
-    """Height and width of a JPEG in a colour space that simplejpeg converts; None: it is not one."""
+    """Height and width of a JPEG in a colour space that simplejpeg converts; None: any other image."""
     if not data.startswith(JPEG):
         return None
     height, width, space, _ = require("simplejpeg", "images").decode_jpeg_header(data)
@@ -259,7 +259,7 @@ def _resize_into(out: Image, image: Image, mirror: bool) -> None:
     while longest > 2 * shrink * size:
         shrink *= 2
     if shrink > 1 and longest <= 2 * shortest:
-        # INTER_AREA by a whole number is many times as fast as by a fraction, and the result is as smooth
+        # INTER_AREA is many times as fast by a whole number as by a fraction, and the result is as smooth
         image = cv2.resize(image, (shrink * size, shrink * size), interpolation=cv2.INTER_LINEAR)
     how = cv2.INTER_AREA if shrink > 1 else cv2.INTER_LINEAR
     written = cv2.resize(image, (size, size), dst=out, interpolation=how)

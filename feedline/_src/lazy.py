@@ -1,4 +1,4 @@
-"""Public modules whose names are imported on first use (as SPEC 1 does), so that importing them is cheap."""
+"""Public modules whose names are imported on first use (see SPEC 1), so that importing them is cheap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lazily(
     """`__getattr__`, `__dir__` and `__all__` of a public module.
 
     Args:
-      module: its name.
+      module: the module's name.
       where: {public name: the module that holds it}; "" if the name is itself a module under `module`.
     """
 

@@ -1,4 +1,4 @@
-"""Facts that Linux reports of this machine: processors, NUMA nodes, GPUs, and limits of control groups.
+"""Facts that Linux reports about this machine: processors, NUMA nodes, GPUs, and limits of control groups.
 
 `root` is the folder that holds proc/, sys/ and dev/; tests pass another one.
 """
@@ -85,7 +85,7 @@ def as_list(numbers: Set[int]) -> str:
 
 
 class GroupLimits(NamedTuple):
-    """The tightest limits of a process's control group and of the groups around it; None: no limit."""
+    """The tightest limits of a process's control group and of the groups that contain it; None: no limit."""
 
     processors: float | None = None  # the CPU quota
     memory_bytes: int | None = None
@@ -100,7 +100,7 @@ def limits(root: Path = Path("/")) -> GroupLimits:
 
 
 def memory(root: Path = Path("/")) -> tuple[int, int]:
-    """(total, free) bytes that this process may use, of the machine or its group. Page cache counts as free."""
+    """(total, free) bytes of memory that machine and group let this process use. Page cache counts as free."""
     lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
     found = {words[0]: int(words[1]) * 1024 for words in lines if len(words) == 3}
     total, free = found["MemTotal:"], found["MemAvailable:"]

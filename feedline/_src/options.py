@@ -37,7 +37,7 @@ class Blocks:
       rows: adjacent rows in a block; the last block may have fewer. Choose what storage reads in one piece: the
         rows of a row group or a chunk; in a plain file, as many as the kernel reads ahead (often 128 KiB, but
         8 MiB on some machines: `cat /sys/block/*/queue/read_ahead_kb`).
-      window: blocks in a window; choose as many as memory allows. 1 shuffles the blocks, and the rows in each.
+      window: blocks in a window; choose as many as memory allows. 1: rows are shuffled only in their block.
 
     Example:
       >>> Order(seed=7, shuffle=Blocks(rows=256, window=64))
@@ -110,13 +110,13 @@ class Settings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The memory and the cores that settings that are "auto" may use, in this process.
+    """The memory and the cores of this process that "auto" settings may use.
 
     Attributes:
-      host_bytes: of host memory for batches that are read ahead. None: a quarter of the memory that this process
+      host_bytes: host memory for batches that are read ahead. None: a quarter of the memory that this process
         may use (the smaller of the machine's and its control group's), divided by the processes of the run on its
         host.
-      device_bytes: of each device, for batches. None: a tenth of its memory, where JAX reports that.
+      device_bytes: memory of each device for batches. None: a tenth of its memory, where JAX reports that.
       cores: how many cores reading threads or workers may keep busy. None: the cores that this process may use,
         divided by the processes that share them.
 
@@ -144,8 +144,8 @@ class Reading:
     stay the same. docs/feed.md, "Automatic settings", says how.
 
     Attributes:
-      threads: the threads that read rows with random access, and place the batches; 0 is the same as 1. None:
-        the cores that this process may use, divided by the processes that share them, at least 2 and at most 16.
+      threads: how many threads read rows with random access, and place batches; 0 is the same as 1. None: the
+        cores that this process may use, divided by the processes that share them, at least 2 and at most 16.
         Batches of streams, and batches that workers read, are placed by one thread.
       workers: worker processes, for Python transforms that hold the GIL. 0: none. Each takes seconds to start, and
         opens the source's files again. Up to workers · (2 · max(1, buffer // workers) + 3) process-local batches
@@ -156,22 +156,23 @@ class Reading:
         row's, or that holds a number which does not fit JAX's dtype. "raise": raise a `RowError` with the row, its
         file, epoch and position. "substitute": replace it by another row, a function of seed, epoch and
         position; in a stream by the first item. "mask": the same, and the boolean leaf `valid` is False for that
-        row; it is added with any `remainder`, and the batch must be a dict without its key. Other rows never move.
+        row; the leaf is added with any `remainder`, and the batch must be a dict without this key. Other rows
+        never move.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
         a fraction is a share of the delivered rows, rounded up. Both count the rows that this process supplied
         since the feed was built, each once, however often it is delivered.
       quarantine: a file to which each replaced row is appended once, as a line of JSON, when its batch is
         delivered; None: no file is written.
       restart: how many worker processes the feed replaces before it raises a `WorkerError`: processes that ended,
-        and processes that the feed killed because no batch came for `stall_error_s`. Batches stay the same. All
-        workers are started again, which takes seconds.
+        and processes that the feed killed because no batch came for `stall_error_s`. Batches stay the same. Each
+        time, all workers are started again, which takes seconds.
       stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
         advanced, or once building the feed takes this long.
       stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
         it is the one that hangs. Each of the two limits is at most 1e9 seconds, which means never.
       check_replicas_every: with several processes, compare checksums between processes that own the same rows,
         once in this many batches; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
-      limits: what the settings that are "auto" may use; refused if no setting is "auto".
+      limits: what "auto" settings may use; refused if no setting is "auto".
     """
 
     threads: int | Auto | None = None
@@ -203,7 +204,7 @@ class Reading:
             if self.bad_rows == "raise":
                 raise ValueError(
                     'Reading.quarantine lists rows that were replaced, and bad_rows="raise" replaces none; leave '
-                    'it out, or use bad_rows="substitute" or "mask"'
+                    'quarantine out, or use bad_rows="substitute" or "mask"'
                 )
             object.__setattr__(
                 self, "quarantine", os.path.abspath(self.quarantine)

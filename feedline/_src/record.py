@@ -13,7 +13,7 @@ class PartTimes(NamedTuple):
     """How a thread or a worker process made a part of a process-local batch.
 
     Attributes:
-      stage_s: getting host memory, and writing into it what is cast, cut or transformed after it was read.
+      stage_s: getting host memory, and writing into it what is cast, cut or transformed after the read.
       read_cpu_s, host_cpu_s: the thread's CPU time while it read, and in the other two stages together.
     """
 
@@ -36,7 +36,7 @@ class PlaceTimes(NamedTuple):
 
     thread: str
     began: float
-    place_s: float  # in the JAX calls that make the global arrays. Transfers may continue afterwards
+    place_s: float  # time in the JAX calls that make the global arrays. Transfers may continue afterwards
     place_cpu_s: float  # the thread's CPU time in these calls
 
 
@@ -50,7 +50,7 @@ class BatchRecord(NamedTuple):
       step: batches delivered over all resumes, including this one.
       before: epoch and position after the previous batch.
       rows: rows of the global batch, without padding.
-      bad: the bad rows of the batch among those that this process supplies, as `BadRow`s.
+      bad: the bad rows among the rows of the batch that this process supplies, as `BadRow`s.
       batches: batches delivered since the feed was built, including this one.
     """
 

@@ -1,4 +1,4 @@
-"""Composes loader, placement and prefetch: the stages of a feed, and the runs that read ahead of a cursor."""
+"""Composes loader, placement and prefetch: the stages of a feed, and pipelines (`Run`s) that begin at a cursor."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Stages:
     """What a feed of one batch size is made of.
 
     Attributes:
-      plan: of this process.
+      plan: this process's plan.
       access: reads the process-local part of each batch.
       placement: makes global arrays of that part.
-      fingerprint: of the state.
-      settings: in use.
+      fingerprint: the state's fingerprint.
+      settings: those in use.
       restarts: counts the worker processes that were replaced.
-      bounds: within which settings may be tuned; None: none is tuned.
-      check: compares batches with other processes; None: it was not asked for.
+      bounds: the limits of tuned settings; None: no setting is tuned.
+      check: compares batches with other processes; None: that was not requested.
       latest_values, in_step: exchange values with other processes during training; None with one process.
     """
 
@@ -61,12 +61,12 @@ class Stages:
     in_step: InStep | None = None
 
     def tuned(self, settings: Settings) -> Stages:
-        """These stages with other settings for the next run. Keeps as many idle host buffers as the run needs."""
+        """These stages with other settings for the next pipeline, and as many idle host buffers as it needs."""
         self.access.buffers.staging.keep(settings.host_batches_on_cpu_devices)  # as many as `build` keeps
         return dataclasses.replace(self, settings=settings)
 
     def reweighted(self, source: Source) -> Stages:
-        """These stages with other weights of the mixture. Which process reads and places what does not change."""
+        """These stages with other weights of the mixture. The plan stays the same."""
         if source is self.access.source:
             return self
         order = source.order_for(None)
@@ -81,7 +81,7 @@ class Stages:
 
     @property
     def ahead(self) -> int:
-        """Deliveries that may have been made before the first one is taken."""
+        """How many deliveries may be read before the first one is taken."""
         _, workers, buffer, prefetch = self.settings
         if not prefetch:
             return 0
@@ -90,7 +90,7 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The stages of each batch size, with the first step of the size; and the source, if the feed closes it."""
+    """The stages of each batch size, with the first step of the size; and the source if the feed must close it."""
 
     by_step: tuple[tuple[int, Stages], ...]
     source: Source | None = None
@@ -113,7 +113,7 @@ class Sizes:
         return dataclasses.replace(self, by_step=tuple((step, change(stages)) for step, stages in self.by_step))
 
     def close(self) -> None:
-        """Close the source, if the feed opened it, and release idle memory. Called when all runs have ended."""
+        """Close the source, if the feed opened it, and free idle memory. Called when all pipelines have ended."""
         for _, stages in self.by_step:
             stages.access.buffers.staging.close()
         if self.source is not None:
@@ -123,7 +123,7 @@ class Sizes:
 def run_of(
     stages: Stages, after: Cursor, lanes: dict[str, Any] | None, place: Callable[[HostBatch], Placed]
 ) -> Run[Placed]:
-    """A run of the batches after a cursor. `lanes`: the states of a stream's iterators there."""
+    """A pipeline for the batches after a cursor. `lanes`: the states of a stream's iterators at the cursor."""
     access, settings = stages.access, stages.settings
     watch = Watch(stages.reading)
     if settings.workers and isinstance(access, RandomAccess):
@@ -141,7 +141,7 @@ def run_over(
     settings: Settings,
     watch: Watch,
 ) -> Run[T]:
-    """Place host batches ahead of the consumer, or with `prefetch=0` on its thread."""
+    """A pipeline that places batches ahead of the consumer, or with `prefetch=0` on its thread."""
     if not settings.prefetch:
         return Synchronous(batches, place, watch)
     if isinstance(batches, LocalBatches):
@@ -151,7 +151,7 @@ def run_over(
 
 
 class Runs:
-    """The runs of a feed: the one in use, and abandoned ones with a thread that may still be alive."""
+    """The pipelines of a feed: the one in use, and abandoned ones whose threads may still be alive."""
 
     def __init__(self) -> None:
         self.alive: list[Run[Placed]] = []
@@ -162,19 +162,19 @@ class Runs:
         return sum(run.waiting for run in self.alive)
 
     def add(self, run: Run[Placed], *, workers: bool) -> None:
-        """Register a run before it starts: from now on `stop`, an abort and the interpreter's exit close it."""
-        self.close()  # an interrupt may have left older runs open, and a run of a stream waits until they end
+        """Register a pipeline before its start: now `stop`, an abort and the interpreter's exit close it."""
+        self.close()  # an interrupt may have left older ones open, and a stream's pipeline waits until they end
         close_at_exit(run, workers=workers)
         close_on_abort(run)
         self.alive.append(run)
 
     def close(self) -> None:
-        """Close all runs without waiting for their threads. Also the finalizer of a feed that nobody closed."""
+        """Close all pipelines, without waiting for threads. Also the finalizer of a feed that nobody closed."""
         for run in tuple(self.alive):
             run.close()
 
     def stop(self, timeout_s: float, *, reads: bool) -> str | None:
-        """Close all runs, and wait for their threads. Returns the name of one that is stuck."""
+        """Close all pipelines, and wait for their threads. Returns the name of a stuck thread."""
         deadline = time.monotonic() + timeout_s
         stuck = None
         for run in tuple(self.alive):
@@ -186,10 +186,10 @@ class Runs:
         return stuck
 
     def remove_ended(self, current: Run[Placed] | None) -> None:
-        """Release abandoned runs whose reads have ended by now, and the memory that they hold."""
+        """Release abandoned pipelines whose reads have ended by now, and the memory that they hold."""
         for run in tuple(self.alive):
             if run is not current:
-                run.close()  # again, because an interrupt may have prevented the first time
+                run.close()  # again, because an interrupt may have prevented the first call
                 if run.join(0) is None:
                     self._remove(run)
 

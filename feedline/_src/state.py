@@ -2,8 +2,8 @@
 
 A state holds JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``. A stream's state also has
 ``"lanes"``, Grain's state of each lane that this process reads, and ``"writers"``, the process that saves each
-lane. Epoch and position are those after the last batch *delivered*. All fields but ``"lanes"`` are the same on
-every process. The fingerprint identifies the rows; topology, batch size, epochs and remainder are not in it,
+lane. Epoch and position form the cursor after the last batch *delivered*. All fields but ``"lanes"`` are the same
+on every process. The fingerprint identifies the rows; topology, batch size, epochs and remainder are not in it,
 so those may change between a save and a restore.
 """
 
@@ -64,11 +64,11 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
     if state.get("version") != VERSION:
         raise ValueError(
             f"this feedline reads states of version {VERSION}, got version {state.get('version')!r}; "
-            "restore with the release that saved it"
+            "restore it with the release that saved it"
         )
     numbers = [_natural(state, name) for name in ("step", "epoch", "position")]
     if not isinstance(state.get("fingerprint"), Mapping):
-        raise ValueError("the state has no fingerprint; pass the dict that feed.get_state() returned, whole")
+        raise ValueError("the state has no fingerprint; pass the whole dict that feed.get_state() returned")
     step, cursor = numbers[0], Cursor(numbers[1], numbers[2])
     from feedline._src.order import past
 
@@ -112,8 +112,8 @@ def check_position(position: int, rows: int | None, name: str = "position") -> N
     """
     if rows is not None and position > rows:
         raise ValueError(
-            f"{name} counts the rows of one epoch that came before, and an epoch has {rows}; got {position}. The "
-            f"largest is {rows}, the end of the epoch; feed.seek(epoch, position) goes to any position up to there"
+            f"{name} counts the rows that came before in one epoch, and an epoch has {rows}; got {position}. The "
+            f"largest is {rows}, the end of the epoch; feed.seek(epoch, position) goes to any position up to that"
         )
 
 
@@ -130,7 +130,7 @@ def check_lanes(state: Mapping[str, Any], count: int, needed: Collection[str]) -
     """
     lanes, position = state.get("lanes"), state["position"]
     if position and not lanes:
-        raise ValueError("the state of a stream holds its lanes, and this one has none; restore it whole")
+        raise ValueError("the state of a stream must hold its lanes, and this one has none; restore it whole")
     lanes = lanes or {}
     contradiction = _contradiction(lanes, position, count)
     if contradiction:
@@ -159,7 +159,7 @@ def _contradiction(lanes: Any, position: int, count: int) -> str | None:
             return f"at position 0 no lane has begun, and lane {name} has the state {repr(lane)[:100]}"
     if position % count:
         return (
-            f"each of {count} lanes gives the same number of items to a batch, so a state's position is a "
+            f"each of {count} lanes gives the same number of items to a batch, so a state's position must be a "
             f"multiple of {count}, and it is {position}"
         )
     return None

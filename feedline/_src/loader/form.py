@@ -25,12 +25,12 @@ from feedline._src.rows.values import as_array
 from feedline._src.runtime.threads import annotation
 
 Cuts = list[tuple[int, Columns]]
-"""Some leaves: the number of each, and the columns that are read of it."""
+"""For some leaves: the leaf's number, and the columns of it that are read."""
 _EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31, so numbers of neighbouring epochs are far apart
 
 
 class Progress(Protocol):
-    """The watchdog, to which the loader reports progress. `stopped`: whether the run was closed."""
+    """The watchdog, to which the loader reports progress. `stopped`: whether the pipeline was closed."""
 
     def advanced(self, stage: str) -> None: ...
     def stopped(self) -> bool: ...
@@ -124,7 +124,7 @@ class LocalForm:
             np.copyto(leaves[i][own], values, casting="unsafe")
 
     def _cut(self, plan: LeafPlan, part: slice, values: Array) -> tuple[slice, Array]:
-        """What is placed of a leaf of some whole rows: (the slice in the placed leaf, the values for it)."""
+        """What is placed of a leaf that was read in whole rows: (slice of the placed leaf, values for it)."""
         rows = self.part.rows[part]
         own = slice(*np.searchsorted(plan.rows, [rows[0], rows[-1] + 1]))
         if len(plan.rows) < len(self.part.rows):
@@ -153,7 +153,7 @@ class LocalForm:
         return Rows(positions.epoch, positions.position, index, keys)
 
     def transformed(self, transform: Transform, read: list[Array], rows: Rows) -> list[Array]:
-        """The leaves of some rows after the transform. `read`: their leaves in the source's dtypes."""
+        """The leaves of some rows after the transform. `read`: the leaves before it, in the source's dtypes."""
         try:
             batch = _called(transform, self.spec.tree(read), rows)
         except Exception as error:
@@ -161,18 +161,18 @@ class LocalForm:
             raise
         leaves, treedef = jax.tree_util.tree_flatten(batch)
         if treedef != self.out.treedef:
-            raise ValueError(f"a transform must return one tree; it gave {treedef} after {self.out.treedef}")
+            raise ValueError(f"a transform must return one tree; it returned {treedef} after {self.out.treedef}")
         for leaf, array in zip(self.out.leaves, leaves, strict=True):
             if array.shape != (len(rows.index), *leaf.shape) or array.dtype != leaf.dtype:
                 raise ValueError(
-                    f"a transform must map row i to row i, with one dtype and shape a leaf; {leaf.name} came back "
-                    f"as {array.dtype}{list(array.shape)}, expected {leaf.dtype}{[len(rows.index), *leaf.shape]}"
+                    f"a transform must map row i to row i, with one dtype and shape per leaf; {leaf.name} came "
+                    f"back as {array.dtype}{list(array.shape)}, not {leaf.dtype}{[len(rows.index), *leaf.shape]}"
                 )
         return [as_array(leaf.name, array) for leaf, array in zip(self.out.leaves, leaves, strict=True)]
 
 
 def number_of_place(after: Cursor) -> int:
-    """The value of the leaf `place`: a number below 2^31. Different cursors share one with a chance of 2^-31.
+    """The value of the leaf `place`: a number below 2^31. Two cursors have the same value with a chance of 2^-31.
 
     Example:
       >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
@@ -187,8 +187,8 @@ def _called(transform: Transform, batch: Any, rows: Rows) -> Any:
             return transform(batch, rows)
     except StopIteration as error:
         raise RuntimeError(
-            "a transform must not raise StopIteration, which would pass for the end of the feed; "
-            "give next() a default, or catch it there"
+            "a transform must not raise StopIteration, which would be taken for the end of the feed; "
+            "give next() a default, or catch the StopIteration"
         ) from error
 
 
@@ -207,8 +207,8 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
     pairs = zip(once.leaves, again.leaves, values, other_values, strict=False)
     changed = [f"{leaf.name} of" for leaf, other, *found in pairs if leaf != other or found[0] != found[1]]
     raise ValueError(
-        "a transform must give the same for the same row, bit for bit, on any process and after any resume; "
-        f"{', '.join(changed)} the first row came back with other values when it was called again. Draw random "
+        "a transform must return the same for the same row, bit for bit, on any process and after any resume; "
+        f"{', '.join(changed)} the first row came back with other values from a second call. Draw random "
         "numbers from rows.key alone, as in np.random.default_rng(int(rows.key[i])), keep no state between calls, "
         "and write every element"
     )
@@ -222,7 +222,7 @@ def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSp
     for path, leaf in jax.tree_util.tree_leaves_with_path(transformed):
         if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (1,):
             raise ValueError(
-                f"a transform must return NumPy arrays with one row for each row it got; for 1 row "
+                f"a transform must return NumPy arrays with one row for each row that it got; for 1 row "
                 f"batch{jax.tree_util.keystr(path)} came back as {type(leaf).__name__}{getattr(leaf, 'shape', '')}"
             )
         as_array(f"batch{jax.tree_util.keystr(path)}", leaf)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-_FILE = "metadata"  # the name that Orbax's JsonSave and JsonRestore use, so that they and feeds share files
+_FILE = "metadata"  # the name that Orbax's JsonSave and JsonRestore use, so each side can read the other's files
 
 
 def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
@@ -42,8 +42,8 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     """
     if "lanes" not in state or "writers" not in state:
         raise ValueError(
-            "save_lanes takes the state of a stream, and this one has no lanes: it is the same on every process; "
-            "save it as JSON on one of them"
+            "save_lanes takes the state of a stream, and this one has no lanes. Such a state is the same on every "
+            "process; save it as JSON on one process"
         )
     path = _as_path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -61,8 +61,8 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     The result is the same on every process. If it is saved again, process 0 writes all lanes.
 
     Raises:
-      FileNotFoundError: the folder has no file of a lane.
-      ValueError: a lane is missing, cannot be read, or belongs to another step than the others.
+      FileNotFoundError: the folder has no files of lanes.
+      ValueError: a lane is missing, cannot be read, or belongs to a different step from the others.
     """
     paths = sorted(_as_path(folder).glob("lane-*-of-*.json"))
     if not paths:
@@ -83,8 +83,8 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     missing = next((lane for lane in range(count) if lane not in lanes), None)
     if missing is not None:
         raise ValueError(
-            f"a checkpoint must hold all {count} lanes, and {folder} lacks {count - len(lanes)}, of which the "
-            f"first is lane {missing}: a save was interrupted, or left out a process; restore an older folder"
+            f"a checkpoint must hold all {count} lanes, and {folder} lacks {count - len(lanes)} of them, the "
+            f"first being lane {missing}: a save was interrupted, or left out a process; restore an older folder"
         )
     return {**place, "lanes": {str(lane): lanes[lane] for lane in range(count)}, "writers": [0] * count}
 
@@ -153,4 +153,4 @@ def _read(path: Any) -> dict[str, Any]:
             return held
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         found = f"{type(error).__name__}: {error}"
-    raise ValueError(f"{path} is not a file of save_lanes: {found}; restore an older folder")
+    raise ValueError(f"{path} is not a file that save_lanes wrote: {found}; restore an older folder")

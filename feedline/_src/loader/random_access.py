@@ -208,7 +208,7 @@ class RandomAccess:
         return index
 
     def padded_length(self, start: Cursor) -> int | None:
-        """The length of the ragged leaves of the batch at `start`, equal in all processes. None: it has none."""
+        """The length of ragged leaves of the batch at `start`, equal in all processes. None: there are none."""
         if not self.form.ragged:
             return None
         return self.source.padded_length(self.locate(start, np.arange(self.schedule.batch_size)))
@@ -365,7 +365,7 @@ class LocalBatches:
                     raise found  # of the failed part with the lowest number, whichever part failed first
                 parts.append(found)
         finally:
-            del found, made  # else an error, its traceback and this frame would form a cycle and keep the memory
+            del found, made  # otherwise an error, its traceback and this frame form a cycle and keep the memory
         return self._completed(number, buffers, parts)
 
     def _completed(self, number: int, buffers: Buffers, parts: list[_Part]) -> HostBatch:

@@ -10,7 +10,7 @@ _log = logging.getLogger("feedline")
 
 
 class Restarts:
-    """Counts the workers of a feed that were replaced. At most `limit` are."""
+    """Counts the workers of a feed that were replaced: at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0

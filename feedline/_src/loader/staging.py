@@ -1,16 +1,16 @@
 """The memory in which process-local batches are built: page-aligned slabs, reused once nothing refers to them.
 
 A *slab* is leased as a NumPy array whose base is a lease. The array and its slices keep the lease alive. So does
-JAX: while a transfer reads the array and, on the CPU backend, which adopts aligned memory, while a device array
-lies in it. Once the lease is freed, its slab is idle and can be leased again. So no code has to find out when a
-transfer is over.
+JAX while a transfer reads the array. The CPU backend adopts aligned memory, so a device array that lies in a slab
+keeps the lease alive, too. Once the lease is freed, its slab is idle and can be leased again. So no code has to
+find out when a transfer is over.
 
 Guarantees:
 
 1. A slab has at most one lease at a time.
 2. `lease` never waits: if no slab is idle, it maps a new one.
 3. At most `idle` slabs of each leaf are kept idle; any further one is unmapped at once. So the memory in use is
-   that of the leased arrays that are alive, and of at most `idle` batches.
+   the memory of all leased arrays, and of at most `idle` more batches.
 4. A lease may end anywhere: in any thread, in the garbage collector, inside `lease`, after `close`, at exit. Its
    end runs no Python code. So it can neither swallow an interrupt, nor be interrupted and lose a slab.
 """
@@ -128,7 +128,7 @@ class _Lease:
 
 
 class _Return(weakref.ref[_Lease]):
-    """A weak reference to a lease, with the slab. The lease keeps it alive, and at its end makes the slab idle."""
+    """A weak reference to a lease, with the slab. The lease keeps it alive; at its end, the slab is idle."""
 
     __slots__ = ("slab",)
     slab: Slab

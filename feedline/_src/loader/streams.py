@@ -50,7 +50,7 @@ class Stream:
     Attributes:
       source: the first item. It replaces bad items, and fills rows without an item, since every process has it.
       plan: its remainder says where an epoch ends. "drop": with the shortest lane; items left in other lanes are
-        read, to count them. "pad": with the longest lane. "wrap", for one lane: batches run over its end. Its
+        read, to count them. "pad": with the longest lane. "wrap", for one lane: batches cross its end. Its
         `settings.buffer` is the number of batches in a window.
       gather: exchanges the ends of lanes with the other processes; None: this process reads every lane.
       opened: the iterators that are open, in the order in which they were opened.
@@ -110,7 +110,7 @@ class Stream:
 
     def steps_per_epoch(self) -> int:
         """TypeError: unknown."""
-        raise TypeError("a stream does not know its length before its end, so its epochs have no number of steps")
+        raise TypeError("a stream does not know its length before its end, so steps per epoch are unknown")
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """TypeError: a stream has no row indices."""
@@ -124,7 +124,7 @@ class Report(NamedTuple):
     """What one process, or all processes together, found in a window.
 
     `ends`: the number of items of each lane that has ended. `failed_at`: the number of items of each lane before a
-    batch that could not be read. `why`: the arguments of the error that the other processes raise then.
+    batch that could not be read. `why`: the arguments of the error that the other processes then raise.
     """
 
     ends: dict[int, int]
@@ -146,7 +146,7 @@ class Report(NamedTuple):
         if self.failed_at is not None:
             return ProcessError(**self.why)
         return FeedError(
-            "a lane must give the same items each time it is opened, and one gave fewer than before",
+            "a lane must give the same items each time it is opened, and one lane gave fewer than before",
             stage="read",
         )
 
@@ -222,7 +222,7 @@ class StreamBatches:
                     try:
                         raise failure
                     finally:
-                        del failure  # else its traceback and this frame would keep each other and batches alive
+                        del failure  # otherwise its traceback and this frame keep each other and batches alive
             following = self._end_epoch(ends)
             self._close_lanes()
             self._epoch, self._offset, states = following, 0, {}
@@ -355,7 +355,7 @@ class StreamBatches:
             try:
                 raise failure or report.error
             finally:
-                del failure  # else it would form a cycle with its traceback
+                del failure  # otherwise it forms a cycle with its traceback
         return report.ends
 
 
@@ -482,8 +482,8 @@ class Lane:
                 raise self._failed(error) from error
             raise ValueError(
                 f"lane {self.index} cannot go on from its state {repr(self._state)[:100]}: set_state of its "
-                f"iterator raised {type(error).__name__}: {str(error).rstrip('.')}. Pass a state unchanged, and "
-                "to a feed over the dataset from which it was saved"
+                f"iterator raised {type(error).__name__}: {str(error).rstrip('.')}. Pass the state unchanged, to "
+                "a feed over the dataset from which it was saved"
             ) from error
         return iterator
 

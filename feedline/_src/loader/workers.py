@@ -42,8 +42,8 @@ END_S = 5.0
 T = TypeVar("T")
 
 _EXIT = (
-    "something that it ran ended it; look for sys.exit, os._exit or a library that ends the process, for example "
-    "in a transform"
+    "its own code ended it; look for sys.exit, os._exit or a library that ends the process, for example in a "
+    "transform"
 )
 _SIGNALS = {
     -7: "the kernel sends signal 7 (SIGBUS) where a mapped file has no data any more: it became shorter, or its "
@@ -175,7 +175,7 @@ class Worker:
             target=_serve, args=(theirs, access.settings, pickled), name="feedline-worker", daemon=True
         )
         resource_tracker.ensure_running()  # before signals are blocked, because starting it unblocks them
-        # Ctrl-C is blocked until `_prepare`: else the worker would show a KeyboardInterrupt while it imports
+        # Ctrl-C is blocked until `_prepare`, so that the worker shows no KeyboardInterrupt while it imports
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
@@ -209,7 +209,7 @@ class Worker:
     def _receive_memory(self) -> int:
         try:
             return reduction.recv_handle(self.connection)
-        except RuntimeError as error:  # the handle came, but this process may open no more files
+        except RuntimeError as error:  # the handle arrived, but this process may open no more files
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
     def _received(self, receive: Callable[[], T]) -> T:
@@ -221,13 +221,13 @@ class Worker:
             raise WorkerEndedError(self.process.exitcode or 0, self._began) from None
 
     def _ask(self, count: int) -> None:
-        with contextlib.suppress(OSError):  # the worker has ended; the next `take` raises that
+        with contextlib.suppress(OSError):  # the worker has ended; the next `take` raises an error
             for number in itertools.islice(self._numbers, count):
                 self.connection.send(number)
 
 
 def end(workers: Sequence[Worker]) -> None:
-    """Close the pipes of all workers, wait up to `END_S` seconds, and kill those alive, such as stopped ones."""
+    """Close the pipes of all workers, wait up to `END_S` seconds, and kill any that is still alive."""
     deadline = time.monotonic() + END_S
     for worker in workers:
         worker.connection.close()
@@ -252,7 +252,7 @@ def _in_memory(leaves: Sequence[Array]) -> int:
 
 
 def _leaves_in(memory: int, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
-    """The leaves in a file of `_in_memory`, which is closed here. Its memory is freed with the last leaf."""
+    """The leaves in a file from `_in_memory`. Closes the file; its memory is freed with the last leaf."""
     try:
         mapped = mmap.mmap(memory, 0)
     except OSError as error:
@@ -336,7 +336,7 @@ def _prepare(settings: JaxSettings) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this worker once its parent has ended, even if the parent was killed or left by `os._exit`.
+    """End this worker once its parent has ended, even if the parent was killed or called `os._exit`.
 
     Python itself ends workers only at a normal exit. `join` waits for a pipe that closes when the parent ends; the
     kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends.
@@ -350,7 +350,7 @@ def _end_with_parent() -> None:
 def _with_traceback(error: Exception) -> tuple[Exception, str]:
     """An error that can be pickled, and its traceback as text.
 
-    An error that cannot be pickled, as one of the user's classes may be, becomes a WorkerError with its message.
+    An error that cannot be pickled, such as one of a user's class, becomes a WorkerError with its message.
     """
     text = "".join(traceback.format_exception(error))
     try:

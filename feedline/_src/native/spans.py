@@ -51,9 +51,7 @@ class Spans(NamedTuple):
 
 
 def mark(spans: Spans, numbers: Array, places: Array) -> None:
-    """For each value, write the number of its span in its row, from 1, and its place in that span.
-
-    After the last span of a row, write 0.
+    """Write for each value its span's number in the row, from 1, and its place in the span; 0 after the last span.
 
     Args:
       numbers, places: int32[rows, length].

@@ -142,7 +142,7 @@ class SourceMetadata:
       lanes: the number of lanes of a stream; 0: rows with random access.
       own_order: the kind of order that the source defines itself; "": none.
       reads_columns: whether some columns of a leaf can be read alone.
-      ragged: indices of the leaves whose axis 1 has another size in each batch; `spec` has the largest size.
+      ragged: indices of the leaves whose axis 1 differs in size between batches; `spec` has the largest size.
       picklable: whether worker processes can open it again.
     """
 
@@ -159,7 +159,9 @@ class SourceMetadata:
         """The metadata of a source, or of the first item of a stream."""
         rows = source.epoch_rows
         if rows < 1:
-            raise ValueError(f"a source must have at least one row, but {source.kind} has {rows}; check its writer")
+            raise ValueError(
+                f"a source must have at least one row, and {source.kind} has {rows}; check what wrote it"
+            )
         return cls(
             RowSpec.of(source.spec),
             rows if rows < ENDLESS else None,
@@ -181,7 +183,7 @@ def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
         if found:
             yield (
                 'batch sizes that change need rows with random access, one step per call and no setting "auto", '
-                f"got {found}; change that, or, at the step where the size changes, build another feed and "
+                f"got {found}; leave that out, or, at the step where the size changes, build another feed and "
                 "call its set_state with the state of this one"
             )
     if source.lanes:

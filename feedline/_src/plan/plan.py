@@ -112,7 +112,7 @@ class ProcessReads:
       rows: int64[k], ascending: the rows of the global batch that the process reads, in whole or in part.
       lanes: for a stream, the lanes that it reads.
       leaves: {name: its part of that leaf}, with `rows`, `columns` for each further axis, and `local_shape`.
-      by_leaf: True: of each leaf, it reads only the rows and columns it places. False: it reads `rows`, all columns.
+      by_leaf: True: of each leaf, it reads only what it places. False: of each leaf, all columns of `rows`.
       cuts: whether it reads columns or rows that it does not place.
       local_bytes: bytes of its part of a batch, as it is placed.
       as_read: shape and dtype of each leaf of the source, as it is read.

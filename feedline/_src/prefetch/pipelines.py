@@ -22,12 +22,12 @@ from feedline._src.prefetch.watch import Pending, Watch
 _BRIEFLY_S = 0.5e-3
 """How long a thread waits for a slot before it gives up its permit: waking another thread costs more than that.
 
-If the consumer is the faster side, a batch lacks its slot only while the batch before it is still being placed.
-With 4 MB batches on two cores a feed was 10 to 15 % faster with 0.5 ms than with 0; 2 ms were no better.
+If the consumer is the faster side, a batch is without a slot only while the batch before it is being placed.
+With 4 MB batches on two cores a feed was 10 to 15 % faster with 0.5 ms than with 0; 2 ms was no better.
 """
 INSIDE = (
     "the next batch is being made on this thread, so a transform, a source or a signal handler cannot ask for "
-    "another one; give it an iterator of its own"
+    "another batch; give it an iterator of its own"
 )
 H = TypeVar("H")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Empty(Exception):
 
 
 class Run(Protocol[T_co]):
-    """Placed batches, made ahead of the consumer or on its thread.
+    """A pipeline: placed batches, made ahead of the consumer or on its thread.
 
     One thread takes them. The owner calls `start` once, and `close` and `join` from any thread.
     """
@@ -61,8 +61,8 @@ class Run(Protocol[T_co]):
         """The next item.
 
         Raises:
-          StopIteration: the source is exhausted. Its value is that of the source's StopIteration.
-          Closed: `close` was called, before or meanwhile.
+          StopIteration: the source is exhausted. It has the value of the source's StopIteration.
+          Closed: `close` was called, before this call or during it.
           StallError: no stage advanced for too long while this waited.
           Exception: whatever the source or placing raised, once all items before it were taken.
         """
@@ -74,10 +74,10 @@ class Run(Protocol[T_co]):
         """After `close`, wait for all threads except the calling one.
 
         Without `reads`, do not wait for threads inside a read by row index. The thread of an iterator is always
-        waited for, since the next iterator may share state with this one.
+        waited for, since the next iterator may share state with it.
 
         Returns:
-          The name of a thread that is still in a read or a transfer. None: nothing more is read.
+          The name of a thread that is still in a read or a transfer. None: no thread is.
         """
 
 
@@ -102,14 +102,14 @@ class PartialBatches(Protocol[H_co]):
         """The number of rows of a part, the row index of the first row, and that row's file. None: not known."""
 
     def end(self) -> StopIteration:
-        """What tells the consumer that all batches have been delivered."""
+        """The exception that tells the consumer that all batches have been delivered."""
 
     def close(self) -> None:
         """Called by each thread when it ends."""
 
 
 class _OneByOne(Generic[H]):
-    """The batches of an iterator as `PartialBatches`: one part each, read in order by one thread. Closed once."""
+    """The batches of an iterator as `PartialBatches`: one part each, read in order by one thread."""
 
     parts = 1
     count = math.inf
@@ -155,8 +155,8 @@ class Handover(Generic[T]):
        most `depth` items exist that were not taken.
     3. `finish` puts the last item: the end, or an error in place of item k. This item needs no slot, so it arrives
        even if all slots are in use.
-    4. `close` wakes all waiting threads. After that, no item has a slot, `take` raises `Closed`, and all items are
-       dropped, even those that are put later.
+    4. `close` wakes all waiting threads. After that, no item gets a slot, `take` raises `Closed`, and all items
+       are dropped, even if they are put later.
     5. `close` may run anywhere, even in a finalizer that interrupts `put` or `take` on the same thread.
 
     The owner, which creates the hand-over, also closes it. `depth`: how many items may wait, at least 1.
@@ -178,7 +178,7 @@ class Handover(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """The number of ready items, without that of `finish`. Approximate, because other threads go on."""
+        """The number of ready items, without the last one. Approximate, because other threads continue."""
         return 0 if self._closed else max(0, self._items.qsize() + len(self._early) - self._finished)
 
     @property
@@ -223,8 +223,8 @@ class Handover(Generic[T]):
             if entry is not None:
                 self._next += 1
                 self._slotted += 1
-                # only the waiting thread removes its entry: if this one removed it and were interrupted before it
-                # puts, that thread would sleep on, unknown to close()
+                # only the waiting thread removes its entry. If the consumer removed it and were interrupted before
+                # `put`, that thread would sleep on, and close() would not find it
                 if (woken := self._waiting.get(self._slotted - 1)) is not None:
                     woken.put(None)
                 return entry[1]
@@ -265,11 +265,11 @@ def _placed(place: Callable[[H], T], host: H) -> T:
 
 
 class Prefetcher(Generic[H, T]):
-    """Threads that read parts of batches in order. One that completes a batch waits for its slot, and places it.
+    """Threads that read parts of batches in order, and place each batch once it has a slot.
 
-    At most `threads` of them read at a time; the others wait for the slots of batches that were read ahead, and
-    then place these. At most `ahead` batches are being read, or wait to be placed. At most `depth` placed batches
-    wait for the consumer.
+    The thread that completes a batch places it. At most `threads` of them read at a time; the others wait for the
+    slots of batches that were read ahead, and then place these. At most `ahead` batches are being read, or wait to
+    be placed. At most `depth` placed batches wait for the consumer.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class Prefetcher(Generic[H, T]):
         self._permits.put(None)
         try:
             self._batches.close()
-        except BaseException:  # noqa: BLE001  from the user's iterator; only logged, as nobody takes any more
+        except BaseException:  # noqa: BLE001  from the user's iterator; only logged, as no `take` follows
             _log.warning("closing the source failed", exc_info=True)
 
     def _read_and_place(self) -> bool:
@@ -406,7 +406,7 @@ class Prefetcher(Generic[H, T]):
         else:
             self._permits.put(None)  # another thread reads meanwhile
             self._place_and_put(claim[0], host)
-            del host  # not kept while this thread waits to read again
+            del host  # so that its memory is free while this thread waits
             self._permits.get()
         return True
 
@@ -482,7 +482,7 @@ class Synchronous(Generic[H, T]):
     def close(self) -> None:
         """See `Run`."""
         self._closed = True
-        if not self._inside.locked():  # else `take` closes the source: it checks `_closed` after unlocking
+        if not self._inside.locked():  # if locked, `take` closes it: it checks `_closed` after unlocking
             self._source.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:

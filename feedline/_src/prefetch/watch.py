@@ -1,7 +1,7 @@
 """The watchdog: warns, and then raises, when the consumer waits long and no stage advances.
 
 If other threads make the batches, the waiting consumer itself checks the time. If the caller's own thread makes
-them, `alarmed` checks it on a thread of its own.
+them, `alarmed` checks it on another thread.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Watch:
             stage, at = self._last
             return (
                 f"no stage has advanced for {time.monotonic() - at:.0f} s while `next` makes a batch itself; the "
-                f'last was "{stage}"'
+                f'last stage was "{stage}"'
             )
 
         return alarmed(self._reading.stall_warning_s, message)
@@ -112,8 +112,8 @@ class Watch:
         if still_s < self._limit_s():
             return
         found = (
-            f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last was "{stage}", '
-            f"{waiting} batches after the next one are placed"
+            f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last stage was '
+            f'"{stage}", and {waiting} batches are ready behind the next one'
         )
         pending = None
         if self.longest_read is not None:
@@ -142,14 +142,14 @@ class Watch:
         return time.monotonic() - max(self._waiting_since, advanced_at)
 
     def _limit_s(self) -> float:
-        """How many such seconds may pass before the next warning or error."""
+        """How many seconds of `_still_s` may pass before the next warning or error."""
         error_s = self._reading.stall_error_s
         return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
 
 
 @contextlib.contextmanager
 def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
-    """Log the stacks of all threads if the block takes longer. For work that cannot check the time itself."""
+    """Log the stacks of all threads if the `with` block takes longer. For work that cannot check the time."""
     timer = threading.Timer(after_s, lambda: _log.warning("%s. Stacks of all threads:\n%s", message(), stacks()))
     timer.name, timer.daemon = "feedline-alarm", True
     try:

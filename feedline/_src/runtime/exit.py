@@ -22,7 +22,7 @@ _log = logging.getLogger("feedline")
 _GRACE_S = 0.5  # grace period for threads at exit
 _GRACE_WITH_WORKERS_S = 10.0  # a thread of the feed waits for workers to end, and kills them after 5 s
 _GRACE_WITH_DEVICES_S = 60.0  # longer than a step of the devices, for which jax itself waits at exit
-_WARN_AFTER_S = 10.0  # not earlier, because workers may take that long to end
+_WARN_AFTER_S = 10.0  # no shorter, because workers may take that long to end
 
 
 class _Joinable(Protocol):
@@ -67,7 +67,7 @@ def _register() -> None:
     # Hooks of threading run earlier, the newest first. The join is such a hook, older than this one: it was
     # registered by concurrent.futures, which is imported above
     threading._register_atexit(_close_all)  # type: ignore[attr-defined]
-    os.register_at_fork(after_in_child=_open.clear)  # they belong to the parent, as do their worker processes
+    os.register_at_fork(after_in_child=_open.clear)  # they and their workers belong to the parent
 
 
 def _close_all() -> None:
@@ -101,7 +101,7 @@ def _join(pipeline: _Joinable, deadline: float, warn_at: float) -> None:
 
 @contextlib.contextmanager
 def _logged() -> Iterator[None]:
-    """Log an error of closing, perhaps of the user's own iterator, so that the other pipelines are closed, too."""
+    """Log an error of `close`, perhaps from the user's iterator, so that the other pipelines are closed, too."""
     try:
         yield
     except Exception as error:  # noqa: BLE001

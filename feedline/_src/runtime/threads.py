@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 import jax
 
-# settings that change what JAX computes, or where; neither transfer guards, nor what only adds checks or logs
+# settings that change what JAX computes, or where; not transfer guards, or what only adds checks or logs
 _WANTED = (
     "enable_x64",
     "default_device",
@@ -27,7 +27,7 @@ _WANTED = (
 )
 
 
-# those for which this version of jax has both a context manager and a value in jax.config
+# those that have both a context manager and a value in jax.config in this version of jax
 _NAMES = tuple(name for name in _WANTED if hasattr(jax, name) and hasattr(jax.config, f"jax_{name}"))
 _of_config = operator.attrgetter(*(f"jax_{name}" for name in _NAMES))
 
@@ -36,7 +36,7 @@ _of_config = operator.attrgetter(*(f"jax_{name}" for name in _NAMES))
 class JaxSettings:
     """JAX's settings on one thread, to be applied on others.
 
-    ``with jax.enable_x64(True):`` holds for one thread only, but a feed reads, transforms and places on others.
+    ``with jax.enable_x64(True):`` holds on one thread only, but a feed reads, transforms and places on others.
     Without `JaxSettings`, batches of a feed that was built in such a context would be narrowed to 32 bits.
 
     Attributes:
@@ -58,7 +58,7 @@ class JaxSettings:
         return cls(_values())
 
     def applied(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which these settings hold on the calling thread. Costs a microsecond if they already do."""
+        """A context in which these settings hold on the calling thread. Costs a microsecond if they do already."""
         return contextlib.nullcontext() if _values() == self.values else self._entered()
 
     @contextlib.contextmanager
@@ -143,8 +143,8 @@ class ProcessBound:
         if self._is_forked():
             raise ValueError(
                 f"{self._name} works in the process that built it, {self._process}. This process, {os.getpid()}, "
-                "is a fork of it, and threads do not survive a fork, not even JAX's. Start the process by "
-                f'multiprocessing.get_context("spawn"), and there {self._instead}'
+                "is a fork of it, and threads do not survive a fork, not even JAX's. Start the process with "
+                f'multiprocessing.get_context("spawn"), and in it {self._instead}'
             )
 
 
@@ -165,7 +165,7 @@ class SingleThread:
         if self._holder.setdefault("thread", me) != me:
             raise ValueError(
                 "a feed is for one thread at a time, and another thread is inside it; give each thread a feed of "
-                "its own, or guard it by a lock"
+                "its own, or guard the feed with a lock"
             )
 
     @property

@@ -144,7 +144,9 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
     """Which batch sizes fit; for sizes near the given one, the steps of an epoch and rows left out or padded."""
     rows, size, multiple = plan.rows, plan.batch_size, plan.multiple_of
     lanes = f" and the source {plan.lanes} lanes" if multiple != plan.shards else ""
-    yield f"Batch sizes must be multiples of {multiple}: the batch axis has {counted(plan.shards, 'shard')}{lanes}."
+    yield (
+        f"Batch sizes must be multiples of {multiple}: the batch axis has {counted(plan.shards, 'shard')}{lanes}."
+    )
     if rows is None:
         yield f"The nearest are {' and '.join(f'{other:,}' for other in plan.next_sizes())}."
         yield "The steps of an epoch are known only at its end, if it has one."
