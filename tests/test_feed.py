@@ -227,7 +227,7 @@ def test_seek_keeps_the_step_and_goes_anywhere():
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_a_place_beyond_the_data_is_refused_and_changes_nothing(remainder):
     told = (
-        r"counts the rows of one epoch that came before, and an epoch has 43; got 44\. The largest is 43, the end"
+        r"counts the rows that came before in one epoch, and an epoch has 43; got 44\. The largest is 43, the end"
     )
     with feed_of(43, 8, remainder=remainder) as feed:
         delivered = [rows_in(next(feed))]

@@ -29,7 +29,7 @@ PACKAGE = str(Path(Feed.__init__.__code__.co_filename).parent)
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
 N, B = 64, 8
 ORDER = rows_at(Order(), N, 0, np.arange(N)).reshape(-1, B).tolist()
-CLOSED = "the feed is closed; to continue, build a new one and call its set_state"
+CLOSED = "the feed is closed; to continue, build a new feed and call its set_state"
 ELSEWHERE = "a feed is for one thread at a time, and another thread is inside it"
 
 
@@ -327,7 +327,7 @@ def test_a_feed_is_neither_copied_nor_pickled(way):
     with feed_of(Rows()) as feed:
         first = rows_in(next(feed))
         with pytest.raises(
-            TypeError, match=r"neither pickled nor copied, .* set_state with this one's get_state\(\)"
+            TypeError, match=r"neither pickled nor copied, .* set_state with this feed's get_state\(\)"
         ):
             way(feed)
         assert [first] + [rows_in(batch) for batch in feed] == ORDER

@@ -274,7 +274,7 @@ def labelled(value):
     [
         ({"size": 0}, "size must be at least 1"),
         ({"crop": "centre"}, 'crop must be "center" or "random"'),
-        ({"scale": (0, 1)}, r"scale is the least and the greatest value, above 0, at most 1, got \(0, 1\)"),
+        ({"scale": (0, 1)}, r"scale must be \(least, greatest\), above 0 and at most 1, got \(0, 1\)"),
         ({"ratio": (2, 1)}, "ratio is the least and the greatest"),
         ({"ratio": (1, float("inf"))}, "ratio is"),
         ({"image": "photo"}, "must have the field of the image, 'photo', and has file, label; give image="),

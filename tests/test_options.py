@@ -47,7 +47,7 @@ REFUSED = [
     (Reading, {"bad_rows_budget": math.nan}, ValueError, r"below 1, got nan"),
     (Reading, {"bad_rows_budget": True}, TypeError, r"a count or a share of the rows, got True"),
     (Reading, {"bad_rows_budget": "1%"}, TypeError, r"a count or a share of the rows, got '1%'"),
-    (Reading, {"quarantine": "bad.jsonl"}, ValueError, r'bad_rows="raise" replaces none; leave it out, or use'),
+    (Reading, {"quarantine": "bad.jsonl"}, ValueError, r'bad_rows="raise" replaces none; leave quarantine out'),
     (Blocks, {"rows": 0, "window": 2}, ValueError, r"^Blocks\.rows must be at least 1, got 0$"),
     (Blocks, {"rows": 4, "window": 1.5}, TypeError, r"^Blocks\.window must be an integer, got 1\.5$"),
     (Order, {"seed": -1}, ValueError, r"^Order\.seed must be at least 0, got -1$"),

@@ -198,7 +198,7 @@ def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, paylo
     lanes = tmp_path / "lanes"
     lanes.mkdir()
     (lanes / "lane-00000-of-00001.json").write_bytes(payload)
-    with pytest.raises(ValueError, match="is not a file of save_lanes"):
+    with pytest.raises(ValueError, match="is not a file that save_lanes wrote"):
         feedline.load_lanes(lanes)
 
     with feedline.Feed({"x": ROWS}, 4, jax.devices()[0], prefetch=0) as feed:
@@ -356,14 +356,16 @@ def test_lanes_are_saved_by_their_numbers_alone(tmp_path):
 def test_a_lane_without_a_number_is_refused_at_once(tmp_path, lane, count):
     state = {"step": 5, "position": 40, "lane": lane, "count": count, "iterator": {}}  # a scan would not end
     (tmp_path / "lane-00000-of-00001.json").write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is not a file of save_lanes: it is lane"):
+    with pytest.raises(
+        ValueError, match=r"lane-00000-of-00001\.json is not a file that save_lanes wrote: it is lane"
+    ):
         feedline.load_lanes(tmp_path)
 
 
 def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
     deep = b"[" * 100_000 + b"]" * 100_000
     (tmp_path / "lane-00000-of-00001.json").write_bytes(deep)
-    with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is not a file of save_lanes"):
+    with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is not a file that save_lanes wrote"):
         feedline.load_lanes(tmp_path)
 
 
@@ -471,7 +473,9 @@ def progressive(scans):
 def test_a_jpeg_of_very_many_scans_is_refused(orient):
     check_image(progressive(64))  # neither a comment nor what comes after the image counts
     decode_image(progressive(10), orient)
-    with pytest.raises(ValueError, match=r"a JPEG may have 64 scans, .* this one has more; .*jpegtran -optimize"):
+    with pytest.raises(
+        ValueError, match=r"a JPEG may have at most 64 scans, .* this one has more; .*jpegtran -optimize"
+    ):
         decode_image(progressive(65), orient)
 
 

@@ -45,7 +45,7 @@ class Bounds:
         return self.host_use(settings) <= self.host_batches
 
     def host_use(self, settings: Settings) -> int:
-        """Maximum host batches in use, while reads that began before a change of settings keep their buffers."""
+        """Maximum host batches in use, also while reads from before a change of settings keep their buffers."""
         batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 

@@ -159,7 +159,7 @@ class MeshIterator(ProcessBound):
         )
 
     def report(self) -> Report:
-        """What limits training, its cost, and what to change; can be printed. "reading" is the user's iterator.
+        """What limits training, its cost, and what to change, to be printed. "reading" is the user's iterator.
 
         Raises:
           ValueError: too few batches were delivered. Batches that were read before the loop began do not count.
@@ -285,7 +285,7 @@ class _Batches:
 
 
 def _checked(path: Any, leaf: Any) -> Any:
-    """The leaf if it is a `jax.Array` on devices of this process and keeps its dtype, or as a NumPy array."""
+    """The leaf if it is a `jax.Array` on this process's devices that keeps its dtype; otherwise a NumPy array."""
     name = f"batch{jax.tree_util.keystr(path)}"
     stays = isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_addressable
     stays = stays and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # typed PRNG keys

@@ -208,7 +208,7 @@ class Feed(FeedBase):
         self._listener.delivered(record)
         if self._running.in_step is not None and self._diagnosed is None:
             self._running.in_step.batches = counted.batches // steps
-        # last, and in one statement, so that for an interrupt this batch is either delivered or not
+        # last, and in one statement, so that an interrupt leaves this batch delivered, or to be read again
         self._counted, self._delivered, self._run = counted, delivered, run
         if self._closed:  # meanwhile, by another thread or a signal handler
             self._run = None

@@ -264,8 +264,8 @@ class FeedBase(ProcessBound):
           sharding: as in `Feed`.
 
         Raises:
-          ValueError, TypeError: the sharding does not suit the batch, or has devices of other processes. The feed
-            continues where it was.
+          ValueError, TypeError: the sharding does not suit the batch, or its devices belong to other processes.
+            The feed continues where it was.
           ProcessError: processes call it with different meshes, or after different batches.
 
         Example:
@@ -414,7 +414,7 @@ class FeedBase(ProcessBound):
     def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
         """Record what threads do for each batch, in a file for https://ui.perfetto.dev.
 
-        The file holds the batches that are delivered in this context; if they are very many, the latest ones (see
+        The file holds the batches that are delivered in this context, or the latest if there are very many (see
         docs/waiting.md). It is written when the context is left, even by an exception. If writing fails, as on a
         full disk, a warning says why, and training goes on.
 

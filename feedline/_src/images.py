@@ -55,7 +55,7 @@ def decode(
 ) -> RowSource:
     """Images as rows {"image": uint8[size, size, 3], "label": int32}, in RGB; without "label" if there is none.
 
-    A reading thread decodes each image into its place in the batch, JPEGs no larger than needed. Grey and CMYK
+    A reading thread decodes each image into its place in the batch, JPEGs only as large as needed. Grey and CMYK
     images become RGB, and transparency is dropped. An image that is damaged is a bad row: see `Reading.bad_rows`.
     Convert to floats in the training step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
 

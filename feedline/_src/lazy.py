@@ -1,4 +1,4 @@
-"""Public modules whose names are imported on first use (see SPEC 1), so that importing them is cheap."""
+"""Public modules whose names are imported on first use, so they import fast (Scientific Python's SPEC 1)."""
 
 from __future__ import annotations
 

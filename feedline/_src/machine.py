@@ -100,7 +100,7 @@ def limits(root: Path = Path("/")) -> GroupLimits:
 
 
 def memory(root: Path = Path("/")) -> tuple[int, int]:
-    """(total, free) bytes of memory that machine and group let this process use. Page cache counts as free."""
+    """(total, free) bytes of memory that the machine and the control group allow. Page cache counts as free."""
     lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
     found = {words[0]: int(words[1]) * 1024 for words in lines if len(words) == 3}
     total, free = found["MemTotal:"], found["MemAvailable:"]

@@ -37,7 +37,7 @@ class Blocks:
       rows: adjacent rows in a block; the last block may have fewer. Choose what storage reads in one piece: the
         rows of a row group or a chunk; in a plain file, as many as the kernel reads ahead (often 128 KiB, but
         8 MiB on some machines: `cat /sys/block/*/queue/read_ahead_kb`).
-      window: blocks in a window; choose as many as memory allows. 1: rows are shuffled only in their block.
+      window: blocks in a window; choose as many as memory allows. 1 shuffles blocks, and the rows in each block.
 
     Example:
       >>> Order(seed=7, shuffle=Blocks(rows=256, window=64))

@@ -41,7 +41,7 @@ class Stages:
       access: reads the process-local part of each batch.
       placement: makes global arrays of that part.
       fingerprint: the state's fingerprint.
-      settings: those in use.
+      settings: the settings in use.
       restarts: counts the worker processes that were replaced.
       bounds: the limits of tuned settings; None: no setting is tuned.
       check: compares batches with other processes; None: that was not requested.

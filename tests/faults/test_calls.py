@@ -16,7 +16,7 @@ from feedline import Feed, Order, Reading
 
 ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 ROWS = [list(range(start, start + 8)) for start in range(0, 64, 8)]
-CLOSED = "the feed is closed; to continue, build a new one and call its set_state with this one's get_state()"
+CLOSED = "the feed is closed; to continue, build a new feed and call its set_state with this feed's get_state()"
 
 
 @pytest.fixture(autouse=True)

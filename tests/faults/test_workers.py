@@ -104,7 +104,7 @@ if __name__ == "__main__":
 NAMES = {"killed": "a worker is killed, also by the kernel when memory runs out"}
 MEANT = {
     "killed": "WorkerError: .* ended with exit code -9: the kernel sends signal 9 .* when memory runs out",
-    "exits with 0": "WorkerError: .* ended with exit code 0: something that it ran ended it",
+    "exits with 0": "WorkerError: .* ended with exit code 0: its own code ended it",
     "raises what cannot be pickled": "WorkerError: a worker process raised Odd, which cannot be .*: no such luck",
     "runs out of memory": "MemoryError",
 }

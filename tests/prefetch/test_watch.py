@@ -49,8 +49,8 @@ def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, 
     assert (record.name, record.levelno) == ("feedline", logging.WARNING)
     message = record.getMessage()
     assert message.startswith(
-        'no stage has advanced for 30 s while the training loop waits; the last was "read", '
-        "2 batches after the next one are placed. Stacks of all threads:\n-- "
+        'no stage has advanced for 30 s while the training loop waits; the last stage was "read", '
+        "and 2 batches are ready behind the next one. Stacks of all threads:\n-- "
     )
     assert "-- MainThread\n" in message
     assert "test_one_warning_with_stage_and_stacks_comes_before_the_error" in message
@@ -61,7 +61,7 @@ def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, 
     with pytest.raises(
         StallError,
         match=r"must come within Reading.stall_error_s = 300 s: no stage has advanced for 300 s .*"
-        r'the last was "read", 0 batches after the next one are placed. '
+        r'the last stage was "read", and 0 batches are ready behind the next one. '
         r"Look at the stacks .*raise that limit \[stage read\]",
     ) as caught:
         watch.warn_or_raise(0)
@@ -183,7 +183,7 @@ def test_a_hang_without_prefetch_is_warned_of(warned):
         warned.text.clear()
         assert sorted(np.asarray(next(feed)["x"])) == [*range(8)]
     (message,) = warned.text
-    assert 'while `next` makes a batch itself; the last was "read". Stacks' in message
+    assert 'while `next` makes a batch itself; the last stage was "read". Stacks' in message
     assert "in read\n" in message
 
 

@@ -49,7 +49,7 @@ def test_a_read_of_hdf5_that_never_returns_does_not_delay_the_exit(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=np.arange(800), chunks=(8,))
     says = (
-        "feedline: a read of an HDF5 file had not ended 1 s after the program did, so the process exits with "
+        "feedline: a read of an HDF5 file had not ended 1 s after the program's end, so the process exits with "
         "status 1, without other exit hooks; close feeds before the program ends\n"
     )
     done = exits_within_2_s(

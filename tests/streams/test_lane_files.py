@@ -39,7 +39,7 @@ def test_a_missing_lane_is_named(tmp_path, lane):
     save_lanes(state(), tmp_path)
     (tmp_path / f"lane-0000{lane}-of-00003.json").unlink()
     with pytest.raises(
-        ValueError, match=rf"all 3 lanes, and .* lacks 1, of which the first is lane {lane}: a save"
+        ValueError, match=rf"all 3 lanes, and .* lacks 1 of them, the first being lane {lane}: a save"
     ):
         load_lanes(tmp_path)
 
@@ -57,7 +57,9 @@ def test_lanes_of_two_steps_are_refused(tmp_path):
 def test_a_file_that_is_broken_is_named(tmp_path, text):
     save_lanes(state(), tmp_path)
     (tmp_path / "lane-00002-of-00003.json").write_text(text)
-    with pytest.raises(ValueError, match=r"lane-00002-of-00003.json is not a file of save_lanes: .*an older"):
+    with pytest.raises(
+        ValueError, match=r"lane-00002-of-00003.json is not a file that save_lanes wrote: .*an older"
+    ):
         load_lanes(tmp_path)
 
 

@@ -187,7 +187,7 @@ def test_a_state_of_other_lanes_is_refused(sharding):
 
 WRONG = [
     (None, "at position 8 every lane has begun, and lane 1 has no state; pass what"),
-    ({}, r"lane 1 cannot go on from its state \{\}: .*it must have the keys .*, and has \[\]. Pass a state"),
+    ({}, r"lane 1 cannot go on from its state \{\}: .*it must have the keys .*, and has \[\]. Pass the state"),
     ([3], r"lane 1 cannot go on from its state \[3\]: set_state"),
     ({"next_index": 1.5}, "lane 1 cannot go on from .* TypeError: next_index must be of type int, and is 1.5"),
     ({"next_index": 99}, "lane 1 cannot go on from .* IndexError: .* 99 is out of range for dataset of length 20"),

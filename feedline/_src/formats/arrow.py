@@ -266,7 +266,7 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
 
 
 def _ends_in_file(file: File) -> list[int]:
-    """Roughly where each record batch begins and ends, as if all had one length: pyarrow does not tell."""
+    """Roughly where each record batch begins and ends, as if all had one length: pyarrow does not report it."""
     with readable(file) as source:
         count = ipc.open_file(source).num_record_batches
     return [file.size * number // max(1, count) for number in range(count + 1)]

@@ -13,7 +13,10 @@ from feedline._src.formats.registry import Format, Library, suffix_of
 from feedline._src.formats.table import Column, Grouped, naming_file
 
 _BLOCK_BYTES = (1 << 31) - 1
-"""The largest block that pyarrow can parse. It infers types from one block, so a file is one block if it fits."""
+"""The largest block that pyarrow can parse.
+
+pyarrow infers types from the first block, so a file is one block if it fits.
+"""
 _ROUNDED = 2.0**53
 """From this number on, float64 cannot represent all integers."""
 pyarrow: Any = Library("pyarrow", "arrow")

@@ -75,8 +75,8 @@ def _end_reads() -> None:
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the streams may be closed, or None
         print(
-            f"feedline: a read of an HDF5 file had not ended {_EXIT_WAITS_S:.0f} s after the program did, so the "
-            "process exits with status 1, without other exit hooks; close feeds before the program ends",
+            f"feedline: a read of an HDF5 file had not ended {_EXIT_WAITS_S:.0f} s after the program's end, so "
+            "the process exits with status 1, without other exit hooks; close feeds before the program ends",
             file=sys.stderr,
         )
         sys.stderr.flush()

@@ -1,7 +1,7 @@
 """JSON lines: files whose lines are JSON objects. Numbers become arrays, and text becomes bytes.
 
-The first line determines the fields, and what each holds: text, or numbers of one shape. A field of integers is
-float64 if it has a fraction in the first 64 KiB. Later lines may have additional fields, which are not read.
+The first line determines the fields, and what each holds: text, or numbers of one shape. A field with integers in
+this line is float64 if it has a fraction in the first 64 KiB. Additional fields of other lines are not read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NEWLINE_CRC = zlib.crc32(b"\n")
 
 
 def scan(file: File) -> Scan:
-    """Where the lines that are not blank lie. The line break before a line serves as its header."""
+    """Locate the lines, except blank ones. The line break before a line serves as its header."""
     parts = array("q")
     at = 0
     with file.open(sequential=True) as opened:

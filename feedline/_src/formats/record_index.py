@@ -3,8 +3,8 @@
 An index says where the records of a file lie. It is made once, and kept beside the file. Its first line has the
 CRC-32 of a JSON object, and that object. Then little-endian int64[records, parts, 4] follow, the `ENTRY` integers
 of each part of each record. An index belongs to one version of its file: size, time of modification and sampled
-bytes. If it is damaged, or of another version, it is made again. A read checks the headers of all records read,
-since a file may be rewritten with the same size, time and samples.
+bytes. If it is damaged, or of another version, it is made again. A read checks the headers of the records it
+reads, since a file may be rewritten with the same size, time and samples.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class IndexedFile:
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
-        """The error for an index of other rows. Not a bad row: substitutes would hide that all rows changed."""
+        """The error if index and file differ. Not a bad row: substitutes would hide that all rows changed."""
         return FeedError(
             f"an index must match its file, and {self._index.path} {found}. Delete that index, so that it is "
             "made again, and build a new feed",
@@ -175,7 +175,7 @@ class IndexedFile:
             if scan is None:
                 scan = self._scan(self._file)
                 self._file.check()
-            else:  # no other process has made an index meanwhile: replacing that one would disturb its reads
+            else:  # still none; one that another process made meanwhile is not replaced: that process reads it
                 self._write_index(places, scan)
         raise self._unstable()
 

@@ -161,7 +161,7 @@ class Grouped:
 
     It can also be a file whose rows are read by their numbers: see `by_rows`. Leaves are numbered in the order in
     which JAX flattens `spec`. All functions are called from many threads. If one raises an exception, its rows are
-    bad, unless it is a `FeedError` or the file was changed.
+    bad, unless the exception is a `FeedError` or the file was changed.
 
     Attributes:
       spec: tree of `Leaf`.
@@ -175,7 +175,7 @@ class Grouped:
       will_read: (leaf, groups, ahead) → whether fetching has begun. Replaces `extents`; see `Folder.will_read`.
       nulls: {leaf: its number of nulls}, for the leaves whose number is known without reading rows.
       arrays: () → trees of `FileArray`s and arrays with the same rows. Used if all files of a source have it.
-      are_dicts: whether a row with a single column of bytes is a dict, like other rows, or else these bytes.
+      are_dicts: True: a row with a single column of bytes is a dict, too. False: it is these bytes.
       instead: for the error of a feed that was given rows with bytes: how to get arrays without decoding.
       close: closes open files. A later read opens them again.
     """
@@ -270,7 +270,7 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
     except (FileNotFoundError, FeedError, ImportError):
         raise
     except Exception as error:
-        # an error of the disk, unless it is EINVAL: content made a library seek to before the file's start
+        # an error of the disk, unless it is EINVAL: then content made the library seek to before the start
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
         raise ValueError(

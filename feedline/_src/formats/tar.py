@@ -1,4 +1,4 @@
-"""Tar archives as WebDataset writes them: adjacent members with one key are a record, and suffixes its fields."""
+"""Tar archives as for WebDataset: adjacent members with one key are a record; their suffixes name its fields."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class _Array:
     """An array in the folder `at` of a place. The file `mark` holds its `metadata`.
 
     Attributes:
-      height: how many rows are read at once: those of a chunk, or, in a store, those of a file.
+      height: how many rows are read at once: the rows of a chunk, or, in a store, of a file.
     """
 
     def __init__(self, place: ZarrFolder, at: str, mark: str, metadata: dict[str, Any], fill: bool) -> None:

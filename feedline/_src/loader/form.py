@@ -172,7 +172,7 @@ class LocalForm:
 
 
 def number_of_place(after: Cursor) -> int:
-    """The value of the leaf `place`: a number below 2^31. Two cursors have the same value with a chance of 2^-31.
+    """The value of the leaf `place`: a number below 2^31. Two cursors share a value with a chance of 2^-31.
 
     Example:
       >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
@@ -207,7 +207,7 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
     pairs = zip(once.leaves, again.leaves, values, other_values, strict=False)
     changed = [f"{leaf.name} of" for leaf, other, *found in pairs if leaf != other or found[0] != found[1]]
     raise ValueError(
-        "a transform must return the same for the same row, bit for bit, on any process and after any resume; "
+        "a transform must return the same values for a row, bit for bit, on any process and after any resume; "
         f"{', '.join(changed)} the first row came back with other values from a second call. Draw random "
         "numbers from rows.key alone, as in np.random.default_rng(int(rows.key[i])), keep no state between calls, "
         "and write every element"
@@ -222,7 +222,7 @@ def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSp
     for path, leaf in jax.tree_util.tree_leaves_with_path(transformed):
         if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (1,):
             raise ValueError(
-                f"a transform must return NumPy arrays with one row for each row that it got; for 1 row "
+                f"a transform must return NumPy arrays with one row for each row it got; for 1 row "
                 f"batch{jax.tree_util.keystr(path)} came back as {type(leaf).__name__}{getattr(leaf, 'shape', '')}"
             )
         as_array(f"batch{jax.tree_util.keystr(path)}", leaf)

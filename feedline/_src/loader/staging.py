@@ -128,7 +128,7 @@ class _Lease:
 
 
 class _Return(weakref.ref[_Lease]):
-    """A weak reference to a lease, with the slab. The lease keeps it alive; at its end, the slab is idle."""
+    """A weak reference to a lease, which keeps it alive. When the lease ends, `slab` becomes idle."""
 
     __slots__ = ("slab",)
     slab: Slab

@@ -22,7 +22,7 @@ _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 23
 """The minimum sizes for stores that bypass the processor's cache: of adjacent bytes, and of all output of a call.
 
 A store into the cache first reads the line that it overwrites; a store that bypasses the cache does not. But a
-batch that fits into the cache is faster to write there. Speed ÷ that of stores into the cache, measured on two
+batch that fits into the cache is faster to write there. Speed relative to stores into the cache, measured on two
 cores of two machines: for calls of 16 MB, 1.05 to 1.5 with rows of 3 KB and more, and 0.7 to 1.1 with rows of
 256 B; for calls of 4 MB, 0.7 to 0.8 with 260 MiB of last-level cache, and about 1 on the machine with less.
 """

@@ -307,7 +307,7 @@ class MixtureOrder:
         """The row index at each position of an epoch.
 
         Args:
-          epoch: its number. Each source continues from where the epoch before left it.
+          epoch: its number. In an epoch, a source continues where it stopped in the previous one.
           positions: int64[k] in [0, rows); or a range of step 1. Ascending positions are computed fastest.
 
         Returns:
@@ -328,7 +328,7 @@ class MixtureOrder:
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
         """What the C library needs for these positions; None if NumPy must compute the rows.
 
-        It must for positions in several phases, and for rows from very many epochs of the sources.
+        NumPy computes positions in several phases, and rows from very many epochs of the sources.
         """
         if not len(positions):
             return None
@@ -453,7 +453,7 @@ class MixtureOrder:
         return tuple(epoch * count for count in of_epoch)
 
     def _counters(self, epoch: int, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """For each of these positions: its source, and how many rows of the source precede it in all epochs."""
+        """For each of these positions: its source, and how many rows of it come before, over all epochs."""
         sources, counters = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
         if len(positions):
             before = np.array(self._before(epoch))

@@ -1,7 +1,7 @@
 """Which positions each batch of a feed holds, as pure arithmetic over batch size, remainder and epochs.
 
-A *cursor* is (epoch, position): where the next row comes from. 0 ≤ position ≤ n, the number of rows. It is what a
-checkpoint stores, and it is not normalised: after the last row of an epoch its position is n, not 0 of the next
+A *cursor* is (epoch, position): where the next row comes from. A position is 0 to n, the number of rows. A cursor
+stored in a checkpoint is not normalised: after the last row of an epoch its position is n, not 0 of the next
 epoch. The next batch decides, with its own batch size, whether that epoch is over. Padding has no position: no
 feed reaches a position beyond n, whatever its batch size and remainder.
 
@@ -166,7 +166,7 @@ class Schedule:
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """How many rows are dropped between `before` and the `start` of the next batch. None: there is no next."""
+        """How many rows are dropped between `before` and `start`, the next batch; None: there is no next batch."""
         if self.remainder == "pad":
             return 0
         left = self.rows - before.position

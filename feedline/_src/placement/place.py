@@ -144,7 +144,7 @@ def _place_whole(sharding: Sharding, values: HostLeaf) -> jax.Array:
 
 
 def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values: HostLeaf) -> jax.Array:
-    """Place a leaf of which this process supplies a part. `ragged`: axis 1 is as long as in `values`."""
+    """Place a leaf if this process supplies a part of it. `ragged`: axis 1 is as long as in `values`."""
     if ragged:
         shape = (shape[0], values.shape[1], *shape[2:])
     if not isinstance(values, jax.Array):
@@ -176,7 +176,7 @@ def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
 
 
 def sharded_like(local: Any, sharding: Any) -> Any:
-    """The spec of the global batch of which every process supplies a part with the shapes of `local`."""
+    """The spec of the global batch, if every process supplies a part with the shapes of `local`."""
 
     def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
         name = _name(path)

@@ -153,7 +153,7 @@ class Plan:
       leaves: {name: `jax.ShapeDtypeStruct` with its sharding} of one global batch, in the order in which JAX
         flattens it. Names are as in error messages: "batch['image']".
       own: the names of the leaves that feedline adds, `valid` and `place`.
-      batch_size: rows in the global batch, as the options have it; the first size, if it changes.
+      batch_size: the batch size of the options; the first one if it changes.
       fitting_size: `batch_size` if it fits, else the next smaller size that fits, or else the smallest that fits.
       multiple_of: batch sizes that fit are multiples of this, the least common multiple of `shards` and `lanes`.
       shards: the number of shards of the batch axis.
@@ -163,8 +163,8 @@ class Plan:
       reads: `ProcessReads` of each process that owns a device of the sharding, or only of the process asked for.
       lane_owners: for each lane of a stream, the processes that read it, ascending. The first one saves the lane.
       remainder: as in the options.
-      length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: the pass is endless or refused,
-        its end is unknown, or its batch size changes.
+      length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: the pass is endless, its end is
+        unknown, the batch size changes, or a feed refuses the options.
       settings: `buffer`, `prefetch` and `workers` to begin with; "auto" begins with the defaults. For a stream,
         `buffer` is the window in which processes agree on its end. `threads` is 0 unless it is given, since
         its default depends on the machine.
@@ -278,7 +278,7 @@ def plan_of(
         if apart and "prefetch" in options.tunable:
             problems.append(
                 "processes that read different lanes agree on the ends of lanes in windows of `prefetch` batches, "
-                'so prefetch must be the same on each and cannot be "auto"; give a number, such as prefetch=2'
+                'so prefetch must be the same on all and cannot be "auto"; give a number, such as prefetch=2'
             )
         settings = settings._replace(threads=0, buffer=max(1, settings.prefetch) if apart else 1)
     asked = list(reads.values()) if process is None else [reads[process]]
@@ -367,7 +367,7 @@ def _reads_of(
 
 
 def multiple_of(out: RowSpec, sharding: Any, lanes: int = 0) -> tuple[int, int]:
-    """The number of which each batch size must be a multiple, and the number of shards of the batch axis."""
+    """The number that must divide each batch size, and the number of shards of the batch axis."""
     rows, shards = placed_rows(out), 1
     shardings = jax.tree.leaves(broadcast(sharding, rows))
     for leaf, place in zip(out.leaves, shardings, strict=True):

@@ -178,7 +178,7 @@ class Handover(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """The number of ready items, without the last one. Approximate, because other threads continue."""
+        """The number of ready items, without the item of `finish`. Approximate, because other threads continue."""
         return 0 if self._closed else max(0, self._items.qsize() + len(self._early) - self._finished)
 
     @property
@@ -482,7 +482,7 @@ class Synchronous(Generic[H, T]):
     def close(self) -> None:
         """See `Run`."""
         self._closed = True
-        if not self._inside.locked():  # if locked, `take` closes it: it checks `_closed` after unlocking
+        if not self._inside.locked():  # if locked, `take` closes the source after unlocking
             self._source.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:

@@ -112,7 +112,7 @@ class Watch:
         if still_s < self._limit_s():
             return
         found = (
-            f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last stage was '
+            f"no stage has advanced for {still_s:.0f} s while the training loop waits; the last stage was "
             f'"{stage}", and {waiting} batches are ready behind the next one'
         )
         pending = None
@@ -149,7 +149,7 @@ class Watch:
 
 @contextlib.contextmanager
 def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
-    """Log the stacks of all threads if the `with` block takes longer. For work that cannot check the time."""
+    """Log the stacks of all threads if the `with` block takes longer than `after_s`."""
     timer = threading.Timer(after_s, lambda: _log.warning("%s. Stacks of all threads:\n%s", message(), stacks()))
     timer.name, timer.daemon = "feedline-alarm", True
     try:

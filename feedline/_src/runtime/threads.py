@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 import jax
 
-# settings that change what JAX computes, or where; not transfer guards, or what only adds checks or logs
+# settings that change what JAX computes, or where; no transfer guards, and none that only adds checks or logs
 _WANTED = (
     "enable_x64",
     "default_device",
