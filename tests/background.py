@@ -1,5 +1,6 @@
-"""Threads in tests: run a function on one, and see that none is left behind."""
+"""Threads in tests: run a function on one, and see that none is left behind; objects that must be freed."""
 
+import gc
 import threading
 import time
 from concurrent.futures import Future
@@ -34,3 +35,12 @@ def left_behind(before):
     for thread in new:
         thread.join(max(0.0, deadline - time.monotonic()))
     return [thread.name for thread in new if thread.is_alive()]
+
+
+def is_collected(reference):
+    """Collect garbage until a weak reference is dead. `gc.collect` does nothing while another thread collects."""
+    deadline = time.monotonic() + PATIENCE_S
+    while reference() is not None and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return reference() is None

@@ -118,7 +118,8 @@ def decode(
 
 def _check_range(name: str, value: Sequence[float], most: float) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1] <= most or not math.isfinite(value[1]):
-        raise ValueError(f"{name} must be (least, greatest), above 0 and at most {most:g}, got {value!r}")
+        limit = "finite and above 0" if most == math.inf else f"above 0 and at most {most:g}"
+        raise ValueError(f"{name} must be (least, greatest), {limit}, got {value!r}")
 
 
 def _field(kind: str, given: str | None, fields: Sequence[str], usual: Sequence[str]) -> str:

@@ -90,7 +90,7 @@ def test_a_missed_move_is_told_once_a_batch_was_taken_without_it(feeds):
     assert other.missed_move() is None  # it may still make that move
     other.batches = 6
     assert (
-        "process 0 went to epoch 2, position 0 after 5 batches, and process 1 took 6 without"
+        "process 0 went to epoch 2, position 0 after 5 batches, and process 1 took 6 batches without that move"
         in other.missed_move()
     )
 

@@ -93,7 +93,9 @@ def test_files_beyond_cache_bytes_are_refused_with_a_line_that_converts_them(tmp
     for cache_bytes, found in ((4000, "4[0-9]{3} bytes of text"), (7000, "8000 bytes in memory")):
         with pytest.raises(ValueError, match=rf"0\.csv has {found}; raise .*write_dataset.pyarrow\.csv\.open_csv"):
             feedline.open_source(tmp_path / "0.csv", cache_bytes=cache_bytes)
-    with pytest.raises(ValueError, match=r"cache_bytes=9000 together, and the 2 from .*0\.csv have 16000 bytes"):
+    with pytest.raises(
+        ValueError, match=r"cache_bytes=9000 together, and the 2 files from .*0\.csv on have 16000 bytes"
+    ):
         feedline.open_source(tmp_path / "*.csv", cache_bytes=9000)
     assert len(feedline.open_source(tmp_path / "*.csv", cache_bytes=16_000)) == 2 * COUNT
     pa.dataset.write_dataset(pa.csv.open_csv(tmp_path / "0.csv"), tmp_path / "converted", format="parquet")

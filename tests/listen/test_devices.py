@@ -1,7 +1,6 @@
 """What the devices are busy with: transfers of batches, and steps, at which threads glance at random moments."""
 
 import _thread
-import gc
 import queue
 import random
 import threading
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from background import is_collected
 from planted import ROWS, Sleeping
 
 import feedline
@@ -108,8 +108,7 @@ def test_a_batch_that_is_being_placed_is_no_computation_and_is_not_kept_alive(wa
     jax.block_until_ready(batch)
     alive = weakref.ref(batch)
     del batch
-    gc.collect()
-    assert alive() is None
+    assert is_collected(alive)
 
 
 @pytest.mark.slow
@@ -149,9 +148,9 @@ def test_transfers_are_watched_two_at_a_time_and_the_thread_ends_with_the_watch(
         watch([jnp.zeros(2)], float(began))
     gate.set()
     assert [reports.get(timeout=30), reports.get(timeout=30)] == [0.0, 1.0]
-    (thread,) = watch._thread._threads
+    (thread,), alive = watch._thread._threads, weakref.ref(watch)
     del watch
-    gc.collect()
+    assert is_collected(alive)
     thread.join(10)
     assert not thread.is_alive()
 

@@ -1,6 +1,5 @@
 """Metrics over HTTP, read by the parsers of prometheus_client: values, labels, life cycle, ports in use."""
 
-import gc
 import socketserver
 import threading
 import urllib.error
@@ -10,6 +9,7 @@ import weakref
 import jax
 import numpy as np
 import pytest
+from background import is_collected
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
@@ -112,8 +112,7 @@ def test_a_server_asks_when_it_is_asked_and_holds_no_feed_and_ends(feed):
     assert [thread is threading.current_thread() for thread in watched.asked] == [False]
     gone = weakref.ref(watched)
     del watched
-    gc.collect()
-    assert gone() is None
+    assert is_collected(gone)
     assert values(scraped(server)) == {}
     server.close()
     server.close()
