@@ -49,6 +49,7 @@ OF_A_LIBRARY = {
         ("hdf5 text", "remote hdf5 text", "lmdb", "remote lmdb"), ("crash", "hang", "too much memory")
     ),
     *itertools.product(("hdf5", "hdf5 chunks", "remote hdf5", "remote hdf5 chunks"), ("too much memory",)),
+    *itertools.product(("parquet", "parquet text", "remote parquet", "remote parquet text"), ("crash",)),
 }
 """Outcomes of damage that a library reads by itself: docs/security.md says so."""
 _HANG_OF_A_LIBRARY_S = 5.0

@@ -30,6 +30,7 @@ from feedline._src.rows.spec import is_numeric
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 _MARKS = ("zarr.json", ".zarray", ".zgroup")  # the files of metadata
+_MOST_FILES = 1 << 13  # that are read at once from a store: damaged metadata may promise millions
 _INDEX_ENTRY_BYTES = 16  # in the index of a shard: offset and length of a chunk
 tensorstore: Any = Library("tensorstore", "zarr")
 
@@ -186,6 +187,17 @@ class _Array:
         group_bytes = min(self.height, self.rows) * math.prod(self.shape[1:]) * self.dtype.itemsize
         index_bytes = outer // max(1, inner) * _INDEX_ENTRY_BYTES
         check_memory(self.path, "a row of its chunks", max(self._chunk_bytes, group_bytes, index_bytes))
+        files = math.prod(map(len, self._grid))
+        if place.folder.in_store and files > _MOST_FILES:
+            raise ValueError(
+                f"{self.path}: in a store, a row of chunks or shards must consist of at most {_MOST_FILES:,} files, "
+                f"and has {files:,}; write it again with larger chunks, or with shards"
+            )
+
+    @property
+    def _grid(self) -> list[range]:
+        """The numbers of the chunks along each axis after the first."""
+        return [range(-(-length // chunk)) for length, chunk in zip(self.shape[1:], self._chunk[1:], strict=True)]
 
     def read(self, group: int) -> Array:
         """The rows of a group, contiguous in memory. Raises ValueError if a chunk is missing or damaged."""
@@ -223,10 +235,7 @@ class _Array:
             is_default = encoding["name"] == "default"
             separator = encoding.get("configuration", {}).get("separator", "/" if is_default else ".")
             prefix = f"c{separator}" if is_default else ""
-        chunks = [
-            range(-(-length // chunk)) for length, chunk in zip(self.shape[1:], self._chunk[1:], strict=True)
-        ]
-        return [prefix + separator.join(map(str, at)) for at in itertools.product([group], *chunks)]
+        return [prefix + separator.join(map(str, at)) for at in itertools.product([group], *self._grid)]
 
     def _open(self, files: dict[str, bytes]) -> Any:
         """The tensor. For an array in a store, it reads these files from memory."""
