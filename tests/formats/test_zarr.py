@@ -300,6 +300,10 @@ def test_damage_in_a_store(store, options, tmp_path):
         with pytest.raises(RowError, match="could not be read"):
             source[0]
         np.testing.assert_array_equal(source[199], IMAGES[199])
+    wide = json.loads(store.objects["/x.zarr/zarr.json"]) | {"shape": [200, 32 * 8193, 20]}
+    store.objects["/x.zarr/zarr.json"] = json.dumps(wide).encode()
+    with pytest.raises(ValueError, match=r"at most 8,192 files, and has 8,193; write it again with larger chunks"):
+        feedline.open_source(address, store=options)
     for data in (b"{", b"[]", b'{"zarr_format": 3, "node_type": "array"}'):
         store.objects["/x.zarr/zarr.json"] = data
         with pytest.raises(ValueError, match=r"x\.zarr.* cannot be read as"):

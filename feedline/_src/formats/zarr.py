@@ -190,7 +190,7 @@ class _Array:
         files = math.prod(map(len, self._grid))
         if place.folder.in_store and files > _MOST_FILES:
             raise ValueError(
-                f"{self.path}: in a store, a row of chunks or shards must consist of at most {_MOST_FILES:,} files, "
+                f"{self.path}: in a store, a row of chunks or shards must have at most {_MOST_FILES:,} files, "
                 f"and has {files:,}; write it again with larger chunks, or with shards"
             )
 
