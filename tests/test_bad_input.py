@@ -106,7 +106,7 @@ def no_thread_is_left():
         ({"source": b"gone.npy"}, "there is no file gone.npy"),
         ({"source": Half}, r"got the class Half; pass Half\(\.\.\.\)"),
         ({"source": Half()}, "a RowSource needs .* Half lacks __len__, identity, close; .*sources.md"),
-        ({"source": pa.table({"x": X[:, 0]})}, r"a table is no source, .* a Table; .*table\[name\] for"),
+        ({"source": pa.table({"x": X[:, 0]})}, r"a table is not a source, .* a Table; .*table\[name\] for"),
         ({"source": OnDisk({"x": X})}, r"OnDisk has names: .*KeyError: 0; pass one array, .*\]\[\.\.\.\]"),
         ({"source": Split(train=X)}, r"Split has names: .*; pass one array, source\[name\], or all arrays"),
         ({"source": {"x": OnDisk(X)}}, r"got OnDisk; leaf\[\.\.\.\] reads an array of HDF5"),

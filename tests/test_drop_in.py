@@ -228,7 +228,7 @@ def test_its_report_and_statistics_tell_of_the_users_iterator(prefetch):
 
     with prefetch_to_mesh(slow(), SHARDING, prefetch) as batches:
         next(batches)
-        with pytest.raises(ValueError, match=r"a report needs batches .* this iterator delivered 1; call report"):
+        with pytest.raises(ValueError, match=r"needs more batches .* this iterator has delivered 1 in all; call"):
             batches.report()
         for _ in batches:
             pass

@@ -22,7 +22,7 @@ A map of its files, and of its folders in the order in which data flows through 
     rows/       what a row is, and the contracts of its source
     sources/    what rows are read from
     formats/    one module for each file format
-    files/      bytes of one version of a local file, or of a store's object through the cache on local disk
+    files/      bytes of a local file, or of a store's object through the cache on local disk; of one version
     loader/     rows → process-local batches, by threads or workers; streams of rows
     plan/       computes shapes, memory, and what each process reads, from options and a source. Pure
     placement/  process-local batch → global jax.Array on the mesh

@@ -45,13 +45,13 @@ class Bounds:
         return self.host_use(settings) <= self.host_batches
 
     def host_use(self, settings: Settings) -> int:
-        """Maximum host batches in use, also while reads from before a change of settings keep their buffers."""
+        """Maximum host batches in use, including those of reads that began before a change of settings."""
         batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 
     def device_use(self, settings: Settings) -> int:
-        """Maximum batches on a device: `prefetch` that wait or are being placed, as many again that threads still
-        place after a change of settings, and two in use.
+        """Maximum batches on a device: `prefetch` that wait or are being placed, `prefetch` more that threads may
+        still be placing after a change of settings, and two in use.
         """
         return 2 * settings.prefetch + 2
 

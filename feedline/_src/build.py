@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from feedline._src.loader.streams import Stream
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
-_AGREEMENTS_PER_EPOCH = 3  # at most, for an epoch of one batch: on that batch, the end, and the leftover rows
+_AGREEMENTS_PER_EPOCH = 3  # at most, if an epoch has one batch: on the batch, the end, and the rows left over
 _IN_FLIGHT = 4  # batches: one handed over, one being placed, one read here, one read by another process
 _log = logging.getLogger("feedline")
 
@@ -98,7 +98,7 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
 
     Raises:
       ValueError, TypeError: the devices of `sharding` belong to other processes than before, a lane of a stream
-        would be read by another process, or `build` raises it. The feed can continue as it was.
+        would be read by another process, or `build` raises one. The feed can continue as it was.
       ProcessError: processes move to different meshes, or at different places.
     """
     try:

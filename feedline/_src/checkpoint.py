@@ -28,7 +28,7 @@ class _Handler(ocp.CheckpointHandler):
 class Save(ocp.args.CheckpointArgs):
     """Saves the present state of a feed. The feed may continue at once.
 
-    Process 0 saves the state of rows with random access, and processes that read lanes save the lanes' states.
+    With random access, process 0 saves the state. For a stream, processes that read lanes save the lanes' states.
     If processes save lanes at different positions, restoring the checkpoint raises an error.
 
     Args:
@@ -65,7 +65,7 @@ class Restore(ocp.args.CheckpointArgs):
       allow: fields of the fingerprint that may differ, as in `feed.set_state`.
 
     Raises:
-      ValueError: on restoring, if the checkpoint was saved over other data, or if lanes are missing or were saved
+      ValueError: on restoring, if the checkpoint was saved with other data, or if lanes are missing or were saved
         at different positions.
       FileNotFoundError: the folder holds no state of a feed.
     """

@@ -112,7 +112,7 @@ class MeshIterator(ProcessBound):
         return self
 
     def __next__(self) -> Any:
-        """The next batch. StopIteration at the end. An error of the iterator follows all batches before it."""
+        """The next batch. StopIteration at the end. An error of the iterator comes after all batches before it."""
         asked = time.perf_counter()
         if self._exhausted:
             raise StopIteration
@@ -167,8 +167,8 @@ class MeshIterator(ProcessBound):
         window = self._accounts.window()
         if window is None:
             raise ValueError(
-                "a report needs batches that were read after the loop began, and this iterator delivered "
-                f"{self._batches}; call report() after some steps"
+                "a report needs more batches that were read after the loop began; this iterator has delivered "
+                f"{self._batches} in all; call report() after more steps"
             )
         how = Circumstances(
             window,
@@ -285,7 +285,7 @@ class _Batches:
 
 
 def _checked(path: Any, leaf: Any) -> Any:
-    """The leaf if it is a `jax.Array` on this process's devices that keeps its dtype; otherwise a NumPy array."""
+    """A `jax.Array` on this process's devices stays if JAX keeps its dtype; other leaves become NumPy arrays."""
     name = f"batch{jax.tree_util.keystr(path)}"
     stays = isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_addressable
     stays = stays and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # typed PRNG keys

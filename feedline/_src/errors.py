@@ -79,11 +79,11 @@ class ProcessError(FeedError):
 
 
 class OtherDataError(ValueError):
-    """A feed was given a state that was saved over other data.
+    """A feed was given a state that was saved with other data.
 
     Attributes:
       difference: the field of the fingerprint that differs, and both values.
-      remedy: a change with which this run can continue; None: only the same source and order would do.
+      remedy: a change with which this run can continue; None: it needs the same source and order.
       field: the name of that field.
     """
 
@@ -112,7 +112,7 @@ def warn(message: str) -> None:
 
 
 def as_arguments(error: BaseException) -> dict[str, Any]:
-    """The arguments, as JSON values, of a `FeedError` with which another process reports this error.
+    """The arguments, as JSON values, of a `FeedError` that reports this error in another process.
 
     Example:
       >>> print(ProcessError(**{"process": 1, **as_arguments(RowError("unreadable", stage="read", row=7))}))

@@ -66,7 +66,7 @@ class Feed(FeedBase):
         transfer and compute on a GPU. "auto": the feed tunes it while it runs, as `Reading` describes.
 
       steps_per_call: K. If K > 1, `next` returns K batches at once, for K training steps in one `lax.scan`: leaves
-        [K, B, ...], whose second axis is sharded like a batch's first axis. In a state, such a call counts as K
+        [K, B, ...], whose second axis is sharded like a batch's first axis. In a state, one call counts as K
         steps. K must divide the number of batches in a pass. Not for streams, and not with workers.
       with_place: add the leaf `place`, int32[batch_size], sharded like the batch axis: one number for all rows of
         a batch, derived from its place in the data. In a step, ``batch["place"].max() != batch["place"].min()``
@@ -143,7 +143,7 @@ class Feed(FeedBase):
     def __iter__(self) -> Feed:
         """Returns the feed. After exhaustion the next pass begins; in the middle of a pass, that pass continues.
 
-        This warns if an earlier `iter` began that pass, because a loop over a list would begin anew.
+        Warns if an earlier `iter` began that pass: unlike a loop over a list, this loop does not begin anew.
         """
         self._check_open()
         if self._diagnosed is not None and self._exhausted:
@@ -208,7 +208,7 @@ class Feed(FeedBase):
         self._listener.delivered(record)
         if self._running.in_step is not None and self._diagnosed is None:
             self._running.in_step.batches = counted.batches // steps
-        # last, and in one statement, so that an interrupt leaves this batch delivered, or to be read again
+        # last, and in one statement: after an interrupt, this batch is either delivered or will be read again
         self._counted, self._delivered, self._run = counted, delivered, run
         if self._closed:  # meanwhile, by another thread or a signal handler
             self._run = None
@@ -224,7 +224,7 @@ class Feed(FeedBase):
         self._stop(0 if stuck else GRACE_S, reads=False)
 
     def _take(self) -> tuple[Run[Placed], Placed]:
-        """The next item, and its pipeline. If there is none, it starts one after the last batch delivered.
+        """The next item, and its pipeline: the present one, or one that starts after the last batch delivered.
 
         `_run` is None until the item is delivered. So after one or more interrupts, the next call starts another
         pipeline, because the interrupted one may not have been started, or may have lost an item.
@@ -240,7 +240,7 @@ class Feed(FeedBase):
         except Closed:
             raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else CLOSED) from None
         except Exception as error:
-            # if tuning chose the workers, threads replace them; if the data is bad, they raise the error, too
+            # if tuning chose the workers, threads replace them, and raise the error again if the data is bad
             if isinstance(error, ProcessError) or (start := self._listener.give_up_workers(error)) is None:
                 raise
             self._tune(start)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from feedline._src.listen.report import Report
 
 GRACE_S = 1.0
-"""Grace period for threads that have nothing left to do."""
+"""How long the feed waits for the threads of a closed pipeline, before it goes on without them."""
 CLOSED = "the feed is closed; to continue, build a new feed and call its set_state with this feed's get_state()"
 _MAX_LEAVES_SHOWN = 12
 
@@ -54,8 +54,7 @@ class FeedBase(ProcessBound):
     """A feed's stages, its position, and the pipeline (`_run`) that reads ahead of the position.
 
     `_sizes` and `_delivered` determine the next batch. A method that changes one of them ends the pipeline, and
-    the next one starts after the last batch delivered. Methods that change nothing work on any thread, and after
-    `close`.
+    the next pipeline starts at `_delivered`. Methods that change nothing work on any thread, and after `close`.
     """
 
     def _build(self, options: FeedOptions) -> None:
@@ -70,7 +69,7 @@ class FeedBase(ProcessBound):
         self._released = False  # the source was closed
         self._loop_began: int | None = None  # the step at which `iter` began to loop over this pass
         self._single_thread = SingleThread()  # for `next`, `seek`, `set_state` and the like
-        # reads ahead of the last batch delivered; None: not started, or `next` is taking a batch from it now
+        # the pipeline that reads ahead; None: none was started, or `next` is taking a batch from it now
         self._run: Run[Placed] | None = None
         self._counted = Counters()
         self._listener = FeedListener(self._running)
@@ -135,7 +134,7 @@ class FeedBase(ProcessBound):
         length = None if self._sizes.changes else self._stages.plan.length
         if length is None:
             raise TypeError(
-                "passes must have a length that is known, and this feed reads a stream, is endless, or changes "
+                "len needs passes of known length, but this feed reads a stream, is endless, or changes "
                 "its batch size; bound the loop with zip(range(n), feed)"
             )
         return length
@@ -171,7 +170,7 @@ class FeedBase(ProcessBound):
         spec of a row: under 1 KB for up to some twenty leaves.
         """
         (step, cursor, lanes), stages = self._delivered, self._stages
-        if stages.plan.lanes and not lanes:  # none has begun
+        if stages.plan.lanes and not lanes:  # no lane has begun
             lanes = dict.fromkeys(str(lane) for lane in stages.access.form.part.lanes)
         writers = [processes[0] for processes in stages.plan.lane_owners]
         return states.make(step, cursor, stages.fingerprint, lanes, writers)
@@ -199,7 +198,7 @@ class FeedBase(ProcessBound):
           allow: fields of the state's fingerprint that may differ: "rows", "spec", "data", "order", "format".
 
         Raises:
-          ValueError: the state was saved over other data (the message names the field), lies beyond the data,
+          ValueError: the state was saved with other data (the message names the field), lies beyond the data,
             or contradicts itself.
         """
         order, position = states.order_and_position(state)
@@ -213,7 +212,7 @@ class FeedBase(ProcessBound):
         self._go_to(Delivered(step, cursor, lanes), sizes)
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Go to a place in the data: the next batch begins there, or at the next epoch if no batch is left there.
+        """Go to a place in the data: the next batch begins there or, if none is left there, with the next epoch.
 
         The state's `step` does not change.
 
@@ -344,8 +343,8 @@ class FeedBase(ProcessBound):
         report = self._listener.report()
         if report is None:
             raise ValueError(
-                "a report needs batches that were read after the loop began, and this feed delivered "
-                f"{self._counted.batches}; call report() after some steps"
+                "a report needs more batches that were read after the loop began; this feed has delivered "
+                f"{self._counted.batches} in all; call report() after more steps"
             )
         return report
 
@@ -473,7 +472,9 @@ class FeedBase(ProcessBound):
         return f"<feedline.Feed: {', '.join(f'{name} {fact}' for name, fact in facts.items())}>"
 
     def _tune(self, settings: Settings) -> None:
-        """Continue with other settings. The listener repeats its proposal until the next pipeline starts."""
+        """Continue with other settings. After an interrupt, `next` does so again: the listener's proposal stays
+        until the next pipeline is built.
+        """
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
         # wait for a stream: its next iterator may share state with the one that still reads
         self._stop(GRACE_S if self._running.plan.lanes else 0, reads=False)
@@ -485,7 +486,7 @@ class FeedBase(ProcessBound):
         self._listener.changed(stages)
         if stages.access.buffers is not self._running.access.buffers:
             self._running.access.buffers.staging.close()
-        self._running = stages  # last: after an interrupt, all of this is done again
+        self._running = stages  # last, so that after an interrupt all of this is done again
 
     def _start(self) -> Run[Placed]:
         stages, place = self._stages, self._place()
@@ -510,7 +511,9 @@ class FeedBase(ProcessBound):
         return Place(self._delivered.step, *cursor, states.digest(order) if mixed else "")
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Give up the pipeline, and wait for the threads of all pipelines. Returns the name of a stuck thread."""
+        """Give up the pipeline, and wait for the threads of all pipelines; without `reads`, not for threads inside
+        a read by row index. Returns the name of a stuck thread.
+        """
         self._run = None
         return self._runs.stop(timeout_s, reads=reads)
 
@@ -539,7 +542,7 @@ class FeedBase(ProcessBound):
     def _check_not_taking(self) -> None:
         """Raise if `next` was called inside of `next`, on the same thread.
 
-        It looks at the stack, because an interrupt could leave an attribute set.
+        It looks at the stack: an attribute could stay set after an interrupt.
         """
         frame: FrameType | None = sys._getframe()
         kind: Any = type(self)

@@ -100,8 +100,8 @@ def building(
     Contexts may be nested; the `change` of the outer one is called first.
 
     Args:
-      change: the options that a feed was asked for → the options to build it with. `Feed(...)` raises its errors.
-      asked: called with each feed that was built in this context, before each `next`, on the same thread.
+      change: the options given to a feed → the options to build it with. `Feed(...)` raises errors of `change`.
+      asked: called before each `next` of a feed that was built in this context: with the feed, on the same thread.
 
     Example:
       >>> import dataclasses, jax, numpy as np

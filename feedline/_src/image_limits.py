@@ -14,7 +14,7 @@ _MOST_SCANS = 64  # of a JPEG: encoders write 10 to 20. Each scan passes over th
 JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
-_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])", re.DOTALL)  # markers before a length, and the image's end
+_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])", re.DOTALL)  # markers followed by a length, and the image's end
 _PNM = re.compile(rb"P[1-6](?:\s|#[^\r\n]*\r?\n)+(\d+)(?:\s|#[^\r\n]*\r?\n)+(\d+)")
 _TIFF_SIZES = (256, 257, 322, 323)  # width and height of the image, and of a tile
 _TIFF_INTEGERS = {3: "H", 4: "I"}
@@ -32,7 +32,7 @@ def check_scans(jpeg: bytes) -> None:
     """Refuse a JPEG with so many scans that it would block a thread for minutes."""
     if jpeg.count(b"\xff" + _SCAN) <= _MOST_SCANS:
         return
-    scans, at = 0, len(JPEG) - 1  # count markers only: these bytes may also occur in other data
+    scans, at = 0, len(JPEG) - 1  # count markers only: their bytes may also occur in other data
     while scans <= _MOST_SCANS and (marker := _MARKER.search(jpeg, at)) and marker[1] != _END_OF_IMAGE:
         scans += marker[1] == _SCAN
         at = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")

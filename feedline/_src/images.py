@@ -260,7 +260,7 @@ def _resize_into(out: Image, image: Image, mirror: bool) -> None:
     while longest > 2 * shrink * size:
         shrink *= 2
     if shrink > 1 and longest <= 2 * shortest:
-        # INTER_AREA is many times as fast by a whole number as by a fraction, and the result is as smooth
+        # INTER_AREA shrinks many times as fast by a whole number as by a fraction, and the result is as smooth
         image = cv2.resize(image, (shrink * size, shrink * size), interpolation=cv2.INTER_LINEAR)
     how = cv2.INTER_AREA if shrink > 1 else cv2.INTER_LINEAR
     written = cv2.resize(image, (size, size), dst=out, interpolation=how)

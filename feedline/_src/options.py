@@ -159,8 +159,8 @@ class Reading:
         row; the leaf is added with any `remainder`, and the batch must be a dict without this key. Other rows
         never move.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
-        a fraction is a share of the delivered rows, rounded up. Both count the rows that this process supplied
-        since the feed was built, each once, however often it is delivered.
+        a fraction is a share of the delivered rows, rounded up. Both are about rows that this process supplied
+        since the feed was built. A row counts once, however often it is delivered.
       quarantine: a file to which each replaced row is appended once, as a line of JSON, when its batch is
         delivered; None: no file is written.
       restart: how many worker processes the feed replaces before it raises a `WorkerError`: processes that ended,
@@ -169,7 +169,7 @@ class Reading:
       stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
         advanced, or once building the feed takes this long.
       stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
-        it is the one that hangs. Each of the two limits is at most 1e9 seconds, which means never.
+        it is the one that hangs. Both limits may be at most 1e9 seconds, in effect never.
       check_replicas_every: with several processes, compare checksums between processes that own the same rows,
         once in this many batches; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
       limits: what "auto" settings may use; refused if no setting is "auto".

@@ -90,7 +90,7 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The stages of each batch size, with the first step of the size; and the source if the feed must close it."""
+    """The stages of each batch size, with the size's first step; and the source if the feed must close it."""
 
     by_step: tuple[tuple[int, Stages], ...]
     source: Source | None = None

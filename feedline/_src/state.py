@@ -20,7 +20,7 @@ from feedline._src.order.schedule import Cursor
 
 VERSION = 1
 _SHOWN = 120
-"""Characters of a value in an error."""
+"""The most characters of a value in an error."""
 FIELDS = ("rows", "spec", "data", "order", "format")
 """The fields of a fingerprint: the number of rows, their dtypes and shapes in the source (not JAX's, which depend
 on x64), a digest of their contents, their order, and how the source is read (columns, records, a stream)."""
@@ -54,7 +54,7 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
 
     Raises:
       TypeError: `state` is not a dict.
-      ValueError: it is not a state, it was saved over other data (the message names the field), or its position
+      ValueError: it is not a state, it was saved with other data (the message names the field), or its position
         is beyond the data.
     """
     if isinstance(allow, str) or not set(allow) <= set(FIELDS):

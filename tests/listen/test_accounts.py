@@ -239,7 +239,7 @@ def test_a_fault_in_what_listens_does_not_end_training(monkeypatch, caplog):
 def test_a_report_is_an_error_while_batches_come_that_were_read_ahead():
     with feedline.Feed({"x": np.zeros(64)}, 8, ONE) as feed:
         for count in range(feed.reading.buffer + feed.prefetch + 3):
-            with pytest.raises(ValueError, match=rf"needs batches .* delivered {count}; call report\(\) after"):
+            with pytest.raises(ValueError, match=rf"needs more .* delivered {count} in all; call report\(\)"):
                 feed.report()
             next(feed)
         next(feed)

@@ -53,7 +53,7 @@ def test_the_error_names_the_other_replica_the_leaf_and_the_rows(outcome, topolo
         assert batches == 3
         assert blamed == 1 - process
         assert f"processes {process} and {1 - process} differ in batch['y'], first among rows 5 to 5 " in told
-        assert "before epoch 0, position 64." in told
+        assert "of the batch that ends at epoch 0, position 64. " in told
 
 
 @case()

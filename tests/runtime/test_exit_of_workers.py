@@ -85,7 +85,7 @@ ENDS = {
         "exit code -7: .* a mapped file has no data any more",
     ),
     "exits with 0": ("os._exit(0)", r"exit code 0: .* look for sys\.exit, os\._exit"),
-    "is told to exit with 0": ("sys.exit(0)", r"exit code 0: something that it ran"),
+    "is told to exit with 0": ("sys.exit(0)", r"exit code 0: its own code ended it; look for"),
     "exits with 3": ("os._exit(3)", r"exit code 3: .* look for sys\.exit, .*; and look at what it printed"),
 }
 

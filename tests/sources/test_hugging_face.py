@@ -348,7 +348,7 @@ def test_caches_of_map_are_no_rows(tmp_path):
     assert len(feedline.open_source(tmp_path / "saved" / "data-*.arrow")) == 6
     assert feedline.open_source(cache)[0]["x"] == 100
     (tmp_path / "saved" / "state.json").unlink()  # as in the folder of load_dataset
-    with pytest.raises(ValueError, match=rf"{cache.name} is such a cache; .*; leave the cache out, by the glob"):
+    with pytest.raises(ValueError, match=rf"{cache.name} is such a cache; .*leave the cache out, by the glob"):
         feedline.open_source(tmp_path / "saved" / "*.arrow")
 
 

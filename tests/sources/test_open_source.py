@@ -18,7 +18,7 @@ STORES = "stores are read by addresses with s3://, gs://, az://, http.*"
     [
         ({"x": np.arange(3)}, TypeError, "a path, a glob or a .*, got a dict; other sources need not be opened"),
         (grain.MapDataset.range(3), TypeError, "other sources need not be opened"),
-        (pa.table({"x": [1]}), TypeError, r"a table is no source, .* got a Table; pass \{name: table\[name\]"),
+        (pa.table({"x": [1]}), TypeError, r"a table is not a source, .* got a Table; pass \{name: table\[name\]"),
         ("", ValueError, r"a path must name a file or a folder, got an empty one; the working directory is '\.'"),
         ("file:///data/x.npy", ValueError, f"{STORES}got file:///data/x.npy;"),
         ("hf://data/*.parquet", ValueError, f"{STORES}, got hf:"),

@@ -30,9 +30,7 @@ def test_options_that_a_stream_cannot_have_are_refused(sharding):
     with pytest.raises(ValueError, match="at least one row, got an IterDataset without an item"):
         Feed(_stream(20, lambda record: False), 8, sharding)
     with Feed(_stream(20), 8, sharding, epochs=1) as feed:
-        with pytest.raises(
-            TypeError, match="passes must have a length that is known, and this feed reads a stream"
-        ):
+        with pytest.raises(TypeError, match="len needs passes of known length, but this feed reads a stream"):
             len(feed)
         with pytest.raises(TypeError, match="does not know its length"):
             _ = feed.steps_per_epoch

@@ -284,7 +284,7 @@ def test_several_steps_a_call_are_the_same_steps(mode, tmp_path):
 
 def test_steps_to_do_that_the_calls_do_not_divide_are_refused(tmp_path):
     fit_on(feed_of(), steps=10, checkpoint_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"steps_per_call=4 batches .* must divide .*: 30 are left to step 40"):
+    with pytest.raises(ValueError, match=r"steps_per_call=4 batches .* must divide .* steps, 30 up to step 40"):
         fit_on(feed_of(steps_per_call=4), steps=40, checkpoint_dir=tmp_path)
     assert fit_on(feed_of(steps_per_call=4), steps=42, checkpoint_dir=tmp_path).progress.step == 42
     assert fit_on(feed_of(steps_per_call=4), steps=41, checkpoint_dir=tmp_path).progress.step == 42  # none to do
@@ -380,7 +380,7 @@ def test_refused_modules_and_parameters(arguments, told):
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"steps": 5, "report_every": 0}, "report_every must be at least 1"),
         ({"steps": 5, "save_every": -1}, "save_every must be at least 1"),
-        ({"steps": 5, "evaluate_every": 10}, "evaluation, a feed other than the training feed, and eval"),
+        ({"steps": 5, "evaluate_every": 10}, "evaluation and evaluate_every go together, and eval"),
         ({"steps": 5, "mode": "jit"}, "mode must be one of jit_single, jit_multi, pmap"),
         ({"steps": 5, "mode": "jit_single"}, "trains on one device, but the batches lie on 8"),
     ],

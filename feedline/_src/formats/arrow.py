@@ -1,4 +1,4 @@
-"""Arrow IPC (Feather) files and streams, and what all formats that pyarrow reads share: columns as NumPy rows.
+"""Arrow IPC (Feather) files and streams; also, for every format that pyarrow reads, columns as NumPy rows.
 
 Uncompressed files on a local disk are mapped. From other files, pyarrow decodes one record batch at a time.
 """
@@ -65,7 +65,7 @@ def leaf_of(kind: Any) -> Leaf | None:
 
 
 def column_of(array: Any) -> Column:
-    """A `pyarrow.Array` as views of its buffers. It must be validated, and `leaf_of` its type must not be None.
+    """A validated `pyarrow.Array`, of a type for which `leaf_of` is not None, as views of its buffers.
 
     Booleans and nulls are unpacked from bits.
     """
@@ -113,7 +113,7 @@ _REMEDIES = {
     "struct": "flatten it: table.flatten()",
     "string": "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices",
 }
-"""How to make numbers of a column, by the column's type in pyarrow. `pc` is `pyarrow.compute`."""
+"""How to turn a column into numbers, by the column's type in pyarrow. `pc` is `pyarrow.compute`."""
 
 
 def _remedy(kind: Any) -> str:

@@ -34,7 +34,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
             "not; if it is complete, append one; otherwise, check what wrote it"
         )
     for i, column in enumerate(table.columns):
-        if pyarrow.types.is_null(column.type):  # the column has no values: read empty text
+        if pyarrow.types.is_null(column.type):  # the column has no values: read it as empty text
             empty = pyarrow.repeat(pyarrow.scalar(b""), table.num_rows)
             table = table.set_column(i, table.column_names[i], empty)
     spec = spec_of(table.schema, options, file.name)

@@ -86,7 +86,7 @@ def _end_reads() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """A leaf of a row: a dataset, or a field of its compound elements.
+    """A leaf of a row: a dataset, or a field of a dataset's compound elements.
 
     Attributes:
       dataset: its path in the file, which begins with "/".
@@ -285,7 +285,7 @@ def _check_chunks(dataset: Any, filters: set[int], file_bytes: int) -> None:
 
 
 def _row_of(dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> Leaf:
-    """The leaf for rows of such elements: numbers of one shape, or a single value of bytes or text."""
+    """The leaf for rows of this dtype and shape: numbers, or a single value of bytes or text."""
     h5py, number = _h5py(), dtype.base
     is_bytes = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
     if (is_bytes or (dtype.kind == "V" and dtype.subdtype is None)) and not shape:  # "V": opaque

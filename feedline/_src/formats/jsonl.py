@@ -69,7 +69,7 @@ def _open(spec: dict[str, Leaf], file: File, options: OpenOptions) -> Grouped:
 
 
 def _first_lines(file: File) -> list[dict[str, Any]]:
-    """The objects of a file's first lines. Later lines that are no objects are bad rows: they are skipped here."""
+    """The objects of a file's first lines. Later lines that are not objects are bad rows, skipped here."""
     with file.open() as opened:
         lines = [line for line in opened.readlines(_START_BYTES) if line.strip(_BLANK)]
     if not lines:

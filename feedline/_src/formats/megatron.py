@@ -30,7 +30,7 @@ class Index(NamedTuple):
 
     Attributes:
       dtype: of a token.
-      offsets: int64[documents + 1]; document i is the tokens offsets[i] up to offsets[i + 1] of the `.bin`.
+      offsets: int64[documents + 1]; document i is tokens offsets[i] … offsets[i + 1] − 1 of the `.bin`.
     """
 
     dtype: np.dtype[Any]

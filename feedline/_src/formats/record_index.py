@@ -100,7 +100,7 @@ class IndexedFile:
         return offset, header + length
 
     def read(self, records: Indices, fields: Sequence[str] | None = None) -> list[bytes]:
-        """The bytes of the `fields` of these records, record by record. `fields` None: of all their parts.
+        """The bytes of the `fields` of these records, record by record. `fields` None: of all fields.
 
         Raises:
           ValueError: bytes of a record are missing.
@@ -110,7 +110,7 @@ class IndexedFile:
         entries = self._entries(records, fields)
         width, flat = entries.shape[1], entries.reshape(-1, ENTRY)
         offset, header, length, _ = flat.T
-        # header and data are read apart, since slicing the header off a large part would copy the data
+        # header and data are read separately, since slicing the header off a large part would copy the data
         offsets, lengths = np.stack([offset, offset + header], 1), np.stack([header, length], 1)
         stored = self._file.read(offsets.ravel(), lengths.ravel())
         headers, parts = stored[0::2], stored[1::2]

@@ -33,7 +33,7 @@ class Format:
       open: (file, options) → the file's arrays or groups. Raises ValueError or TypeError, which name the file, if
         it is damaged, in another format, or has no rows of numbers or bytes; FeedError if it changed, or its store
         cannot be read. None if the source or `open_first` opens the files.
-      open_first: (first file with bytes, options) → `open` for all files, if that file determines what rows hold.
+      open_first: (first nonempty file, options) → `open` for all files, if that file determines what rows hold.
       files: (paths, store) → a sequence of files; each of them is a `file` for `open`.
       head_bytes, tail_bytes: how many bytes at the start or the end of a file `open` reads first. For objects in a
         store, these bytes of all files are fetched at once.
@@ -81,7 +81,7 @@ def suffix_of(path: str) -> str:
 
 
 def require(module: str, extra: str) -> Any:
-    """Import `module`, which `pip install '.[extra]'` in the clone installs.
+    """Import `module`, which `pip install '.[extra]'` in a clone of feedline installs.
 
     Raises:
       ImportError: the module is not installed.

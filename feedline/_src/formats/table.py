@@ -39,7 +39,7 @@ _BYTES_PER_GROUP = 100  # what the indices of a source, with their copies, need 
 class FileArray:
     """An array in a file, in a form that NumPy can use: a view of the mapped file, or rows to read by offset.
 
-    A mapped format describes a file as a list of trees, whose rows follow each other. Leaves are `FileArray`s, or
+    A mapped format describes a file as a list of trees, in the order of their rows. Leaves are `FileArray`s, or
     NumPy arrays if data had to be decoded, such as a compressed member of a `.npz`. If the dtype is structured,
     array["name"] is the array of one field. Offset and strides are in bytes, and never negative.
     """
@@ -157,7 +157,7 @@ class Column(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-    """A file that stores rows in groups, which are decoded whole: row groups, record batches, rows of chunks.
+    """A file with rows in groups, which are decoded whole: row groups, record batches, all chunks of some rows.
 
     It can also be a file whose rows are read by their numbers: see `by_rows`. Leaves are numbered in the order in
     which JAX flattens `spec`. All functions are called from many threads. If one raises an exception, its rows are
@@ -270,7 +270,7 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
     except (FileNotFoundError, FeedError, ImportError):
         raise
     except Exception as error:
-        # an error of the disk, unless it is EINVAL: then content made the library seek to before the start
+        # an error of the disk, unless it is EINVAL: then the content made the library seek to before the start
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
         raise ValueError(

@@ -26,7 +26,7 @@ _log = logging.getLogger("feedline")
 _LATEST = 256  # batches whose times are kept one by one
 _ADD_UP_EVERY = 16  # when this many records wait, a thread that places batches adds them up
 _MAX_RECORDS = 1 << 12  # the most records that wait to be added up; beyond that, the oldest are dropped
-_SAMPLES, _MIN_GLANCES = 64, 8  # the latest GIL waits and glances that count; the fewest glances for a share
+_SAMPLES, _MIN_GLANCES = 64, 8  # how many of the latest GIL waits and glances count; the fewest for a share
 _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: loop time > 20 × the median, in at most 1 of 50 batches
 Entry = BatchRecord | float
 """The record of a batch; or the time of a break: when the loop ended or the feed moved."""
@@ -65,8 +65,8 @@ class Accounts:
     """What the batches of an iterator cost. Accounts hold no reference to a feed or a pipeline.
 
     The training thread calls `delivered` and `interrupted`, which only append. Any thread may call other methods.
-    `ahead`: how many batches may have been made before the first one is taken. These, and the two after them,
-    made while the step compiles, count only in the sums: their waits do not show how fast the feed is.
+    `ahead`: how many batches may have been made before the first one is taken. They count
+    only in the sums, as do the next two, made while the step compiles: their waits do not show the feed's speed.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -281,7 +281,7 @@ class Window:
 
     @property
     def wait_share(self) -> float:
-        """The share of the time in which the loop or its step waited for a batch, 0 to 1."""
+        """The share of the time in which the loop waited for a batch, or a step for its transfer, 0 to 1."""
         return min(1.0, (self.wait_s + self.late_s) / self.period_s) if self.period_s else 0.0
 
     @property
@@ -299,5 +299,5 @@ def _longest_s(batches: Sequence[BatchTimes]) -> float:
     times = [batch.loop_s for batch in batches if batch.loop_s]
     longest_s = _PAUSE_FACTOR * statistics.median(times or [0.0])
     pauses = sum(time_s > longest_s for time_s in times)
-    # frequent long times are no pauses: such a loop waits for its steps now and then
+    # frequent long times are no pauses: a loop that waits for its steps now and then has them
     return longest_s if pauses <= max(1, len(batches) // _BATCHES_PER_PAUSE) else math.inf

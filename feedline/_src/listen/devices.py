@@ -152,8 +152,8 @@ def _glance_on(reference: weakref.ref[StepWatch]) -> None:
 def _runs_compiled_code() -> bool:
     """Whether threads of this process keep a processor busy with something other than Python. If in doubt, True.
 
-    The CPU backend computes some programs in the call that dispatches them, such as elementwise ones, or those
-    with LAPACK or callbacks. Such a program has no output arrays until it is done.
+    The CPU backend computes some programs, such as elementwise ones, or those with LAPACK or callbacks, in the
+    call that dispatches them. They have no output arrays until they are done.
     """
     began, cpu_began = time.perf_counter(), time.process_time()
     time.sleep(_MEASURED_S)

@@ -88,7 +88,7 @@ class Diagnosis:
 
 
 _MIN_COUNTED = 4
-"""The fewest steps of a phase that are measured."""
+"""The minimum number of measured steps in a phase."""
 _FURTHER_PASSES = 1000
 _JOIN_S = 30.0
 
@@ -158,7 +158,7 @@ class DiagnosingPipeline:
         return None if self._run is None else self._run.join(timeout_s, reads=reads)
 
     def finish(self) -> None:
-        """Note that the loop is done with its latest batch. If that ended a phase, write down the phase's time."""
+        """Note that the loop is done with its latest batch. If that ended a phase, write down the time of this phase."""
         if self._ending is not None:
             (phase, since), self._ending = self._ending, None
             _wait_for_devices()

@@ -1,4 +1,4 @@
-"""Listens to a feed: accounts, one warning if training waits, tuning, bad rows, and what processes publish."""
+"""Listens to a feed: keeps accounts, warns once if training waits, tunes, limits bad rows, publishes times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from feedline._src.listen.tuning import Tuner
 
 _log = logging.getLogger("feedline")
-_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # warn if loops wait a fifth of a minute: XProf's "highly input-bound"
+_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # a fifth of each minute: XProf calls this share "highly input-bound"
 _JUDGE_EVERY_S = 0.25
 _PUBLISH_EVERY_S = 5.0
 _PUBLISHED_PER_S = 500  # by all processes together, so that thousands of processes each publish less often
@@ -110,7 +110,7 @@ class FeedListener(Accounts):
         return judge(how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
 
     def _circumstances(self, *, current: bool = False) -> Circumstances | None:
-        """How the feed works; None: too few batches were delivered. `current`: judge only the present settings."""
+        """What was measured; None: too few batches were delivered. `current`: since the present settings apply."""
         stages, tuner = self._stages, self.tuner
         if (window := self.window(current=current)) is None:
             return None
@@ -127,7 +127,7 @@ class FeedListener(Accounts):
         )
 
     def _judge(self) -> None:
-        # a thread that finds another one judging returns; none waits for the lock, so an interrupt does no harm
+        # return at once if another thread is judging: no thread waits for the lock, so an interrupt does no harm
         if time.monotonic() - self._judged_at < _JUDGE_EVERY_S or not self._judging.acquire(blocking=False):
             return
         try:
@@ -135,7 +135,7 @@ class FeedListener(Accounts):
             self._warn_if_waiting()
             self._publish()
             tuner = self.tuner
-            if tuner is None or tuner.proposal is not None:  # `changed` resets it, once its settings are in use
+            if tuner is None or tuner.proposal is not None:  # `changed` resets it, once the settings are used
                 return
             if (how := self._circumstances(current=True)) is not None:
                 tuner.look(how)
@@ -154,7 +154,7 @@ class FeedListener(Accounts):
         report = self.report()
         if report is not None and report.bound not in ("compute", "loop"):
             self._warned = True
-            _log.warning("%s; advice: %s. feed.report() tells more", report.verdict, report.advice)
+            _log.warning("%s; advice: %s. See feed.report() for details", report.verdict, report.advice)
 
     def _publish(self) -> None:
         """Tell the other processes the times of this one, every few seconds."""

@@ -32,7 +32,7 @@ Bar = tuple[str, list[tuple[str, float]], str]
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives a file beside `path` to write to. It then replaces `path`; after an error, `path` stays as it was."""
+    """Gives a file to write to beside `path`, which it then replaces; after an error, `path` stays as it was."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield partial
@@ -55,7 +55,7 @@ def svg(report: Report) -> str:
     """A picture of the whole report on a white background."""
     bars, loop_s = _bars(report), max(1e-9, report.loop_s - report.late_s)
     longest_s = max(loop_s, *(_total_s(bar) for bar in bars))
-    scale = (_VALUES - _BARS - 14) / longest_s  # pixels a second
+    scale = (_VALUES - _BARS - 14) / longest_s  # pixels per second
     shapes: list[str] = []
     y = _texts(shapes, report.verdict[:1].upper() + report.verdict[1:], 22, _MARGIN, 'font-weight="600"')
     y = _texts(shapes, f"Advice: {report.advice}", 15, y + 12) + 16

@@ -49,7 +49,7 @@ class Straggler:
     Attributes:
       process: its index.
       stage: the stage in which it loses the most time: "read", "host" or "place".
-      stage_s, others_s: the time per batch of that stage in this process, and its median over the others.
+      stage_s, others_s: the time per batch of that stage in that process, and its median over the others.
       wait_share: the share of the time for which the loop of this process waits.
     """
 
@@ -73,10 +73,10 @@ class Report:
         "straggler" (one process has clearly slower input than the others).
       au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known in which
         part of the loop's own time the devices are idle, all of it counts as device time.
-      wait_share: the share of the time in which the devices were idle because the loop or its step waited for a
-        batch. With several processes, the largest of their shares; `au` is then at most 1 − this share.
-      headroom: for each stage, how many times as fast as the loop it would be if it worked alone; for "compute",
-        how many times as fast the loop would be without waiting. 1.0 or less: this stage alone makes it wait.
+      wait_share: the share of the time in which the devices were idle because the loop waited for a batch, or a
+        step for its transfer. With several processes, the largest share; `au` is then at most 1 − this share.
+      headroom: for each stage, its speed alone ÷ the speed of the loop without waiting; 1.0 or less: this stage
+        makes the loop wait. For "compute", the speed of the loop without waiting ÷ its speed now.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
       change: the settings to change and the predicted wait, as values; None: no change promises a clear gain.
       step_s: the mean time of a step: `loop_s` + `wait_s`. With `steps_per_call=K` all times are of K steps.

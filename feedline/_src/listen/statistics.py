@@ -44,7 +44,7 @@ class Metric(NamedTuple):
 
 
 def _field(name: str, help: str, default: float | None = 0, *, label: str = "", value: str = "") -> Any:
-    """A field with a metric's only value, or its value for the label `value`, or a dict of all values by label."""
+    """A field with the only value of a metric, or that for the label `value`, or a dict of all values by label."""
     metric = Metric(f"feedline_{name}", help, label)
     return dataclasses.field(default=default, metadata={"metric": metric, "value": value})
 
@@ -68,8 +68,8 @@ class Statistics:
     `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. Placing is the time in
     the JAX calls; transfers continue after it. The host buffers of workers are not counted, because they lie in
     the workers; nor is the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is batches ×
-    device time of a step ÷ wall time. Device time is all time except `wait_share` and, once it is known, the part
-    of the loop's own time in which the devices were idle.
+    device time of a step ÷ wall time. Device time is all time except the share `wait_share` and, once it
+    is known, the part of the loop's own time in which the devices were idle.
 
     `tokens` has one entry "all" or, for a mixture, an entry for each source by name, if the source knows its
     tokens: `feedline.Packed` and `feedline.Ragged` do. Rows that a remainder drops count once the epoch is over. A
@@ -101,7 +101,7 @@ class Statistics:
         None,
     )
     wait_share: float | None = _field(
-        "wait_ratio", "Share of the time in which the loop or its step waited for a batch.", None
+        "wait_ratio", "Share of the time in which the loop waited for a batch, or a step for its transfer.", None
     )
     wait_p50_s: float = _field("wait_p50_seconds", "The median of the latest waits in next().", 0.0)
     wait_p99_s: float = _field("wait_p99_seconds", "The 99th percentile of the latest waits in next().", 0.0)
@@ -167,8 +167,8 @@ _BOUND = Metric(
 )
 _HEADROOM = Metric(
     "feedline_headroom_ratio",
-    "How many times as fast as the training loop a stage would be alone: read, host, place; and compute, the "
-    "loop without waiting. At most 1: this stage makes the loop wait.",
+    "Speed of read, host or place alone, relative to the loop without waiting; at most 1: this stage makes the "
+    "loop wait. For compute: speed of the loop without waiting, relative to now.",
     "stage",
 )
 _FIELDS = [field for field in dataclasses.fields(Statistics) if field.metadata]

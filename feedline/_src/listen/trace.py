@@ -182,7 +182,7 @@ class Events:
         yield self._event("e", name, LOOP, ended, id2=local, args=args)
 
     def _arrow(self, tail: tuple[str, float], head: tuple[str, float]) -> Iterator[Event]:
-        """An arrow from one span to another. Each is given by its track and a time inside the span."""
+        """An arrow from one span to another. A span is given by its track and a time inside it."""
         number = next(self._ids)
         yield self._event("s", "batch", *tail, id=number)
         yield self._event("f", "batch", *head, id=number, bp="e")

@@ -15,7 +15,7 @@ from feedline._src.options import DEFAULT_MAX_THREADS, Settings
 
 LITTLE = 0.05  # below this wait share, training counts as limited by compute, as in XProf
 _STRAGGLER_FACTOR = 1.2  # a straggler's input takes longer than this × the median of the others
-_MAX_GIL_WAIT_S = 1e-3  # longer waits mean that Python competes for the GIL (switch interval: 5 ms)
+_MAX_GIL_WAIT_S = 1e-3  # longer waits mean that Python threads compete for the GIL (switch interval: 5 ms)
 _MIN_CPU_S = 2e-3  # threads that need less processor time per batch cannot hold the GIL for long
 _MOSTLY = 0.5
 _MAX_REMAINING_WAIT = 0.9  # a change is advised if it is predicted to leave less than this share of the wait
@@ -78,7 +78,7 @@ class Circumstances:
     def shares_gil(self) -> bool:
         """Whether Python code of the feed holds the GIL and makes the feed's threads take turns.
 
-        If they wait longer for it than they compute, other threads hold the GIL, or the processors are busy.
+        False if they wait longer for it than they compute: others then hold it, or the processors are busy.
         """
         computes = self.window.mean("cpu_s") > max(_MIN_CPU_S, self.gil_wait_s)
         return self.reader == "threads" and self.gil_wait_s > _MAX_GIL_WAIT_S and computes
@@ -171,12 +171,12 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
 
 def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     """The mean time for which the loop would wait for a batch in the circumstances `then`: the largest of three
-    waits. If batches are made ahead, the first two count only beyond the loop's own time.
+    waits. If batches are made ahead, the loop's own time is subtracted from the first two.
 
-    - For readers: a batch is ready every (make + place) ÷ readers, where at most `prefetch` batches are placed at
-      a time. With workers, a batch is ready every max(make ÷ workers, place).
-    - For processors: a batch takes all its processor times ÷ cores, or ÷ 1 while Python code shares the GIL.
-    - For uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
+    - Because of readers: a batch is ready every (make + place) ÷ readers, where at most `prefetch` batches are
+      placed at a time. With workers, a batch is ready every max(make ÷ workers, place).
+    - Because of processors: a batch takes its processor time ÷ cores; all of it while Python code shares the GIL.
+    - Because of uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """
     window = now.window
     make_s = [batch.read_s + batch.host_s for batch in window.batches]
@@ -280,8 +280,8 @@ def _advice(
     if held_up and bound == "loop":
         return (
             f"no setting helps: a batch needs {milliseconds(window.mean('cpu_s'))} ms of processor time, but a "
-            f"thread that gives up the GIL gets it back after {milliseconds(how.gil_wait_s)} ms; look for Python "
-            f"threads of your own that compute, and for other programs on these {how.cores} cores"
+            f"thread that gives up the GIL gets it back only {milliseconds(how.gil_wait_s)} ms later; look for "
+            f"Python threads of your own that compute, and for other programs on these {how.cores} cores"
         )
     if bound == "loop":
         return (

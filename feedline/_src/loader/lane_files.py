@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-_FILE = "metadata"  # the name that Orbax's JsonSave and JsonRestore use, so each side can read the other's files
+_FILE = "metadata"  # as in Orbax's JsonSave and JsonRestore: Orbax can read these files, and feedline those of Orbax
 
 
 def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:

@@ -1,7 +1,8 @@
 """Rows with random access: any thread, or a worker process, reads any part of any batch after any cursor.
 
-A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0
-after an origin, which is a cursor. Each is read in parts. `PartWriter` writes a part; streams use it, too.
+A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0,
+which begins at a cursor (epoch, position): the *origin*. Each delivery is read in parts. `PartWriter` writes a
+part; streams use it, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_r
 from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
-# the most deliveries announced to the source in advance, because the row indices of each must be computed
+# the most deliveries announced to the source in advance: computing their row indices takes time
 _MAX_ANNOUNCED = 1 << 8
 
 
@@ -124,7 +125,7 @@ class PartWriter:
         self.clock.lap("stage")
 
     def _replace_bad(self, error: RowError) -> list[BadRow]:
-        """Write all rows again after `error`, a substitute for each bad one. RowError if `bad_rows="raise"`."""
+        """Write all rows again after `error`, with substitutes for bad ones. RowError if `bad_rows="raise"`."""
         index, positions, bad = self._indices(), self._positions(slice(0, len(self.offsets))), []
 
         def write(some: slice) -> None:
@@ -184,7 +185,7 @@ class RandomAccess:
 
     def check_cursor(self, cursor: Cursor) -> None:
         """ValueError if the number of batches left in the pass is not a multiple of the steps per call."""
-        self.order.taken_before(*cursor)  # raises if the epoch is too late for a mixture's counts
+        self.order.taken_before(*cursor)  # raises if a mixture would read 2^63 rows or more of a source by then
         for problem in self.schedule.refused_steps(cursor, self.steps_per_call):
             raise ValueError(problem)
 
@@ -239,7 +240,7 @@ class _RandomPart(PartWriter):
         return self.access.schedule.positions(self.start, self.offsets[some])
 
     def _read(self, some: slice, index: Indices | None) -> Indices:
-        """Without `index`, read all rows: one call per epoch computes the row indices and reads the rows."""
+        """Without `index`, `some` is all rows: one call per epoch computes their row indices and reads them."""
         access = self.access
         try:
             if index is not None:
@@ -300,13 +301,13 @@ class _Part(NamedTuple):
 
 
 class LocalBatches:
-    """The process-local batches from `origin` to the end of the pass. Any thread may read any part, each once.
+    """The process-local batches from `origin` to the end of the pass. Each part is read once, by any thread.
 
     It is also an iterator, for one thread.
 
     Args:
       parts: the most parts into which a batch is divided.
-      every: one of this many deliveries is read here; other worker processes read the other deliveries.
+      every: only every `every`-th delivery is read here; other worker processes read the others.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, parts: int = 1, every: int = 1) -> None:
@@ -423,5 +424,5 @@ class LocalBatches:
         return self._access.schedule.batch_at(self._origin, number * self._access.steps_per_call + step)
 
     def _cursor_before(self, number: int) -> Cursor:
-        """The cursor after the last batch before delivery `number`, not normalised."""
+        """The cursor after the last batch before delivery `number`; at an epoch's end, still in that epoch."""
         return self._access.schedule.after(self._start(number, -1)) if number else self._origin

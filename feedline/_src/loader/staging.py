@@ -128,7 +128,7 @@ class _Lease:
 
 
 class _Return(weakref.ref[_Lease]):
-    """A weak reference to a lease, which keeps it alive. When the lease ends, `slab` becomes idle."""
+    """A weak reference to a lease, kept alive by the lease. When the lease ends, `slab` becomes idle."""
 
     __slots__ = ("slab",)
     slab: Slab
@@ -146,7 +146,7 @@ class Buffers(NamedTuple):
 
     Attributes:
       read: the leaves as the source writes them, in its dtypes and with the shapes of `ProcessReads.as_read`.
-      leaves: the leaves as they are placed. A leaf that is not transformed, cast or cut is the array in `read`.
+      leaves: the leaves as they are placed. A leaf that is not transformed, cast or cut is the same array in both.
     """
 
     read: list[Array]

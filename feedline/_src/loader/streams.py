@@ -50,8 +50,8 @@ class Stream:
     Attributes:
       source: the first item. It replaces bad items, and fills rows without an item, since every process has it.
       plan: its remainder says where an epoch ends. "drop": with the shortest lane; items left in other lanes are
-        read, to count them. "pad": with the longest lane. "wrap", for one lane: batches cross its end. Its
-        `settings.buffer` is the number of batches in a window.
+        read, to count them. "pad": with the longest lane. "wrap", for one lane: batches cross its end. The
+        plan's `settings.buffer` is the number of batches in a window.
       gather: exchanges the ends of lanes with the other processes; None: this process reads every lane.
       opened: the iterators that are open, in the order in which they were opened.
     """
@@ -196,7 +196,7 @@ class StreamBatches:
         me = threading.current_thread()
         if me is not self._opener:
             self._reader = me
-        # `_reader` is set first: a thread that stops the watch and then sees None knows that this reads nothing
+        # after `_reader` is set: a thread that stops the watch and then finds None knows that nothing reads here
         if self._watch.stopped():
             raise FeedError("the feed was closed", stage="read")
         for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.opened)):
@@ -229,7 +229,7 @@ class StreamBatches:
         return self._dropped
 
     def _read_window(self) -> tuple[deque[HostBatch], dict[int, int] | None, Exception | None]:
-        """Read this process's part of a window, and agree with the others on which of its batches exist.
+        """Read this process's part of a window, and agree with the others on which batches exist.
 
         Returns:
           The existing batches; the number of items of each lane if the epoch ends after these batches, else None;
@@ -429,7 +429,7 @@ class Lane:
         return items
 
     def state(self) -> Any:
-        """The state of Grain's iterator after the last item that was taken, with tuples `marked`."""
+        """The state of Grain's iterator after the last item that was taken, with its tuples `marked`."""
         return marked(self._iterator.get_state())
 
     def close(self) -> None:

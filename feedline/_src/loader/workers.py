@@ -190,7 +190,7 @@ class Worker:
         self._ask(ahead)
 
     def take(self, wake: Connection) -> HostBatch | None:
-        """Return the next batch, and ask the worker for one more. None once `wake` is readable."""
+        """Return the next batch, and ask the worker for one more. None if `wake` is readable first."""
         while True:
             if self.connection not in connection.wait([self.connection, wake]):
                 return None
@@ -285,7 +285,7 @@ def _whole_pages(nbytes: int) -> int:
 def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None:
     """What a worker process runs. It sends None once it can read, and then answers each number with that batch.
 
-    The batch's memory follows the batch. Any of these answers may be an error and its traceback instead.
+    The batch's memory follows the batch. Instead of None or a batch, it may send an error and its traceback.
     """
     _prepare(settings)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended

@@ -58,7 +58,7 @@ class RowOrder(Protocol):
         """The value of `Feed.order`."""
 
     def rows_at(self, epoch: int, positions: Positions) -> NDArray[np.int64]:
-        """int64[k]: the row index at each position, integers[k] or a range of step 1."""
+        """int64[k]: the row index at each of these positions."""
 
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
         """What the C library needs to compute the rows at these positions; None if it cannot compute them."""
@@ -243,7 +243,7 @@ class EpochOrder(ctypes.Structure):
       kind: as stored (0), shuffled (1), blocked (2), or a mixture (3).
       n: the number of rows in the epoch.
       table: if shuffled with few rows, the whole permutation; else NULL.
-      rows: if shuffled, the permutation of all rows; if blocked, of the positions of a window, unless `irregular`.
+      rows: if shuffled, the permutation of all rows; if blocked, that of each window that is not `irregular`.
       block_table, blocks: the permutation of the full blocks, as a table if they are few, and as a network.
       irregular, irregular_window: permutation and number of each window with fewer rows than others: the one with
         the short block, and the last one.

@@ -307,7 +307,7 @@ class MixtureOrder:
         """The row index at each position of an epoch.
 
         Args:
-          epoch: its number. In an epoch, a source continues where it stopped in the previous one.
+          epoch: the epoch's number. Each source continues where it stopped in the epoch before.
           positions: int64[k] in [0, rows); or a range of step 1. Ascending positions are computed fastest.
 
         Returns:
@@ -328,7 +328,7 @@ class MixtureOrder:
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
         """What the C library needs for these positions; None if NumPy must compute the rows.
 
-        NumPy computes positions in several phases, and rows from very many epochs of the sources.
+        NumPy computes positions that lie in several phases, and rows from very many epochs of the sources.
         """
         if not len(positions):
             return None

@@ -40,7 +40,7 @@ def common(
 
 
 def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
-    """How to resume at the cursor with other weights; None unless the orders differ only in weights before it.
+    """How to resume at the cursor with other weights; None if the orders also differ in anything else.
 
     Args:
       saved, own: the orders of both fingerprints, as `common` returns them.

@@ -22,7 +22,7 @@ after seven at n = 2⁶².
 *Why seven rounds.* Take two indices with the same r. The difference of their l is preserved only as long as their
 r stay equal. So after 2k + 1 rounds, it is preserved with probability 1/a + 1/b^k; in a random permutation, with
 1/a. The same holds for the r of two indices with the same l. After three rounds, this happens twice as often as it
-should. To detect the excess takes fifty whole epochs after five rounds, and 50 n epochs after seven.
+should. With five rounds, it takes fifty whole epochs to detect the excess; with seven, 50 n epochs.
 """
 
 from __future__ import annotations

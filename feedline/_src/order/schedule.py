@@ -64,7 +64,7 @@ class Schedule:
     Attributes:
       rows: n, rows in the source.
       batch_size: B, rows in the global batch.
-      remainder: "drop": n // B batches per epoch. "pad": the ceiling of n / B; position p ≥ n repeats position
+      remainder: "drop": n // B batches per epoch. "pad": n / B, rounded up; position p ≥ n repeats position
         p mod n of its epoch and is not valid. "wrap": batches continue across the ends of epochs.
       epochs: the epochs of one pass; None if the feed is endless.
 
@@ -129,7 +129,7 @@ class Schedule:
         end = start.position + self.batch_size
         if self.remainder != "wrap":
             return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond the end
-        beyond = (end - 1) // self.rows  # by the last row: at an epoch's end, the position is n, not 0 of the next
+        beyond = (end - 1) // self.rows  # in which epoch the last row is: at its end, the position is n, not 0
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
     def positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> BatchPositions:

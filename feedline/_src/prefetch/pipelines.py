@@ -119,7 +119,7 @@ class _OneByOne(Generic[H]):
         self._unclosed = [iterator]  # whoever removes the iterator closes it
 
     def read(self, number: int, part: int) -> H:
-        """The next batch. At the end, or after an error, the iterator is closed before the consumer sees that."""
+        """The next batch. At the end, or after an error, the iterator is closed before this raises."""
         try:
             return next(self._iterator)
         except BaseException as last:
@@ -267,7 +267,7 @@ def _placed(place: Callable[[H], T], host: H) -> T:
 class Prefetcher(Generic[H, T]):
     """Threads that read parts of batches in order, and place each batch once it has a slot.
 
-    The thread that completes a batch places it. At most `threads` of them read at a time; the others wait for the
+    The thread that completes a batch places it. At most `threads` threads read at a time; the others wait for the
     slots of batches that were read ahead, and then place these. At most `ahead` batches are being read, or wait to
     be placed. At most `depth` placed batches wait for the consumer.
     """

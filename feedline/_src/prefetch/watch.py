@@ -98,7 +98,7 @@ class Watch:
         return alarmed(self._reading.stall_warning_s, message)
 
     def patience_s(self) -> float:
-        """Seconds until the next warning or error is due, from now; 0 once it is."""
+        """Seconds from now until the next warning or error is due; 0 if it is due already."""
         patience_s = max(0.0, self._limit_s() - self._still_s(self._last[1]))
         self._due = time.monotonic() + patience_s
         return patience_s
@@ -158,7 +158,7 @@ def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
             yield
         finally:
             timer.cancel()
-    finally:  # cancel again, because an interrupt may come right before the first time
+    finally:  # cancel again, because an interrupt may come right before the first call
         timer.cancel()
         if timer.ident is not None:
             timer.join()

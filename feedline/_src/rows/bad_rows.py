@@ -19,7 +19,7 @@ class BadRow(NamedTuple):
 
     Attributes:
       at: its offset in the global batch.
-      epoch, position: the epoch, and its position in the epoch's order.
+      epoch, position: the epoch, and the row's position in the epoch's order.
       row: its row index in the source; for a stream, its position in the stream.
       substitute: the row index of its substitute, whose values the batch has.
       error: the message of the error that the bad row caused.
@@ -47,7 +47,7 @@ class BadRow(NamedTuple):
 def find_bad_rows(
     attempt: Callable[[slice], None], rows: Indices, error: RowError
 ) -> Iterator[tuple[int, RowError]]:
-    """Yield offset and error of each bad row of a failed read, ascending. By the end, all other rows were read.
+    """Yield offset and error of each bad row of a failed read, ascending. At the end, all good rows are read.
 
     One bad row among k costs at most three more reads if its error names the row, and 2 log₂ k if not.
 

@@ -1,4 +1,4 @@
-"""Sources of rows: the protocol for users' classes, and the base classes of feedline's own, which add defaults.
+"""Sources of rows: the protocol for users' sources, and the base classes of feedline's sources, with defaults.
 
 A user's `RowSource` is wrapped once, when it is opened, so no other code has to ask which optional members it has.
 """
@@ -24,9 +24,10 @@ Columns = tuple[slice | Indices, ...]
 Cut = tuple[int, Columns, npt.NDArray[Any]]
 """(number of a leaf, which of its columns to read, the array to write them to)."""
 WillRead = Callable[[Indices, int], bool]
-"""(rows, ahead): starts to fetch rows that are read `ahead` batches later. False: too early, so call it again."""
+"""(rows, ahead): starts to fetch rows that are read `ahead` batches later. Returns False if it is too early; then
+call it again later."""
 OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
-"""Which order a source defines itself: a mixture's, or ("repeated") the single endless epoch of a Grain dataset
+"""The order that a source imposes: that of a mixture, or ("repeated") the single endless epoch of a Grain dataset
 after `repeat()`. "": none, so the source accepts any order."""
 Record = bytes | Mapping[str, Any]
 """The bytes of a row; or, for a row with several fields, their values by name, at least one of them bytes."""
@@ -88,7 +89,7 @@ class RowSource(Protocol):
         """JSON values that identify the data: names, sizes, sampled bytes; no absolute path.
 
         A feed reads this when it is built, as the field "data" of its fingerprint. So the feed refuses a state
-        that was saved over other data, and a run whose processes do not read the same data.
+        that was saved with other data, and a run whose processes do not read the same data.
         """
 
     def __len__(self) -> int:
@@ -99,7 +100,8 @@ class RowSource(Protocol):
 
         Rows come in any order and may repeat, and several threads call this at once. `rows` is read-only. Each
         leaf of `out` has the shape `(len(rows), *shape of the leaf)` and may be strided. An error becomes a
-        `RowError` that names the row. If you raise a `RowError` with `row=`, few further reads find this row.
+        `RowError` that names the row. To find the row, feedline reads parts of `rows` again; if you raise a
+        `RowError` with `row=`, a few such reads suffice.
         """
 
     def close(self) -> None:
@@ -117,7 +119,7 @@ def why_not_a_source(source: Any) -> str:
     kind, has = type(source).__name__, set(dir(source))
     if is_table(source):
         return (
-            f"a table is no source, but its numeric columns are, got a {kind}; pass "
+            f"a table is not a source, but its numeric columns are, got a {kind}; pass "
             "{name: table[name] for name in names}"
         )
     if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has `read`, too
@@ -162,7 +164,7 @@ class Indexed:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON values that identify the data; no absolute path. A bad row among the sampled ones is no error."""
+        """JSON values that identify the data; no absolute path. A bad sampled row raises no error."""
         raise NotImplementedError
 
     @property
@@ -199,7 +201,7 @@ class Indexed:
 
         Raises:
           IndexError: there is no such row. A negative index counts from the end.
-          TypeError: `index` is a slice, or anything else but an integer.
+          TypeError: `index` is a slice, or anything else that is not an integer.
         """
         try:
             row = operator.index(index)
@@ -240,14 +242,14 @@ class Source(Indexed):
 
     Attributes:
       spec: a tree of `jax.ShapeDtypeStruct` for one row.
-      lanes: for a stream, the number of its lanes (only its first item is a row here); 0: not a stream.
-      format: how rows are read, as a state names it: "columns", "records", "mixture", "stream" or "3 lanes".
-      own_order: which order the source defines itself.
+      lanes: the number of lanes of a stream, whose only row here is its first item; 0: not a stream.
+      format: a state's name for the way rows are read: "columns", "records", "mixture", "stream" or "3 lanes".
+      own_order: the order that the source imposes.
       shuffled: whether the order is shuffled unless the user gives one.
-      reads_columns: whether `read_cuts` can read some leaves or columns only; if not, ask for all leaves, whole.
+      reads_columns: whether `read_cuts` can read only some leaves or columns; if not, give it `whole_cuts`.
       positioned: whether rows depend on their epoch and position, so that `read_cuts` must get `Rows`.
-      ragged_leaves: the numbers of the ragged leaves. In a row, their first axis is as long as the batch needs, at
-        most as long as in `spec`. In the `out` of `read`, it may have any length that holds the rows.
+      ragged_leaves: the numbers of the ragged leaves. The first axis of their rows is padded to the length that a
+        batch needs, at most that of `spec`. The `out` of `read` may have any length there that holds the rows.
     """
 
     spec: Any
@@ -281,12 +283,12 @@ class Source(Indexed):
         """This mixture with other weights from a position on.
 
         Raises:
-          TypeError, ValueError: the source is no mixture, or the weights or the position are not allowed.
+          TypeError, ValueError: the source is not a mixture, or the weights or the position are not allowed.
         """
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """This source; for a mixture, one with the weights that the order in a state had before a position."""
+        """This source; for a mixture, one whose weights before `position` are those of `order`, from a state."""
         return self
 
     def padded_length(self, rows: Indices) -> int:
@@ -375,7 +377,7 @@ class EncodedSource(Indexed):
 
 
 class UserSource(Source):
-    """Wraps a user's `RowSource`, which the user closes. Its members `will_read` and `picklable` are optional."""
+    """Wraps a user's `RowSource`, which the user closes, and which may also have `will_read` and `picklable`."""
 
     def __init__(self, given: RowSource) -> None:
         self._given, self.spec = given, given.spec

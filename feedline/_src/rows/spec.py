@@ -76,7 +76,7 @@ def first_difference(one: Any, other: Any, root: str) -> tuple[str, str | None, 
 
     Returns:
       (name of the leaf, its text in `one`, its text in `other`). The name begins with `root`. A text is the dtype
-      and the shape, with the byte order if this machine has another; or None if the tree lacks the leaf.
+      and the shape; the dtype shows its byte order if it is not this machine's. None: the tree lacks the leaf.
     """
     described = [
         {

@@ -52,7 +52,7 @@ def as_array(name: str, value: Any) -> Array:
 
 
 def as_record_leaf(name: str, value: Any) -> Any:
-    """Convert a leaf of a record to an array: a number, a list of numbers, or any object that NumPy can convert.
+    """Convert a record's leaf to an array if it is a number, a list of numbers, or an object that NumPy converts.
 
     Anything else is returned as it is. The spec of the record refuses what has no dtype, such as text.
 

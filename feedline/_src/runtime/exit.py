@@ -67,7 +67,7 @@ def _register() -> None:
     # Hooks of threading run earlier, the newest first. The join is such a hook, older than this one: it was
     # registered by concurrent.futures, which is imported above
     threading._register_atexit(_close_all)  # type: ignore[attr-defined]
-    os.register_at_fork(after_in_child=_open.clear)  # they and their workers belong to the parent
+    os.register_at_fork(after_in_child=_open.clear)  # pipelines and workers belong to the parent
 
 
 def _close_all() -> None:

@@ -1,4 +1,4 @@
-"""The mapped way to read: rows of arrays in memory, or in files that store them byte for byte."""
+"""Reads rows of arrays in memory, or in files that store them byte for byte (formats whose `way` is "mapped")."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ArraySource(Source):
 
     Reads are thread-safe. A pickled source holds paths, and opens the files again in the other process.
 
-    Local files are mapped. Rows of objects in a store are read through the cache. Once the cache has all objects
-    completely, they are mapped as well, until the cache evicts one.
+    Local files are mapped. Files in a store are read through the cache. Once the cache holds all of them
+    completely, they are mapped as well, until it evicts one.
 
     Args:
       shards: each is the path of a file of arrays, or a tree whose leaves are arrays and paths of files with one
@@ -103,7 +103,7 @@ class ArraySource(Source):
             raise ValueError(f"a source must have at least one row, got none in {trees[0][0]}{window}; check it")
 
     def _trees_of(self, number: int, shard: Any) -> list[tuple[str, Any]]:
-        """A shard as a list of (its name for errors, tree of arrays). The rows of the trees follow each other."""
+        """A shard as a list of (its name for errors, tree of arrays), in the order of the rows."""
         if isinstance(shard, str | os.PathLike):
             name = os.fspath(shard)
             trees = self._arrays_in(name, self._options)
@@ -136,29 +136,29 @@ class ArraySource(Source):
             return as_array(name, leaf)
         if is_list(leaf):
             raise TypeError(
-                f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For "
+                f"{name}: a list may mean rows or columns, so it is refused, got a list of {len(leaf)}. For "
                 "columns pass a tuple or a dict of arrays. For rows pass numpy.stack(rows); or an object with "
                 "__len__ and __getitem__, like grain.MapDataset.source(rows); or, for rows in files, a glob"
             )
         raise TypeError(
             f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
-            "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) a sequence of "
-            "numbers. To read rows only when they are needed, pass the path of the .h5 or .zarr, or an "
-            "object with __len__ and __getitem__"
+            "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) converts a "
+            "sequence of numbers. To read rows only when they are needed, pass the path of the .h5 or .zarr, or "
+            "an object with __len__ and __getitem__"
         )
 
     def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
-        """Use these leaves, each in parts, in a tree of this form. `names`: the file of each part, if known."""
+        """Use these leaves, each in parts, as a tree of structure `form`. `names`: each part's file, if known."""
         self._leaves, self._names = leaves, names
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
-        self._files_to_check = itertools.cycle(list(self._files))  # over a list: threads share this iterator
+        self._files_to_check = itertools.cycle(list(self._files))  # a cycle over a list can be shared by threads
         self._checks = min(CHECKS_A_READ, len(self._files))
         in_files = any(isinstance(part, FileArray) for parts in leaves for part in parts)
         self.is_remote = self._opened is not None and self._opened.in_store and in_files
         self._store_readers: list[Reader] = []
         self._complete_files = 0
-        """In a store: how many files, counted from the first, the cache had completely when it was last asked."""
+        """For files in a store: how many of them, from the first on, were found completely in the cache."""
         if self.is_remote:
             self._readers = self._store_readers = [self._store_reader(parts) for parts in leaves]
         else:
@@ -202,7 +202,7 @@ class ArraySource(Source):
         parts: list[Any] = [
             tuple(itertools.chain(*leaves)) for leaves in zip(*(each._leaves for each in sources), strict=True)
         ]
-        # takes no memory: all rows of a source lie at the same address
+        # takes no memory: `broadcast_to` stores the number of a source once, for all its rows
         numbers = tuple(np.broadcast_to(np.int32(i), (len(each),)) for i, each in enumerate(sources))
         tree = {**jax.tree.unflatten(jax.tree.structure(sources[0].spec), parts), number: numbers}
         leaves, form = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, tuple))
@@ -213,7 +213,7 @@ class ArraySource(Source):
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard. No path, so moving a dataset does not change its identity."""
         _check(self._files[:CHECKS_A_READ])
-        # the same as in a store, where these files may be read in groups
+        # the identity must be the same as in a store, where such files may be read in groups
         if self._opened is not None and self._read_file is not None:
             return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
@@ -242,11 +242,11 @@ class ArraySource(Source):
         return self._selected[rows]
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """Write spans of rows of the only leaf side by side into the rows of `out`, then zeros to the end of each.
+        """Fill each row of `out` with its spans of the only leaf, side by side, and with zeros after the last.
 
         Args:
           spans: `first` counts rows over all shards. No span crosses the end of a shard.
-          out: [k, length, *shape of the leaf]. A row of `out` without a span is left as it is, or gets zeros.
+          out: [k, length, *shape of the leaf]. A row without a span may keep its values or become zeros.
         """
         self._checked_read(lambda readers: readers[0].read_spans(spans, out))
 
@@ -308,7 +308,7 @@ class ArraySource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches arrays in a store ahead, until all are mapped; None from then on, and outside a store."""
+        """Fetches rows of arrays in a store ahead. None if no array is in a store, or once all are mapped."""
         return self._will_read if self.is_remote and self._readers is self._store_readers else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -369,7 +369,7 @@ def _start_digest(part: Array | FileArray, samples: int) -> Callable[[], list[An
     read = part.file.start_samples([(part.offset + row * part.strides[0], length) for row in rows])
 
     def finish() -> list[Any]:
-        # rows of a 1-D array are scalars, which NumPy makes in native byte order
+        # rows of a 1-D array are scalars, which NumPy returns in native byte order
         begins = [
             np.frombuffer(begin, part.dtype)[0] if part.ndim == 1 else np.frombuffer(begin, np.uint8)
             for begin in read()
@@ -527,7 +527,7 @@ class FileRows(Reader):
         copy_values(spans, values, out)
 
     def places(self, rows: Indices, counts: Indices | None = None) -> Iterator[Place]:
-        """Yield where these rows lie in the files; with `counts`, where the counts[i] rows from rows[i] on lie."""
+        """Yield where these rows lie in the files; with `counts`, where counts[i] rows lie, from rows[i] on."""
         for number, at, offsets in self._located(rows):
             lengths = np.full(len(offsets), self._row_bytes)
             yield number, offsets, lengths if counts is None else lengths * counts[at]

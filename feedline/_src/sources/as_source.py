@@ -1,4 +1,4 @@
-"""Makes a `Source` of what a user passes. The modules for files, stores and records are imported on first use."""
+"""Makes a `Source` from what a user passes. Modules for files, stores and records are imported on first use."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _of_records(source: Any) -> Source:
 
 
 def _warn_if_batched(dataset: grain.MapDataset[Any] | grain.IterDataset[Any]) -> None:
-    """Warn if a dataset ends with `batch`, or with one more operation after it, as `to_iter_dataset`."""
+    """Warn if a dataset ends with `batch`, or with `batch` and one operation more, such as `to_iter_dataset`."""
     if any(type(step).__name__.startswith("Batch") for step in [dataset, *getattr(dataset, "parents", ())[:1]]):
         warn(_BATCHED)
 
@@ -121,7 +121,7 @@ def opened_metadata(source: Any) -> SourceMetadata:
     """The metadata of a user's source. The source is closed if it was opened here.
 
     Raises:
-      ValueError, TypeError, OSError: `source` is no source, has no rows, or names no file that exists.
+      ValueError, TypeError, OSError: `source` is not a source, has no rows, or names a file that does not exist.
       FeedError: the spec must be taken from a row, and that row cannot be read.
     """
     found = opened(source)

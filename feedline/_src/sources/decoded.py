@@ -25,7 +25,7 @@ class Row:
 
     Attributes:
       index: its row index in the source.
-      epoch, position: the epoch, and its position in the epoch's order.
+      epoch, position: the epoch, and the row's position in the epoch's order.
       key: 64 random bits, a function of (seed, epoch, position). So what is drawn from the key is the same on any
         topology and after any resume.
     """
@@ -57,7 +57,7 @@ def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec
       A `RowSource`. Closing it closes `source`.
 
     Raises:
-      TypeError: `source` has no encoded records, or `spec` is no tree of shapes and dtypes.
+      TypeError: `source` has no encoded records, or `spec` is not a tree of shapes and dtypes.
       ValueError: `decode` leaves a part of a row unwritten, or writes other values when it is called again.
       RowError: neither the first, nor the middle, nor the last record can be decoded.
 
@@ -144,7 +144,7 @@ class DecodedSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches records in a store ahead; None outside a store."""
+        """Fetches records in a store ahead; None for local files."""
         return self.encoded.will_read
 
     def file_of(self, row: int) -> str | None:

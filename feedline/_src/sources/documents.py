@@ -65,7 +65,7 @@ class DocumentSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches arrays in a store ahead, until all are mapped; None from then on, and outside a store."""
+        """Fetches rows of arrays in a store ahead. None if no array is in a store, or once all are mapped."""
         return self._will_read if any(source.will_read is not None for source in self._arrays) else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -78,7 +78,7 @@ class DocumentSource(Source):
 
 
 def is_documents(given: Any) -> bool:
-    """Whether `open_documents` opens a value. True for any tuple: its error for a wrong tuple is clearer."""
+    """Whether `open_documents` opens a value. True for any tuple, so that `open_documents` refuses a wrong one."""
     return isinstance(given, tuple) or _is_arrow_lists(given) or bool(_index_paths(given))
 
 
@@ -112,13 +112,13 @@ def open_documents(name: str, given: Any) -> Documents:
         found = f"{offsets[at]} to {offsets[at + 1]} at row {at}" if lengths[at] < 0 else f"{offsets[[0, -1]]}"
         raise ValueError(
             f"offsets must ascend from 0 to at most the number of values, {len(values)}, got {found} for "
-            f"{name!r}; {_REPAIR}, unless values or offsets are truncated"
+            f"{name!r}; check whether values or offsets are truncated. If not, {_REPAIR}"
         )
     return Documents(values, offsets)
 
 
 def open_tokens(paths: Sequence[str], options: OpenOptions) -> Documents:
-    """The documents of `.idx` files of Megatron-LM, one file after the other. The `.bin` beside each has tokens.
+    """The documents of `.idx` files of Megatron-LM, file after file. The `.bin` beside each has its tokens.
 
     Raises:
       ValueError: files are damaged, or do not fit together.
@@ -130,7 +130,7 @@ def open_tokens(paths: Sequence[str], options: OpenOptions) -> Documents:
     indices = [files.opened(number, megatron.read_index) for number in range(len(files))]
     dtypes = {str(index.dtype) for index in indices}
     if len(dtypes) > 1:
-        raise ValueError(f"files whose rows follow each other must have tokens of one dtype, got {sorted(dtypes)}")
+        raise ValueError(f"files that are read as one source must have tokens of one dtype, got {sorted(dtypes)}")
     tokens = Files([megatron.tokens_beside(path) for path in paths], options.store)
     for index, file in zip(indices, tokens, strict=True):
         megatron.check_tokens(index, file.name, file.size)
@@ -183,7 +183,7 @@ def _offsets_in_memory(name: str, given: Any) -> Indices:
     (spec,) = jax.tree.leaves(source.spec)
     if spec.dtype.kind not in "iu" or spec.shape or len(source) < 2:
         raise TypeError(
-            "offsets must be integers in one axis, one more than there are documents, at least 2, got "
+            "offsets must be integers in one axis, one for each document and one for the end, at least 2, got "
             f"{spec.dtype}{[len(source), *spec.shape]} for {name!r}; {_REPAIR}"
         )
     found = np.empty(len(source), spec.dtype)

@@ -134,7 +134,7 @@ def _class_of(name: str) -> bytes:
 
 
 def open_files(files: Sequence[str] | Sequence[Listed], store: Store | None) -> FolderSource:
-    """Open local files or listed objects, in this order, without labels. ValueError: one is no regular file."""
+    """Open local files or listed objects, in this order, without labels. ValueError: one is not a regular file."""
     for file in files:
         if not isinstance(file, str) or os.path.isfile(file) or not os.path.exists(file):
             continue  # a link to nothing is an error when it is read

@@ -1,4 +1,4 @@
-"""Tables: files whose rows are stored in groups, decoded on demand into a bounded cache, or read by row number.
+"""Tables: files whose rows are read by row number, or in groups that are decoded on demand into a bounded cache.
 
 `GroupSource` has rows of numbers, `TableSource` has rows in which a leaf is bytes or text. They share the rest.
 """
@@ -67,7 +67,7 @@ def open_groups(
 def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[Any]:
     """The rows of a file as trees of arrays."""
     arrays = open_file(file, options).arrays
-    assert arrays is not None, file  # this version had arrays when it was opened first
+    assert arrays is not None, file  # this version of the file had arrays when it was opened
     return arrays()
 
 
@@ -297,7 +297,7 @@ class GroupSource(_GroupedRows, Source):
         return {"kind": "groups", "rows": self._sampled}
 
     def sampled_rows(self) -> list[Any]:
-        """For each folder of files, its number of rows and a digest of some of these rows."""
+        """For each Zarr folder, its number of rows and a digest of some of these rows."""
         found = []
         for first, end in zip(self._file_of_row.firsts.tolist(), self._file_of_row.ends.tolist(), strict=True):
             rows, hashed = [first + row for row in digests.sampled_numbers(end - first)], hashlib.sha256()

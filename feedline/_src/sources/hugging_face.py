@@ -252,7 +252,7 @@ class DatasetFiles:
     Iterating over it gives the files that the dataset maps; a dataset in memory has none.
 
     Args:
-      mapped: the mapped files, with the versions that they must have; None: with their present ones.
+      mapped: the mapped files, with the versions that they must have; None: those of the dataset, as they are now.
     """
 
     in_store = False
@@ -261,7 +261,7 @@ class DatasetFiles:
     def __init__(self, dataset: HuggingFaceDataset, options: OpenOptions, mapped: Files | None = None) -> None:
         self._dataset, self._options = dataset, options
         self._mapped = mapped or Files([file["filename"] for file in dataset.cache_files])
-        self._to_check = itertools.cycle(list(self._mapped))  # over a list: threads share this iterator
+        self._to_check = itertools.cycle(list(self._mapped))  # a cycle over a list can be shared by threads
         table = _plain_table(dataset, options, self._mapped)
         self._spec: dict[str, Any] = {field.name: _leaf_of(field.type) for field in table.schema}
         self._names = sorted(self._spec)  # the order in which JAX numbers the leaves of a dict
@@ -275,7 +275,7 @@ class DatasetFiles:
         self._count = table.num_rows if self.selected is None else len(self.selected)
 
     def grouped(self, options: OpenOptions) -> Grouped:
-        """The rows as arrays, if they are numbers without nulls; else as rows that are read by row number."""
+        """The dataset as arrays, if all columns are numbers without nulls; else as rows, read by row number."""
         nulls = {leaf: self._nulls_of(name) for leaf, name in enumerate(self._names)}
         has_bytes = any(isinstance(leaf, str) for leaf in self._spec.values())
         return by_rows(

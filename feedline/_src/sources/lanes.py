@@ -159,7 +159,7 @@ def raised_by_user_code(stop: StopIteration) -> bool:
     link: BaseException | None = stop
     while link is not None:
         frames = [frame for frame, _ in traceback.walk_tb(link.__traceback__)]
-        # without thread pools between Grain and the function
+        # leaves out thread pools between Grain and the function
         frames = [frame for frame in frames if _package(frame) not in sys.stdlib_module_names]
         for caller, called in itertools.pairwise(frames):
             name = called.f_code.co_name.rpartition(".")[2]  # Cython's names are qualified

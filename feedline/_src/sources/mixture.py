@@ -37,9 +37,10 @@ class Mixture(Source):
     number of processes, and a feed resumes anywhere in constant time. Each row gets the leaf "source": int32, the
     number of its source in the order of the keys.
 
-    A block is the smallest number of rows that has exactly the shares of the weights: 10 for 0.7 and 0.3. Each
-    block has exactly these shares, and its first m rows have them to within one row. Any other m adjacent rows
-    have them to within one row with two sources, and to within less than two rows with more.
+    A block is the smallest number of rows that has exactly the shares of the weights: 10 for 0.7 and 0.3. If this
+    number exceeds 65,536, shares are rounded to a block of 65,536. Each block has exactly these shares, and its
+    first m rows have them to within one row. With two sources, any other m adjacent rows have them to within one
+    row; with more sources, to within less than two rows.
 
     Args:
       sources: by name, each anything with random access that a feed takes: arrays, paths, a `RowSource`, a

@@ -69,7 +69,7 @@ def open_source(
     of its class folders (`photos/cat/1.jpg`, with labels), or of a glob with any other suffix (`photos/*.jpg`).
 
     Args:
-      path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files;
+      path_or_glob: a file, or a glob of files of one format, read as one source; or a folder of files;
         or an object in a store, `s3://bucket/train/*.npy`. Or a `datasets.Dataset` of Hugging Face, whose Arrow
         memory is read: see docs/formats.md.
       dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a
@@ -91,8 +91,8 @@ def open_source(
 
     Raises:
       FileNotFoundError: there is no such file, or the glob has no match.
-      ValueError: the path is empty, or the address of no store; a file is truncated, or in another format than its
-        suffix says; files do not fit together; or an option belongs to another format.
+      ValueError: the path is empty, or an unknown kind of address; a file is truncated, or in another format than
+        its suffix says; files do not fit together; or an option belongs to another format.
       TypeError: a column is not numeric, or `path_or_glob` is neither a path nor a dataset.
       ImportError: the format needs a library that is not installed; the error says how to install it.
 
@@ -153,7 +153,7 @@ def _matches(name: str) -> list[str]:
 
 
 def _format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
-    """The format of files whose rows follow each other, or of one folder.
+    """The format of files that are read as one source, or of one folder.
 
     Args:
       is_glob: whether a glob found the files. If so, files whose suffix names no format are one row each.

@@ -3,8 +3,8 @@
 Documents of one length are alike, so *lengths* are packed, not documents. Best fit decreasing (Krell et al. 2021,
 arXiv 2107.02027) turns the histogram of lengths into *kinds* of rows, such as 500 rows of three documents of 600
 tokens and one of 248. Rows are numbered kind by kind. For each length in its kind, a row takes the next documents
-by their rank among the documents of that length. An index of documents sorted by length turns a rank into the
-place of its tokens. So every row is found without the rows before it: that is random access.
+by their rank among the documents of that length. An index of documents sorted by length turns this rank into the
+place of the document's tokens. So every row is found without the rows before it: that is random access.
 
 In each epoch, a keyed permutation of the documents of each length deals them out anew to the same kinds of rows.
 """
@@ -91,7 +91,7 @@ class BestFit:
     Args:
       first, lengths: int64[n], the first token and the length of each document; none is longer than `length`.
       most: the most documents in a row; None: any number.
-      seed: of the permutations.
+      seed: the seed of the permutations.
 
     Attributes:
       rows: how many rows there are.

@@ -29,10 +29,11 @@ class Ragged(DocumentSource):
 
     Args:
       columns: by name. A tuple `(values, offsets)` is a ragged leaf, with `values[offsets[i] : offsets[i + 1]]` as
-        row i. `offsets` are integers, one more than there are rows, ascending from 0 to at most `len(values)`;
-        they are held in memory, 8 bytes per row. A `pyarrow` column of lists is a ragged leaf, too. So is the path
-        of an `.idx` file of Megatron-LM, a glob or a list of such paths: the rows are the documents of the `.bin`
-        beside it. Any other value is a plain column. Each array may be the path of a `.npy` file, which is mapped.
+        row i. `offsets` are integers, one for each row and one for the end, ascending from 0 to at most
+        `len(values)`; they are held in memory, 8 bytes per row. A `pyarrow` column of lists is a ragged leaf, too.
+        So is the path of an `.idx` file of Megatron-LM, a glob or a list of such paths: the rows are the documents
+        of the `.bin` beside it. Any other value is a plain column. Each array may be the path of a `.npy` file,
+        which is mapped.
       pad_to: the buckets, ascending.
       pad: the value after the end of a row.
 
@@ -115,7 +116,7 @@ class Ragged(DocumentSource):
         return self.pad_to[int(np.searchsorted(self.pad_to, longest))]
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`. Its ragged leaves may be shorter than `spec` says.
+        """Write row rows[i] to index i of each leaf of `out`, whose ragged leaves may be shorter than in `spec`.
 
         Raises:
           RowError: a row is longer than `out`.

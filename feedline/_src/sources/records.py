@@ -24,7 +24,7 @@ class RecordSource(Source):
     Args:
       shuffled: whether the order is shuffled by default, as it is for objects that are not Grain datasets.
 
-    Row indices may be epoch·n + row, so that Grain's own random maps differ between epochs.
+    `read` also takes epoch·n + row, for n elements, so that Grain's own random maps differ between epochs.
 
     Raises:
       ValueError: the dataset is empty.

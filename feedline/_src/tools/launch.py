@@ -45,7 +45,8 @@ class Launch:
     shows the last lines of the failed one again, and exits with its code, or with 128 + s if signal s killed it.
     Ctrl-C and SIGTERM are forwarded; a second one kills at once. No process outlives the launcher.
 
-    On several hosts, srun, mpirun, Kubernetes or PBS starts the processes. To print the command or file for it:
+    On several hosts, srun, mpirun, Kubernetes or PBS starts the processes. To print the command or file
+    that starts them:
 
         feedline launch --processes 8 --hosts 4 --print slurm -- python train.py
     """
@@ -158,8 +159,8 @@ class Supervisor:
 
     Each output stream of a process is copied by its own thread; other threads wait for signals or for the end of
     a process. All of them queue calls for the main thread, which alone makes decisions and signals processes.
-    While nobody reads the output, as in a pager, processes that write more wait, but signals and deadlines still
-    take effect. A signal that was ignored when the launcher started, as under nohup, is not forwarded.
+    While nobody reads the output, as in a pager, a process that writes more is blocked, but signals and deadlines
+    still take effect. A signal that was ignored when the launcher started, as under nohup, is not forwarded.
     """
 
     def __init__(self, environments: Sequence[Mapping[str, str]], grace_s: float, stop_s: float) -> None:
@@ -171,9 +172,8 @@ class Supervisor:
         self._codes: dict[int, int] = {}  # exit codes of ended processes, in the order in which they ended
         self._copying = 0  # how many streams have not ended
         self._last = [deque[bytes](maxlen=_REMEMBERED_LINES) for _ in environments]
-        self._blamed: dict[
-            int, tuple[int, bool]
-        ] = {}  # {process: (the process that it blamed last, whether for silence)}
+        # {process: (the process that its output named last as failed or silent, whether it was silent)}
+        self._blamed: dict[int, tuple[int, bool]] = {}
         self._signals: list[signal.Signals] = []  # those that were forwarded
         self._kill_at: float | None = None  # set once the processes have been asked to end
         self._overdue = False  # whether processes were killed at that time
@@ -303,8 +303,8 @@ class Supervisor:
         if failed is None:
             return 0, ""
         other, silent = self._blamed.get(failed, (failed, False))
-        # the blamed process may be the cause although it ended later: process 0 ends last, since it stores all
-        # messages, and if a process is silent, jax aborts the others (SIGABRT)
+        # The blamed process may be the cause although it ended later. Process 0 ends last, since it stores the
+        # messages of all processes. If a process is silent, jax aborts the others (SIGABRT).
         if self._codes.get(other) and (not silent or self._codes[failed] == -signal.SIGABRT):
             failed = other
         code = self._codes[failed]

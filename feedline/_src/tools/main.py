@@ -124,7 +124,7 @@ def _report_failure(error: BaseException, code: int) -> int:
 
 def _print_error(message: str) -> None:
     with contextlib.suppress(OSError):  # a closed pipe
-        # one write: threads of a library that failed may be writing tracebacks
+        # one write, since threads of a library may be writing tracebacks meanwhile
         sys.stderr.write(f"feedline: {printable(message)}\n")
         sys.stderr.flush()
 

@@ -52,7 +52,7 @@ def one_size(options: FeedOptions) -> FeedOptions:
 def build_feed(name: str, make_feed: MakeFeed, mesh: Mesh, change: Change) -> Feed:
     """The feed that the user's function builds over a mesh, with changed options.
 
-    `make_feed` can be the function that the training program calls: the command needs no extra parameters.
+    `make_feed` can be the function that the training program calls: `Feed` itself applies the change.
     """
     built: list[FeedOptions] = []
 

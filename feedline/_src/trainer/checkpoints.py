@@ -125,7 +125,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return restored
 
     def save(self, state: State) -> None:
-        """Start to save this step, unless it is saved. Waits for the previous save, and until `state` is copied.
+        """Start to save this step, unless it is saved. Waits until the previous save ends and `state` is copied.
 
         Raises:
           ValueError: the trainer and the feed are not at the same step.

@@ -189,7 +189,8 @@ def fit(
         if left is not None and left % per_call:
             raise ValueError(
                 f"the feed delivers steps_per_call={per_call} batches at once, so {per_call} must divide the "
-                f"steps to do: {left} are left to step {steps:,}; give other steps, or another steps_per_call"
+                f"number of remaining steps, {left} up to step {steps:,}; give other steps, or another "
+                "steps_per_call"
             )
         loop = Loop(program, done, report, report_every, practices.guard_transfers, feed)
         # no `iter` on a restored feed: if the last pass is over, `iter` would begin another one
@@ -245,8 +246,8 @@ def _check_steps(
         raise ValueError("training on a feed with epochs=None would never end; give steps, or a feed with epochs")
     if (evaluation is None) != (evaluate_every is None) or evaluation is feed:
         raise ValueError(
-            "evaluation, a feed other than the training feed, and evaluate_every go together; give both, or give "
-            "neither and test the result with fitted.evaluate(feed)"
+            "evaluation and evaluate_every go together, and evaluation must be another feed than the one to train "
+            "on; give both, or give neither and test the result with fitted.evaluate(feed)"
         )
     if evaluate_every is not None:
         _whole_pass(evaluation)

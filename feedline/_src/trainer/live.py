@@ -1,4 +1,4 @@
-"""Shows the loop's progress: one line that is updated on a terminal, or else a new line every ten seconds."""
+"""Shows the loop's progress: on a terminal one line that is updated, elsewhere a new line every ten seconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
     The line shows the step, the loss, rows/s since the first step, and the share of the time that the loop waits
     for input. With a feed, this share covers the latest batches, and two parts follow: what limits training
     (such as "read limits", see `Feed.report`), and the bytes/s that this process places. Other metrics come last.
-    On a terminal, the line is cut off at its width.
+    On a terminal, a line that is too long is cut off.
 
     No thread is started: the line is updated when the loop reports, at most ten times a second. With a feed, each
     update takes up to two milliseconds.

@@ -1,7 +1,8 @@
 """Callbacks for `fit` that write each report to a file: `CSVLog`, and `TensorBoardLog` for TensorBoard.
 
-A log opens its file at the first report, so only process 0 makes a file: `fit` calls callbacks only there. Each
-report is one unbuffered write. So a process that is killed leaves complete records, and no log needs a thread.
+A log opens its file at the first report, and `fit` calls callbacks only on process 0, so only process 0 makes a
+file. Each report is one unbuffered write. So a process that is killed leaves complete records, and no log needs a
+thread.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class _Log:
 
     def __call__(self, progress: Progress) -> None:
         values: dict[str, float | None] = {**progress.metrics, "rows_per_s": None, "wait_share": None}
-        if progress.elapsed_rows:  # there is no rate after the first step, which compiles
+        if progress.elapsed_rows:  # there is no rate right after the first step, which compiles
             values["rows_per_s"] = round(progress.rows_per_s, 1)
             values["wait_share"] = round(progress.wait_share, 4)
         self._write(progress.step, values, done=progress.resumed)
 
     def _write(self, step: int, values: Values, done: int) -> None:
-        """Write the values of a step. `done`: steps of the runs that this run continues."""
+        """Write the values of a step. `done`: how many steps earlier runs had done."""
         try:
             if self._file is None or step <= self._step:
                 self._begin(values, done)
@@ -94,7 +95,7 @@ class CSVLog(_Log):
     """A callback for `fit` that writes a CSV file: one line for each report. Use it as a context manager.
 
     The columns are "step", the metrics, "rows_per_s" and "wait_share". If a later report has a new name, such as
-    "eval_loss", it becomes the last column, and the cells above it are empty: `pandas.read_csv` gives a table with
+    "eval_loss", a last column is added, which is empty in the lines before: `pandas.read_csv` gives a table with
     one row for each step. To add a column, the file is written anew and replaced atomically.
 
     A resumed run continues the file, and removes the lines of steps after the step from which it resumed. A run
@@ -175,9 +176,9 @@ class TensorBoardLog(_Log):
     """A callback for `fit` that writes events for TensorBoard. Use it as a context manager.
 
     Each metric is a scalar with the same name as in the history; "rows_per_s" and "wait_share" are two more
-    scalars. Each run writes a new file into the folder. A resumed run makes TensorBoard hide events in
-    earlier files that belong to steps after the one from which it resumed; a run that begins at step 1 hides all
-    earlier events. To compare trainings, give each its own folder. From your own loop, call `write`.
+    scalars. Each run writes a new file into the folder. If a run resumes from step s, TensorBoard hides
+    the events of steps after s in earlier files; if a run begins at step 1, TensorBoard hides all earlier events.
+    To compare trainings, give each its own folder. From your own loop, call `write`.
 
     It needs tensorboardX, but neither TensorFlow nor torch: `pip install '.[tensorboard]'` in the clone.
 
@@ -219,7 +220,7 @@ class TensorBoardLog(_Log):
     def write(self, step: int, values: Values) -> None:
         """Write values of a step, from your own loop.
 
-        The first step that is written begins the run: TensorBoard hides events in earlier files from this step on.
+        The first step that is written begins the run: in earlier files, TensorBoard hides this and later steps.
 
         Args:
           step: larger than in the last call; otherwise a new run begins.

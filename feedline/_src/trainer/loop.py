@@ -21,7 +21,7 @@ _IN_FLIGHT = 2
 """Steps in flight while the loop asks for the next batch: enough to hide dispatch, but so few that time in `next`
 is time waiting for input. It also bounds the number of batches in use."""
 _STEPS_PER_COMPARISON = 100
-"""Steps between two comparisons of processes; a comparison takes the training thread 0.6 ms."""
+"""Steps between two comparisons of the processes' positions; a comparison takes the training thread 0.6 ms."""
 _MAX_ROWS_SHOWN = 8
 
 
@@ -36,7 +36,7 @@ class Progress:
       resumed: how many of these steps earlier runs had done.
       rows: rows trained on in this run.
       elapsed_s: wall time.
-      elapsed_rows: rows finished in that time; 0 after the first step.
+      elapsed_rows: rows finished in that time; 0 right after the first step.
       wait_s: the part of the wall time spent in the iterator, waiting for input.
     """
 
@@ -120,7 +120,7 @@ class Loop:
             self._step_places.compare(done, self._feed.epoch, self._feed.position)
 
     def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
-        """Yield each new state, which the next step donates, before asking for a batch. Call `end` afterwards."""
+        """Yield each new state before asking for a batch. The next step donates that state. Call `end` last."""
         batches, per_call = iter(batches), self._program.steps_per_call
         guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer
         while True:
@@ -204,13 +204,13 @@ class Loop:
         return steps
 
     def _compare_places(self, call: _Call | None, every: int = 1) -> None:
-        """Compare with the other processes where `call` began, once in `every` steps."""
+        """Compare the epoch and position of `call` with those of other processes, once in `every` steps."""
         if call is not None and call.place is not None and crosses(self._compared, call.step, every):
             self._compared = call.step
             self._step_places.compare(call.step, *call.place)
 
     def _error(self, step: int, message: str) -> FeedError:
-        """The error that ends training because of a step that was not reported. Names its rows if the feed can."""
+        """The error that ends training because of an unreported step. Names the step's rows if the feed can."""
         calls = [*self._unreported, self._last]
         call = next(call for call in calls if call is not None and call.step >= step)
         rows, (epoch, position) = "the rows", call.place or (None, None)

@@ -18,8 +18,8 @@ from feedline._src.options import checked_integer
 OnGrowth = Literal["warn", "raise", "ignore"]
 _log = logging.getLogger("feedline")
 _SAMPLES = 10
-"""The watch looks for growth at this number of samples and at twice as many. Then it drops every second sample and
-doubles the interval, so that it looks for growth each time the number of steps has doubled."""
+"""The watch looks for growth at this number of samples and at twice as many. At twice as many, it also drops every
+second sample and doubles the interval, so from then on it looks each time the number of steps has doubled."""
 _MIN_CORRELATION = 0.9
 """A series counts as growing if it correlates at least this much with the steps; mere variation does not."""
 _NOISE = {"arrays": 0, "device": 1 << 20, "host": 16 << 20, "slabs": 0}
@@ -28,7 +28,7 @@ _HINTS = {
     "arrays": "Something refers to these arrays: a list, a closure, or a metric that is never fetched",
     "device": "Arrays of many shapes are kept, or arrays are kept only now and then",
     "slabs": "Something refers to the batches, or to slices of them",
-    "host": "No array accounts for it: look for NumPy arrays, bytes or caches that the loop keeps",
+    "host": "No jax.Array accounts for it: look for NumPy arrays, bytes or caches that the loop keeps",
 }
 """Causes of growth by kind. The first kind that grows explains the growth of the kinds below it."""
 
@@ -36,9 +36,9 @@ _HINTS = {
 def held(feed: Any = None) -> dict[str, int]:
     """What this process holds now, by name. Moves no data, and waits for nothing.
 
-    "device 0": bytes in use on it; if a device does not count them, such as a CPU, the bytes of live arrays, where
-    an array and a view of its shard count twice. "host": resident bytes of the process; missing without /proc.
-    "slabs": host buffers of the feed. "arrays float32[64, 8]": number of arrays with this dtype and global shape.
+    "device 0": bytes in use on it; if the device does not count them, as on a CPU, the bytes of its live arrays
+    (memory that an array shares with a view of its shard counts twice). "host": resident bytes; missing without
+    /proc. "slabs": host buffers of the feed. "arrays float32[64, 8]": arrays with this dtype and global shape.
     """
     live = [array for array in jax.live_arrays() if not array.is_deleted()]
     on_device: collections.Counter[jax.Device] = collections.Counter()
@@ -86,8 +86,8 @@ class MemoryWatch:
     live array.
 
     It reports arrays of one dtype and shape if at least one more is kept at each sample. It reports memory that
-    has grown since the warm-up by 1 MiB on a device or 16 MiB on the host. A list that is rarely emptied is
-    reported until it has been emptied once.
+    has grown since the warm-up by 1 MiB on a device or 16 MiB on the host. Arrays in a list that is rarely
+    emptied are reported, too, until the list is emptied for the first time after the warm-up.
 
     Args:
       feed: its host buffers are counted, too.
@@ -153,7 +153,7 @@ class MemoryWatch:
         for name in sorted({name for _, sample in self._samples for name in sample}):
             values = [sample.get(name, 0) for _, sample in self._samples]
             noise = _NOISE.get(name.partition(" ")[0], math.inf)
-            # a leak adds at least one for each sample, along a line; a series that goes up and down does not
+            # a leak adds at least one per sample, almost linearly; a series that goes up and down does not
             if values[-1] - values[0] >= max(noise, len(values) - 1) and (
                 statistics.correlation(steps, values) >= _MIN_CORRELATION
             ):

@@ -247,7 +247,7 @@ def _mesh_of(spec: Any) -> Mesh:
 
 
 def _split_shardings(like: State, mesh: Mesh, spec: Any, rows_axis: int) -> State:
-    """Shardings that split each leaf over the devices that split the rows, along its largest divisible axis."""
+    """Shardings that split each leaf along its largest divisible axis, over the devices that share the rows."""
     of_batch = jax.tree.leaves(spec)[0].sharding.spec
     axes = of_batch[rows_axis] if len(of_batch) > rows_axis else None
     if axes is None:

@@ -93,7 +93,7 @@ def _mean_over(axis: str | None, means: Any, rows: jax.Array) -> Any:
     """The mean of each leaf over the devices of an axis of `jax.pmap`, with each device weighted by its rows."""
     if axis is None:
         return means
-    share = rows / jnp.maximum(jax.lax.psum(rows, axis), 1)  # at most 1: mean × rows may overflow float16
+    share = rows / jnp.maximum(jax.lax.psum(rows, axis), 1)  # at most 1, whereas mean × rows may overflow float16
 
     def weighted(mean: jax.Array) -> jax.Array:
         # a device whose rows are all padding may have divided by zero

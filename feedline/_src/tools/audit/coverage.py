@@ -60,7 +60,7 @@ def measure_coverage(feed: Feed, observed: Observed) -> Observed:
 
 
 def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArray[np.int64]:
-    """How often each row comes in each of the first `epochs` epochs, by `rows_of`, which reads no data.
+    """How often `rows_of`, which reads no data, gives each row in each of the first `epochs` epochs.
 
     Raises `Difference` if a row comes twice in an epoch. Where batches begin and end is computed without the feed.
     """

@@ -36,9 +36,9 @@ def whole_row_digests(rows: npt.NDArray[Any], leaf: int) -> Digests:
 
 
 def shard_digests(array: Any, leaf: int) -> Digests:
-    """uint64[replicas, rows]: the digests of an array's shards in this process, at the rows of each shard's index.
+    """uint64[replicas, rows]: the digests of an array's shards in this process, at the rows that each holds.
 
-    The sum over all processes has, for each replica, the digests of all rows.
+    Added over all processes, they are the digests of all rows, for each replica.
     """
     found = np.zeros((1 + max(shard.replica_id for shard in array.global_shards), array.shape[0]), np.uint64)
     for shard in array.addressable_shards:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feedline._src.listen.words import counted
 
 AXES = ("data", "model")
-_FEWEST_DEVICES = 4  # so that both mesh axes have several, even on one process
+_FEWEST_DEVICES = 4  # so that both mesh axes have at least two devices, even with one process
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,7 +23,8 @@ class Layout:
 
     Attributes:
       mesh: int64[data, model], the position of each device in `jax.devices()`.
-      threads, workers: how many the feed uses; None: unchanged. A batch is divided into `threads` parts.
+      threads, workers: how many the feed uses; None: unchanged. With `threads`, the buffer holds one batch, so
+        that all threads read parts of the same batch.
       times: multiplies the feed's batch size.
       saves: whether it takes half of the batches and saves the state. SIGKILL then kills its processes, while the
         feed is open and reads ahead.
@@ -63,7 +64,7 @@ def launches(counts: Sequence[int]) -> list[list[Layout]]:
     """
     devices = np.arange(devices_for(counts))
     one, data, both = devices[:1, None], devices[:, None], devices.reshape(-1, 2)
-    # the last process first; adjacent rows of the mesh are devices of different processes, if there are several
+    # the last process first; with several processes, adjacent rows of the mesh belong to different ones
     permuted = devices.reshape(2, -1).T.reshape(-1, 1)[::-1]
     found = []
     for before, count in itertools.pairwise([0, *counts] if len(counts) > 1 else [0, *counts, *counts]):

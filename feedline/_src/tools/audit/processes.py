@@ -180,7 +180,7 @@ def _run(job: Job, folder: Path, layout: Layout, open_feeds: contextlib.ExitStac
 def observe(feed: Feed, batches: int, first_batch: int = 0) -> Observed:
     """Take batches of a feed, over as many passes as needed, and digest what this process's devices hold.
 
-    `first_batch` batches were taken before the feed's state was saved.
+    `first_batch`: batches taken before the saved state from which the feed resumed; 0: it did not resume.
     """
     leaves = {
         f"batch{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}"

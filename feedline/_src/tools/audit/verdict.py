@@ -93,7 +93,7 @@ def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[
 
 
 def row_places(settings: Settings, first: EpochPosition, batches: int) -> Places:
-    """int64[batches, batch_size]: the places of the rows of these batches. Padding has positions ≥ `rows`."""
+    """int64[batches, batch_size]: the places of rows in batches from `first` on. Padding: positions ≥ `rows`."""
     starts = itertools.islice(batch_starts(settings, first), batches)
     epoch, position = np.array(list(starts), np.int64).reshape(batches, 2).T[:, :, None]
     position = position + np.arange(settings.batch_size)
@@ -124,8 +124,8 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Ob
     """Compare what all processes of a layout observed with what one device observed.
 
     Returns:
-      JSON values: the layout, what was compared, and "same", which is True; or False, and "difference" has the
-      first one; or None, and "not_run" has the reason.
+      JSON values: the layout, what was compared, and "same". If "same" is False, "difference" has the first
+      difference; if it is None, "not_run" has the reason.
     """
     found = {
         "title": layout.title,
@@ -211,7 +211,7 @@ def summary(layouts: Sequence[dict[str, Any]], one_device: Observed) -> dict[str
     batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
     compared = (
         f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts were compared on all devices that hold them; "
-        f"{different:,} of the rows on one device are distinct."
+        f"the rows of the layout 'one device' include {different:,} distinct ones."
     )
     not_covered = [f"{layout['title']}: {layout['not_run']}" for layout in layouts if layout["not_run"]]
     first_rows = len(digests) * settings.batch_size

@@ -1,4 +1,4 @@
-"""The machine that is measured: its description, the memory of its devices; and calls in a new process."""
+"""The machine that is measured: its description, and the memory of its devices. Also: calls in a new process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_a_process(call: Callable[..., dict[str, Any]], *arguments: Any) -> dict[s
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, system, versions, how columns are gathered, the current load, and the date."""
+    """Processor, cores, memory, system, versions, what gathers columns (C or NumPy), load, and the date."""
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": _processor(),

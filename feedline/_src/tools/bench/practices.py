@@ -51,7 +51,7 @@ class Pair:
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
-    """{practice: on and off}. For practices that change the host's time, steps are short and cannot hide it."""
+    """{practice: on and off}. For practices that change the time on the host, steps are too short to hide it."""
     short = PRESETS["short"]
 
     def of(off: Setup, name: str = "large", **on: Any) -> Pair:
@@ -141,7 +141,7 @@ def line(name: str, found: Figures) -> str:
         return f"{name:<24} {found['error']}"
     on, off = found["on"], found["off"]
     low, high = found["ratios"][0], found["ratios"][-1]
-    # as compiled: on and off share a process, so a device's peak covers both
+    # the compiler's figures: on and off share a process, so a device's peak covers both
     mib = [each["compiled_bytes"]["total"] / 2**20 for each in (on, off)]
     return (
         f"{name:<24} {found['workload']:<8} {on['step_ms']:>8.2f} {off['step_ms']:>8.2f}   "

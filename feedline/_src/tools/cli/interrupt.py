@@ -69,7 +69,7 @@ class Terminated(SystemExit):
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """Raised once a signal has ended the program without a failure. Only one process has a message to print."""
+    """Raised when a signal ends the program, but nothing has failed. Only one process has a message to print."""
 
     def __init__(self, message: str, number: int) -> None:
         self.number = number

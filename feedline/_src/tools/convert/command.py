@@ -23,15 +23,15 @@ class Convert:
         feedline convert 'raw/*.parquet' rows --format npy --workers 8
 
     Attributes:
-      source: a path or glob of files with rows; or module:name, imported from the current folder: a source,
-        or a function without arguments that returns one.
+      source: a path or glob of files with rows; or module:name, which is imported from the current folder and is
+        a source or a function without arguments that returns one.
       destination: a new folder.
       columns: names of the leaves to convert, separated by commas. None: all leaves.
-      dtype: dtype of an element of a .bin file, or of a record of ArrayRecord, such as uint16. For records of
-        several fields, written as in Python: "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
+      dtype: dtype of an element of a .bin file, or of an ArrayRecord record, such as uint16; for several fields, a
+        Python list such as "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
       window: rows are windows of this many adjacent elements (tokens) of a .npy, .npz or .bin file.
       format: file format. None: npy for arrays, array_record for bytes, parquet for several fields with bytes.
-      rows_per_shard: rows of each file. None: files of about 256 MB, 512 at most.
+      rows_per_shard: rows of each file. None: about 256 MB per file, or more so that there are at most 512 files.
       workers: processes that convert. 0: only this process.
     """
 

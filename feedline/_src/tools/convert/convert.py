@@ -57,7 +57,8 @@ def convert(
       destination: a new folder, or the result of the same conversion, which is opened.
       format: "npy", "array_record", "parquet" or "zarr". None: "npy" for arrays, "array_record" for bytes,
         "parquet" for records of several fields with bytes.
-      rows_per_shard: rows of each file; the last file has the rest. None: files of about 256 MB, 512 at most.
+      rows_per_shard: rows of each file; the last file has the rest. None: about 256 MB per file, or more so that
+        there are at most 512 files.
       workers: processes that convert; the source must be picklable. 0: this process.
       map: converts the shards in place of `workers`, for example on other machines. It is called like the builtin
         `map`, with a picklable function and the numbers of the shards; results may come in any order. All machines
@@ -132,7 +133,7 @@ class Conversion:
         chunk = rows.in_bytes(_CHUNK_BYTES)
         if rows_per_shard is None:
             most = max(rows.in_bytes(_SHARD_BYTES), -(-count // _MOST_SHARDS))
-            rows_per_shard = -(-most // chunk) * chunk  # so that an order's blocks can have the size of a chunk
+            rows_per_shard = -(-most // chunk) * chunk  # so that the blocks of `feedline.Blocks` can be chunks
         shard = min(count, checked_integer("rows_per_shard", rows_per_shard, at_least=1))
         partial = path.with_name(f"{path.name}.partial")
         return cls(rows, path, partial, choose_format(form, rows), count, shard, min(shard, chunk))

@@ -29,9 +29,9 @@ _FASTEST: tuple[FormatName, ...] = ("npy", "array_record", "parquet")
 
 
 def choose_format(name: str | None, rows: Rows) -> FormatName:
-    """The format with this name; None: the one read fastest of those that can hold the rows.
+    """The format with this name; None: of those that can hold the rows, the one read fastest.
 
-    To test a format, the first row is written to a temporary folder. TypeError: no format tried can hold the rows.
+    To test a format, the first row is written to a temporary folder. TypeError: no tried format can hold it.
     """
     chosen = [each for each in get_args(FormatName) if each == name] if name is not None else _FASTEST
     if not chosen:
@@ -228,4 +228,4 @@ _WRITERS: dict[FormatName, Callable[[Path, np.dtype[Any], Chunks, int, int], Non
     "parquet": _write_parquet,
     "zarr": _write_zarr,
 }
-"""Each is given the path, dtype of a row, chunks of rows, rows of the file, and rows of a chunk."""
+"""Each gets the path, a row's dtype, the chunks, and the numbers of rows in the file and in a chunk."""

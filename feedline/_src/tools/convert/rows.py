@@ -1,4 +1,4 @@
-"""Reads rows of a source into one NumPy array with a field for each leaf, of numbers or `bytes`."""
+"""Reads rows of a source into one NumPy array with a field of numbers or `bytes` for each leaf."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Doctor:
       target: module:make_feed, imported from the current folder: make_feed(mesh) builds a feedline.Feed over a
         mesh with the axes data and model. Or a path or glob of files with rows.
       data: file or folder with the data, to measure the read rate of the disk. At most 512 MiB are read.
-      cpu_devices: run on this many CPU devices. 0: on the devices that JAX finds. A command may choose others.
+      cpu_devices: run on this many CPU devices. 0: on the devices that JAX finds. A command may override this.
       limit_s: seconds after which a command is ended, as by Ctrl-C. None: no limit.
       json: print one line of JSON on standard output, in place of the text.
     """

@@ -153,7 +153,7 @@ def ended(ran: Ran) -> Finding:
 
 
 def step_of(process: Object) -> Object | None:
-    """The training step: the function called in a loop that got the most bytes, or None if there is no loop."""
+    """The training step: the function called in a loop that got the most bytes in all. None: there is no loop."""
     looped = [function for function in process["functions"] if function["calls"] >= LOOP]
     return max(looped, key=lambda function: function["calls"] * (1 + function["argument_bytes"]), default=None)
 
@@ -175,7 +175,7 @@ _KINDS: Mapping[str, tuple[float, str, str]] = {
         "the devices idle until the batch arrives",
     ),
 }
-"""For each kind of activity: the least share of the loop's time that is a warning, a fix, and the reason."""
+"""For each kind of activity: the share of the loop's time that makes it a warning; a fix; and the reason."""
 
 
 def lines(process: Object, step: Object | None, kind: str) -> Finding:

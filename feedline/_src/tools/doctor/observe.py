@@ -281,7 +281,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _described(leaf: Any) -> str:
-    """What a compiled program depends on in an argument, as text."""
+    """The properties of an argument on which a compiled program depends, as text."""
     if isinstance(leaf, np.ndarray):
         return f"{leaf.dtype}{list(leaf.shape)} of NumPy"
     if not _is_array(leaf):

@@ -71,7 +71,7 @@ class _Diagnosing:
         os._exit(0)
 
     def _write(self) -> None:
-        """Called when the loop takes no more batches: writes the diagnosis, or why there is none."""
+        """Called at the end of the diagnosis or of the process: writes the diagnosis, or why there is none."""
         if self._diagnosis is not None:
             self._contexts.close()
             write(self._folder, self._diagnosis.to_dict())

@@ -46,7 +46,7 @@ def _programs(jaxpr: Any) -> Iterator[Sequence[Any]]:
 
 
 def _kind(equation: Any) -> Hashable:
-    """Operation, shapes and line, and whether it is a gradient, since a gradient has its operation's line."""
+    """Operation, shapes and line, and whether it is a gradient, which has the line of the operation itself."""
     shapes = tuple(str(var.aval) for var in itertools.chain(equation.invars, equation.outvars))
     is_transposed = "transpose" in str(equation.source_info.name_stack)
     return equation.primitive.name, equation.params.get("name", ""), shapes, _line_of(equation), is_transposed

@@ -34,8 +34,8 @@ class Inspect:
         feedline inspect 'rows/*.npy' --mesh data=32,model=2 --processes 8
 
     Attributes:
-      source: a path or glob of files with rows; or module:name, imported from the current folder: a source that
-        feedline.Feed takes, or a function make_feed(mesh) that builds a feedline.Feed over the mesh.
+      source: a path or glob of files with rows; or module:name, which is imported from the current folder and is
+        a source that feedline.Feed takes, or a function make_feed(mesh) that builds a feedline.Feed over the mesh.
       mesh: names and sizes of the mesh axes, such as data=4,model=2; make_feed gets a mesh of CPU devices.
         Empty: an axis data over the devices that JAX finds, and for make_feed also an axis model of size 1.
       spec: the PartitionSpec of the batch: for each axis of a leaf a mesh axis, several joined by +, or None.
@@ -74,7 +74,7 @@ class Inspect:
         return 1 if target.plan.problems else 0
 
     def target(self) -> Target:
-        """What to describe. Raises the error of `make_feed` if the plan lists no problem."""
+        """What to describe. If `make_feed` fails, raises its error, unless the plan lists problems."""
         axes = parse_mesh(self.mesh) if self.mesh else None
         if axes is not None and is_name(self.source):  # first, since importing the module may use devices
             _use_devices(math.prod(axes.values()))
@@ -120,8 +120,9 @@ def _use_devices(count: int) -> None:
     """Make JAX run on `count` CPU devices, unless it already has at least `count` devices."""
     if count > _MAX_DEVICES:
         raise ValueError(
-            f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; divide the axis "
-            "of the rows, the batch size and --processes by one factor: the rows of each process stay the same"
+            f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; divide the size "
+            "of the mesh axis that splits the rows, the batch size and --processes by the same number: the rows "
+            "of each process stay the same"
         )
     if "jax" in sys.modules:
         import jax

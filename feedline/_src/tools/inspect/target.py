@@ -24,7 +24,7 @@ _ROWS_PER_SHARD = 8
 
 
 class Target(NamedTuple):
-    """What is described: the plan of a feed over a mesh, and the first rows of its source, leaf by leaf.
+    """What `feedline inspect` describes: the plan of a feed over a mesh, and the first rows of each leaf.
 
     `refusal` is the error with which the user's function failed to build the feed.
     """
@@ -39,7 +39,10 @@ class Target(NamedTuple):
 def of_source(
     source: Any, axes: Mapping[str, int], entries: Sequence[Any], processes: int, change: Change
 ) -> Target:
-    """A feed of a source over a mesh that need not exist. Each leaf takes as many `entries` as it has axes."""
+    """The target for a source, over a mesh that need not exist.
+
+    `entries` are those of a PartitionSpec. A leaf with fewer axes uses only the first ones.
+    """
     mesh, (metadata, first) = AbstractMesh(tuple(axes.values()), tuple(axes)), first_rows(source)
     sharding = jax.tree.map(
         lambda row: NamedSharding(mesh, PartitionSpec(*entries[: 1 + len(row.shape)])), placed_rows(metadata.spec)
@@ -51,7 +54,7 @@ def of_source(
 
 
 def of_feed(name: str, make_feed: MakeFeed, axes: Mapping[str, int], processes: int, change: Change) -> Target:
-    """The feed that a function makes over a mesh of the first devices, even if that feed is refused."""
+    """The target for the feed that a function makes over a mesh of the first devices, even if it is refused."""
     devices = np.array(jax.devices()[: math.prod(axes.values())])
     mesh = Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
     asked: list[FeedOptions] = []

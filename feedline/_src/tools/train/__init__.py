@@ -1,4 +1,4 @@
-"""The data sets of `feedline train`.
+"""`feedline train`, and its data sets.
 
 ::
 
