@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from feedline._src.listen.report import Report
 
 GRACE_S = 1.0
-"""How long the feed waits for the threads of a closed pipeline, before it goes on without them."""
+"""How long to wait for threads of a closed pipeline before the feed goes on without them."""
 CLOSED = "the feed is closed; to continue, build a new feed and call its set_state with this feed's get_state()"
 _MAX_LEAVES_SHOWN = 12
 
@@ -212,7 +212,7 @@ class FeedBase(ProcessBound):
         self._go_to(Delivered(step, cursor, lanes), sizes)
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Go to a place in the data: the next batch begins there or, if none is left there, with the next epoch.
+        """Go to a place in the data. The next batch begins there or, if no batch is left, at the next epoch.
 
         The state's `step` does not change.
 
@@ -472,9 +472,7 @@ class FeedBase(ProcessBound):
         return f"<feedline.Feed: {', '.join(f'{name} {fact}' for name, fact in facts.items())}>"
 
     def _tune(self, settings: Settings) -> None:
-        """Continue with other settings. After an interrupt, `next` does so again: the listener's proposal stays
-        until the next pipeline is built.
-        """
+        """Continue with other settings. Until the next pipeline is built, the listener keeps its proposal."""
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
         # wait for a stream: its next iterator may share state with the one that still reads
         self._stop(GRACE_S if self._running.plan.lanes else 0, reads=False)

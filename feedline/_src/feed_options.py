@@ -101,7 +101,7 @@ def building(
 
     Args:
       change: the options given to a feed → the options to build it with. `Feed(...)` raises errors of `change`.
-      asked: called before each `next` of a feed that was built in this context: with the feed, on the same thread.
+      asked: called before each `next` of a feed built in this context, on the same thread, with that feed.
 
     Example:
       >>> import dataclasses, jax, numpy as np

@@ -169,7 +169,7 @@ class Reading:
       stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
         advanced, or once building the feed takes this long.
       stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
-        it is the one that hangs. Both limits may be at most 1e9 seconds, in effect never.
+        it is the one that hangs. The two limits may be up to 1e9 seconds, in effect never.
       check_replicas_every: with several processes, compare checksums between processes that own the same rows,
         once in this many batches; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
       limits: what "auto" settings may use; refused if no setting is "auto".

@@ -35,7 +35,10 @@ def test_the_first_signal_is_caught_and_the_second_acts_as_before(number, capfd)
     finally:
         signal.signal(number, usual)
     name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
-    assert capfd.readouterr().err == f"feedline: ends after this step; {name} again ends it at once\n"
+    assert (
+        capfd.readouterr().err
+        == f"feedline: the loop ends after this step; a second {name} ends the process at once\n"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

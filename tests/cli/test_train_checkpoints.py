@@ -83,7 +83,9 @@ def test_ctrl_c_and_sigterm_save_the_last_step(here, tmp_path):
             out, err = training.communicate(timeout=PATIENCE_S)
         step = saved(tmp_path)[-1]
         assert (training.returncode, out) == (code, "")
-        assert err.startswith(f"feedline: ends after this step; {name} again ends it at once\n")
+        assert err.startswith(
+            f"feedline: the loop ends after this step; a second {name} ends the process at once\n"
+        )
         assert err.endswith(f"feedline: {ended} after step {step:,}, which is saved\n")
         assert step > before
         before = step

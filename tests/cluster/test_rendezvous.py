@@ -77,7 +77,7 @@ def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
         pass
     for one in waiting:
         with pytest.raises(
-            ProcessError, match="processes 1 and 3 did not arrive in time, or ended meanwhile; read"
+            ProcessError, match="processes 1 and 3 did not arrive in time, or ended too early; read"
         ) as e:
             one.result(LONG_S)
     assert e.value.process is None
@@ -141,7 +141,7 @@ def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
 
 def test_a_second_process_of_the_same_number_does_not_join(port):
     waiting = [met(port, 1, 3), met(port, 1, 3), met(port, 0, 3)]
-    told = r"must have its own number, and 1 is taken \(this is process 1 of 3, by a test: PROCESS=1\)"
+    told = r"already has the number 1 \(this is process 1 of 3, found a test \(PROCESS=1\)\)"
     with pytest.raises(ProcessError, match=told):
         next(as_completed(waiting[:2], LONG_S)).result()
     met(port, 2, 3).result(LONG_S)

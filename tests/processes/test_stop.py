@@ -61,7 +61,7 @@ def test_all_processes_save_the_same_step_and_training_resumes_exactly(tmp_path,
         found, out, seconds = ended_by(number, trained(tmp_path / "a", ENDLESS), f"step {before + 1:,} of")
         assert found == code, out
         measured("SIGTERM or Ctrl-C to `feedline launch`", seconds)
-        assert f"[0] feedline: ends after this step; {name} again ends it at once\n" in out
+        assert f"[0] feedline: the loop ends after this step; a second {name} ends the process at once\n" in out
         (said,) = re.findall(rf"feedline: {ended} after step ([\d,]+), which is saved", out)
         step = int(said.replace(",", ""))
         assert step > before

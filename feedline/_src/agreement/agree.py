@@ -115,7 +115,7 @@ class CollectiveBuild:
             self._publish(service, verdict)
 
     def _publish(self, service: Coordination, verdict: Mapping[str, Any] | None) -> None:
-        """Publish a verdict, unless one exists: None (no difference), or the arguments of the error to raise."""
+        """Publish a verdict, unless one exists. None: no difference; else the arguments of the error to raise."""
         service.set(f"{self._path}/verdict", json.dumps(verdict))
 
     def _find_mismatch(self, service: Coordination) -> Mismatch | None:

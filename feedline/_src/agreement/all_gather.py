@@ -32,7 +32,7 @@ class AllGather:
 
     @classmethod
     def connect(cls, key: str | None, processes: int, kept: int) -> AllGather:
-        """An all-gather over the service that this process has joined. ValueError if it has not."""
+        """An all-gather over the service that this process has joined. ValueError: it has joined none."""
         service = coordination()
         if service is None or key is None:
             raise ValueError(
@@ -71,7 +71,7 @@ class AllGather:
         return [value for _, value in gathered]
 
     def _contribute(self, key: str, own: str) -> bool:
-        """Set this process's value, and publish all if it is the last. False if the value was already set."""
+        """Set this process's value; if it is the last of all, publish all. False: the value was already set."""
         if not self._service.set(f"{key}/value/{self._service.process}", own):
             return False
         self._kept.append(key)

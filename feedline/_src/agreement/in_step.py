@@ -2,7 +2,7 @@
 
 Which batch is next depends only on how many batches were taken before, and on the moves by `seek` and `set_state`
 between them. So processes with equal counts are at the same place. They can be compared only at points that all
-reach: the n-th moves of all with each other, and counts when the feed is closed and when the program ends.
+reach: places at the n-th move of each, and counts when the feed is closed and when the program ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Count(NamedTuple):
 
     batches: int
     moves: int
-    failed: bool = False  # the latest `next` raised an error: counts are not compared, since it says more
+    failed: bool = False  # the latest `next` raised an error: counts are not compared, since the error says more
 
     def __str__(self) -> str:
         moves = f" and made {self.moves} move{'s' if self.moves > 1 else ''} by seek or set_state"
@@ -75,7 +75,7 @@ class InStep:
         return Count(self.batches, self.moves, self.failed_at == self.batches)
 
     def moved(self, place: Place) -> str | None:
-        """Compare this n-th move, to `place`, where the next batch begins, with the n-th move of the others."""
+        """Compare this process's n-th move, which leads to `place`, with the n-th move of the others."""
         if coordination() is None:  # jax has been shut down
             return None
         own = [self.batches, place]
@@ -119,7 +119,7 @@ class InStep:
 
 
 _of_feeds: set[weakref.ref[InStep]] = set()
-"""Any thread may add to it: it is copied before it is read, and the copy of a set or a deque is atomic."""
+"""Any thread may add to this set and to `_gone`: each is copied before it is read, and the copy is atomic."""
 
 
 def counts() -> dict[str, Count]:

@@ -40,7 +40,7 @@ _FIRST_END, _SILENT = f"{_STATUS}/first_end", f"{_STATUS}/silent"
 _SUCCESS = ""
 _BLAMED = re.compile(rb"feedline: (?:process (\d+) failed: |no answer from process(?:es)? (\d+))")
 _FOREVER_S = 1e9
-_BEATS = 4  # a process that has missed this many beats in a row is silent; a look may miss one more by chance
+_BEATS = 4  # a process is silent if it missed this many beats in a row; process 0 looks once more, to be sure
 _CALLS_PER_S = 500  # the most for all heartbeats together: with thousands of processes, each beats more rarely
 _WARN_S = 30.0  # this long after the first process has ended, the others print a line that names it
 _JOIN_S = 10.0  # how long the exit waits for calls of the heartbeats that are in flight
@@ -55,7 +55,8 @@ class _SupportsClose(Protocol):
 
 _monitor: Monitor | None = None
 _closed_on_abort: set[weakref.ref[_SupportsClose]] = set()
-"""What to close once another process has failed, to wake its waits. Any thread may add; a set's copy is atomic."""
+"""What to close once another process has failed, so that threads that wait in it wake up. Any thread may add to
+this set, since a copy of it is atomic."""
 
 
 def abort(reason: str | BaseException) -> None:
@@ -160,8 +161,9 @@ class Monitor:
 
     A second thread sends heartbeats until the process ends. Process 0 looks for heartbeats that have stopped; in
     the other processes, a third thread checks whether process 0 answers. A silent process is only named, since
-    code that holds the GIL for long stops heartbeats, too. jax's own come from C++; when they stop, jax ends the
-    others. Silence is measured in beats, not seconds, so that a process that was itself stopped blames nobody.
+    code that holds the GIL for long stops heartbeats, too. jax's own heartbeats come from C++; when they stop,
+    jax ends the others. Silence is measured in beats, not seconds, so that a process that was itself stopped
+    blames nobody.
 
     All threads are joined at exit: a thread that returns from jax's C++ code while the interpreter is being
     finalised would abort the process.
@@ -192,7 +194,7 @@ class Monitor:
         self._last_beats: dict[int, tuple[str, int]] = {}  # in process 0: the last beat of each, and its repeats
         self._silent: list[int] = []  # the silent processes, as reported last
         self._first_end_at: float | None = None
-        self._ahead_at: float | None = None  # since when this process has more batches than the first that ended
+        self._ahead_at: float | None = None  # since when this process has more batches than the first to end
 
     @property
     def watches(self) -> bool:  # a forked child inherits the hooks but not the thread

@@ -22,7 +22,7 @@ _KEPT = 8  # checks kept in the service: a process that is further behind is not
 class ReplicaCheck:
     """Compares checksums of every `every`-th batch among the processes that read the same rows.
 
-    A process that differs from the first one raises, and then the monitor ends the others. Any thread may call it.
+    A process that differs from the first to check raises; then the monitor ends the others. Thread-safe.
 
     The number of a batch is computed from its cursor, so all processes check the same batches, even after one of
     them has started another pipeline.
@@ -44,7 +44,7 @@ class ReplicaCheck:
         self._batch_size = batch_size
         self._epoch_rows = epoch_rows or 0
         self._leaves: list[tuple[str, Any]] = []  # names and specs
-        self._shared: dict[int, list[int]] = {}  # leaves that several processes read, by the first process
+        self._shared: dict[int, list[int]] = {}  # leaves that several processes read, by the lowest of these
         for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(spec)):
             self._leaves.append((f"batch{jax.tree_util.keystr(path)}", leaf))
             (group,) = [group for group in replicas(leaf.sharding, leaf.shape) if service.process in group]

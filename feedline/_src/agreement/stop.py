@@ -38,8 +38,8 @@ def should_stop(step: int) -> bool:
     before a signal comes.
 
     The first call must be in the main thread; it installs handlers for both signals. The first signal makes this
-    function return True. A second signal acts as signals did before the first call, and ends the process at once.
-    Before the first call, a run of several processes ignores SIGTERM, because jax catches it.
+    function return True. A second signal goes to the handler that Python had before; by default, it ends the
+    process at once. Until the first call, a run of several processes ignores SIGTERM, because jax catches it.
 
     Args:
       step: the number of the step, counted over all resumes. It must be larger than in the previous call.
@@ -61,7 +61,7 @@ def should_stop(step: int) -> bool:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Context manager in which `should_stop` works. At its end, the signals act as before."""
+    """Context manager in which `should_stop` works. Its end restores Python's earlier handlers."""
     global _stop
     before, _stop = _stop, Stop()
     try:
@@ -74,18 +74,19 @@ def stopping() -> Iterator[Stop]:
 def restore_sigterm() -> None:
     """Restore SIGTERM's handler from before `jax.distributed.initialize`, which catches and ignores the signal."""
     if coordination() is not None:
-        _restore({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})  # the earlier one: Python doesn't know jax's
+        # `getsignal` returns the earlier handler: Python does not know jax's
+        _restore({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})
 
 
 class Stop:
     """Catches the first signal, and agrees with the other processes on a step at which to stop.
 
-    Each process has a thread that waits for a key of its own. The process that gets a signal sets the keys of all.
-    Each thread then blocks `reached`, publishes the last step with which `reached` was called, and waits for the
-    steps of the others. All processes stop at the highest of these steps plus one, which none of them has passed.
+    A thread in each process waits until this process's key in the coordination service is set. The process that
+    gets a signal sets all keys. Each thread then blocks `reached`, publishes the step of its last call, and waits
+    for the steps of the others. All stop at the highest of these steps plus one, which none has passed.
     (docs/processes.md says why jax's `reached_preemption_sync_point` is not used.)
 
-    The main thread creates it, and calls `reached` and `close`. `signal` is the signal for which `reached`
+    The main thread creates a `Stop`, and calls `reached` and `close`. `signal` is the signal for which `reached`
     returned True. After `close`, it may also be one that came after the last call of `reached`, to this process or
     to a process that called `close` earlier.
     """
@@ -141,7 +142,7 @@ class Stop:
         announced = None
         self._closed.set()
         if self._service is not None and self._thread is not None and self._thread.is_alive():
-            with contextlib.suppress(FeedError):  # process 0 is gone, so the thread waits for nothing any more
+            with contextlib.suppress(FeedError):  # process 0 is gone, so the thread does not wait any longer
                 self._announce(self._service)
                 self._service.set(f"{self._key}/notice/{self._service.process}", _CLOSED)
                 announced = self._service.try_get(f"{self._key}/signal")
@@ -156,7 +157,7 @@ class Stop:
         self._received = number
         if self._service is None or self._service.process == 0:
             name = _NAMES[signal.Signals(number)]
-            line = f"feedline: ends after this step; {name} again ends it at once\n"
+            line = f"feedline: the loop ends after this step; a second {name} ends the process at once\n"
             with contextlib.suppress(OSError):  # the same Ctrl-C may have ended the reader, such as `tee`
                 os.write(2, line.encode())  # print is not safe in signal handlers
 

@@ -10,7 +10,7 @@ from feedline._src.machine import limits
 
 
 def own_cores() -> int:
-    """The cores that this process may use, divided among the processes of the run that share them; at least 1."""
+    """This process's equal share of the host's cores, at most as many as it may use, and at least 1."""
     present = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
     quota = None

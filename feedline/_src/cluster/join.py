@@ -39,7 +39,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     Args:
       timeout_s: how long to wait for the others.
       abort_after_s: seconds from the failure of one process to the end of the others, in which they may finish
-        what they can without it. If a process is killed, only its missing heartbeats show it, so the others
+        what they can without it. If a process is killed, only its missing heartbeats show this, so the others
         end 5 s later than after an exception. None: no monitor, and jax's heartbeat timeout (100 s).
       bind: False: do not bind the process to processors.
 
@@ -47,7 +47,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
       ValueError: the environment variables are incomplete; the error names those to set.
       FeedError: the coordinator cannot be reached, or its port belongs to another program or another run.
       ProcessError: a process did not arrive in time; the error names it.
-      RuntimeError: from jax, if it has already set up its devices, because it is then too late to join.
+      RuntimeError: from jax, if jax has already set up its devices: it is then too late to join.
 
     Example:
       >>> import feedline
@@ -79,7 +79,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
 
 @functools.cache
 def _detect(bind: bool) -> ProcessInfo | None:
-    """Detects what started this process, binds it to processors if `bind`, and prints both, once."""
+    """Detects what started this process, binds it to processors if `bind`, and prints both results, once."""
     info = find(os.environ)
     found = [str(info or describe_single_process(os.environ))]
     if bind and (binding := bind_to_processors(info)):

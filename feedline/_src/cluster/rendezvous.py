@@ -20,7 +20,7 @@ from feedline._src.errors import FeedError, ProcessError
 LOOPBACK = ("localhost", "127.0.0.1")
 _PREFIX = b"feedline: "  # of every line
 _ALL_JOINED = "all joined"
-_MISSING = "did not arrive in time, or ended meanwhile; read the log there, or raise initialize(timeout_s)"
+_MISSING = "did not arrive in time, or ended too early; read the log of each, or raise initialize(timeout_s)"
 _ENDED = "process 0 ended before all had joined, or belongs to another run; read the end of its log"
 _LOOK = "check that process 0 runs on that host, and that no firewall blocks the port"
 _TAKEN = "another program, perhaps another run, has that port, or this process is not allowed to use it"
@@ -38,7 +38,7 @@ def meet(info: ProcessInfo, deadline: float) -> None:
     """
     answer = _announce(info, deadline) if info.process else _gather(info, deadline)
     if answer != _ALL_JOINED:
-        own = f"this is process {info.process} of {info.processes}, by {info.launcher}: {info.evidence}"
+        own = f"this is process {info.process} of {info.processes}, found {info.launcher} ({info.evidence})"
         raise ProcessError(f"all processes of a run join at its start, but {answer} ({own})", stage="launch")
 
 
@@ -53,8 +53,8 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                 _print_wait(info, f"{process_names(sorted(missing))} to join", deadline)
                 warn_at = deadline
             events = ready.select(min(warn_at, deadline) - now)
-            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # those that ended come first
-                if key.data is not None:  # readable after its line: the process ended, and may connect again
+            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # ended processes first
+                if key.data is not None:  # readable after its line: the process has ended, and may connect again
                     ready.unregister(arrived.pop(key.data))
                     missing.add(key.data)
                     continue
@@ -67,7 +67,7 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                     arrived[process] = connection
                     missing.remove(process)
                 else:
-                    _send(connection, f"each must have its own number, and {process} is taken")
+                    _send(connection, f"another process already has the number {process}")
         answer = f"{process_names(sorted(missing))} {_MISSING}" if missing else _ALL_JOINED
         for connection in arrived.values():
             _send(connection, answer)
@@ -77,8 +77,8 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
 def _listen(info: ProcessInfo) -> socket.socket:
     """Listens where jax will: on the loopback address, or on all addresses of the host.
 
-    It sets SO_REUSEPORT, because `feedline launch` holds the port of its run. But gRPC of another run would
-    also share its port this way. So the port counts as taken if something accepts a connection there.
+    It sets SO_REUSEPORT, because `feedline launch` holds the port of its run. But the gRPC server of another run
+    sets it, too, so both could listen. Therefore the port counts as taken if something accepts a connection on it.
     """
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", info.port)) == 0:
@@ -139,7 +139,7 @@ def _receive(connection: socket.socket, timeout_s: float) -> bytes:
 
 
 def _unusable(info: ProcessInfo, found: str) -> FeedError:
-    text = f"process 0 of this run listens as the coordinator at {info.coordinator}, but {found}"
+    text = f"process 0 of this run must listen as the coordinator at {info.coordinator}, but {found}"
     other = f"FEEDLINE_COORDINATOR={info.host}:{info.port - 1}, or JAX_COORDINATOR_PORT under Slurm or mpirun"
     fix = f"give the run another port, in every process: {other}"
     return FeedError(f"{text}; {fix}", stage="launch", process=info.process)

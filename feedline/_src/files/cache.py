@@ -26,7 +26,7 @@ T = TypeVar("T")
 BLOCK_BYTES = 1 << 21  # larger blocks would delay the first shuffled batch on a slow link: each row costs a block
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and have not been read yet
 _LARGEST_SEGMENT_BYTES = 1 << 26
-_SEGMENTS = 32  # a cache has space for at least this many segments: a file is evicted whole
+_SEGMENTS = 32  # a segment takes at most 1/32 of the limit (or one block), since each is evicted whole
 _TRIES = 100  # before giving up, if another program keeps deleting the folder before a file is created in it
 _KEPT = 0.9  # an eviction leaves this share of the limit, so that not every stored block causes an eviction
 _STORED = 1 / 32  # after storing this share of the limit, a process measures all files: other processes store, too
@@ -45,7 +45,7 @@ def in_folder(folder: str, use: Callable[[], T]) -> T:
 class Cache:
     """A folder of files with a size limit. Several threads and processes may use it at once.
 
-    All methods raise a FeedError if the folder cannot be written, or too many files are open.
+    Methods that use the folder raise a FeedError if it cannot be written, or if too many files are open.
 
     Args:
       limit_bytes: the size limit of all files together; None: half of the sum of the free space and the cache's
@@ -67,10 +67,10 @@ class Cache:
         return os.path.join(self._folder, name[:2], name)
 
     def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
-        """Whether it is too early to fetch `needed_bytes` for the batch `ahead` batches after the current one.
+        """Whether it is too early to fetch `needed_bytes` for a batch, `ahead` batches after the current one.
 
-        It is too early if the link is busy enough, or if the batches from the current one to that one would fill
-        more than a quarter of the cache, so that their blocks could be evicted before they are read.
+        It is too early if enough requests are in flight, or if the batches up to this one would fill more than a
+        quarter of the cache, so that their blocks could be evicted before they are read.
         """
         return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
 
@@ -136,7 +136,7 @@ class Cache:
                             yield max(status.st_atime, status.st_mtime), status.st_blocks * 512, entry.path
 
     def _evict(self, limit: int) -> int:
-        """Delete the least recently used files beyond `limit` bytes in all. Returns the remaining bytes."""
+        """Delete the least recently used files until at most `limit` bytes are left. Returns the bytes left."""
         lock_path = os.path.join(self._folder, "lock")
         with in_folder(self._folder, lambda: open(lock_path, "a")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time
@@ -161,7 +161,7 @@ def cache_of(options: Store) -> Cache:
 
 
 def touch(file: int | str) -> Version:
-    """Record a use of a file, so that it is not evicted soon. This keeps the file's version, which is returned."""
+    """Record a use of a file, so that it is not evicted soon. Returns the file's version, which stays the same."""
     status, now = os.stat(file), time.time_ns()
     if now - max(status.st_atime_ns, status.st_mtime_ns) > _TOUCH_NS:
         os.utime(file, ns=(now, status.st_mtime_ns))

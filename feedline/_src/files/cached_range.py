@@ -62,7 +62,8 @@ class CacheFile(Descriptor):
         return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
 
     def begin(self) -> None:
-        """Write the id of a new file. This also sets its length, in one call, as others may have the file open."""
+        """Write the id of a new file, which also sets its length: another process would delete a file with a
+        length but without an id."""
         self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
         os.pwrite(self.descriptor, self.id, self._id_at)
 
@@ -72,7 +73,7 @@ class CacheFile(Descriptor):
         return self.id != b"" and self._read_id() == self.id
 
     def block(self, block: int) -> bytes | None:
-        """The data of a block. None if it is not stored or has a wrong checksum, which also deletes the file."""
+        """The data of a block; None if it is not stored. A wrong checksum gives None, and deletes the file."""
         entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
             return None
@@ -195,7 +196,7 @@ class CachedRange:
             self._cache.store(len(part), functools.partial(file.write_block, block, part))
 
     def whole(self) -> OpenFile:
-        """The whole file of the object; the range must be all of it. While the result is open, it is not evicted.
+        """The whole file of the object, which the range must cover. It is not evicted while the result is open.
 
         One process of the host fetches the file, and the others wait. FeedError: also if the cache has no room
         for it beside other locked files.
@@ -282,7 +283,7 @@ class CachedRange:
         return b"".join(parts) if is_there else None
 
     async def all(self) -> bytes:
-        """All bytes, from the cache if it has all of them; otherwise they are fetched, and stored there."""
+        """All bytes, from the cache if it has all of them; otherwise they are fetched, and stored in it."""
         found = await asyncio.to_thread(self.read_all)
         if found is None:
             found = b"".join(await gathered(map(self._fetch, _requests(self.blocks))))

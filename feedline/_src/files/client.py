@@ -27,7 +27,7 @@ _SETTLED_S = 60.0
 """A date is precise to one second, and an object may be written twice in a second. But once its date is a minute
 old, no later version can have this date, even if the clocks of store and machine differ (RFC 7232, 2.2.2)."""
 _PROGRESS_BYTES = 1 << 18
-"""An answer must grow by this much within the patience: 64 requests that share a link of 1 MB/s do so in 17 s."""
+"""An answer must grow by this much within the patience: each of 64 requests that share 1 MB/s gets it in 17 s."""
 _SHORTEST_S = 5.0
 """The least time for this progress. A shorter patience limits only how long errors may last."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
@@ -77,11 +77,11 @@ class UnreachableError(TransientError):
 
 
 class Client:
-    """Requests to one bucket or host. obstore finds the credentials: in environment, files or cloud instance.
+    """Requests to one bucket or host. obstore takes credentials from the environment, files or the cloud instance.
 
     A request is repeated after transient errors. It raises FileNotFoundError if there is no such object or bucket,
-    and a FeedError after any other failure. It also fails if transient errors last longer than `patience_s`, if
-    neither 256 KiB nor the end arrives in this time, or if no connection is made for 10 s before the first answer.
+    and a FeedError after any other failure. It also fails if transient errors last longer than `patience_s`, if an
+    answer neither grows by 256 KiB nor ends in this time, or if no connection is made for 10 s before any answer.
     """
 
     def __init__(self, base: str, patience_s: float) -> None:

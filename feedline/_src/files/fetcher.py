@@ -19,7 +19,7 @@ from feedline._src.runtime.exit import check_may_read, close_at_exit
 K = TypeVar("K")
 T = TypeVar("T")
 AT_ONCE = 64
-"""The most requests in flight. Half as many, each twice as large, use as much memory, for half the bytes/s."""
+"""The most requests in flight. Half as many of twice the size take the same memory, but get half the bytes/s."""
 REQUEST_BYTES = 1 << 22  # the largest request; each one in flight takes this much memory
 MOST = 2 * AT_ONCE  # once this many requests wait or are in flight, nothing more is fetched ahead
 
@@ -31,7 +31,7 @@ class Counts:
     requests: int = 0  # of all kinds, including retries
     fetched_bytes: int = 0
     retries: int = 0  # requests that were repeated after an error
-    hedged: int = 0  # second requests, sent because the first took 1.5 times as long as 95 % of earlier ones
+    hedged: int = 0  # second requests, sent because the first took over 1.5 × the 95th percentile of earlier ones
     cached: int = 0  # blocks that were in the cache on local disk
     wait_s: float = 0.0  # time for which threads waited for requests, summed over threads
 
@@ -51,7 +51,7 @@ class Fetcher:
         self._thread: threading.Thread | None = None
         self._running: set[concurrent.futures.Future[Any]] = set()
         self.slots: asyncio.Semaphore
-        """Each request in flight holds one. Only the fetcher's thread uses the semaphore."""
+        """Each request in flight holds one slot. Only the fetcher's thread uses the semaphore."""
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the fetcher's thread."""
@@ -72,7 +72,7 @@ class Fetcher:
         return future
 
     def check_may_run(self) -> None:
-        """Raise a FeedError while the interpreter exits, and in a forked child, where no request would end."""
+        """Raise a FeedError while the interpreter exits, or in a forked child whose parent had read a store."""
         if self._closed:
             raise FeedError("no object can be read while the interpreter exits", stage="read")
         if self._forked:
@@ -122,7 +122,7 @@ def counted() -> dict[str, float] | None:
 
 
 def _forked() -> None:
-    """Refuse requests in a forked child, which has neither the fetcher's thread nor obstore's threads."""
+    """Refuse requests in a forked child if its parent made some: the child has none of their threads."""
     used = fetcher()._loop is not None or fetcher()._forked
     fetcher.cache_clear()
     fetcher()._forked = used

@@ -34,7 +34,7 @@ class Version(NamedTuple):
 
     Attributes:
       stamp: of a local file, the modification time in ns; of an object, the strong ETag, or else the date of its
-        last modification, or "" if it has neither. It is equal on all machines.
+        last modification, or "" if it has neither. An object's stamp is equal on all machines.
       inode: the device and the inode number of a local file.
     """
 
@@ -44,7 +44,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, file: str | int) -> Version:
-        """The present version of the local file at a path or of an open descriptor. OSError: there is no file."""
+        """The present version of a local file, given by path or by an open descriptor. OSError: there is none."""
         found = os.stat(file)
         return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
@@ -86,7 +86,7 @@ class File:
 
     Attributes:
       name: its path or address as the user gave it, for errors.
-      version: changes when it is replaced or written to.
+      version: the version of which these are the bytes.
       open_files: the open files of the source, in an LRU cache; also the open indices of these files.
 
     Args:
@@ -170,7 +170,7 @@ class File:
         """Call `use` with the path of a local file that has all bytes, and return the result. Errors: see `read`.
 
         An object is fetched whole, and stays in the cache until this `File` is closed or garbage collected. If its
-        cache file is deleted or changed meanwhile, `use` is called again; the path is then another str object.
+        cache file is deleted or changed meanwhile, `use` is called again, with a new str object for the same path.
         """
         return use(self.place)
 
@@ -193,7 +193,7 @@ class File:
         return read
 
     def places_beside(self, suffix: str) -> list[str]:
-        """Paths for a file that is derived once from this one, the best path first. Any path may be unwritable.
+        """Paths for a file that is derived once from this one, the best path first. Each may be unwritable.
         A path beside this file has a hidden name, so that globs and folders of files leave it out.
         """
         folder, name = os.path.split(self.place)
@@ -299,7 +299,7 @@ class OpenFile(Descriptor):
 
 
 def _bounds_of_runs(starts: Indices, ends: Indices) -> list[int]:
-    """Where to split ascending parts into lists, each read at once: numbers from 0 to the number of parts."""
+    """Where to split ascending parts into runs, each read at once: numbers from 0 to the number of parts."""
     gaps = starts[1:] - np.maximum.accumulate(ends)[:-1]
     windows, are_small = starts // _MERGED_BYTES, ends - starts <= _MERGED_PART_BYTES
     are_merged = (gaps <= _MERGED_GAP_BYTES) & (np.diff(windows) == 0) & are_small[1:] & are_small[:-1]
@@ -376,7 +376,7 @@ def opening(path: Path) -> Iterator[BinaryIO]:
     """Open the file at `path` for the length of a `with` block.
 
     FileNotFoundError: there is no file. Other OSErrors name the file, even those of the block. ValueError: it is a
-    folder, or no regular file (opening a pipe would wait for its writer). FeedError: too many files are open.
+    folder, or not a regular file (opening a pipe would wait for its writer). FeedError: too many files are open.
     """
     try:
         if not path.is_file() and path.exists() and not path.is_dir():

@@ -78,7 +78,7 @@ class Folder:
       name: its path or address, for errors; "" if the names are whole paths.
       place: its absolute path, or its address.
       can_list: whether `folders` can list its folders; those on a web server cannot be listed.
-      names: the names of listed files, relative to the folder. Methods take their numbers, or any file's name.
+      names: the names of listed files, relative to the folder. Methods take their numbers, or any file by name.
       versions: the versions of files that were read by their names; None for a name without a file.
     """
 
@@ -170,7 +170,7 @@ class RemoteFolder(Folder):
 
     Args:
       listed: for each listed file two lines, its size and its `Version.stamp`.
-      expected: the versions that files must have if read by name: those that another process found.
+      expected: the versions that another process found; files that are read by name must have them.
     """
 
     in_store = True
@@ -264,7 +264,7 @@ def folder_at(address: str, store: Store | None = None, versions: Mapping[str, A
     """A folder whose files are read by their names.
 
     Args:
-      versions: the versions that files must have: those that another process found.
+      versions: the versions that another process found, which the files must have.
     """
     if not is_url(address):
         return Folder(address, Names(), versions or {})
@@ -274,7 +274,7 @@ def folder_at(address: str, store: Store | None = None, versions: Mapping[str, A
 
 
 def listed_folder(address: str, store: Store | None = None) -> Folder:
-    """A folder with the names of its files at any depth, sorted by the parts of their paths.
+    """A folder with the names of its files at any depth (see `_files_below`), sorted by the parts of their paths.
 
     Hidden files and folders are left out. In a store, the empty objects that some programs write to represent
     folders are left out, too. ValueError: a link to nothing, or a web server, which does not list files.
@@ -295,7 +295,7 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
 
 
 def folder_of(files: Sequence[str] | Sequence[Listed], store: Store | None = None) -> Folder:
-    """The deepest folder that holds these files, in this order: local paths, or objects that a store listed."""
+    """The deepest folder that holds these files (local paths, or objects that a store listed), in this order."""
     keys = [file.url.key if isinstance(file, Listed) else file for file in files]
     common = os.path.commonpath([os.path.dirname(key) for key in keys]) if keys else ""
     listed = [file for file in files if isinstance(file, Listed)]

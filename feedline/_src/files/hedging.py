@@ -12,21 +12,21 @@ from typing import TypeVar
 from feedline._src.files.fetcher import fetcher
 
 T = TypeVar("T")
-_KEPT, _FEWEST = 256, 20  # durations kept, and needed
+_KEPT, _FEWEST = 256, 20  # durations per size: kept at most, and needed at least
 _LATE = 1.5  # a request is late after this × the 95th percentile: on a shared link, all take almost the same time
 _SHARE = 0.1  # the largest share of second requests: a store that is slow as a whole must not get twice the load
 _SHORTEST_S = 0.02
 
 
 class Hedging:
-    """Sends slow requests twice. It keeps how long requests took, by size. For the fetcher's thread only."""
+    """Sends slow requests twice. Keeps how long requests took, by size. For the fetcher's thread only."""
 
     def __init__(self) -> None:
         self._durations: dict[int, collections.deque[float]] = {}
 
     async def first(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
-        """The first result of `request`, which is sent a second time if it takes 1.5 times as long as 95 % of the
-        earlier requests of its size. If both fail, raises the error of the one that failed last.
+        """The first result of `request`, which is sent a second time if it takes over 1.5 × the 95th percentile
+        of earlier requests of its size. If both fail, raises the error of the one that failed last.
         """
         tasks = [asyncio.ensure_future(self._timed(size, request))]
         try:

@@ -79,7 +79,7 @@ class RemoteFile(File):
         return [request for segment, some in self._by_segment(blocks) for request in segment.fetch(some)]
 
     def _by_segment(self, blocks: Indices) -> Iterator[tuple[CachedRange, list[int]]]:
-        """Each segment with some of these ascending blocks, and the numbers of these blocks within the segment."""
+        """Each segment that holds some of these ascending blocks, and their numbers within the segment."""
         each = self._step // BLOCK_BYTES
         for number, some in itertools.groupby(blocks.tolist(), lambda block: block // each):
             yield self._segments[number], [block - number * each for block in some]
@@ -119,7 +119,7 @@ class RemoteFile(File):
         return None if mapped is None else mapped.memory
 
     def check(self) -> None:
-        """Drop the mapping. `memory` maps the object again if its files are right. Fetching checks the version."""
+        """Drop the mapping; `memory` makes a new one if cache files are intact. Fetching checks the version."""
         self._mapped = None
 
     def check_open(self) -> None:

@@ -65,8 +65,8 @@ class Accounts:
     """What the batches of an iterator cost. Accounts hold no reference to a feed or a pipeline.
 
     The training thread calls `delivered` and `interrupted`, which only append. Any thread may call other methods.
-    `ahead`: how many batches may have been made before the first one is taken. They count
-    only in the sums, as do the next two, made while the step compiles: their waits do not show the feed's speed.
+    `ahead`: how many batches may have been made before the first one is taken. They count only in
+    the sums, as do the next two, made while the step compiles: their waits do not show how fast the feed is.
     """
 
     def __init__(self, ahead: int) -> None:

@@ -158,7 +158,7 @@ class DiagnosingPipeline:
         return None if self._run is None else self._run.join(timeout_s, reads=reads)
 
     def finish(self) -> None:
-        """Note that the loop is done with its latest batch. If that ended a phase, write down the time of this phase."""
+        """Note that the loop is done with its latest batch. If that ended a phase, write down the phase's time."""
         if self._ending is not None:
             (phase, since), self._ending = self._ending, None
             _wait_for_devices()

@@ -32,7 +32,7 @@ Bar = tuple[str, list[tuple[str, float]], str]
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives a file to write to beside `path`, which it then replaces; after an error, `path` stays as it was."""
+    """Gives a temporary file to write to, which then replaces `path`; after an error, `path` stays as it was."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield partial

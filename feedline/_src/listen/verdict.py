@@ -78,7 +78,7 @@ class Circumstances:
     def shares_gil(self) -> bool:
         """Whether Python code of the feed holds the GIL and makes the feed's threads take turns.
 
-        False if they wait longer for it than they compute: others then hold it, or the processors are busy.
+        False if they wait longer for it than they compute: then other threads hold it, or processors are busy.
         """
         computes = self.window.mean("cpu_s") > max(_MIN_CPU_S, self.gil_wait_s)
         return self.reader == "threads" and self.gil_wait_s > _MAX_GIL_WAIT_S and computes

@@ -240,7 +240,7 @@ class _RandomPart(PartWriter):
         return self.access.schedule.positions(self.start, self.offsets[some])
 
     def _read(self, some: slice, index: Indices | None) -> Indices:
-        """Without `index`, `some` is all rows: one call per epoch computes their row indices and reads them."""
+        """Without `index`, `some` is all rows: one call per epoch computes the indices and reads the rows."""
         access = self.access
         try:
             if index is not None:

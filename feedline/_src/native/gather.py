@@ -88,16 +88,16 @@ class Reader:
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
         """The C struct that copies the `columns` of `count` rows to `out`; None if C cannot make this copy.
 
-        It is valid while `out` and the reader are alive.
+        The struct is valid while `out` and the reader are alive.
         """
         return None
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """Write the spans into the rows of `out`, and zeros after the last span. Raises what `read` raises.
+        """Fill each row of `out` with its spans, then with zeros. Raises what `read` raises.
 
         Args:
           spans: each value is a row of the reader, counted over all parts. No span crosses the end of a part.
-          out: [rows, length, *shape of a row]. A row without a span stays as it is, or becomes zeros.
+          out: [rows, length, *shape of a row]. A row without a span may keep its values or become zeros.
         """
         numbers = np.repeat(spans.first, spans.length) + spans.values()[2]
         values = np.empty((len(numbers), *self._shape), self._dtype)
@@ -145,7 +145,7 @@ class RowGather(Reader):
         """See `Reader`; another dtype of `out` costs one more copy.
 
         Args:
-          stream: whether to bypass the processor's cache, if the rows allow it. None: for large rows and outputs.
+          stream: whether to bypass the processor's cache, if alignment allows. None: for large rows and outputs.
 
         Raises:
           ValueError: `out` has another shape, or is not writeable.

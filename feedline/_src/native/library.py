@@ -59,7 +59,7 @@ class Bad(ctypes.Array[ctypes.c_int64]):
     _type_, _length_ = ctypes.c_int64, 2
 
     def check_memory(self, code: int) -> None:
-        """If a C function could not access memory, raise an error that names the row and its file.
+        """If a C function could not access memory, raise an error that names the file and, if known, the row.
 
         Raises:
           RowError: a mapped file was truncated, or its disk failed.

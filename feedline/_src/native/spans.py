@@ -51,7 +51,7 @@ class Spans(NamedTuple):
 
 
 def mark(spans: Spans, numbers: Array, places: Array) -> None:
-    """Write for each value its span's number in the row, from 1, and its place in the span; 0 after the last span.
+    """For each value, write its span's number in the row, from 1, and its place in the span; zeros after the last.
 
     Args:
       numbers, places: int32[rows, length].

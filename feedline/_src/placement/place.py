@@ -53,8 +53,8 @@ class Placement:
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
       local_bytes: bytes of this process's part of a batch.
-      ragged: the indices of the leaves whose axis 1 differs in size between batches, but has one size in all
-        leaves of a batch; `spec` has the largest size.
+      ragged: the indices of the leaves whose axis 1 differs in size between batches, but not between these
+        leaves of one batch; `spec` has the largest size.
       settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
     """
 

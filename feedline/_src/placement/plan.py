@@ -127,7 +127,7 @@ def _abstract_mesh(sharding: jax.sharding.Sharding) -> Any:
 
 
 def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
-    """int64[k], ascending: the rows from which a process supplies at least a part of one leaf."""
+    """int64[k], ascending: the rows of which a process supplies at least a part of one leaf."""
     parts = [leaf.rows for leaf in leaves]
     if all(np.array_equal(part, parts[0]) for part in parts):
         return parts[0]
@@ -246,7 +246,7 @@ def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: st
 
 
 def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str, name: str) -> None:
-    """Refuse a shape if the size of an axis is no multiple of its `shards`, which `which` names in the message."""
+    """Refuse a shape if the size of an axis is no multiple of its `shards`; the message names them by `which`."""
     for axis, (size, count) in enumerate(zip(shape, shards, strict=True)):
         if size % count:
             below, above = size // count * count, -(-size // count) * count

@@ -140,7 +140,7 @@ class SourceMetadata:
       spec: of a row in the source.
       rows: the number of rows in an epoch. None: an epoch has no end, or a stream's end is not known yet.
       lanes: the number of lanes of a stream; 0: rows with random access.
-      own_order: the kind of order that the source defines itself; "": none.
+      own_order: the kind of order that the source imposes; "": none.
       reads_columns: whether some columns of a leaf can be read alone.
       ragged: indices of the leaves whose axis 1 differs in size between batches; `spec` has the largest size.
       picklable: whether worker processes can open it again.

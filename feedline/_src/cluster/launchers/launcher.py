@@ -99,10 +99,10 @@ def ranked(
     names: tuple[str, str, str, str],
     coordinator: Callable[[bool], str],
 ) -> ProcessInfo | None:
-    """The process that four variables describe: index and number of processes, in the run and on its host.
+    """The process that four variables describe: its index and the number of processes, in the run and on the host.
 
-    `coordinator` returns where the processes meet; its argument: whether all are on one host. Returns None for the
-    only process of a run.
+    `coordinator` returns where the processes meet; its argument: whether all are on one host. The result is None
+    for the only process of a run.
     """
     index, count, local_index, local_count = names
     processes = integer(environ, count, launcher, at_least=1)

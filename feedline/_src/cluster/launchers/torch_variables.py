@@ -1,6 +1,6 @@
 """The variables of torchrun, set by a script or an operator.
 
-They are looked at after all launchers, because scripts for srun set some of them to one value in all tasks.
+They are looked at after all launchers, because scripts for srun set some of them to equal values in all tasks.
 """
 
 from __future__ import annotations

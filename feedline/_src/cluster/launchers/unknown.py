@@ -1,4 +1,4 @@
-"""Launchers that number their processes, but do not tell them where to meet: each would train alone."""
+"""Launchers that number their processes, but do not tell them where to meet: each process would train alone."""
 
 from __future__ import annotations
 
