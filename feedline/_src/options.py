@@ -17,7 +17,7 @@ MAX_AHEAD = 1 << 16
 MAX_THREADS = 1 << 12
 """The limit of reading threads and of worker processes."""
 DEFAULT_MAX_THREADS = 16
-"""Maximum reading threads by default, and in advice."""
+"""Maximum reading threads that a feed starts by default, and that a diagnosis suggests."""
 MAX_COUNT = (1 << 31) - 1
 """The limit of the rows in a batch, and of the epochs of a pass."""
 _MAX_SECONDS = 1e9  # 30 years: well below the longest wait that the operating system accepts
@@ -35,7 +35,7 @@ class Blocks:
 
     Attributes:
       rows: adjacent rows in a block; the last block may have fewer. Choose what storage reads in one piece: the
-        rows of a row group or a chunk; in a plain file, as many as the kernel reads ahead (often 128 KiB, but
+        rows of a row group or a chunk; in a plain file, what the kernel reads ahead at once (often 128 KiB, but
         8 MiB on some machines: `cat /sys/block/*/queue/read_ahead_kb`).
       window: blocks in a window; choose as many as memory allows. 1 shuffles blocks, and the rows in each block.
 
@@ -92,8 +92,8 @@ class Settings(NamedTuple):
 
     @property
     def host_batches_on_cpu_devices(self) -> int:
-        """Process-local batches in host memory if the devices are CPUs, whose arrays lie in it: `host_batches`,
-        the placed ones that wait, and two in use.
+        """Process-local batches in host memory if the devices are CPUs: `host_batches`, and the placed
+        batches, of which `prefetch` wait and two are in use.
         """
         return self.host_batches + self.prefetch + 2
 
@@ -156,10 +156,10 @@ class Reading:
         row's, or that holds a number which does not fit JAX's dtype. "raise": raise a `RowError` with the row, its
         file, epoch and position. "substitute": replace it by another row, a function of seed, epoch and
         position; in a stream by the first item. "mask": the same, and the boolean leaf `valid` is False for that
-        row; the leaf is added with any `remainder`, and the batch must be a dict without this key. Other rows
-        never move.
+        row; the leaf is added whatever `remainder` is, and the batch must be a dict without a key `valid`. Other
+        rows never move.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
-        a fraction is a share of the delivered rows, rounded up. Both are about rows that this process supplied
+        a fraction is a share of the delivered rows, rounded up. Both count only rows that this process supplied
         since the feed was built. A row counts once, however often it is delivered.
       quarantine: a file to which each replaced row is appended once, as a line of JSON, when its batch is
         delivered; None: no file is written.

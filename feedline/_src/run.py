@@ -41,10 +41,11 @@ class Stages:
       access: reads the process-local part of each batch.
       placement: makes global arrays of that part.
       fingerprint: the state's fingerprint.
+      reading: the user's `Reading`.
       settings: the settings in use.
       restarts: counts the worker processes that were replaced.
       bounds: the limits of tuned settings; None: no setting is tuned.
-      check: compares batches with other processes; None: that was not requested.
+      check: compares batches between processes; None: not requested.
       latest_values, in_step: exchange values with other processes during training; None with one process.
     """
 
@@ -61,7 +62,7 @@ class Stages:
     in_step: InStep | None = None
 
     def tuned(self, settings: Settings) -> Stages:
-        """These stages with other settings for the next pipeline, and as many idle host buffers as it needs."""
+        """These stages with other settings for the next pipeline; as many slabs as it needs may stay idle."""
         self.access.buffers.staging.keep(settings.host_batches_on_cpu_devices)  # as many as `build` keeps
         return dataclasses.replace(self, settings=settings)
 
@@ -141,7 +142,7 @@ def run_over(
     settings: Settings,
     watch: Watch,
 ) -> Run[T]:
-    """A pipeline that places batches ahead of the consumer, or with `prefetch=0` on its thread."""
+    """A pipeline that places batches ahead of the consumer, or with `prefetch=0` on the consumer's thread."""
     if not settings.prefetch:
         return Synchronous(batches, place, watch)
     if isinstance(batches, LocalBatches):
@@ -151,7 +152,7 @@ def run_over(
 
 
 class Runs:
-    """The pipelines of a feed: the one in use, and abandoned ones whose threads may still be alive."""
+    """The pipelines of a feed: the one in use, and abandoned ones whose threads may be alive."""
 
     def __init__(self) -> None:
         self.alive: list[Run[Placed]] = []
@@ -162,7 +163,7 @@ class Runs:
         return sum(run.waiting for run in self.alive)
 
     def add(self, run: Run[Placed], *, workers: bool) -> None:
-        """Register a pipeline before its start: now `stop`, an abort and the interpreter's exit close it."""
+        """Register a pipeline before its start, so that `stop`, an abort and the interpreter's exit close it."""
         self.close()  # an interrupt may have left older ones open, and a stream's pipeline waits until they end
         close_at_exit(run, workers=workers)
         close_on_abort(run)
@@ -174,7 +175,7 @@ class Runs:
             run.close()
 
     def stop(self, timeout_s: float, *, reads: bool) -> str | None:
-        """Close all pipelines, and wait for their threads. Returns the name of a stuck thread."""
+        """Close all pipelines, and wait for their threads. Returns a stuck one's name. `reads`: see `Run.join`."""
         deadline = time.monotonic() + timeout_s
         stuck = None
         for run in tuple(self.alive):
@@ -186,7 +187,7 @@ class Runs:
         return stuck
 
     def remove_ended(self, current: Run[Placed] | None) -> None:
-        """Release abandoned pipelines whose reads have ended by now, and the memory that they hold."""
+        """Release abandoned pipelines whose reads have ended, and the memory that they hold."""
         for run in tuple(self.alive):
             if run is not current:
                 run.close()  # again, because an interrupt may have prevented the first call

@@ -40,7 +40,7 @@ def test_a_record_of_another_size_is_named(tmp_path):
     _write(tmp_path / "b.array_record", [*records[:7], b"short", *records[8:]])
     source = feedline.open_source(tmp_path / "?.array_record", dtype=RECORD)
     out = {"image": np.empty((100, 4, 3), np.uint8), "label": np.empty(100, np.int32)}
-    with pytest.raises(feedline.RowError, match=r"16 bytes of dtype .*, but this one has 5 bytes") as error:
+    with pytest.raises(feedline.RowError, match=r"16 bytes of dtype .*, but a record has 5 bytes") as error:
         source.read(np.arange(100)[::-1], out)
     assert (error.value.row, error.value.file) == (57, str(tmp_path / "b.array_record"))
 
@@ -57,7 +57,7 @@ def test_what_is_refused(tmp_path):
     _write(path, [b"abcd"])
     with pytest.raises(ValueError, match=r"give open_source dtype=.*x\.array_record"):
         feedline.open_source(path, columns=["x"])
-    with pytest.raises(TypeError, match=r"are bytes; .*decoded.*, or if they have one size, give .* dtype"):
+    with pytest.raises(TypeError, match=r"are bytes; .*decoded.*, or if all records have one size, give .* dtype"):
         feedline.Feed(path, 1, jax.devices()[0])
-    with pytest.raises(feedline.RowError, match="must have the 1 bytes of dtype uint8, but this one has 4 bytes"):
+    with pytest.raises(feedline.RowError, match="must have the 1 bytes of dtype uint8, but a record has 4 bytes"):
         feedline.open_source(path, dtype=np.uint8)[0]

@@ -363,7 +363,7 @@ def test_nothing_is_saved_after_a_bad_loss_that_the_optimizer_skipped(tmp_path):
         ({"init": {}}, "init must be a function of a key, got the module or tree dict; docs/training"),
         ({"init": nnx.Linear(3, 1, rngs=nnx.Rngs(0))}, "tree Linear"),
         ({"init": linen.Dense(1)}, "tree Dense"),
-        ({"init": lambda key: linen.Dense(1)}, "arrays, and params is Dense, which a gradient cannot change"),
+        ({"init": lambda key: linen.Dense(1)}, "arrays: params is Dense, which a gradient cannot change"),
         ({"init": lambda key: {"a": [jnp.zeros((), int)]}}, r"params\['a'\]\[0\] is int32, which a gradient"),
         ({"init": lambda key: [jax.nn.relu]}, r"params\[0\] is custom_jvp, .* eqx\.partition\(module, "),
     ],

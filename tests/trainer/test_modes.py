@@ -117,7 +117,7 @@ def test_refused_modes(monkeypatch):
 
     with pytest.raises(ValueError, match=r'one device, but the batches lie on 8; give the feed mesh_for\("jit_si'):
         compiled(mean_task(), "jit_single", spec_of(16))
-    with pytest.raises(ValueError, match="8 devices the same number of rows, and a batch has 12; take a batch"):
+    with pytest.raises(ValueError, match="8 devices the same number of rows, and a batch has 12; use a batch"):
         compiled(mean_task(), "pmap", spec_of(12))
     with pytest.raises(ValueError, match="one of jit_single, jit_multi, pmap, got 'jit'"):
         mesh_for("jit")

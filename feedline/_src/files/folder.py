@@ -1,4 +1,4 @@
-"""Folders: many files that are read whole, whose names are given or listed. Also globs in stores."""
+"""Folders: many files, listed or given by name, each of which is read whole. Also globs in stores."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Folder:
       name: its path or address, for errors; "" if the names are whole paths.
       place: its absolute path, or its address.
       can_list: whether `folders` can list its folders; those on a web server cannot be listed.
-      names: the names of listed files, relative to the folder. Methods take their numbers, or any file by name.
+      names: the names of listed files, relative to the folder. Methods take a number in this list, or any name.
       versions: the versions of files that were read by their names; None for a name without a file.
     """
 
@@ -143,8 +143,8 @@ class Folder:
     def check(self, files: Sequence[str]) -> None:
         """Raise a FeedError if any of these files has another version than when it was read. Asks the store.
 
-        Before you conclude that a missing file never existed, check one that must exist: in a bucket that is gone,
-        all files are missing.
+        If a file is missing, also check one that must exist: perhaps the whole bucket is gone, and the missing
+        file did exist.
         """
         for file in files:
             self.versions[file].check(self._place_of(file))
@@ -314,7 +314,7 @@ def _of_listed(files: Sequence[Listed], url: Url, store: Store | None) -> Folder
 
 
 def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
-    """The names of the visible files in a folder; deeper than two levels, only the first file of each folder."""
+    """Names of visible files. Deeper than two levels (refused by `open_folder`), only the first of each folder."""
     with os.scandir(os.path.join(folder, prefix)) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             name = prefix + entry.name

@@ -36,7 +36,7 @@ def open_array_record(file: File, options: OpenOptions) -> Grouped:
             {"row": "bytes"},
             reader.count,
             lambda leaves, rows: [reader.read(rows)],
-            instead=", or if they have one size, give open_source their dtype",
+            instead=", or if all records have one size, give open_source their dtype",
             close=reader.close,
         )
 
@@ -87,12 +87,12 @@ class Reader:
             opened[1].close()
 
     def _open(self, path: str) -> Any:
-        """The open reader. If the file was fetched again, `path` is another str object, which `is` detects."""
+        """The reader of `path`. A file that was fetched again is opened again: `path` is then a new str object."""
         opened = self._opened
         if opened is not None and opened[0] is path:
             return opened[1]
         with opening(Path(path)):
-            pass  # unlike the library, raises errors that say what to do
+            pass  # unlike the library's errors, those of `opening` say what to do
         remedy = "write it again with ArrayRecordWriter(path, 'group_size:1')"
         with naming_file(self._file.name, "an ArrayRecord file", remedy):
             try:
@@ -109,7 +109,7 @@ def _of_dtype(options: OpenOptions, path: str, records: list[bytes]) -> Any:
     dtype = np.dtype(options.dtype)
     if others := [record for record in records if len(record) != dtype.itemsize]:
         raise ValueError(
-            f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, but this one has "
+            f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, but a record has "
             f"{len(others[0])} bytes; pass the right dtype, or, if records differ in length, leave dtype out and "
             "use feedline.decoded"
         )

@@ -53,8 +53,8 @@ class Placement:
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
       local_bytes: bytes of this process's part of a batch.
-      ragged: the indices of the leaves whose axis 1 differs in size between batches, but not between these
-        leaves of one batch; `spec` has the largest size.
+      ragged: the indices of the ragged leaves. In one batch, they all have the same size along axis 1, which
+        differs between batches; `spec` has the largest.
       settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
     """
 
@@ -76,7 +76,7 @@ class Placement:
 
         Args:
           on_placed: called with the times and the global arrays; never raises.
-          check: called before placing, with the leaves and `host.after`; compares them with other processes.
+          check: called before placing, with the leaves and `host.after`; compares them between processes.
         """
         if check is not None:
             check(host.leaves, host.after)
@@ -90,9 +90,8 @@ class Placement:
     def place(self, leaves: Sequence[HostLeaf]) -> Any:
         """The global arrays of process-local `leaves`. Returns before the transfers are done.
 
-        Leaves that are jax.Arrays are copied from device to device. Transfers are allowed here, because they are
-        intended, and a user's transfer guard must not refuse them. With several processes, JAX counts them as
-        implicit.
+        Leaves that are jax.Arrays are copied from device to device. The transfers are intended, so a user's
+        transfer guard must not refuse them, although JAX counts them as implicit if there are several processes.
         """
         with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]

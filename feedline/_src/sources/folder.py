@@ -31,7 +31,7 @@ class FolderSource(EncodedSource):
       classes: the names of the class folders in sorted order, or None. A label is an index into this list.
 
     Args:
-      class_ends: for each class, the number of the row after its last row.
+      class_ends: for each class, the index of its last row, plus 1.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FolderSource(EncodedSource):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches objects in a store ahead; None for local files."""
+        """Fetches objects from a store in advance; None for local files."""
         return self._fetch_ahead if self._folder.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
@@ -113,7 +113,7 @@ def open_folder(address: str, store: Store | None) -> FolderSource:
         return FolderSource(folder)
     if not depths.all() or depths.max() > 1:
         least, most = names[int(np.argmin(depths))], names[int(np.argmax(depths))]
-        if least == "dataset_dict.json":  # of Hugging Face: DatasetDict.save_to_disk
+        if least == "dataset_dict.json":  # written by Hugging Face's DatasetDict.save_to_disk
             split = f"{folder.name}/{most.partition('/')[0]}"
             raise ValueError(
                 f"a source is the dataset of one split, and {folder.name} has a folder for each split; open "
@@ -121,8 +121,8 @@ def open_folder(address: str, store: Store | None) -> FolderSource:
             )
         raise ValueError(
             f"the files of a folder must all lie directly in it, or all in class folders, and {folder.name} has "
-            f"{least} and {most}; move one of them away, open a folder whose folders are the classes, or choose "
-            f"files without labels by a glob: open_source({f'{glob.escape(folder.name)}/**/*.jpg'!r})"
+            f"{least} and {most}; move one of them away, open a folder whose folders are the classes, or open "
+            f"files by a glob, which gives no labels: open_source({f'{glob.escape(folder.name)}/**/*.jpg'!r})"
         )
     classes = sorted((name for name in folder.folders() if not name.startswith(".")), key=os.fsencode)
     ends = [bisect.bisect_right(names, os.fsencode(name), key=_class_of) for name in classes]

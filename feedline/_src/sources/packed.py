@@ -30,18 +30,19 @@ class Packed(DocumentSource):
     and any row is read without the rows before it. With `repack`, equally long documents change places each epoch.
 
     Args:
-      columns: by name, values with one element for each token: `(values, offsets)`, arrays or paths of `.npy`
-        files, where document i is `values[offsets[i] : offsets[i + 1]]`; or the path of an `.idx` file of
-        Megatron-LM, a glob or a list of such paths; or a `pyarrow` column of lists. All columns have the same
-        offsets. A single one of these, without a dict, is the column "tokens".
+      columns: a dict of columns with one value per token. Each is a tuple `(values, offsets)` of arrays or paths
+        of `.npy` files, where document i is `values[offsets[i] : offsets[i + 1]]`; or the path of an `.idx` file
+        of Megatron-LM, a glob or a list of such paths; or a `pyarrow` column of lists. All columns have the same
+        offsets. A single column, without a dict, gets the name "tokens".
       length: tokens in a row.
       packing: "best_fit": documents stay whole. "split": documents follow one another, cut where a row ends, so
         only the last row has padding.
       longer: with "best_fit", what happens to documents of more than `length` tokens. "cut": they are cut into
         pieces of `length` tokens and a shorter one. "drop": they are left out.
       max_documents: the most documents in a row, with "best_fit"; None: any number.
-      repack: whether, in each epoch, documents of one length change places, and those in a row change order.
-        None: False if values lie in a store, so that documents are fetched before they are needed; else True.
+      repack: whether, in each epoch, equally long documents change places, and with "best_fit" also the documents
+        inside each row. None: False if values lie in a store, so that documents are fetched before they are
+        needed; else True.
       seed: the seed of these changes.
       dtype: the dtype of integer columns in the batch; None: the stored one. Other columns keep their dtype.
 
@@ -162,7 +163,7 @@ class Packed(DocumentSource):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches documents in a store ahead, if they stay in their rows in all epochs; else None."""
+        """Fetches documents from a store in advance, if they stay in their rows in all epochs; else None."""
         return None if self.repack else super().will_read
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -203,7 +204,7 @@ def _opened(columns: Any) -> dict[str, Documents]:
         raise TypeError(f"columns must be a dict with string keys, of one column or more, got {columns!r}")
     if taken := {_SEGMENTS, _POSITIONS} & set(given):
         raise ValueError(
-            f"feedline adds the columns {_SEGMENTS} and {_POSITIONS}, got {sorted(taken)}; rename them"
+            f"feedline adds the columns {_SEGMENTS} and {_POSITIONS}, got {sorted(taken)}; rename yours"
         )
     opened = {name: open_documents(name, value) for name, value in given.items()}
     first, reference = next(iter(opened.items()))

@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0; 1 after a FeedError; 2 if an argument is wrong; 3 and 4 after warnings and errors of the
-      doctor; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. --help, a command line that cannot be parsed,
-      and training that a signal ended between two steps raise SystemExit.
+      doctor; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. Raises SystemExit instead for --help, for a
+      command line that cannot be parsed, and for training that a signal ended between two steps.
     """
     if argv is not None:
         return _exit_code(list(argv))
@@ -82,7 +82,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _parsed(arguments: list[str]) -> Any:
-    """The subcommand with its options. Some subcommands take what follows the first -- as a command."""
+    """The subcommand with its options. For some, all arguments after the first `--` are a command."""
     import tyro  # imported here, so that `_exit_code` handles a Ctrl-C during the import
 
     name = next((each for each in COMMANDS if arguments[: len(words := each.split())] == words), "")

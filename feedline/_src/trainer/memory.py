@@ -18,8 +18,8 @@ from feedline._src.options import checked_integer
 OnGrowth = Literal["warn", "raise", "ignore"]
 _log = logging.getLogger("feedline")
 _SAMPLES = 10
-"""The watch looks for growth at this number of samples and at twice as many. At twice as many, it also drops every
-second sample and doubles the interval, so from then on it looks each time the number of steps has doubled."""
+"""The watch looks for growth when it has this many samples, then each time it has twice as many. It then drops
+every second sample and doubles the interval, so it looks again when the steps since the warm-up have doubled."""
 _MIN_CORRELATION = 0.9
 """A series counts as growing if it correlates at least this much with the steps; mere variation does not."""
 _NOISE = {"arrays": 0, "device": 1 << 20, "host": 16 << 20, "slabs": 0}
@@ -37,8 +37,9 @@ def held(feed: Any = None) -> dict[str, int]:
     """What this process holds now, by name. Moves no data, and waits for nothing.
 
     "device 0": bytes in use on it; if the device does not count them, as on a CPU, the bytes of its live arrays
-    (memory that an array shares with a view of its shard counts twice). "host": resident bytes; missing without
-    /proc. "slabs": host buffers of the feed. "arrays float32[64, 8]": arrays with this dtype and global shape.
+    (an array on several devices counts twice once its `addressable_shards` were used). "host": resident bytes;
+    missing without /proc. "slabs": host buffers of the feed. "arrays float32[64, 8]": arrays with this dtype and
+    global shape.
     """
     live = [array for array in jax.live_arrays() if not array.is_deleted()]
     on_device: collections.Counter[jax.Device] = collections.Counter()

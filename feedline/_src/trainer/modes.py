@@ -29,12 +29,12 @@ Measure = Callable[[Params, Batch], tuple[jax.Array, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Practices:
-    """How a step is compiled and run. What is faster or costs nothing is on by default: see docs/benchmarks.md.
+    """How a step is compiled and run. What costs nothing is on by default: see docs/benchmarks.md.
 
     Attributes:
       donate_state: the new state takes the memory of the old one. False: both exist at the same time.
-      compute: "bfloat16": the loss function gets parameters and batch cast to bfloat16, also in evaluations; the
-        parameters that are trained, gradients and the optimizer's state stay float32.
+      compute: "bfloat16": the loss function gets the parameters and the batch cast to bfloat16, also in
+        evaluations; the trained parameters, the gradients and the optimizer's state stay float32.
       shard_state: parameters and the optimizer's state are split over the devices among which rows are split
         (FSDP), each leaf along its largest axis that can be divided; XLA gathers what a layer needs. Only in
         "jit_multi".
@@ -119,7 +119,7 @@ def compiled(
             f'shard_state needs mode "jit_multi", got "{mode}", which keeps the whole state on each device'
         )
     if mode == "pmap":
-        mesh = Mesh(list(mesh.devices.flat), (AXIS,))  # as in pmap; with another mesh, a step would compile twice
+        mesh = Mesh(list(mesh.devices.flat), (AXIS,))  # pmap's own mesh; with another, a step would compile twice
     task = dataclasses.replace(
         task,
         compute=None if practices.compute == "float32" else practices.compute,
@@ -150,7 +150,7 @@ def compiled(
         if rows % mesh.size:
             raise ValueError(
                 f'mode "pmap" gives each of {mesh.size} devices the same number of rows, and a batch has {rows}; '
-                f'take a batch size that {mesh.size} divides, or mode "jit_multi"'
+                f'use a batch size that is a multiple of {mesh.size}, or mode "jit_multi"'
             )
         mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": list(mesh.devices.flat)}
         step = jax.pmap(update, in_axes=(None, rows_axis), donate_argnums=donated, **mapped)
@@ -204,7 +204,7 @@ def _checked_arrays(params: Params) -> Params:
         of = jnp.result_type(leaf) if is_number else type(leaf).__name__
         if isinstance(of, str) or not jnp.issubdtype(of, jnp.inexact):
             raise TypeError(
-                f"init must give a tree of floating-point arrays, and params{jax.tree_util.keystr(path)} is {of}, "
+                f"init must return a tree of floating-point arrays: params{jax.tree_util.keystr(path)} is {of}, "
                 "which a gradient cannot change; for a module of Equinox, return the first part of "
                 "eqx.partition(module, eqx.is_inexact_array)"
             )
@@ -212,7 +212,7 @@ def _checked_arrays(params: Params) -> Params:
 
 
 def _check_valid(task: Task, params: Params, spec: Any) -> None:
-    """Refuse a leaf `valid` with another meaning; warn if the loss does not use `valid`, and so counts padding."""
+    """Refuse a `valid` that cannot be the mask of padding; warn if the loss ignores it, so that padding counts."""
     if not isinstance(spec, Mapping) or "valid" not in spec:
         return
     valid, rows = spec["valid"], rows_in(spec)
@@ -258,6 +258,7 @@ def _split_shardings(like: State, mesh: Mesh, spec: Any, rows_axis: int) -> Stat
     shards = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
 
     def sharding(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        # -i: of equally long axes, the first
         length, axis = max(((n, -i) for i, n in enumerate(leaf.shape) if n % shards == 0), default=(0, 0))
         return NamedSharding(mesh, P(*[None] * -axis, axes) if length else P())
 
