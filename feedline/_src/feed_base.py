@@ -25,7 +25,7 @@ from feedline._src.listen.listening import FeedListener
 from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.tokens import TokenCounts
 from feedline._src.options import Reading, Settings, checked_integer
-from feedline._src.order.schedule import Cursor, Remainder
+from feedline._src.order.schedule import ENDLESS, Cursor, Remainder
 from feedline._src.placement.place import Placed
 from feedline._src.prefetch.pipelines import INSIDE, Run
 from feedline._src.record import Counters
@@ -460,11 +460,11 @@ class FeedBase(ProcessBound):
         if len(leaves) > _MAX_LEAVES_SHOWN:
             shown.append(f"and {len(leaves) - _MAX_LEAVES_SHOWN} more")
         facts = {
-            "rows": f"of {form}" if rows is None else f"{rows:,}",
+            "rows": f"of {form}" if rows is None else "endless" if rows == ENDLESS else f"{rows:,}",
             "batch_size": f"{self.batch_size:,}",
             "remainder": self.remainder,
             "epochs": "endless" if self.epochs is None else f"{self.epochs:,}",
-            "order": "its own" if self.order is None else repr(self.order),
+            "order": "the source's" if not getattr(self.order, "shuffle", self.order) else repr(self.order),
             "epoch": f"{self.epoch:,}",
             "position": f"{self.position:,}" + (", closed" if self._closed else ""),
             "spec": ", ".join(shown),

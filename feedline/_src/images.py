@@ -71,8 +71,8 @@ def decode(
       orient: turn an image as its EXIF data says. JPEGs are then decoded at full size, which takes longer.
       image: the field of a record that holds the image; None: the first of "image", "file", "jpg", "jpeg", "png",
         "webp", "bytes" that exists.
-      label: the field that holds the class: an integer, or its digits; any other value is a bad row. None: "label"
-        or "cls", if there is one.
+      label: the field that holds the class: an integer, or text such as "7"; a row with any other label is a bad
+        row. None: "label" or "cls", if there is one.
 
     Raises:
       ImportError: simplejpeg or OpenCV is not installed.

@@ -123,7 +123,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         mount = next((mount for mount in mounts if mount.is_dir()), None)
         if mount is None:
             continue
-        # a container may see its own group as the root of the hierarchy, while the path is the host's
+        # in a container, `path` may be the group's path on the host, which does not exist; `mount` is the group
         group = mount / path.lstrip("/")
         while group != mount:
             yield group

@@ -154,8 +154,8 @@ class Reading:
         Host bytes = (buffer + 1) × process-local batch.
       bad_rows: what to do with a bad row: one that cannot be read, whose shapes or dtypes differ from the first
         row's, or that holds a number which does not fit JAX's dtype. "raise": raise a `RowError` with the row, its
-        file, epoch and position. "substitute": replace it by another row, a function of seed, epoch and
-        position; in a stream by the first item. "mask": the same, and the boolean leaf `valid` is False for that
+        file, epoch and position. "substitute": replace it by another row, which is chosen by seed, epoch and
+        position; a stream uses its first item. "mask": the same, and the boolean leaf `valid` is False for that
         row; the leaf is added whatever `remainder` is, and the batch must be a dict without a key `valid`. Other
         rows never move.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,

@@ -61,9 +61,11 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
         raise ValueError(f"allow must be a collection of fields out of {FIELDS}, got {allow!r}")
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is the dict that feed.get_state() returned, got {type(state).__name__}")
-    if state.get("version") != VERSION:
+    if "version" not in state:
+        raise ValueError(f"a state is what feed.get_state() returned, got a dict with the keys {list(state)}")
+    if state["version"] != VERSION:
         raise ValueError(
-            f"this feedline reads states of version {VERSION}, got version {state.get('version')!r}; "
+            f"this feedline reads states of version {VERSION}, got version {state['version']!r}; "
             "restore it with the release that saved it"
         )
     numbers = [_natural(state, name) for name in ("step", "epoch", "position")]
@@ -79,6 +81,8 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
             if field == "order":
                 remedy = past.remedy(was, now, cursor)
                 was, now = _different(was, now)
+            elif field == "data":
+                remedy = "Give the feed the same source; if it is a Grain dataset, give its random maps a seed"
             elif field == "spec":
                 remedy = (
                     "Give the feed rows of these shapes and dtypes, which are the source's (feed.spec has JAX's)"

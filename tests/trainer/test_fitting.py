@@ -340,7 +340,7 @@ def test_parameters_that_are_not_finite_are_neither_saved_nor_returned(tmp_path)
     def root(params, batch):
         return jnp.sqrt(jnp.maximum(params.sum(), 0)), {}
 
-    with pytest.raises(feedline.FeedError, match="the parameters are not finite after step 1, "):
+    with pytest.raises(feedline.FeedError, match="the loss of step 1 is finite, but the parameters after "):
         fit_on(feed_of(), init=lambda key: jnp.zeros(3), loss=root, steps=1, checkpoint_dir=tmp_path, save_every=1)
     assert list(tmp_path.glob("[0-9]*")) == []
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Leaf = jax.ShapeDtypeStruct | str
-"""Shape and dtype of a leaf in one row; for a leaf of any length, its kind: "bytes" or "bytes of int32"."""
+"""Shape and dtype of a leaf in one row; "bytes" for a leaf of bytes or text of any length."""
 _MAX_NAMES_SHOWN = 20
-_BYTES_PER_GROUP = 100  # what the indices of a source, with their copies, need for one group
+_BYTES_PER_GROUP = 100  # memory per group for the tables of a source that find groups by rows, copies included
 
 
 # --- mapped ---
@@ -169,14 +169,14 @@ class Grouped:
       read: (leaf, group) → the rows of a group. They are cached, so they must have memory of their own.
       read_rows: (leaves, ascending rows) → the values of each leaf, a list or an array. Replaces `read`.
       row_extents: (rows) → offsets and lengths of the bytes that `read_rows` reads, to fetch them ahead.
-      in_place: whether `read` returns views of memory that stays, mapped or not, so that they are not cached.
-      held_bytes: how much of this memory is not mapped; the sum over all files must fit into cache_bytes.
+      in_place: whether `read` returns views of a mapped file or of this object's memory. They are not cached.
+      held_bytes: how much memory this object holds; the sum over all files must fit into cache_bytes.
       extents: (leaf, group) → offset and length of each range of the group's bytes, to fetch them ahead.
       will_read: (leaf, groups, ahead) → whether fetching has begun. Replaces `extents`; see `Folder.will_read`.
       nulls: {leaf: its number of nulls}, for the leaves whose number is known without reading rows.
       arrays: () → trees of `FileArray`s and arrays with the same rows. Used if all files of a source have it.
       are_dicts: True: a row with a single column of bytes is a dict, too. False: it is these bytes.
-      instead: for the error of a feed that was given rows with bytes: how to get arrays without decoding.
+      instead: how to get arrays without decoding. Ends the error message of a feed that was given rows with bytes.
       close: closes open files. A later read opens them again.
     """
 

@@ -26,8 +26,8 @@ _log = logging.getLogger("feedline")
 _LATEST = 256  # batches whose times are kept one by one
 _ADD_UP_EVERY = 16  # when this many records wait, a thread that places batches adds them up
 _MAX_RECORDS = 1 << 12  # the most records that wait to be added up; beyond that, the oldest are dropped
-_SAMPLES, _MIN_GLANCES = 64, 8  # how many of the latest GIL waits and glances count; the fewest for a share
-_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: loop time > 20 × the median, in at most 1 of 50 batches
+_SAMPLES, _MIN_GLANCES = 64, 8  # how many of the latest GIL waits and `Glance`s count; how many a share needs
+_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # times over 20 × the median: pauses if at most 1 batch in 50 has one
 Entry = BatchRecord | float
 """The record of a batch; or the time of a break: when the loop ended or the feed moved."""
 
@@ -65,8 +65,9 @@ class Accounts:
     """What the batches of an iterator cost. Accounts hold no reference to a feed or a pipeline.
 
     The training thread calls `delivered` and `interrupted`, which only append. Any thread may call other methods.
-    `ahead`: how many batches may have been made before the first one is taken. They count only in
-    the sums, as do the next two, made while the step compiles: their waits do not show how fast the feed is.
+    `ahead`: how many batches may have been made before the first one is taken. These, and two more that are made
+    while the step compiles, count in the sums, but the feed is not judged by them: their waits do not show its
+    speed.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -78,7 +79,7 @@ class Accounts:
         self._before: float | None = None  # when the previous batch was taken; None after a break
         self._filling = ahead + 2  # how many of the next batches are not judged
         self._restarted_at = -math.inf
-        # for each glance in the loop's own time: whether the devices were idle, and the `loop_s` of that batch
+        # for each glance at the devices in the loop's own time: whether they were idle, and how long that time was
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
         # for each glance in `next`: whether the devices computed
         self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
@@ -138,7 +139,7 @@ class Accounts:
         return dict(zip(_SUMMED, self._sums, strict=True))
 
     def times(self, window: Window | None) -> dict[str, Any]:
-        """The fields of `Statistics` that hold times, or shares of the time of `window`."""
+        """The fields of `Statistics` that are times, and `au` and `wait_share`, which are those of `window`."""
         sums, transfers = self.sums(), self.transfers()
         waits = sorted(batch.wait_s for batch in self._latest.copy()) or [0.0]
         return {
@@ -190,7 +191,7 @@ class Accounts:
         """Add up the records that wait; give up if another thread holds the lock for longer than `timeout_s`.
 
         An interrupt may leave the lock held by the training thread. That thread can acquire it again, and no other
-        thread hangs. A signal handler that calls this meanwhile adds up the remaining records, each once.
+        thread hangs. A signal handler may interrupt this method and call it: each record is still added up once.
         """
         if self._adding.acquire(timeout=timeout_s):
             try:
@@ -281,7 +282,7 @@ class Window:
 
     @property
     def wait_share(self) -> float:
-        """The share of the time in which the loop waited for a batch, or a step for its transfer, 0 to 1."""
+        """Share (0 to 1) of time that the loop waited for a batch, or a step waited for its batch's transfer."""
         return min(1.0, (self.wait_s + self.late_s) / self.period_s) if self.period_s else 0.0
 
     @property
@@ -299,5 +300,5 @@ def _longest_s(batches: Sequence[BatchTimes]) -> float:
     times = [batch.loop_s for batch in batches if batch.loop_s]
     longest_s = _PAUSE_FACTOR * statistics.median(times or [0.0])
     pauses = sum(time_s > longest_s for time_s in times)
-    # frequent long times are no pauses: a loop that waits for its steps now and then has them
+    # if long times are frequent, they are no pauses: a loop that fetches the loss only every tenth step has them
     return longest_s if pauses <= max(1, len(batches) // _BATCHES_PER_PAUSE) else math.inf

@@ -58,7 +58,7 @@ class Diagnosis:
         """Seconds per step of the stalls "fetch", "preparation" and "transfer", if their phases were measured."""
         found: dict[str, float] = {}
         for number, name in enumerate(_MEANING):
-            # the longest step of all later phases, so that noise does not count twice
+            # the slowest of all later phases: if noise made the next phase faster, the difference is no stall
             without_s = max(self.steps_s.get(phase, 0.0) for phase in PHASES[number + 1 :])
             if without_s and PHASES[number] in self.steps_s:
                 found[name] = max(0.0, self.steps_s[PHASES[number]] - without_s)
@@ -123,13 +123,14 @@ class DiagnosingPipeline:
         self._place = stages.placer(accounts.placed)
         self._diagnosis, self._over = diagnosis, over
         self._steps = steps // len(PHASES)
-        # in these steps the buffers drain; before the first phase, they filled while the step compiled
+        # the steps of each phase that are not measured: those of the first phase use up the batches that were read
+        # ahead while the first step compiled
         self._uncounted = max(read_ahead, math.ceil(self._steps / 4))
         self._host: HostBatch | None = None  # the host batch that was read last
         self._run: Run[Placed] | None = None  # the pipeline of the current phase
         self._closed = False
         self._further_passes = 0  # loops begun after the last phase
-        self._ending: tuple[str, float] | None = None  # (phase that gave its last batch, when counting began)
+        self._ending: tuple[str, float] | None = None  # (phase that gave its last batch, start of its measuring)
         self._batches = self._of_all_phases()
 
     def start(self) -> None:
@@ -143,7 +144,7 @@ class DiagnosingPipeline:
         if placed is None:
             if self._over is not None:
                 self._over()
-            raise StopIteration(0)  # as from any pipeline, the number of rows that are left out
+            raise StopIteration(0)  # as from any pipeline, how many rows the end of the pass leaves out
         # these batches do not count as delivered, so their bad and dropped rows do not count, either
         return placed._replace(metadata=placed.metadata._replace(bad=[], dropped_rows=0))
 
@@ -217,7 +218,7 @@ class DiagnosingPipeline:
             yield from self._taken_from(run_over(repeated, self._place, self._stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:
-        """One batch on the devices, again and again. If the step donates it, it gets a new copy."""
+        """A copy of one batch on the devices, again and again. Once a step has donated it, a new copy."""
         if self._host is None:
             return
         kept = given = self._place(self._host)

@@ -110,7 +110,7 @@ class FeedListener(Accounts):
         return judge(how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
 
     def _circumstances(self, *, current: bool = False) -> Circumstances | None:
-        """What was measured; None: too few batches were delivered. `current`: since the present settings apply."""
+        """What was measured; None: too few batches were delivered. `current`: only since settings last changed."""
         stages, tuner = self._stages, self.tuner
         if (window := self.window(current=current)) is None:
             return None

@@ -27,7 +27,7 @@ _WIDTH, _MARGIN, _ROW = 960, 24, 32
 _BARS, _VALUES = 170, 620
 """The `x`, in pixels, where bars and values begin. `y` grows downwards."""
 Bar = tuple[str, list[tuple[str, float]], str]
-"""(name, parts, note). `parts` divide a time: (meaning, seconds) of each, one after the other."""
+"""(name, parts, note). `parts`: (meaning, seconds) for each part of the bar, from left to right."""
 
 
 @contextlib.contextmanager

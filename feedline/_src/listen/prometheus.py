@@ -97,7 +97,8 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
 class FeedCollector(Collector):
     """The metrics of feeds for a registry of your own, whose server then shows them beside your own metrics.
 
-    A collector holds only weak references to its feeds. One collector serves all feeds of a registry.
+    A collector holds only weak references to its feeds. A registry takes only one collector, so pass all its
+    feeds to that one.
 
     Args:
       feeds: as for `serve`.

@@ -74,7 +74,8 @@ class Report:
       au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known in which
         part of the loop's own time the devices are idle, all of it counts as device time.
       wait_share: the share of the time in which the devices were idle because the loop waited for a batch, or a
-        step for its transfer. With several processes, the largest share; `au` is then at most 1 − this share.
+        step waited for the transfer of its batch. With several processes, the largest share; `au` is then at most
+        1 − this share.
       headroom: for each stage, its speed alone ÷ the speed of the loop without waiting; 1.0 or less: this stage
         makes the loop wait. For "compute", the speed of the loop without waiting ÷ its speed now.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
@@ -141,14 +142,13 @@ class Report:
 
     def __str__(self) -> str:
         """The verdict, the times of the stages with their headroom, and the advice."""
-        step = (
-            f"  a step takes {milliseconds(self.step_s)} ms: {milliseconds(self.loop_s)} ms the loop's own, "
-            f"{milliseconds(self.wait_s)} ms waiting"
-        )
-        if self.late_s >= 0.01 * self.step_s:
-            step += f"; in {milliseconds(self.late_s)} ms of its own, the batch was still being transferred"
-        if self.idle_s is not None and self.idle_s >= 0.01 * self.step_s:
-            step += f"; in {milliseconds(self.idle_s)} ms of its own, the devices were idle"
+        inside = [
+            f"{what} for {milliseconds(time_s)} ms"
+            for what, time_s in (("batch still in transfer", self.late_s), ("devices idle", self.idle_s))
+            if time_s is not None and time_s >= 0.01 * self.step_s
+        ]
+        own = f"{milliseconds(self.loop_s)} ms the loop's own" + (f" ({', '.join(inside)})" if inside else "")
+        step = f"  a step takes {milliseconds(self.step_s)} ms: {own}, {milliseconds(self.wait_s)} ms waiting"
         host_s = self.stages_s["transform"] + self.stages_s["stage"]
         stage_s = {**self.stages_s, "host": host_s, "compute": self.loop_s}
         stages = [

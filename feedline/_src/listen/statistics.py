@@ -101,7 +101,9 @@ class Statistics:
         None,
     )
     wait_share: float | None = _field(
-        "wait_ratio", "Share of the time in which the loop waited for a batch, or a step for its transfer.", None
+        "wait_ratio",
+        "Share of the time in which the loop waited for a batch, or a step waited for the transfer of its batch.",
+        None,
     )
     wait_p50_s: float = _field("wait_p50_seconds", "The median of the latest waits in next().", 0.0)
     wait_p99_s: float = _field("wait_p99_seconds", "The 99th percentile of the latest waits in next().", 0.0)
@@ -167,8 +169,8 @@ _BOUND = Metric(
 )
 _HEADROOM = Metric(
     "feedline_headroom_ratio",
-    "Speed of read, host or place alone, relative to the loop without waiting; at most 1: this stage makes the "
-    "loop wait. For compute: speed of the loop without waiting, relative to now.",
+    "Speed of read, host or place alone ÷ speed of the loop without waiting; 1 or less: this stage makes the loop "
+    "wait. For compute: speed of the loop without waiting ÷ its speed now.",
     "stage",
 )
 _FIELDS = [field for field in dataclasses.fields(Statistics) if field.metadata]

@@ -316,9 +316,9 @@ def _remedy(bound: str, how: Circumstances) -> str:
         )
     if bound == "read" and cpu_s < 0.5 * spent_s:
         return (
-            "storage is slower than training; use Order(shuffle=Blocks(...)) to read neighbouring rows together, "
-            "copy the data to a faster disk or into memory, or give a store a larger cache on local disk, "
-            "feedline.Store(cache_bytes=...)"
+            "reading waits for storage, the network or a lock; for files use Order(shuffle=Blocks(...)) to read "
+            "neighbouring rows together, a faster disk or memory, or for a store a larger cache on local disk, "
+            "feedline.Store(cache_bytes=...); for Python that holds the GIL, Reading(workers=...)"
         )
     if how.shares_gil:
         return (

@@ -285,7 +285,8 @@ def _whole_pages(nbytes: int) -> int:
 def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None:
     """What a worker process runs. It sends None once it can read, and then answers each number with that batch.
 
-    The batch's memory follows the batch. Instead of None or a batch, it may send an error and its traceback.
+    After a batch it sends the open file that holds the batch's leaves. Instead of None or a batch, it may send an
+    error and its traceback.
     """
     _prepare(settings)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
@@ -310,7 +311,7 @@ def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None
 def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
     """A batch that has the forms of its leaves instead of the leaves, and the memory that holds the leaves."""
     batch = batches.read(number, 0)
-    assert batch is not None  # it has one part
+    assert batch is not None  # `read` returns None only while other parts are missing, and there are none
     watch, thread = Stopwatch(), f"worker {os.getpid()}"
     memory = _in_memory(batch.leaves)
     copy_s, copy_cpu_s = watch.lap()

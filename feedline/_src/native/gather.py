@@ -19,10 +19,10 @@ Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
 _BUCKETS_A_SEGMENT = 8
 _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 23
-"""The minimum sizes for stores that bypass the processor's cache: of adjacent bytes, and of all output of a call.
+"""C writes past the processor's cache if each run of adjacent bytes and the output have at least these sizes.
 
-A store into the cache first reads the line that it overwrites; a store that bypasses the cache does not. But a
-batch that fits into the cache is faster to write there. Speed relative to stores into the cache, measured on two
+A write into the cache first reads the line that it overwrites; a write past the cache does not. But a
+batch that fits into the cache is faster to write there. Speed relative to writes into the cache, measured on two
 cores of two machines: for calls of 16 MB, 1.05 to 1.5 with rows of 3 KB and more, and 0.7 to 1.1 with rows of
 256 B; for calls of 4 MB, 0.7 to 0.8 with 260 MiB of last-level cache, and about 1 on the machine with less.
 """
@@ -96,7 +96,7 @@ class Reader:
         """Fill each row of `out` with its spans, then with zeros. Raises what `read` raises.
 
         Args:
-          spans: each value is a row of the reader, counted over all parts. No span crosses the end of a part.
+          spans: their values are rows of this reader. No span crosses the end of one of the reader's arrays.
           out: [rows, length, *shape of a row]. A row without a span may keep its values or become zeros.
         """
         numbers = np.repeat(spans.first, spans.length) + spans.values()[2]
@@ -192,8 +192,8 @@ class RowGather(Reader):
         if code:
             bad.check_memory(code)
             raise IndexError(
-                f"a span must lie in one part and fit a row of {out.shape[1]} values, got {spans.length[bad[0]]} "
-                f"values from value {spans.first[bad[0]]} on"
+                f"a span must lie within one array, and all spans of a row have at most {out.shape[1]} values; "
+                f"got a span of {spans.length[bad[0]]} values that begins at value {spans.first[bad[0]]}"
             )
 
     def _leaf(self, columns: Columns) -> _LeafStruct:

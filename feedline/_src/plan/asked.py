@@ -28,6 +28,7 @@ from feedline._src.order.schedule import ENDLESS, REMAINDERS, BatchSizes, Cursor
 from feedline._src.placement.plan import as_shardings, batch_axis_sharding
 from feedline._src.rows.source import OwnOrder, Rows, Source
 from feedline._src.rows.spec import RowSpec
+from feedline._src.rows.values import is_batched
 
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
@@ -257,10 +258,11 @@ def _refused_rows(rows: int, size: int, multiple: int, options: CheckedOptions) 
     if remainder != "pad" and available < size:
         fitting = available // multiple * multiple
         smaller = f"a batch size of at most {fitting:,}" if fitting else "fewer shards of the batch axis"
+        batched = "leave batch() of the dataset out, " if is_batched(options.source) else ""
         yield (
             f'remainder "{remainder}" drops a batch that is not full, and {available:,} '
-            f"{'row' if available == 1 else 'rows'} cannot fill one of {size:,}; use {smaller}, "
-            'or remainder="pad"'
+            f"{'row' if available == 1 else 'rows'} cannot fill one of {size:,}; {batched}use "
+            f'{smaller}, or remainder="pad"'
         )
     elif steps > 1:
         yield from Schedule(rows, size, remainder, epochs).refused_steps(Cursor(0, 0), steps)

@@ -85,6 +85,12 @@ def is_in_memory(value: Any) -> bool:
     return isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") or hasattr(value, "to_numpy")
 
 
+def is_batched(value: Any) -> bool:
+    """Whether it is a Grain dataset that ends with `batch()`; `to_iter_dataset` adds a step after the last one."""
+    steps = map(type, [value, *getattr(value, "parents", ())[:1]])
+    return any(step.__module__.startswith("grain.") and step.__name__.startswith("Batch") for step in steps)
+
+
 def is_table(value: Any) -> bool:
     """Whether it is a table of pandas, Polars or Arrow. For a table, `table[i]` is not row i."""
     return hasattr(value, "columns") and (hasattr(value, "to_numpy") or hasattr(value, "to_pandas"))

@@ -12,7 +12,7 @@ import jax
 from feedline._src.errors import RowError, warn
 from feedline._src.plan.asked import SourceMetadata
 from feedline._src.rows.source import EncodedSource, Source, UserSource, is_row_source, why_not_a_source
-from feedline._src.rows.values import is_in_memory, is_list, is_table
+from feedline._src.rows.values import is_batched, is_in_memory, is_list, is_table
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.lanes import FirstItem, Lanes, is_stream
 
@@ -35,6 +35,8 @@ def as_source(source: Any) -> Source:
     """
     if isinstance(source, Source):
         return source
+    if source is None:
+        raise TypeError("a source is a tree of arrays, a path or an object with rows, got None; pass one of them")
     if is_stream(source):
         raise TypeError(f"a stream has no rows with random access, got {type(source).__name__}; pass it to Feed")
     if isinstance(source, type):
@@ -44,7 +46,8 @@ def as_source(source: Any) -> Source:
     if isinstance(source, grain.MapDataset):
         from feedline._src.sources.records import RecordSource
 
-        _warn_if_batched(source)
+        if is_batched(source):
+            warn(_BATCHED)
         return RecordSource(source)
     if isinstance(source, EncodedSource):
         raise TypeError(_why_not_arrays(source))
@@ -102,18 +105,12 @@ def _of_records(source: Any) -> Source:
         ) from error
 
 
-def _warn_if_batched(dataset: grain.MapDataset[Any] | grain.IterDataset[Any]) -> None:
-    """Warn if a dataset ends with `batch`, or with `batch` and one operation more, such as `to_iter_dataset`."""
-    if any(type(step).__name__.startswith("Batch") for step in [dataset, *getattr(dataset, "parents", ())[:1]]):
-        warn(_BATCHED)
-
-
 def opened(source: Any) -> Source:
     """What `as_source` returns; for a stream, a `FirstItem`, whose only row is the first item."""
     if not is_stream(source):
         return as_source(source)
-    if isinstance(source, grain.IterDataset):
-        _warn_if_batched(source)
+    if is_batched(source):
+        warn(_BATCHED)
     return FirstItem(Lanes.of(source))
 
 

@@ -238,7 +238,7 @@ class _GroupedRows(Indexed):
 
     @contextlib.contextmanager
     def _unchanged(self, rows: Indices) -> Iterator[None]:
-        """A context that raises FeedError if a file read in place was written to before or during the context.
+        """A context that raises FeedError if, at its start or its end, a file that is read in place has changed.
 
         Reading a mapped file that was truncated would end the process. This FeedError replaces any other error.
         """
@@ -306,7 +306,7 @@ class GroupSource(_GroupedRows, Source):
                 try:
                     values = jax.tree.leaves(self._single(row))
                 except RowError:
-                    values = []  # the same on all machines; the feed decides about bad rows
+                    values = []  # hash nothing, so that all machines agree; the feed decides about bad rows
                 for value in values:
                     hashed.update(np.asarray(value).tobytes()[: digests.SAMPLED_BYTES])
             found.append([end - first, hashed.hexdigest()[:32]])

@@ -1,10 +1,11 @@
-"""Computes which documents share a row: from a row number and an epoch to spans of tokens.
+"""Computes which documents share a row: maps a row number and an epoch to the row's spans of tokens.
 
 Documents of one length are alike, so *lengths* are packed, not documents. Best fit decreasing (Krell et al. 2021,
 arXiv 2107.02027) turns the histogram of lengths into *kinds* of rows, such as 500 rows of three documents of 600
-tokens and one of 248. Rows are numbered kind by kind. For each length in its kind, a row takes the next documents
-by their rank among the documents of that length. An index of documents sorted by length turns this rank into the
-place of the document's tokens. So every row is found without the rows before it: that is random access.
+tokens and one of 248. Rows are numbered kind by kind. The documents of each length are numbered, too, by *rank*,
+and dealt to the rows in the order of the row numbers, so a row's number determines the ranks of its documents. An
+index of documents sorted by length turns a rank into the place of the document's tokens. So every row is found
+without the rows before it: that is random access.
 
 In each epoch, a keyed permutation of the documents of each length deals them out anew to the same kinds of rows.
 """
@@ -85,8 +86,8 @@ class Kind(NamedTuple):
 class BestFit:
     """Whole documents in rows of `length` tokens, by best fit decreasing over the histogram of lengths.
 
-    A *run* is the documents of one length in a row of a kind, a *slot* is the place of one document in such a row.
-    Both are numbered kind by kind.
+    All rows of a kind have the same *slots*, one for each document; a *run* is the slots for documents of one
+    length. Slots and runs are numbered kind by kind.
 
     Args:
       first, lengths: int64[n], the first token and the length of each document; none is longer than `length`.
@@ -112,7 +113,8 @@ class BestFit:
         self._slot_of_run = _begins(self._each)
         tokens = documents.lengths[self._length_number[self._run]]  # of each slot
         self._tokens = np.add.reduceat(tokens, self._first_slot[:-1])  # of one row of each kind
-        # the rank of the first document of each run: how many of its length are in runs of earlier kinds
+        # of each run, the rank of its first document in the kind's first row: as many documents of that length
+        # are in earlier kinds
         taken = self._each * np.repeat(rows, [len(kind.runs) for kind in kinds])
         by_length = np.argsort(self._length_number, kind="stable")
         self._first_rank = np.empty_like(taken)
@@ -147,7 +149,7 @@ class BestFit:
 def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | None) -> list[Kind]:
     """Kinds of rows that together hold counts[i] documents of length lengths[i]; `lengths` ascends."""
     open_kinds: dict[int, list[Kind]] = {}  # by the number of tokens that still fit
-    spaces = 0  # the keys as a set: bit i is set if there are kinds into which i tokens still fit
+    spaces = 0  # the keys as bits: bit i is set if some open kind has room for exactly i more tokens
     full: list[Kind] = []
 
     def keep_open(kind: Kind, space: int) -> None:
@@ -165,7 +167,7 @@ def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | Non
                     spaces ^= 1 << space
             else:
                 space, kind = length, Kind(left)
-            # one by one, best fit would put these documents into the same row until it is full
+            # best fit puts document after document into the same row while they fit: each row takes that many
             each = min(space // size, left, left if most is None else most - kind.documents)
             rows = min(kind.rows, left // each)
             left -= rows * each

@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with interrupts_get_through(), contextlib.nullcontext() if heeds_signals else terminations_raise():
         code = _exit_code(arguments)
     if code:
-        # a normal exit waits for threads that are stuck in a read and, in jax's shutdown barrier, for all other
-        # processes of the run, which wait for this one
+        # a normal exit would wait for threads that are stuck in a read, and in jax's shutdown barrier for the
+        # other processes, while these wait for this one
         leave(code)
     return code
 

@@ -24,7 +24,12 @@ _BATCH_ELEMENTS = 1 << 20
 def load_make_feed(target: str, devices: int) -> MakeFeed:
     """The function that `module:function` names, or one that makes a feed of all leaves of a path or glob."""
     if is_name(target):
-        return load_name(target)  # type: ignore[no-any-return]
+        found: Any = load_name(target)
+        if not callable(found):
+            raise TypeError(
+                f"{target} must be a function that builds a feed over a mesh, got a {type(found).__name__}"
+            )
+        return found  # type: ignore[no-any-return]
     size = _size_of_batch(target, devices)
     return lambda mesh: Feed(target, size, NamedSharding(mesh, PartitionSpec("data")))
 

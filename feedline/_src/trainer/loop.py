@@ -18,8 +18,9 @@ from feedline._src.trainer.modes import Program
 from feedline._src.trainer.task import Batch, Params, State, all_finite, rows_in
 
 _IN_FLIGHT = 2
-"""Steps in flight while the loop asks for the next batch: enough to hide dispatch, but so few that time in `next`
-is time waiting for input. It also bounds the number of batches in use."""
+"""Maximum steps in flight when the loop asks for the next batch. Two hide dispatch. With many more, the devices
+would still have work while the loop waits in `next`, so that the wait would not show what input costs. The limit
+also bounds the number of batches in use."""
 _STEPS_PER_COMPARISON = 100
 """Steps between two comparisons of the processes' positions; a comparison takes the training thread 0.6 ms."""
 _MAX_ROWS_SHOWN = 8
@@ -152,7 +153,7 @@ class Loop:
         self._fetched()
         if not all_finite(params):
             step = self.progress.step
-            raise self._error(step, f"the parameters are not finite after step {step:,}, though its loss is")
+            raise self._error(step, f"the loss of step {step:,} is finite, but the parameters after it are not")
 
     def end(self) -> Progress:
         """Wait for all steps, and report the last one."""
@@ -217,7 +218,8 @@ class Loop:
         if self._feed is not None:
             per_call = self._program.steps_per_call
             state = {**self._feed.get_state(), "epoch": epoch, "position": position}
-            state["step"] -= self.dispatched - call.step + per_call  # selects the size of the batch
+            # the number of batches before this call, by which `rows_of` looks up the batch size
+            state["step"] -= self.dispatched - call.step + per_call
             with contextlib.suppress(TypeError, ValueError):  # a stream has no row indices
                 found = self._feed.rows_of(state)
                 of_step = found.reshape(per_call, -1)[step - call.step - 1].tolist()

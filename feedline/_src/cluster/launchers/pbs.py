@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from feedline._src.cluster.launchers.launcher import Job, ProcessInfo, family, integer, own_devices
 
 DOCS = """\
-| PBS | FEEDLINE_PROCESSES, under pbsdsh | PBS_VNODENUM, else PBS_NODENUM, FEEDLINE_PROCESSES | \
+| PBS | FEEDLINE_PROCESSES, under pbsdsh | PBS_VNODENUM (else PBS_NODENUM), FEEDLINE_PROCESSES | \
 FEEDLINE_COORDINATOR |"""
 _SCRIPT = """\
 #!/bin/bash

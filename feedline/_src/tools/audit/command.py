@@ -64,12 +64,21 @@ class Audit:
         return 0 if result["ok"] else 1
 
     def _result(self, counts: list[int]) -> dict[str, Any]:
-        from feedline._src.tools.audit.layouts import launches
+        from feedline._src.tools.audit.layouts import devices_for, launches
         from feedline._src.tools.audit.processes import Job, results
         from feedline._src.tools.audit.verdict import Observed, judge, summary
+        from feedline._src.tools.cli.options import is_name
         from feedline._src.tools.cli.terminal import progress
+        from feedline._src.tools.targets import load_make_feed
 
-        began = time.monotonic()
+        began, devices = time.monotonic(), devices_for(counts)
+        if self.batch_size is not None and self.batch_size % devices:
+            raise ValueError(
+                f"--batch-size must be a multiple of the {devices} devices on which the audit runs, got "
+                f"{self.batch_size}; use {-(-self.batch_size // devices) * devices}, or other --processes"
+            )
+        if not is_name(self.target):
+            load_make_feed(self.target, devices)  # a path that cannot be read is found before processes start
         planned = sum(map(len, launches(counts)))
         layouts: list[dict[str, Any]] = []
         job = Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s)

@@ -180,7 +180,7 @@ def _run(job: Job, folder: Path, layout: Layout, open_feeds: contextlib.ExitStac
 def observe(feed: Feed, batches: int, first_batch: int = 0) -> Observed:
     """Take batches of a feed, over as many passes as needed, and digest what this process's devices hold.
 
-    `first_batch`: batches taken before the saved state from which the feed resumed; 0: it did not resume.
+    `first_batch`: the number of the first of these batches; 0 unless the feed resumed from a saved state.
     """
     leaves = {
         f"batch{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}"

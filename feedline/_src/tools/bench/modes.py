@@ -101,7 +101,7 @@ def step_s(progress: Progress) -> float:
 
 
 def _product_rate(workload: Workload, program: Program, x: jax.Array, seconds: float) -> float:
-    """Floating-point operations a second of a hidden layer's matrix product alone, on the same devices."""
+    """Floating-point operations per second of the matrix product of a hidden layer alone, on the same devices."""
     everywhere = NamedSharding(program.mesh, P())
     signal = jax.jit(lambda x: jnp.ones((len(x), workload.width)), out_shardings=x.sharding)(x)
     kernel = jax.jit(lambda: jnp.full((workload.width,) * 2, 1 / workload.width), out_shardings=everywhere)()

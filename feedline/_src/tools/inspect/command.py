@@ -37,9 +37,10 @@ class Inspect:
       source: a path or glob of files with rows; or module:name, which is imported from the current folder and is
         a source that feedline.Feed takes, or a function make_feed(mesh) that builds a feedline.Feed over the mesh.
       mesh: names and sizes of the mesh axes, such as data=4,model=2; make_feed gets a mesh of CPU devices.
-        Empty: an axis data over the devices that JAX finds, and for make_feed also an axis model of size 1.
-      spec: the PartitionSpec of the batch: for each axis of a leaf a mesh axis, several joined by +, or None.
-        Leaves with fewer axes use the first entries. Empty: the first mesh axis. make_feed has its own shardings.
+        Empty: data=N for the N devices that JAX finds, and for module:name also model=1.
+      spec: the PartitionSpec of the batch, such as data+fsdp,None,model. Each entry is for one axis of a leaf: a
+        mesh axis, mesh axes joined by +, or None. Leaves with fewer axes use the first entries. Empty: the first
+        mesh axis. make_feed has its own shardings.
       processes: the number of processes that divide the devices equally, in the order of jax.devices().
       batch_size: rows in the global batch. None: make_feed's own, or 8 for each shard.
       remainder: what to do with rows that do not fill a batch. None: make_feed's own, or drop.
@@ -120,9 +121,9 @@ def _use_devices(count: int) -> None:
     """Make JAX run on `count` CPU devices, unless it already has at least `count` devices."""
     if count > _MAX_DEVICES:
         raise ValueError(
-            f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; divide the size "
-            "of the mesh axis that splits the rows, the batch size and --processes by the same number: the rows "
-            "of each process stay the same"
+            f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; divide three "
+            "numbers by the same factor: --processes, --batch-size, and the size of the mesh axis that splits the "
+            "rows; then the rows of each process stay the same"
         )
     if "jax" in sys.modules:
         import jax
