@@ -420,8 +420,8 @@ def _check_shard(name: str, tree: Any, first_name: str, first: Any) -> None:
         leaf, wanted, found = difference
         raise ValueError(
             f"{leaf}: shards must agree in leaves, dtypes and row shapes; {name} has {found or 'no such leaf'}, "
-            f"{first_name} has {wanted or 'no such leaf'}; write them again, or, if they are columns of one table, pass "
-            'their paths in a dict: {"x": "x.npy", "y": "y.npy"}'
+            f"{first_name} has {wanted or 'no such leaf'}; write them again, or, for columns of one table, "
+            'pass a dict of paths: {"x": "x.npy", "y": "y.npy"}'
         )
 
 
