@@ -159,6 +159,12 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
 @contextlib.contextmanager
 def readable(file: File, sequential: bool = False) -> Iterator[Any]:
     """The `pyarrow.NativeFile` of a file. Arguments are those of `File.open`."""
+    if not file.in_store:
+        file.check()
+        # no PythonFile: Arrow's threads need the GIL to free it, which aborts a process that ends meanwhile
+        with pyarrow.OSFile(file.place) as opened:
+            yield opened
+        return
     with file.open(sequential) as opened:
         yield pyarrow.PythonFile(opened, mode="r")
 
