@@ -96,6 +96,7 @@ def no_thread_is_left():
         ({"source": {"x": X, "y": X[:-1]}}, "same number of rows, but .*has 64, .*has 63"),
         ({"source": X[:0]}, "at least one row"),
         ({"source": {}}, "at least one array"),
+        ({"source": None}, "a source is a tree of arrays, a path or an object with rows, got None"),
         ({"source": 7}, "a source is a tree of arrays and .npy paths, a path or glob, .* got int"),
         ({"source": iter([X])}, "pass an iterator of batches to prefetch_to_mesh"),
         ({"source": [X, X]}, "source: a list may mean rows or columns, .* tuple or .* numpy.stack"),

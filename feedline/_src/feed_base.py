@@ -459,12 +459,13 @@ class FeedBase(ProcessBound):
         ]
         if len(leaves) > _MAX_LEAVES_SHOWN:
             shown.append(f"and {len(leaves) - _MAX_LEAVES_SHOWN} more")
+        is_shuffled = self.order is not None and getattr(self.order, "shuffle", True)
         facts = {
             "rows": f"of {form}" if rows is None else "endless" if rows == ENDLESS else f"{rows:,}",
             "batch_size": f"{self.batch_size:,}",
             "remainder": self.remainder,
             "epochs": "endless" if self.epochs is None else f"{self.epochs:,}",
-            "order": "the source's" if not getattr(self.order, "shuffle", self.order) else repr(self.order),
+            "order": repr(self.order) if is_shuffled else "the source's",
             "epoch": f"{self.epoch:,}",
             "position": f"{self.position:,}" + (", closed" if self._closed else ""),
             "spec": ", ".join(shown),

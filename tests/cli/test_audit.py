@@ -135,6 +135,7 @@ def test_a_process_that_raises_is_named():
     [
         (["--processes", "1,x"], "--processes takes counts separated by commas, as in 1,2,4, got '1,x'"),
         (["--processes", "0"], "got '0'"),
+        (["--batch-size", "10"], "--batch-size must be a multiple of the 8 devices"),
         (["--batches", "3"], "--batches must be at least 4, got 3"),
         (["--limit-s", "0"], "--limit-s must be above 0 and below 1e9 seconds, got 0"),
     ],
@@ -142,6 +143,11 @@ def test_a_process_that_raises_is_named():
 def test_wrong_options(options, text, capsys):
     assert main(["audit", "rows.npy", *options]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_missing_path_is_a_wrong_argument(tmp_path, capsys):
+    assert main(["audit", str(tmp_path / "none.npy")]) == 2
+    assert "none.npy" in capsys.readouterr().err
 
 
 @pytest.fixture

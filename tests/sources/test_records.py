@@ -93,6 +93,9 @@ def test_a_dataset_of_batches_gives_a_warning_with_what_to_do(sharding):
     for dataset in (batched, batched.to_iter_dataset()):
         with pytest.warns(UserWarning, match=r"leave batch\(\) out, or .* feedline.prefetch_to_mesh"):
             Feed(dataset, 8, sharding).close()
+    too_few = pytest.raises(ValueError, match=r"20 rows cannot fill one of 64; leave batch\(\) of the dataset out")
+    with pytest.warns(UserWarning, match="leave batch"), too_few:
+        Feed(batched, 64, sharding)
     with warnings.catch_warnings(action="error"):
         Feed(_dataset(80).to_iter_dataset(), 8, sharding).close()
 

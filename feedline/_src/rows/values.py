@@ -87,8 +87,9 @@ def is_in_memory(value: Any) -> bool:
 
 def is_batched(value: Any) -> bool:
     """Whether it is a Grain dataset that ends with `batch()`; `to_iter_dataset` adds a step after the last one."""
-    steps = map(type, [value, *getattr(value, "parents", ())[:1]])
-    return any(step.__module__.startswith("grain.") and step.__name__.startswith("Batch") for step in steps)
+    if not type(value).__module__.startswith("grain."):
+        return False
+    return any(type(step).__name__.startswith("Batch") for step in [value, *getattr(value, "parents", ())[:1]])
 
 
 def is_table(value: Any) -> bool:
