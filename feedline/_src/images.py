@@ -220,7 +220,7 @@ def _between(limits: tuple[float, float], share: float) -> float:
 
 
 def _scaled(box: Box, size: tuple[int, int], small: tuple[int, int]) -> Box:
-    """The same part of the image, in pixels of a copy that was decoded to the smaller height and width `small`."""
+    """Convert a box in an image of `size` to the same box in its copy, which was decoded to the size `small`."""
     vertical, horizontal = small[0] / size[0], small[1] / size[1]
     top, left = int(box.top * vertical), int(box.left * horizontal)
     height, width = max(1, round(box.height * vertical)), max(1, round(box.width * horizontal))

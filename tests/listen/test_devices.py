@@ -175,3 +175,19 @@ def test_a_donated_batch_is_left_alone():
     watch([gone], 0.0)
     watch([jnp.zeros(2)], 1.0)
     assert reports.get(timeout=10) == 1.0
+
+
+def test_a_wait_that_fails_gives_its_permit_back(monkeypatch):
+    reports, wait = queue.SimpleQueue(), jax.block_until_ready
+
+    def fails(arrays):
+        raise ValueError("not the error of a donated batch")
+
+    watch = TransferWatch(lambda transfer: reports.put(transfer[0]))
+    monkeypatch.setattr(jax, "block_until_ready", fails)
+    for _ in range(devices._MAX_WATCHED):
+        watch([jnp.zeros(2)], 0.0)
+    watch._thread.submit(lambda: None).result(timeout=10)  # the one thread has failed at all of them
+    monkeypatch.setattr(jax, "block_until_ready", wait)
+    watch([jnp.zeros(2)], 1.0)
+    assert reports.get(timeout=10) == 1.0
