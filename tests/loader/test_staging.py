@@ -95,6 +95,19 @@ def test_close_unmaps_idle_slabs_and_leased_ones_when_they_end():
     assert stage.lease()[0].shape == (8, 5)  # a run that is ending may still ask
 
 
+@pytest.mark.parametrize("change", [Staging.close, lambda stage: stage.keep(3)], ids=["close", "keep"])
+def test_one_batch_that_is_held_keeps_no_other_slab_of_before_a_change(change):
+    stage = Staging(FORM, 3)
+    held = [stage.lease() for _ in range(3)]
+    one_batch = stage.mapped_bytes / 3
+    change(stage)
+    del held[1:]
+    assert stage.mapped_bytes == one_batch
+    held[0] = stage.lease()
+    assert stage.mapped_bytes == one_batch
+    assert idle(stage) == [0, 0]
+
+
 # -- under a feed: what is given back is overwritten at once
 
 BATCH = 16

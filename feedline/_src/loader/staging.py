@@ -85,7 +85,9 @@ class Staging:
 
     def close(self) -> None:
         """Unmap the idle slabs; leased slabs are unmapped when their leases end. Idempotent."""
-        self._idle = self._new_idle()
+        retired, self._idle = self._idle, self._new_idle()
+        for idle in retired:  # its leases still give their slabs to it: from now on it keeps none
+            deque.__init__(idle, maxlen=0)
 
     def _lease(self, shape: tuple[int, ...], dtype: np.dtype[Any], idle: deque[_Return]) -> Array:
         size = math.prod(shape) * dtype.itemsize
