@@ -33,6 +33,7 @@ def folder(bucket, tmp_path):
         np.save(tmp_path / f"{i}.npy", X + 100 * i)
         np.savez(tmp_path / f"{i}.npz", x=X + i, y=np.arange(30))
     np.save(tmp_path / "records.npy", RECORDS)
+    np.save(tmp_path / "short.npy", X[:2])
     RECORDS.tofile(tmp_path / "records.bin")
     np.savez_compressed(tmp_path / "0-packed.npz", x=X, y=np.arange(30))
     np.save(tmp_path / "fortran.npy", np.asfortranarray(X))
@@ -88,6 +89,15 @@ def test_rows_are_those_of_local_files_whatever_the_cache_has(form, read, folder
 
 def truncate(path):
     os.truncate(path, 0)
+
+
+def test_a_file_in_a_store_that_is_shorter_than_a_window_has_no_rows(folder, options):
+    local, source = (
+        feedline.open_source(f"{place}/[0s]*.npy", window=4, store=store)
+        for place, store in ((folder, None), ("s3://corpus", options))
+    )
+    assert (len(source), source.identity) == (7, local.identity)
+    np.testing.assert_array_equal(read_rows(source), read_rows(local))
 
 
 def test_arrays_in_a_store_without_one_range_of_bytes_a_row_are_refused(folder, options):

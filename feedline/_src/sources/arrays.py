@@ -438,9 +438,7 @@ def windows(array: Array | FileArray, length: int, stride: int) -> Array | FileA
       >>> windows(np.arange(7), length=3, stride=2).tolist()
       [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
     """
-    if len(array) < length:
-        return np.empty((0, length, *array.shape[1:]), array.dtype)
-    shape = ((len(array) - length) // stride + 1, length, *array.shape[1:])
+    shape = (max(0, (len(array) - length) // stride + 1), length, *array.shape[1:])
     strides = (stride * array.strides[0], *array.strides)
     if isinstance(array, FileArray):
         return dataclasses.replace(array, shape=shape, strides=strides)
