@@ -275,6 +275,7 @@ def labelled(value):
         ({"size": 0}, "size must be at least 1"),
         ({"crop": "centre"}, 'crop must be "center" or "random"'),
         ({"scale": (0, 1)}, r"scale must be \(least, greatest\), above 0 and at most 1, got \(0, 1\)"),
+        ({"scale": 0.5}, r"scale must be \(least, greatest\), .* got 0.5"),
         ({"ratio": (2, 1)}, r"ratio must be \(least, greatest\), finite and above 0, got \(2, 1\)"),
         ({"ratio": (1, float("inf"))}, "finite and above 0"),
         ({"image": "photo"}, "must have the field of the image, 'photo', and has file, label; give image="),

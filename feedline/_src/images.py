@@ -97,8 +97,7 @@ def decode(
     checked_integer("size", size, at_least=1, at_most=1 << 15)
     if crop not in ("center", "random"):
         raise ValueError(f'crop must be "center" or "random", got {crop!r}')
-    _check_range("scale", scale, most=1.0)
-    _check_range("ratio", ratio, most=math.inf)
+    scale, ratio = _checked_range("scale", scale, most=1.0), _checked_range("ratio", ratio, most=math.inf)
     opened: Any = open_source(source) if isinstance(source, str | os.PathLike) else source
     fields = getattr(opened, "fields", None)
     if fields is not None:
@@ -116,10 +115,15 @@ def decode(
     return decoded(opened, decoder, spec)
 
 
-def _check_range(name: str, value: Sequence[float], most: float) -> None:
-    if len(value) != 2 or not 0 < value[0] <= value[1] <= most or not math.isfinite(value[1]):
+def _checked_range(name: str, value: Sequence[float], most: float) -> tuple[float, float]:
+    try:
+        least, greatest = map(float, value)
+    except (TypeError, ValueError):
+        least, greatest = math.nan, math.nan
+    if not 0 < least <= greatest <= most or greatest == math.inf:
         limit = "finite and above 0" if most == math.inf else f"above 0 and at most {most:g}"
         raise ValueError(f"{name} must be (least, greatest), {limit}, got {value!r}")
+    return least, greatest
 
 
 def _field(kind: str, given: str | None, fields: Sequence[str], usual: Sequence[str]) -> str:

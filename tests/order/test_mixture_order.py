@@ -69,10 +69,11 @@ def test_a_block_is_the_smallest_with_exactly_these_shares(weights, counts):
 
 def test_a_share_below_one_row_of_the_largest_block_is_refused():
     assert counts_of({"a": LARGEST_BLOCK - 1, "b": 1}) == (LARGEST_BLOCK - 1, 1)
-    with pytest.raises(
-        ValueError, match=r"at least one row in 65,536, and the share of 'b' is 1e-05; raise its weight"
-    ):
-        counts_of({"a": 99_999, "b": 1})
+    for a, share in ((99_999, "1e-05"), (10**15, "1e-15")):
+        with pytest.raises(
+            ValueError, match=rf"at least one row in 65,536, and the share of 'b' is {share}; raise its weight"
+        ):
+            counts_of({"a": a, "b": 1})
 
 
 @st.composite

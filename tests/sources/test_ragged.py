@@ -232,6 +232,16 @@ def test_a_mixture_has_the_bucket_of_all_its_rows(sharding, delivered):
     assert seen == set(PAD_TO)
 
 
+def test_a_mixture_of_sources_with_other_ragged_leaves_has_the_largest_length(sharding):
+    zeros = np.zeros((N, PAD_TO[-1]), np.int32)
+    sources = {
+        name: Ragged({name: ragged(LENGTHS), other: zeros, f"{other}_length": zeros[:, 0]}, PAD_TO)
+        for name, other in ("xy", "yx")
+    }
+    with Feed(Mixture(sources, {"x": 1, "y": 1}), B, sharding) as feed:
+        assert {next(feed)[name].shape for name in "xy"} == {(B, PAD_TO[-1])}
+
+
 @pytest.mark.parametrize("name", ["tokens", "a"])
 def test_values_of_rows_are_counted_as_tokens(name, sharding):
     other = ragged(LENGTHS[::-1])
@@ -262,10 +272,13 @@ GOOD = ragged([1, 2, 3])
         ({"x": GOOD}, (4.5,), 0, r"each of pad_to"),
         ({"x": GOOD}, 4, 0, r"a sequence of integers, got 4"),
         ({"x": GOOD}, (4,), 0.5, r"a value of int32, the dtype of 'x', got 0.5"),
+        ({"x": GOOD}, (4,), 1 << 70, r"a value of int32, the dtype of 'x', got 1180591620717411303424"),
         ({"x": GOOD}, (4,), "0", r"pad must be a number, got '0'"),
+        ({"x": GOOD}, (4,), [0, 0], r"pad must be a number, got \[0, 0\]"),
         ({"x": GOOD, "x_length": np.arange(3)}, (4,), 0, r"the leaf 'x_length', and columns have that key, too"),
         ({"x": GOOD, "y": np.arange(4)}, (4,), 0, r"same number of rows, got x: 3, the plain columns: 4"),
-        ({"x": (*GOOD, GOOD[1])}, (4,), 0, r"a tuple \(values, offsets\), .* got a tuple of 3 elements for 'x'"),
+        ({"x": (*GOOD, GOOD[1])}, (4,), 0, r"a tuple \(values, offsets\), .* got a tuple with 3 arrays for 'x'"),
+        ({"x": (GOOD, GOOD[1])}, (4,), 0, r"a tuple \(values, offsets\), .* got a tuple with 3 arrays for 'x'"),
         ({"x": np.arange(3)}, (4,), 0, r"got none; pass plain columns to Feed"),
         ([GOOD], (4,), 0, r"a dict with string keys"),
         ({"x": (GOOD[0], np.array([0, 3, 1, 6]))}, (6,), 0, r"offsets must ascend .* got 3 to 1 at row 1 for 'x'"),

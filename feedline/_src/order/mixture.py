@@ -79,7 +79,9 @@ def counts_of(weights: Mapping[str, float]) -> tuple[int, ...]:
     shares = [weight / sum(exact) for weight in exact]
     near = [share.limit_denominator(LARGEST_BLOCK) for share in shares]
     block = int(np.lcm.reduce([share.denominator for share in near], dtype=object))
-    alike = all(abs(a - b) < Fraction(1, 10**12) for a, b in zip(shares, near, strict=True))
+    alike = all(  # no share above 0 is like 0
+        abs(a - b) < Fraction(1, 10**12) and (a == 0) == (b == 0) for a, b in zip(shares, near, strict=True)
+    )
     if alike and sum(near) == 1 and block <= LARGEST_BLOCK:
         return tuple(int(share * block) for share in near)
     for name, share in zip(weights, shares, strict=True):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.native.spans import Spans
 from feedline._src.rows.source import Source, WillRead
+from feedline._src.rows.values import is_list
 from feedline._src.sources.arrays import ArraySource
 
 Indices = npt.NDArray[np.int64]
@@ -99,8 +100,9 @@ def open_documents(name: str, given: Any) -> Documents:
         return open_tokens(_expanded(paths), OpenOptions())
     if _is_arrow_lists(given):
         return _of_arrow(name, given)
-    if not isinstance(given, tuple) or len(given) != 2:
-        found = f"a tuple of {len(given)} elements" if isinstance(given, tuple) else f"a {type(given).__name__}"
+    count = len(jax.tree.leaves(given, is_leaf=is_list))
+    if not isinstance(given, tuple) or len(given) != 2 or count != 2:
+        found = f"a tuple with {count} arrays" if isinstance(given, tuple) else f"a {type(given).__name__}"
         raise TypeError(
             "a column of documents is a tuple (values, offsets), the path of an .idx of Megatron-LM, or a pyarrow "
             f"column of lists, got {found} for {name!r}; np.concatenate(documents) makes values, {_REPAIR}"

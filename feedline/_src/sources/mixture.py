@@ -102,8 +102,9 @@ class Mixture(Source):
         self.picklable = all(source.picklable for source in each)
         self.positioned = any(source.positioned for source in each)
         self.reads_columns = all(source.reads_columns for source in each)
-        if all(source.ragged_leaves for source in each):  # else these leaves have the largest length
-            self.ragged_leaves = tuple(leaf + (leaf >= self._source_leaf) for leaf in each[0].ragged_leaves)
+        ragged_leaves, *others = {source.ragged_leaves for source in each}
+        if not others:  # else leaves have the largest length
+            self.ragged_leaves = tuple(leaf + (leaf >= self._source_leaf) for leaf in ragged_leaves)
         self._arrays = self._joined_arrays()
 
     def _joined_arrays(self) -> ArraySource | None:
@@ -279,7 +280,7 @@ def _opened(sources: Any) -> dict[str, Source]:
         raise TypeError(f'sources must be a dict by name, as in {{"web": source}}, got {repr(sources)[:100]}')
     if not sources:
         raise ValueError("a mixture must have at least one source, got none")
-    found = {}
+    found, most = {}, (1 << 62) // len(sources)  # so that the sum is an int64
     for name, given in sources.items():
         if is_stream(given):
             raise TypeError(
@@ -291,9 +292,9 @@ def _opened(sources: Any) -> dict[str, Source]:
         except (ValueError, TypeError, OSError) as error:
             error.add_note(f"feedline: in the source {name!r} of a mixture")
             raise
-        if not 0 < len(source) < 1 << 62:
+        if not 0 < len(source) <= most:
             raise ValueError(
-                f"each source of a mixture must have 1 to 2^62 rows, and {name!r} has {len(source)}; leave it "
+                f"each source of this mixture must have 1 to {most} rows, and {name!r} has {len(source)}; leave it "
                 "out, or leave repeat() out, since a mixture repeats its sources itself"
             )
         found[name] = source

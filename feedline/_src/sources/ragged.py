@@ -78,7 +78,6 @@ class Ragged(DocumentSource):
                 "there are rows"
             )
         self._rows = next(iter(counts.values()))
-        self._pad = np.asarray(pad).item()
         self._arrays = [leaf.values for leaf in self._ragged.values()]
         self._arrays += [] if self._plain is None else [self._plain]
         self.picklable = all(source.picklable for source in self._arrays)
@@ -88,6 +87,7 @@ class Ragged(DocumentSource):
             _check_pad(name, pad, leaf.spec.dtype)
             self.spec[name] = jax.ShapeDtypeStruct((self.pad_to[-1], *leaf.spec.shape), leaf.spec.dtype)
             self.spec[f"{name}_length"] = jax.ShapeDtypeStruct((), np.int32)
+        self._pad = np.asarray(pad).item()
         paths = jax.tree_util.tree_leaves_with_path(self.spec)
         self.ragged_leaves = tuple(i for i, (path, _) in enumerate(paths) if path[0].key in self._ragged)
 
@@ -179,9 +179,10 @@ def _checked_buckets(pad_to: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_pad(name: str, pad: Any, dtype: np.dtype[Any]) -> None:
-    if np.ndim(pad) or not isinstance(pad, bool | int | float | np.number | np.bool_):
+    if not isinstance(pad, bool | int | float | np.number | np.bool_):
         raise TypeError(f"pad must be a number, got {pad!r}; use 0")
+    given = np.asarray(pad)  # of objects, if it is an integer of more than 64 bits
     with np.errstate(all="ignore"):
-        value = np.asarray(pad).astype(dtype)
-    if dtype.kind in "biu" and value != pad:
+        fits = given.dtype != object and given.astype(dtype) == pad
+    if dtype.kind in "biu" and not fits:
         raise ValueError(f"pad must be a value of {dtype}, the dtype of {name!r}, got {pad!r}; use 0")
