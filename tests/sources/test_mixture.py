@@ -247,6 +247,12 @@ def test_a_bad_row_is_replaced_by_one_of_its_source(sharding, tmp_path, policy):
     assert [(note["row"], note["position"]) for note in noted] == [(24, bad[0])]  # once
 
 
+def test_a_row_that_is_bad_when_a_feed_is_built_is_named_as_a_row_of_the_mixture(sharding):
+    rows = grain.MapDataset.range(9).map(lambda i: {"x": np.int32(i)}).filter(lambda row: row["x"] != 4)
+    with pytest.raises(feedline.RowError, match=r"left None here.* \(in 'b' of the mixture\) .*row 9"):
+        Feed(both({"x": np.zeros(5, np.int32)}, rows), 8, sharding)
+
+
 SPEC = {"x": np.zeros((5, 4), np.float32)}
 
 
@@ -266,7 +272,7 @@ def both(a, b, weights=None, **changes):
         (lambda: Mixture({"m": both(SPEC, SPEC)}, {"m": 1}), ValueError, "of another mixture pass its sources"),
         (lambda: both(SPEC, {"x": np.zeros((0, 4), np.float32)}), ValueError, "at least one row, got none"),
         (lambda: both(SPEC, grain.MapDataset.range(5).repeat()), ValueError, "'b' has .*; .* leave repeat"),
-        (lambda: both(*[grain.MapDataset.range((1 << 61) + 1).map(lambda i: {"x": i})] * 2), ValueError, "'a' has"),
+        (lambda: both(SPEC, grain.MapDataset.range((1 << 61) + 1).map(lambda i: SPEC)), ValueError, "'b' has 2305"),
         (lambda: both(SPEC, grain.MapDataset.range(5).to_iter_dataset()), TypeError, "'b' is a stream; mix"),
         (lambda: Mixture([SPEC], {"a": 1}), TypeError, "sources must be a dict by name"),
         (lambda: both(SPEC, SPEC, {"a": 1, "b": -0.1}), ValueError,

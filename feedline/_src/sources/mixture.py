@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -185,8 +186,9 @@ class Mixture(Source):
 
     def check_rows(self) -> None:
         """Check the rows of all sources."""
-        for source in self._sources.values():
-            source.check_rows()
+        for number, source in enumerate(self._each):
+            with self._naming(number):
+                source.check_rows()
 
     def __len__(self) -> int:
         """The number of rows of all sources."""
@@ -236,20 +238,21 @@ class Mixture(Source):
             if isinstance(rows, Rows):
                 positions = self.order.own_positions(rows.epoch[here], rows.position[here])
                 at = Rows(*positions, own, rows.key[here])
-            if isinstance(here, slice):
-                self._read_source(number, at, [(leaf, c, out[here]) for leaf, c, out in cuts_of_sources])
-                continue
             targets = [
-                (leaf, c, np.empty((len(own), *out.shape[1:]), out.dtype)) for leaf, c, out in cuts_of_sources
+                (leaf, c, out[here] if isinstance(here, slice) else np.empty((len(own), *out.shape[1:]), out.dtype))
+                for leaf, c, out in cuts_of_sources
             ]
-            self._read_source(number, at, targets)
+            with self._naming(number):
+                self._each[number].read_cuts(at, targets)
             for (_, _, out), (_, _, values) in zip(cuts_of_sources, targets, strict=True):
-                out[here] = values
+                if not isinstance(here, slice):
+                    out[here] = values
 
-    def _read_source(self, number: int, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """Read rows of one source. Errors name the row of the mixture."""
+    @contextlib.contextmanager
+    def _naming(self, number: int) -> Iterator[None]:
+        """A context in which errors about a row of a source name the source, and the row of the mixture."""
         try:
-            self._each[number].read_cuts(rows, cuts)
+            yield
         except RowError as error:
             row = None if error.row is None else error.row + self.order.firsts[number]
             message = f"{error.message} (in {self.order.names[number]!r} of the mixture)"
@@ -294,8 +297,8 @@ def _opened(sources: Any) -> dict[str, Source]:
             raise
         if not 0 < len(source) <= most:
             raise ValueError(
-                f"each source of this mixture must have 1 to {most} rows, and {name!r} has {len(source)}; leave it "
-                "out, or leave repeat() out, since a mixture repeats its sources itself"
+                f"each source of this mixture must have 1 to {most} rows, and {name!r} has {len(source)}; leave "
+                "it out, or leave repeat() out, since a mixture repeats its sources itself"
             )
         found[name] = source
     return found
