@@ -97,6 +97,8 @@ def test_the_identity_is_of_names_and_content_not_of_the_place(place, tmp_path):
     changed = CONTENT | {"cat/1.jpg": b"\xff\xd8 One"}
     for name, content in {"renamed": renamed, "changed": changed}.items():
         assert place.open(place.write(content, name)).identity != source.identity
+    (tmp_path / "moved" / "ant").mkdir()  # an empty class, before all others
+    assert feedline.open_source(tmp_path / "moved").identity != source.identity
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,10 @@ class FolderSource(EncodedSource):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All names relative to the folder, and the sizes and sampled bytes of up to 64 files."""
+        """Classes, all names relative to the folder, and the sizes and sampled bytes of up to 64 files."""
         files = self._folder.digests(digests.sampled(len(self), _SAMPLED_FILES))
-        return {"kind": "files", "count": len(self), "names": self._folder.names.digest, "files": files}
+        classes = {} if self.classes is None else {"classes": self.classes}  # the names lack those without files
+        return {"kind": "files", "count": len(self), "names": self._folder.names.digest, "files": files, **classes}
 
     @property
     def files(self) -> Iterable[str]:
