@@ -262,6 +262,8 @@ def test_nulls_and_lists_of_rows_that_were_left_out_do_not_matter():
     dataset = of([[1, 2], None, [3, 4]], List(Value("int8"), length=2))
     left = dataset.filter(lambda value: value is not None, input_columns=["x"])
     np.testing.assert_array_equal(feedline.open_source(left)[1]["x"], [3, 4])
+    parts = [of(rows, List(Value("int8"))) for rows in ([None] * 2, [None, [1, 2]])]  # the first has no list
+    np.testing.assert_array_equal(feedline.open_source(datasets.concatenate_datasets(parts))[3]["x"], [1, 2])
     ragged = of([[1, 2], [1], [3, 4]], List(Value("int8"))).select([2, 0])
     with pytest.raises(ValueError, match="flatten_indices"):
         feedline.open_source(ragged)

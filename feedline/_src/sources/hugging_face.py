@@ -166,7 +166,8 @@ def _plain(column: Any, name: str) -> Any:
     Lists of any type are rows of one shape if all of them have the same length, like the lists of
     `datasets.Array2D` and padded tokens.
     """
-    kind = _of_one_shape(column.type, next(chunk for chunk in column.chunks if len(chunk)))
+    with_values = (chunk for chunk in column.chunks if len(chunk) > chunk.null_count)
+    kind = _of_one_shape(column.type, next(with_values, column.chunk(0)))
     if _leaf_of(kind) is None:
         raise TypeError(
             f"column {name!r} must have rows that are numbers, bytes or text, or lists of numbers, got "
