@@ -238,14 +238,15 @@ class Mixture(Source):
             if isinstance(rows, Rows):
                 positions = self.order.own_positions(rows.epoch[here], rows.position[here])
                 at = Rows(*positions, own, rows.key[here])
+            adjacent = isinstance(here, slice)
             targets = [
-                (leaf, c, out[here] if isinstance(here, slice) else np.empty((len(own), *out.shape[1:]), out.dtype))
+                (leaf, c, out[here] if adjacent else np.empty((len(own), *out.shape[1:]), out.dtype))
                 for leaf, c, out in cuts_of_sources
             ]
             with self._naming(number):
                 self._each[number].read_cuts(at, targets)
             for (_, _, out), (_, _, values) in zip(cuts_of_sources, targets, strict=True):
-                if not isinstance(here, slice):
+                if not adjacent:
                     out[here] = values
 
     @contextlib.contextmanager
