@@ -1,13 +1,17 @@
 """Stores in trouble: errors, cuts, delays, wrong answers; and addresses that are refused."""
 
+import asyncio
 import concurrent.futures
+import dataclasses
 import re
 import socket
+import threading
 import time
 
 import jax
 import numpy as np
 import pytest
+from background import PATIENCE_S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from store_server import etag, serving
 from stored import BLOCK, ROWS, npy
@@ -15,7 +19,7 @@ from stored import BLOCK, ROWS, npy
 import feedline
 from feedline._src.files import hedging
 from feedline._src.files.client import RemoteObject, client_of
-from feedline._src.files.fetcher import fetcher
+from feedline._src.files.fetcher import Fetcher, fetcher
 from feedline._src.files.store import Url
 
 
@@ -238,6 +242,44 @@ def test_answers_that_are_no_object_are_told_apart(store, options, fault, error,
     store.fault = lambda method, *request: fault
     with pytest.raises(error, match=match):
         feedline.open_source(f"{store.url}/no.npy", store=options)
+
+
+def test_an_environment_that_was_corrected_is_read_again(bucket, options, monkeypatch):
+    bucket.objects["/b/x.npy"] = npy(ROWS)
+    options = dataclasses.replace(options, patience_s=0.2)
+    for wrong in ("AWS_ENDPOINT_URL", "AWS_SKIP_SIGNATURE"):
+        with monkeypatch.context() as patch:
+            patch.setenv(wrong, "http://127.0.0.1:9" if wrong == "AWS_ENDPOINT_URL" else "false")
+            with pytest.raises(feedline.FeedError, match="AWS_ENDPOINT_URL"):
+                feedline.open_source("s3://b/x.npy", store=options)
+        assert len(feedline.open_source("s3://b/x.npy", store=options)) == len(ROWS)
+        client_of.cache_clear()
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_and_the_next_request_starts_it(monkeypatch):
+    async def answer():
+        return 5
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    tried, made = Fetcher(), asyncio.new_event_loop()
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "new_event_loop", lambda: made)
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            tried.run(answer())
+    made.close()
+    assert tried.run(answer()).result(PATIENCE_S) == 5
+    tried.close()
+    assert tried.join(PATIENCE_S) is None
+
+
+def test_a_cache_that_is_too_small_for_a_block_is_an_error_that_says_so(store, tmp_path):
+    store.objects["/x.npy"] = npy(ROWS)
+    source = feedline.open_source(f"{store.url}/x.npy", store=feedline.Store(cache=tmp_path, cache_bytes=BLOCK))
+    with pytest.raises(feedline.FeedError, match="changed or evicted 100 times; raise cache_bytes"):
+        source[0]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,16 @@ def test_a_record_of_another_size_is_named(tmp_path):
     assert (error.value.row, error.value.file) == (57, str(tmp_path / "b.array_record"))
 
 
+def test_closing_a_source_does_not_disturb_a_read_of_another_thread(tmp_path):
+    _write(tmp_path / "x.array_record", [b"abc", b"de"])
+    source = feedline.open_source(tmp_path / "x.array_record")
+    assert source[0] == b"abc"
+    reader = source._tables[0].close.__self__._opened[1]  # as another thread has it
+    source.close()
+    assert reader.read([1]) == [b"de"]
+    assert source[1] == b"de"
+
+
 def test_what_is_refused(tmp_path):
     path = tmp_path / "x.array_record"
     _write(path, [record.tobytes() for record in _records(2000)])

@@ -271,6 +271,16 @@ def test_a_file_that_is_being_written_is_refused(tmp_path, libver):
         assert len(feedline.open_source(path)) == ROWS
 
 
+def test_a_file_that_this_process_writes_under_another_name_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.h5").symlink_to("x.h5")
+    for name in ("x.h5", "link.h5"):
+        with h5py.File(name, "w") as file:
+            file["x"] = LABEL
+            with pytest.raises(ValueError, match="it is already open for writing in this process"):
+                feedline.open_source(tmp_path / "x.h5")
+
+
 def test_damaged_values_are_bad_rows(tmp_path):
     path = with_jpegs(tmp_path / "x.h5")
     data = bytearray(path.read_bytes())

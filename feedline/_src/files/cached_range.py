@@ -180,10 +180,11 @@ class CachedRange:
         raise self.unstable(_TRIES)
 
     def unstable(self, times: int) -> FeedError:
-        """The error for cache files that other programs keep changing."""
+        """The error for cache files that are changed again and again, or evicted in a cache that is too small."""
         return FeedError(
             "the files of a cache must stay as they are during a read, and those of "
-            f"{self._object.url} were changed {times} times; look for the program that writes to them",
+            f"{self._object.url} were changed or evicted {times} times; raise cache_bytes of feedline.Store, or "
+            "look for the program that writes to them",
             stage="read",
             file=str(self._object.url),
         )

@@ -58,18 +58,22 @@ class Fetcher:
         with self._lock:
             try:
                 self.check_may_run()
-            except FeedError:
+                loop = self._loop or self._start()
+            except BaseException:
                 request.close()
                 raise
-            if self._loop is None:
-                self._loop, self.slots = asyncio.new_event_loop(), asyncio.Semaphore(AT_ONCE)
-                self._thread = threading.Thread(target=self._run, name="feedline-fetch", daemon=True)
-                self._thread.start()
-                close_at_exit(self)
-            future = asyncio.run_coroutine_threadsafe(request, self._loop)
+            future = asyncio.run_coroutine_threadsafe(request, loop)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
         return future
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        loop, self.slots = asyncio.new_event_loop(), asyncio.Semaphore(AT_ONCE)
+        self._thread = threading.Thread(target=_run, args=[loop], name="feedline-fetch", daemon=True)
+        self._thread.start()
+        close_at_exit(self)
+        self._loop = loop  # last: if the thread could not start, the next request tries again, and does not hang
+        return loop
 
     def check_may_run(self) -> None:
         """Raise a FeedError while the interpreter exits, or in a forked child whose parent had read a store."""
@@ -86,15 +90,6 @@ class Fetcher:
     def in_flight(self) -> int:
         return len(self._running)
 
-    def _run(self) -> None:
-        assert self._loop is not None
-        self._loop.run_forever()
-        for task in (tasks := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        # 0.05 s more, so that the last answers arrive while the loop exists
-        self._loop.run_until_complete(asyncio.wait([self._loop.create_task(asyncio.sleep(0.05)), *tasks]))
-        self._loop.close()
-
     def close(self) -> None:
         """Cancel all requests, and refuse later ones."""
         with self._lock:
@@ -108,6 +103,16 @@ class Fetcher:
             return None
         self._thread.join(timeout_s)
         return self._thread.name if self._thread.is_alive() else None
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run requests until `Fetcher.close`, and then cancel them."""
+    loop.run_forever()
+    for task in (tasks := asyncio.all_tasks(loop)):
+        task.cancel()
+    # 0.05 s more, so that the last answers arrive while the loop exists
+    loop.run_until_complete(asyncio.wait([loop.create_task(asyncio.sleep(0.05)), *tasks]))
+    loop.close()
 
 
 @functools.cache

@@ -360,12 +360,11 @@ class LruCache(Generic[Value]):
             self._bytes = 0
 
     def _evict(self, keep: Hashable) -> None:
-        for key, (_, values) in list(self._entries.items()):
-            if self._bytes <= self._limit_bytes:
+        while self._bytes > self._limit_bytes:
+            held = (key for key, (_, values) in self._entries.items() if values and key != keep)
+            if (oldest := next(held, keep)) == keep:
                 return
-            if values and key != keep:
-                del self._entries[key]
-                self._bytes -= values[0].nbytes
+            self._bytes -= self._entries.pop(oldest)[1][0].nbytes
 
 
 # --- errors ---

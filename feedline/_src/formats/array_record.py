@@ -60,7 +60,10 @@ FORMAT = Format(
 
 
 class Reader:
-    """An ArrayRecord file. Thread-safe. After `close`, the next read opens the file again."""
+    """An ArrayRecord file. Thread-safe. After `close`, the next read opens the file again.
+
+    The library closes a file once nothing refers to its reader: another thread may still read it.
+    """
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -82,9 +85,7 @@ class Reader:
         return found
 
     def close(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened[1].close()
+        self._opened = None
 
     def _open(self, path: str) -> Any:
         """The reader of `path`. A file that was fetched again is opened again: `path` is then a new str object."""

@@ -25,7 +25,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
         metadata, schema = reader.metadata, _without_views(reader.schema_arrow)
     spec = spec_of(schema, options, file.name)
     names = sorted(spec)
-    chunks = _chunks_of(metadata, names)
+    chunks = _chunks_of(metadata, schema.names)
     with naming_file(file.name, "a Parquet file", remedy):
         nulls = {leaf: _nulls_in(metadata, chunks[name]) for leaf, name in enumerate(names)}
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
@@ -75,13 +75,17 @@ def _without_views(schema: Any) -> Any:
 
 
 def _chunks_of(metadata: Any, names: Sequence[str]) -> dict[str, list[int]]:
-    """The numbers of each column's chunks in a row group. A nested column has several chunks."""
-    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    return {
-        name: [i for i, path in enumerate(paths) if path == name]
-        or [i for i, path in enumerate(paths) if path.startswith(f"{name}.")]
-        for name in names
-    }
+    """The numbers of each column's chunks in a row group. A nested column has several chunks.
+
+    `names` are all columns of the file: if "a" and "a.b" are columns, "a.b.list.element" is a chunk of "a.b".
+    """
+    chunks: dict[str, list[int]] = {name: [] for name in names}
+    for i in range(metadata.num_columns):
+        path = metadata.schema.column(i).path
+        while path and path not in chunks:
+            path = path.rpartition(".")[0]
+        chunks.setdefault(path, []).append(i)
+    return chunks
 
 
 def _extent_of(metadata: Any, group: int, chunks: Sequence[int]) -> tuple[int, int]:
