@@ -1,5 +1,6 @@
 """JSON lines: what `json` reads of each line, as arrays or dicts; lines and files that are none."""
 
+import functools
 import json
 import os
 import re
@@ -126,6 +127,12 @@ def test_lists_of_integers_beyond_int64_do_not_become_floats(tmp_path, value):
     assert (later.spec["x"].dtype, later[0]["x"].tolist()) == (np.int64, small)
     with pytest.raises(feedline.RowError, match=r"must be int64\[.*, as in the first line, and is \["):
         later[1]
+
+
+def test_lists_may_have_all_axes_that_numpy_has(tmp_path):
+    value = functools.reduce(lambda inner, _: [inner], range(50), 1)
+    source = feedline.open_source(written(tmp_path / "x.jsonl", [{"x": value}]))
+    assert source[0]["x"].ndim == 50
 
 
 def test_columns_that_cannot_be_read_are_listed(tmp_path):

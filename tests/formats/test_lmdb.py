@@ -33,6 +33,8 @@ def test_entries_come_in_the_order_of_their_keys(tmp_path, name):
     assert source.records(rows) == [{"key": ORDERED[row], "value": ENTRIES[ORDERED[row]]} for row in rows]
     values = feedline.open_source(source.file_of(0), columns=["value"])
     assert values[-1] == ENTRIES[ORDERED[-1]]
+    twice = feedline.open_source(source.file_of(0), columns=["key", "key", "value"])
+    assert twice[-1] == source[-1]
     assert "row bytes" in repr(values)
 
 

@@ -57,6 +57,8 @@ def test_raw_records_are_dicts_of_their_fields(tmp_path, is_source_of):
         ({"dtype": np.uint8, "stride": 4}, ValueError, "stride=4 with window=None"),
         ({"dtype": np.uint8, "window": 4, "stride": 5}, ValueError, "1 to window, got stride=5"),
         ({"dtype": np.uint8, "columns": "tokens"}, TypeError, "columns must be a sequence of names"),
+        ({"dtype": np.uint8, "columns": {"tokens"}}, TypeError, "columns must be a sequence of names"),
+        ({"dtype": np.uint8, "columns": 3}, TypeError, "columns must be a sequence of names"),
         ({"dtype": np.uint8, "columns": ["a", "b"]}, ValueError, "array, so columns must have one name for it"),
         ({"dtype": np.uint8, "cache_bytes": 1}, ValueError, r"cache_bytes is for .*\.parquet"),
     ],

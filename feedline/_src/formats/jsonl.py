@@ -121,8 +121,8 @@ def _leaf_of(values: Sequence[Any]) -> Leaf | None:
     if isinstance(values[0], str):
         return "bytes"
     first = np.array(values[0], object)
-    types = set(map(type, first.flat))
-    if types <= {int, float} and any(float in map(type, np.array(value, object).flat) for value in values):
+    types = set(map(type, first.ravel()))
+    if types <= {int, float} and any(float in map(type, np.array(value, object).ravel()) for value in values):
         dtype: np.dtype[Any] = np.dtype(np.float64)
     else:
         dtype = np.dtype(bool if types == {bool} else np.int64)
@@ -159,7 +159,7 @@ def _fitting(values: Sequence[Any], leaf: jax.ShapeDtypeStruct) -> Array | None:
     """
     try:
         found = np.asarray(values)
-        if found.dtype == object and all(isinstance(value, int | float) for value in found.flat):
+        if found.dtype == object and all(isinstance(value, int | float) for value in found.ravel()):
             found = found.astype(np.float64)
     except (ValueError, OverflowError):
         return None

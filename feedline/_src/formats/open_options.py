@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,10 +59,11 @@ class OpenOptions:
                     f"with window={self.window}; leave stride out for windows that follow each other"
                 )
         if self.columns is not None:
-            names = tuple(self.columns)
-            if isinstance(self.columns, str) or not all(isinstance(name, str) for name in names):
+            names = tuple(self.columns) if isinstance(self.columns, Iterable) else (self.columns,)
+            is_ordered = not isinstance(self.columns, str | Set)  # a set has another order in each process
+            if not is_ordered or not all(isinstance(name, str) for name in names):
                 raise TypeError(f"columns must be a sequence of names, got {self.columns!r}; write columns=['x']")
-            object.__setattr__(self, "columns", names)
+            object.__setattr__(self, "columns", tuple(dict.fromkeys(names)))
 
     def given(self) -> set[str]:
         """The names of the options that differ from their defaults."""
