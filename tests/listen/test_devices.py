@@ -27,11 +27,14 @@ def busy(x, turns):
 
 
 def turns_for(seconds):
-    x = jnp.full((128, 128), 1e-3)
+    """Turns that take at least `seconds`: of several measurements, the shortest is the one no program disturbed."""
+    x, took_s = jnp.full((128, 128), 1e-3), []
     jax.block_until_ready(busy(x, 1))
-    began = time.perf_counter()
-    jax.block_until_ready(busy(x, 100))
-    return max(1, int(100 * seconds / (time.perf_counter() - began)))
+    for _ in range(20):
+        began = time.perf_counter()
+        jax.block_until_ready(busy(x, 20))
+        took_s.append(time.perf_counter() - began)
+    return max(1, int(20 * seconds / min(took_s)))
 
 
 def trained(step, batches=20):
@@ -57,11 +60,11 @@ def test_waits_of_a_loop_that_runs_ahead_of_its_devices_are_no_waits_for_input()
     turns, x = turns_for(0.04), jnp.full((128, 128), 1e-3)
     reading = feedline.Reading(threads=1)
     with feedline.Feed(Sleeping(0.02), ROWS, jax.devices()[0], reading=reading) as feed:
-        for step in range(1, 101):
+        for step in range(1, 61):
             x = busy(x + next(feed)["x"][0, 0], turns)
             if step % 10 == 0:
                 x.block_until_ready()
-        waited_s, report = feed.statistics().wait_s / 100, feed.report()
+        waited_s, report = feed.statistics().wait_s / 60, feed.report()
     assert waited_s > 0.002
     assert report.wait_s < 0.5 * waited_s
 
