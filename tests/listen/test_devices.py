@@ -27,7 +27,7 @@ def busy(x, turns):
 
 
 def turns_for(seconds):
-    """Turns that take at least `seconds`: of several measurements, the shortest is the one no program disturbed."""
+    """Turns that take at least `seconds`; the shortest of several measurements was disturbed least."""
     x, took_s = jnp.full((128, 128), 1e-3), []
     jax.block_until_ready(busy(x, 1))
     for _ in range(20):
