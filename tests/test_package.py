@@ -232,8 +232,8 @@ OF_FEEDLINE = {
     "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.threads", "placement.plan",
                "record", "errors", "options"],
     # what processes tell each other, and how they come together
-    "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
-    "cluster": ["cluster", "agreement", "machine", "errors"],
+    "agreement": ["agreement", "order.schedule", "placement.plan", "errors", "options"],
+    "cluster": ["cluster", "agreement", "machine", "errors", "options"],
     "machine": [],
     # the compositions
     "bounds": ["cluster.cores", "machine", "options"],  # what the machine has

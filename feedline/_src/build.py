@@ -135,6 +135,7 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
             lambda stages: stages.reweighted(stages.access.source.with_weights(weights, place.position))
         )
         collective.agree(described(options, sizes.first, list(place)))
+    collective.forget()
     return sizes
 
 
@@ -285,9 +286,10 @@ def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) 
                 service,
                 f"{key}/{step}" if step else key,
                 every=options.reading.check_replicas_every,
-                batch_size=stages.plan.batch_size * options.steps_per_call,
+                batch_size=stages.plan.batch_size,
                 epoch_rows=stages.fingerprint["rows"],
                 spec=stages.placement.spec,
+                steps_per_call=options.steps_per_call,
             )
         connected = dataclasses.replace(stages, check=check, latest_values=latest_values, in_step=in_step)
         by_step.append((step, connected))

@@ -492,8 +492,10 @@ class FeedBase(ProcessBound):
         self._switch(stages)
         # after `seek` or `set_state`, compare the place with other processes; the same place as before is no move
         in_step = stages.in_step
-        if in_step is not None and self._moved_from not in (None, place) and (found := in_step.moved(place)):
-            raise out_of_step(found)
+        if in_step is not None and self._moved_from not in (None, place):
+            if found := in_step.moved(place):
+                raise out_of_step(found)
+            self._moved_from, in_step.moves = None, in_step.moves + 1  # in one statement, as in `_go_to`
         self._moved_from = None
         _, cursor, lanes = self._delivered
         run = run_of(stages, cursor, lanes, stages.placer(self._listener.placed))

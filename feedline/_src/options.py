@@ -213,7 +213,7 @@ class Reading:
         every = checked_integer("Reading.check_replicas_every", self.check_replicas_every, at_least=0)
         object.__setattr__(self, "check_replicas_every", every)
         for name in ("stall_warning_s", "stall_error_s"):
-            object.__setattr__(self, name, _checked_seconds(f"Reading.{name}", getattr(self, name)))
+            object.__setattr__(self, name, checked_seconds(f"Reading.{name}", getattr(self, name)))
 
 
 def checked_integer(name: str, value: object, *, at_least: int, at_most: int | None = None) -> int:
@@ -253,7 +253,7 @@ def _checked_budget(value: object) -> int | float:
     return share
 
 
-def _checked_seconds(name: str, value: object) -> float:
+def checked_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     seconds = float(value)

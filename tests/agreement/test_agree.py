@@ -36,6 +36,14 @@ def test_processes_that_build_the_same_go_on(build):
     assert [one.result(PATIENCE_S) for one in running] == [None] * PROCESSES
 
 
+def test_nothing_of_an_agreement_that_all_have_reached_stays():
+    with joined(PROCESSES) as services:
+        calls = [CollectiveBuild(service, "weights/1", range(PROCESSES), 0.01, PATIENCE_S) for service in services]
+        for one in [spawn(lambda call=call: (call.agree({"rows": 8}), call.forget())) for call in calls]:
+            one.result(PATIENCE_S)
+        assert services[0].dir("weights") == {}
+
+
 def test_one_that_builds_another_feed_is_named_to_all(build):
     for one in [build(process, {"rows": 8 + (process == 1)}) for process in range(PROCESSES)]:
         with pytest.raises(ProcessError, match="process 1 has rows 9, processes 0 and 2 have 8"):

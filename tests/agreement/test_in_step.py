@@ -1,10 +1,24 @@
 """What processes have done with a feed is compared where their programs are at the same place."""
 
+import dataclasses
+import sys
+
+import jax
+import numpy as np
 import pytest
 from real_service import joined
 
+import feedline
 from feedline._src.agreement import in_step as module
-from feedline._src.agreement.in_step import Count, InStep, Place, counts, ends_differ, more_than
+from feedline._src.agreement.in_step import (
+    Count,
+    InStep,
+    LatestValues,
+    Place,
+    counts,
+    ends_differ,
+    more_than,
+)
 
 KEY = "feedline/agree/2-a/1"
 PLACE = Place(step=5, epoch=2, position=0)
@@ -59,6 +73,7 @@ def test_equal_moves_are_in_step_and_each_is_compared_with_its_own_number(feeds)
         for feed in feeds:
             feed.batches = batches
             assert feed.moved(place) is None
+            feed.moves += 1
     assert [feed.count for feed in feeds] == [(9, 3, False)] * 2
 
 
@@ -81,6 +96,36 @@ def test_a_move_elsewhere_or_after_other_batches_is_told_as_often_as_it_is_tried
         assert f"process 1 went to epoch {place.epoch}, position {place.position} after {batches} batches" in found
 
 
+def test_a_move_counts_once_wherever_it_is_interrupted(feeds):
+    """At each line of `next` that concerns it: a second move would be one that the other processes miss."""
+    mover, lines = feeds[0], 0
+    while lines is not None:
+        lines, left = lines + 1, lines
+
+        def trace(frame, event, _):
+            nonlocal left
+            left -= event == "line" and frame.f_code.co_filename.endswith(("/feed_base.py", "/in_step.py"))
+            if left < 0:
+                raise KeyboardInterrupt
+            return trace
+
+        mover.key, mover.moves = f"{KEY}/interrupted/{lines}", 0
+        with feedline.Feed(np.arange(64), 4, jax.devices()[0], prefetch=0) as feed:
+            feed._sizes = feed._sizes.map(lambda stages: dataclasses.replace(stages, in_step=mover))
+            next(feed)
+            feed.seek(3)
+            sys.settrace(trace)
+            try:
+                next(feed)
+                lines = None
+            except KeyboardInterrupt:
+                next(feed)
+            finally:
+                sys.settrace(None)
+            feed._sizes = feed._sizes.map(lambda stages: dataclasses.replace(stages, in_step=None))
+        assert mover.moves == 1
+
+
 def test_a_missed_move_is_told_once_a_batch_was_taken_without_it(feeds):
     mover, other = feeds
     mover.batches = other.batches = 5
@@ -97,9 +142,12 @@ def test_a_missed_move_is_told_once_a_batch_was_taken_without_it(feeds):
 
 @pytest.mark.parametrize("batches", [12, 13])
 def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(feeds, services, batches):
-    services[0].set(f"{feeds[0].key}/build/verdict", "null")
+    for what in ("build/verdict", "gather/0/0/all", "0/replicas/0.64/0"):
+        services[0].set(f"{feeds[0].key}/{what}", "null")
+    times = LatestValues(services[0], feeds[0].key)
+    times.publish("times")
     for feed in feeds:
-        feed.batches = 12
+        feed.batches, feed.moves = 12, 1
         assert feed.moved(PLACE) is None
     feeds[1].batches = batches
     assert feeds[0].closed() is None
@@ -110,6 +158,7 @@ def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(
         assert "process 0 took 12 batches and made 1 move by" in found
         assert "process 1 took 13 batches and made 1 move by" in found
     assert services[0].dir(feeds[0].key) == {}
+    assert times.read() == {0: "times"}  # for reports
 
 
 def test_counts_that_an_error_left_are_not_compared_and_later_ones_are(feeds):

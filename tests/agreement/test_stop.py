@@ -79,6 +79,13 @@ def test_a_forked_child_ends_at_its_first_signal():
     assert (done.returncode, done.stdout) == (0, "-15 False\n")
 
 
+@pytest.mark.parametrize("step", [3.0, "3", None, -1])
+def test_a_step_that_is_no_number_of_a_step_is_refused_before_a_signal_comes(step):
+    """Later, it would end the thread for which all processes wait."""
+    with stopping(), pytest.raises((TypeError, ValueError), match="step must be "):
+        should_stop(step)
+
+
 def test_the_first_call_needs_the_main_thread():
     with pytest.raises(RuntimeError, match=r"main thread alone, .* call it once in the main thread"):
         spawn(lambda: should_stop(1)).result()

@@ -174,6 +174,30 @@ def test_a_launcher_whose_output_nobody_reads_obeys_signals(end):
         assert "[1] the cause\n" in err
 
 
+@pytest.mark.slow
+def test_a_launcher_whose_last_message_nobody_reads_obeys_signals():
+    """The message repeats the last lines of the process that failed, and a pipe holds 64 KiB."""
+    long_lines = "for i in $(seq 20); do head -c 4000 /dev/zero | tr '\\0' x; echo; done"
+    with (
+        started(sh(f"[ $FEEDLINE_PROCESS = 0 ] || {{ {long_lines}; exit 3; }}")) as launcher,
+        watched([launcher.pid]) as left,
+    ):
+        lines_until(launcher, 20, r"\[1\] x{4000}\n")
+        await_full(launcher.stderr)
+        launcher.send_signal(signal.SIGTERM)
+        assert left() == []
+        assert launcher.wait() == 3
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_the_output_is_an_error():
+    command = [*FEEDLINE, "launch", "--processes", "2", "--cpu", "--", "sh", "-c", "echo hi; sleep 1000"]
+    with open("/dev/full", "wb") as full:
+        done = programs.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 1
+    assert "feedline: the output of the processes must be written, and that failed (No space" in done.stderr
+
+
 def test_output_that_is_read_late_is_complete():
     done_by_one, line = "yes $FEEDLINE_PROCESS | head -c 60000; echo done >&2", r"\[[01]\] done\n"
     with started(sh(done_by_one)) as launcher:

@@ -119,6 +119,7 @@ def _mpiexec(monkeypatch):
         (MPICH | TASK | {"SLURM_STEP_NUM_TASKS": "2"}, "MPICH", (3, 4, "node1", 1, 2)),
         (BY_HAND | TORCHRUN | MPI_4 | TASK | POD | PBS, "environment variables", (1, 4, "node1", 0, 1)),
         # srun --mpi=pmi2 and --mpi=pmix set these, too, and scripts for srun those of torch for all tasks alike
+        (TASK | {"SLURM_NTASKS": ""}, "Slurm", (3, 4, "node1", 1, 2)),
         (TASK | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMIX_RANK": "3"}, "Slurm", (3, 4, "node1", 1, 2)),
         (TASK | SCRIPT_FOR_TORCH | {"RANK": "0"}, "Slurm", (3, 4, "node1", 1, 2)),
         (POD | SCRIPT_FOR_TORCH, "Kubernetes", (2, 4, "train-workers-0-0.train", 0, 1)),
@@ -153,6 +154,7 @@ def test_each_launcher_gives_a_process_its_place(environ, launcher, expected, mo
         MPI_4 | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         MPICH | {"PMI_SIZE": "1", "PMI_RANK": "0"},
         {"PMI_SIZE": "1", "PMI_RANK": "0"},
+        {"SLURM_PROCID": ""},
         TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"},
         {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "LOCAL_RANK": "0"},
     ],
@@ -167,7 +169,8 @@ def test_a_job_of_several_tasks_without_srun_gets_a_hint():
     assert describe_single_process(BATCH) == (
         "process 0 of 1, Slurm job 2 has 4 tasks, but srun did not start this one: put srun before python"
     )
-    assert describe_single_process(LONE_TASK) == "process 0 of 1, found no other"
+    for environ in (LONE_TASK, BATCH | {"SLURM_NTASKS": ""}, BATCH | {"SLURM_JOB_ID": ""}):
+        assert describe_single_process(environ) == "process 0 of 1, found no other"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """All processes of a run arrive at the coordinator's port, and none joins another run there."""
 
 import contextlib
+import math
 import random
 import re
 import socket
@@ -15,6 +16,7 @@ import pytest
 from background import spawn
 
 from feedline._src.cluster import rendezvous
+from feedline._src.cluster.join import initialize
 from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.rendezvous import meet
 from feedline._src.errors import FeedError, ProcessError
@@ -154,6 +156,30 @@ def test_a_missing_coordinator_is_an_error_at_the_deadline(port, monkeypatch, ca
         meet(info(port, process=1), time.monotonic() + SOON_S)
     told = f"feedline: process 1 waits for process 0 to listen at 127.0.0.1:{port}, for at most 0 s more\n"
     assert capfd.readouterr().err == told
+
+
+def test_a_connection_of_a_port_with_itself_is_no_answer(monkeypatch, port):
+    """TCP makes one if the port from which it connects happens to be that to which it connects."""
+    real, tries = socket.create_connection, 0
+
+    def connect(address, timeout):
+        nonlocal tries
+        tries += 1
+        return real(address, timeout, source_address=address if tries == 1 else None)
+
+    monkeypatch.setattr(rendezvous, "_RETRY_S", 0.01)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    other = met(port, 1)
+    while not tries:
+        time.sleep(0.01)
+    first = met(port, 0)
+    assert [one.result(LONG_S) for one in (other, first)] == [None, None]
+
+
+@pytest.mark.parametrize("times", [{"timeout_s": math.inf}, {"timeout_s": 0}, {"abort_after_s": -1}])
+def test_a_time_that_is_none_is_refused(times):
+    with pytest.raises(ValueError, match=f"{next(iter(times))} must be above 0 and at most 1e"):
+        initialize(**times)
 
 
 def test_a_host_name_that_does_not_resolve_yet_is_tried_again(monkeypatch, port):

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
+from feedline._src.agreement.coordination import coordination
 
 from .cases import case
 from .launch import TOPOLOGIES
@@ -73,6 +74,9 @@ def weighs(here):
         with pytest.raises(feedline.ProcessError) as raised:
             feed.set_weights({"a": 1, "b": 1 + jax.process_index()})
         told = str(raised.value)
+        if (in_step := feed._stages.in_step) is not None:  # all have arrived here after the new weights
+            path, _, number = in_step.key.rpartition("/")
+            assert coordination().dir(f"{path}/{int(number) + 1}") == {}
         found.append(next(feed))
     return found, PerProcess(told)
 

@@ -25,12 +25,12 @@ def row(i):
     return {"x": np.full(3, i, np.float32), "y": np.int32(-1 if wrong else i)}
 
 
-def fed(here, layout, every, dataset_row=row, epochs=1):
+def fed(here, layout, every, dataset_row=row, epochs=1, steps=1):
     """How many batches this process got, and the error that ended its feed; all processes go in step."""
     dataset = grain.MapDataset.range(ROWS).map(dataset_row)
     sharding = sharding_of(layout, here.devices)
     reading = feedline.Reading(threads=0, check_replicas_every=every)
-    with feedline.Feed(dataset, SIZE, sharding, epochs=epochs, reading=reading) as feed:
+    with feedline.Feed(dataset, SIZE, sharding, epochs=epochs, reading=reading, steps_per_call=steps) as feed:
         try:
             return PerProcess((sum(1 for _ in feed), None, None))
         except feedline.ProcessError as error:
@@ -54,6 +54,19 @@ def test_the_error_names_the_other_replica_the_leaf_and_the_rows(outcome, topolo
         assert blamed == 1 - process
         assert f"processes {process} and {1 - process} differ in batch['y'], first among rows 5 to 5 " in told
         assert "of the batch that ends at epoch 0, position 64. " in told
+
+
+@case()
+def checked_calls(here):
+    return fed(here, "model" if jax.process_count() == 4 else "model_across", every=1, steps=5)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_the_error_names_the_batch_among_those_of_a_call(outcome, topology):
+    told = [told for _, _, told in outcome(topology, checked_calls) if told is not None]
+    assert told
+    for each in told:
+        assert "first among batches 3 to 3 of the call that ends at epoch 0, position 80. " in each
 
 
 @case()

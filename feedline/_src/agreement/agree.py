@@ -104,6 +104,12 @@ class CollectiveBuild:
                 rule = f"the processes of a feed must call {self.call} after the same batch, with equal arguments"
             raise ProcessError(**{**verdict, "message": f"{rule}: {verdict['message']}"})
 
+    def forget(self) -> None:
+        """The last process to call this deletes what was published; for calls whose key nothing else uses."""
+        service = self.service
+        if service is not None and service.increment(f"{self.key}/agreed") == len(self.processes):
+            service.delete(str(self.key))
+
     def fail(self, error: BaseException) -> None:
         """Make the other processes raise an error of this process."""
         if (service := self.service) is None:

@@ -75,13 +75,15 @@ class InStep:
         return Count(self.batches, self.moves, self.failed_at == self.batches)
 
     def moved(self, place: Place) -> str | None:
-        """Compare this process's n-th move, which leads to `place`, with the n-th move of the others."""
+        """Compare this process's n-th move, which leads to `place`, with the n-th move of the others.
+
+        The feed then adds 1 to `moves`. After an interrupt before that, it calls this again for the same move.
+        """
         if coordination() is None:  # jax has been shut down
             return None
         own = [self.batches, place]
         if first := self._comparison.differing(self._key_of(self.moves), own):
             return _sentence(self.key, f"{_moved(*first)}, and {_moved(self._service.process, own)}")
-        self.moves += 1
         return None
 
     def missed_move(self) -> str | None:
@@ -106,16 +108,15 @@ class InStep:
         """
         if coordination() is None:
             return None
-        path, first = f"{self.key}/in_step", None
+        first = None
         with contextlib.suppress(FeedError):
-            first = self._comparison.differing(f"{path}/closed", self.count)
-            if self._service.increment(f"{path}/closings") == self._members:
-                self._service.delete(path)
-                self._service.delete(f"{self.key}/build")
+            first = self._comparison.differing(f"{self.key}/closed", self.count)
+            if self._service.increment(f"{self.key}/closings") == self._members:
+                self._service.delete(self.key)
         return first and _difference(self.key, first[0], Count(*first[1]), self._service.process, self.count)
 
     def _key_of(self, move: int) -> str:
-        return f"{self.key}/in_step/moves/{move}"
+        return f"{self.key}/moves/{move}"
 
 
 _of_feeds: set[weakref.ref[InStep]] = set()
@@ -183,7 +184,7 @@ class LatestValues:
 
     def __init__(self, service: Coordination, key: str) -> None:
         self._service = service
-        self._path = f"{key}/latest"
+        self._path = f"{key}-latest"  # not below the key: what is there goes when the feed is closed
 
     def publish(self, value: str) -> None:
         self._service.replace(f"{self._path}/{self._service.process}", value)

@@ -25,7 +25,7 @@ class ReplicaCheck:
     A process that differs from the first to check raises; then the monitor ends the others. Thread-safe.
 
     The number of a batch is computed from its cursor, so all processes check the same batches, even after one of
-    them has started another pipeline.
+    them has started another pipeline. With `steps_per_call` > 1, that many batches are checked as one.
     """
 
     def __init__(
@@ -37,11 +37,13 @@ class ReplicaCheck:
         batch_size: int,
         epoch_rows: int | None,
         spec: Any,
+        steps_per_call: int = 1,
     ) -> None:
         self._process = service.process
         self._path = f"{key}/replicas"
         self._every = every
-        self._batch_size = batch_size
+        self._batch_size = batch_size * steps_per_call
+        self._compared = ("rows", "batch") if steps_per_call == 1 else ("batches", "call")
         self._epoch_rows = epoch_rows or 0
         self._leaves: list[tuple[str, Any]] = []  # names and specs
         self._shared: dict[int, list[int]] = {}  # leaves that several processes read, by the lowest of these
@@ -73,8 +75,8 @@ class ReplicaCheck:
             rows = rows[_blocks(len(rows))[block]]
             raise ProcessError(
                 "processes that own the same rows must read the same bytes: "
-                f"processes {self._process} and {other} differ in {name}, first among rows "
-                f"{rows[0]} to {rows[-1]} of the batch that ends at epoch {after.epoch}, position "
+                f"processes {self._process} and {other} differ in {name}, first among {self._compared[0]} "
+                f"{rows[0]} to {rows[-1]} of the {self._compared[1]} that ends at epoch {after.epoch}, position "
                 f"{after.position}. Compare their copies of the data; where rows are augmented, draw from "
                 "rows.key or seed Grain's random maps",
                 stage="read",

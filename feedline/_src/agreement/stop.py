@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedline._src.agreement.coordination import Coordination, coordination, counted, process_names
 from feedline._src.errors import FeedError
+from feedline._src.options import checked_integer
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -45,6 +46,7 @@ def should_stop(step: int) -> bool:
       step: the number of the step, counted over all resumes. It must be larger than in the previous call.
 
     Raises:
+      TypeError: the step is no integer.
       RuntimeError: the first call is not in the main thread; only that thread receives signals.
 
     Example:
@@ -121,6 +123,7 @@ class Stop:
             signal.signal(number, self._handle)
 
     def reached(self, step: int) -> bool:
+        step = checked_integer("step", step, at_least=0)
         if self._service is None:
             self.signal = self._received
         else:

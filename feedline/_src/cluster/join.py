@@ -13,6 +13,7 @@ from feedline._src.cluster.binding import bind as bind_to_processors
 from feedline._src.cluster.detect import describe_single_process, find
 from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.cluster.rendezvous import LOOPBACK, meet
+from feedline._src.options import checked_seconds
 
 _JAX_AT_LEAST_S = 30  # for jax to join the processes, after all have arrived
 _JAX_HEARTBEAT_S = 100  # jax's default
@@ -44,7 +45,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
       bind: False: do not bind the process to processors.
 
     Raises:
-      ValueError: the environment variables are incomplete; the error names those to set.
+      ValueError: the environment variables are incomplete; the error names those to set. Or a time is wrong.
       FeedError: the coordinator cannot be reached, or its port belongs to another program or another run.
       ProcessError: a process did not arrive in time; the error names it.
       RuntimeError: from jax, if jax has already set up its devices: it is then too late to join.
@@ -56,6 +57,9 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     """
     import jax
 
+    timeout_s = checked_seconds("timeout_s", timeout_s)
+    if abort_after_s is not None:
+        abort_after_s = checked_seconds("abort_after_s", abort_after_s)
     if not jax.distributed.is_initialized() and (info := _detect(bind)) is not None:
         deadline = time.monotonic() + timeout_s
         meet(info, deadline)

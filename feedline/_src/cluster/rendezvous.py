@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import struct
 import sys
 import time
 
@@ -28,6 +29,7 @@ _RETRY_S = 0.2
 _LINE_S = 1.0  # for the line that a process sends as soon as it has connected
 _CONNECT_S = 10.0  # for an attempt to connect, which a firewall may drop
 _WARN_S = 30.0  # until a line on stderr names who is missing
+_AT_ONCE = struct.pack("ii", 1, 0)  # closes a connection without TIME_WAIT, in which it would occupy the port
 
 
 def meet(info: ProcessInfo, deadline: float) -> None:
@@ -100,6 +102,10 @@ def _announce(info: ProcessInfo, deadline: float) -> str:
     while True:
         try:
             connection = socket.create_connection((info.host, info.port), timeout=_CONNECT_S)
+            if connection.getsockname() == connection.getpeername():  # TCP has connected a free port with itself
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                connection.close()
+                raise ConnectionRefusedError("nothing listens there")
             break
         except OSError as error:  # process 0 does not listen yet, or its host name does not resolve yet
             if (now := time.monotonic()) >= deadline:

@@ -23,6 +23,7 @@ import tyro
 from feedline._src.agreement.monitor import blamed_process
 from feedline._src.cluster.detect import PRINTERS
 from feedline._src.cluster.launchers.launcher import Job
+from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
 from feedline._src.tools.cli.options import flags_for_cpu_devices
 from feedline._src.tools.process_group import FORWARDED, process_group
@@ -71,7 +72,7 @@ class Launch:
     """The command, after --."""
 
     def run(self) -> int:
-        """Returns the exit code. Raises `ValueError` if an option is wrong, or the command cannot be run."""
+        """Returns the exit code. `ValueError`: an option is wrong, or the command cannot be run."""
         if not self.command:
             raise ValueError("launch needs a command after --, found none; for example -- python train.py")
         checked_integer("--processes", self.processes, at_least=1)
@@ -182,24 +183,32 @@ class Supervisor:
         self._writing = {1: out, 2: out if os.path.sameopenfile(1, 2) else threading.Lock()}
 
     def run(self, command: Sequence[str]) -> int:
-        """Returns the exit code; `ValueError` if the command cannot be run. Call it from the main thread."""
+        """Returns the exit code. Call it from the main thread.
+
+        ValueError: the command cannot be run. FeedError: the output cannot be written.
+        """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel forgets how a child ended
         # Python runs handlers only once the main thread stops waiting, so a pipe reports signals to another thread
         caught, catching = os.pipe()
         os.set_blocking(catching, False)
         signal.set_wakeup_fd(catching)
         threading.Thread(target=self._queue_signals, args=(caught,), daemon=True).start()
-        for number in FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
+        self._handle(lambda *_: None)
         with process_group() as self._group:
             for index in range(len(self._environments)):
                 self._start(index, command)
             self._make_calls()
             code, message = self._result()
             if message:
+                self._handle(lambda *_: os._exit(code))  # nobody may read, and this write blocks the main thread
                 self._write(2, f"feedline launch: {message}\n".encode())
-        return 128 + signal.SIGPIPE if isinstance(self._broken, BrokenPipeError) else code
+        if self._broken is not None and not isinstance(self._broken, BrokenPipeError):
+            raise FeedError(
+                f"the output of the processes must be written, and that failed ({self._broken.strerror}), so they "
+                "were killed; make space for it, or send it elsewhere",
+                stage="launch",
+            )
+        return code if self._broken is None else 128 + signal.SIGPIPE
 
     def _start(self, index: int, command: Sequence[str]) -> None:
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
@@ -219,6 +228,11 @@ class Supervisor:
             lambda: self._copy(index, 2, child.stderr),
         ):
             threading.Thread(target=task, daemon=True).start()
+
+    def _handle(self, handler: Callable[..., None]) -> None:
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
 
     def _queue_signals(self, caught: int) -> None:
         while number := os.read(caught, 1):
@@ -318,6 +332,6 @@ class Supervisor:
         elif code == -signal.SIGKILL and not self._overdue:
             text += "; the kernel sends this signal when memory runs out"
         if not self._signals and len(self._codes) > 1:
-            lines = [line.decode(errors="replace").rstrip() for line in self._last[failed]]
+            lines = [line.decode(errors="replace").rstrip() for line in self._last[failed].copy()]
             text = "\n".join([f"{text}; the others were stopped. Its last lines:", *lines])
         return code if code > 0 else 128 - code, text

@@ -31,8 +31,8 @@ def started(environ: Mapping[str, str]) -> bool:
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS")
     if not tasks:
-        return environ.get("SLURM_PROCID", "0") != "0"
-    return environ.get("SLURM_NTASKS", tasks) == tasks
+        return (environ.get("SLURM_PROCID") or "0") != "0"
+    return (environ.get("SLURM_NTASKS") or tasks) == tasks
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
@@ -68,8 +68,8 @@ def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
 
 def hint(environ: Mapping[str, str]) -> str | None:
     """A hint for a process that srun did not start though its job has several tasks; this is rarely intended."""
-    job, tasks = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NTASKS", "1")
-    if job is None or tasks == "1":
+    job, tasks = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NTASKS")
+    if not job or tasks in (None, "", "1"):
         return None
     return f"Slurm job {job} has {tasks} tasks, but srun did not start this one: put srun before python"
 
