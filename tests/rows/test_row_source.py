@@ -62,6 +62,21 @@ def test_any_number_of_rows_is_read_from_any_place(sharding, count):
     assert source.closed == 0  # it was given
 
 
+def test_neither_a_source_nor_a_transform_can_change_which_rows_are_read(sharding):
+    class Changing(Squares):
+        def read(self, rows, out):
+            rows += 1
+
+    def transform(batch, rows):
+        assert not any(vars(rows)[name].flags.writeable for name in ("epoch", "position", "index", "key"))
+        return batch
+
+    with Feed(Changing(64), 16, sharding) as feed, pytest.raises(RowError, match="with ValueError: .*read-only"):
+        next(feed)
+    with Feed(Squares(64), 16, sharding, transform=transform) as feed:
+        next(feed)
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -57,6 +57,16 @@ class Rows:
     index: npt.NDArray[np.int64]
     key: npt.NDArray[np.uint64]
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _read_only(getattr(self, field.name)))
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
 
 @runtime_checkable
 class RowSource(Protocol):
@@ -401,7 +411,7 @@ class UserSource(Source):
         return len(self._given)
 
     def read(self, rows: Indices, out: Any) -> None:
-        returned: Any = self._given.read(rows, out)  # type: ignore[func-returns-value]
+        returned: Any = self._given.read(_read_only(rows), out)  # type: ignore[func-returns-value]
         if returned is not None:
             kind = type(returned).__name__
             raise TypeError(f"read writes its rows into out, and must not return a {kind}")
