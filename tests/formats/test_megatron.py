@@ -85,11 +85,11 @@ def test_a_shard_without_documents_counts_none(tmp_path):
 
 
 def test_another_process_reads_the_same_pair_or_none(tmp_path):
-    source = feedline.Ragged({"tokens": pair(tmp_path)}, pad_to=(8,))
+    source = feedline.Ragged({"tokens": pair(tmp_path, name="[1]corpus")}, pad_to=(8,))  # no glob: there is a file
     assert source.picklable
     sent = pickle.dumps(source)
     check(pickle.loads(sent))
-    pair(tmp_path, [[[1]]])
+    pair(tmp_path, [[[1]]], name="[1]corpus")
     with pytest.raises(feedline.FeedError, match=r"corpus\.bin|its size changed from 26 to 2 bytes"):
         pickle.loads(sent)
 

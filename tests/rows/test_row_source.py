@@ -71,7 +71,7 @@ def test_neither_a_source_nor_a_transform_can_change_which_rows_are_read(shardin
         assert not any(vars(rows)[name].flags.writeable for name in ("epoch", "position", "index", "key"))
         return batch
 
-    with Feed(Changing(64), 16, sharding) as feed, pytest.raises(RowError, match="with ValueError: .*read-only"):
+    with Feed(Changing(64), 16, sharding) as feed, pytest.raises(RowError, match=r"with ValueError: .*read-only"):
         next(feed)
     with Feed(Squares(64), 16, sharding, transform=transform) as feed:
         next(feed)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +30,7 @@ from feedline._src.files.file import (
     unreadable,
 )
 from feedline._src.files.remote import RemoteFile
-from feedline._src.files.store import Store, Url, is_url
+from feedline._src.files.store import SCHEMES, Store, Url, is_url
 
 T = TypeVar("T")
 _ZARR = ".zarr"
@@ -351,6 +353,22 @@ def matches(url: str, options: Store) -> list[Listed] | None:
         found = [each for each in listed if is_match(each.url.key.split("/"), pattern)]
     if not found:
         raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")
+    return found
+
+
+def local_matches(name: str) -> list[str]:
+    """The local files that a name or a glob stands for."""
+    if not name:
+        raise ValueError("a path must name a file or a folder, got an empty one; the working directory is '.'")
+    scheme, separator, _ = name.partition("://")
+    if separator and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
+        stores = ", ".join(f"{each}://" for each in SCHEMES)
+        raise ValueError(f"stores are read by addresses with {stores}, got {name}; give a local file by its path")
+    if not glob.has_magic(name) or Path(name).exists():
+        return [name]
+    found = sorted(glob.glob(name, recursive=True))
+    if not found:
+        raise FileNotFoundError(f"no file matches {name}; check the folder and the pattern")
     return found
 
 

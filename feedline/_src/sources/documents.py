@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import hashlib
 import os
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.files.store import is_url
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.native.spans import Spans
 from feedline._src.rows.source import Source, WillRead
@@ -97,7 +97,10 @@ def open_documents(name: str, given: Any) -> Documents:
       FileNotFoundError: there is no such file.
     """
     if paths := _index_paths(given):
-        return open_tokens(_expanded(paths), OpenOptions())
+        from feedline._src.files.folder import local_matches
+
+        files = [match for path in paths for match in ([path] if is_url(path) else local_matches(path))]
+        return open_tokens(files, OpenOptions())
     if _is_arrow_lists(given):
         return _of_arrow(name, given)
     count = len(jax.tree.leaves(given, is_leaf=is_list))
@@ -146,13 +149,6 @@ def _index_paths(given: Any) -> list[str]:
     paths = given if isinstance(given, list) else [given]
     are_paths = all(isinstance(path, str | os.PathLike) and os.fspath(path).endswith(".idx") for path in paths)
     return [os.fspath(path) for path in paths] if are_paths else []
-
-
-def _expanded(paths: Sequence[str]) -> list[str]:
-    found = [match for path in paths for match in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
-    if not found:
-        raise FileNotFoundError(f"no file matches {list(paths)}; check the folder and the pattern")
-    return found
 
 
 def _is_arrow_lists(given: Any) -> bool:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import glob
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy.typing as npt
 
-from feedline._src.files.folder import matches
-from feedline._src.files.store import SCHEMES, Store, Url, is_url
+from feedline._src.files.folder import local_matches, matches
+from feedline._src.files.store import Store, Url, is_url
 from feedline._src.formats import zarr
 from feedline._src.formats.open_options import CACHE_BYTES, OpenOptions
 from feedline._src.formats.registry import Format, formats, suffix_of
@@ -122,7 +120,7 @@ def open_source(
     if listed is not None:
         paths = [str(each.url) for each in listed]
     else:
-        paths = [str(Url.parse(name))] if is_url(name) else _matches(name)
+        paths = [str(Url.parse(name))] if is_url(name) else local_matches(name)
     form = _format_of(paths, listed is not None or paths != [name], store)
     for option in sorted(options.given() - form.takes - {"store"}):
         takers = [suffix for suffix, other in formats().items() if option in other.takes]
@@ -134,22 +132,6 @@ def open_source(
     if form is _SAVED:
         return open_dataset(paths[0], options)
     return _open(form, paths, options)
-
-
-def _matches(name: str) -> list[str]:
-    """The local files that a name or a glob stands for."""
-    if not name:
-        raise ValueError("a path must name a file or a folder, got an empty one; the working directory is '.'")
-    scheme, separator, _ = name.partition("://")
-    if separator and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
-        stores = ", ".join(f"{each}://" for each in SCHEMES)
-        raise ValueError(f"stores are read by addresses with {stores}, got {name}; give a local file by its path")
-    if not glob.has_magic(name) or Path(name).exists():
-        return [name]
-    found = sorted(glob.glob(name, recursive=True))
-    if not found:
-        raise FileNotFoundError(f"no file matches {name}; check the folder and the pattern")
-    return found
 
 
 def _format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
