@@ -1,6 +1,8 @@
 """`feedline diagnose -- command`: a script that is not changed, what it prints, and how it ends."""
 
 import json
+import os
+import subprocess
 import sys
 
 import programs
@@ -21,9 +23,11 @@ test = feedline.Feed(rows, 64, jax.devices()[0], epochs=1)
 feed = feedline.Feed(rows, 64, jax.devices()[0], transform=lambda batch, rows: (time.sleep(0.05), batch)[1],
                      reading=feedline.Reading(threads=1))
 next(test)  # a look at the data: not the feed of the loop
-for step, batch in zip(range(int(sys.argv[1])), feed):
-    time.sleep(0.002)
-print("the model was saved")
+try:
+    for step, batch in zip(range(int(sys.argv[1])), feed):
+        time.sleep(0.002)
+finally:
+    Path("saved").write_text("weights")
 """
 
 
@@ -31,20 +35,22 @@ print("the model was saved")
 def diagnosed(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    def run(*options, steps, script="train.py", launcher=()):
+    def run(*options, steps, script="train.py", launcher=(), stdout=subprocess.PIPE):
         job = [*launcher, sys.executable, script, str(steps)]
         command = [sys.executable, "-m", "feedline", "diagnose", *options, "--", *job]
-        return programs.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return programs.run(
+            command, cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120
+        )
 
     return run
 
 
-def test_a_script_is_diagnosed_and_ends_before_it_saves_anything(diagnosed):
+def test_a_script_is_diagnosed_and_ends_before_it_saves_anything(diagnosed, tmp_path):
     done = diagnosed("--steps", "80", "--json", steps=100_000)
     assert done.returncode == 0, done.stderr
     first, *_, last = done.stdout.splitlines()
     assert first.startswith("a step takes ")
-    assert "the model was saved" not in done.stdout
+    assert not (tmp_path / "saved").exists()
     found = json.loads(last)
     assert set(found["diagnosis"]) == {"steps_s", "first_batch_s", "au", "stalls_s"}
     assert found["diagnosis"]["stalls_s"]["preparation"] > 0.02 > found["diagnosis"]["steps_s"]["resident"]
@@ -74,10 +80,19 @@ def test_all_processes_of_a_run_are_diagnosed(diagnosed, tmp_path):
     assert "no answer from process 0" not in done.stderr
 
 
-def test_a_loop_that_ends_early_tells_what_was_seen(diagnosed):
+def test_it_ends_before_it_saves_anything_even_if_nobody_reads_what_it_prints(diagnosed, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as closed:
+        done = diagnosed("--steps", "80", steps=100_000, stdout=closed)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "BrokenPipeError: [Errno 32] Broken pipe")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_loop_that_ends_early_tells_what_was_seen(diagnosed, tmp_path):
     done = diagnosed("--steps", "80", "--after", "4", steps=4 + 50)
     assert done.returncode == 0, done.stderr
-    assert "the model was saved" in done.stdout
+    assert (tmp_path / "saved").exists()
     assert "not measured: placed again, resident" in done.stdout
 
 
@@ -85,6 +100,8 @@ def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
     done = diagnosed(steps=3)
     assert done.returncode == 2
     assert "took more than --after 8 batches from a feedline.Feed: the longest took " in done.stderr
+    done = diagnosed("--after", "1", steps=1)  # the look at the data took one; the loop had none when it asked
+    assert (done.returncode, "feedline.Feed: the longest took 1; let" in done.stderr) == (2, True)
     assert diagnosed(steps=0, script="missing.py").returncode == 2  # its own exit code
 
 

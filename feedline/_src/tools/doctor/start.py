@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +65,18 @@ class _Diagnosing:
             self._diagnosis = self._contexts.enter_context(feed.diagnose(self._steps, over=self._end))
 
     def _end(self) -> None:
-        self._write()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        _await_others()
-        os._exit(0)
+        """End the process, even if an error such as a closed output comes: the program must not go on and save."""
+        code = 1
+        try:
+            self._write()
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+            _await_others()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
 
     def _write(self) -> None:
         """Called at the end of the diagnosis or of the process: writes the diagnosis, or why there is none."""
