@@ -51,7 +51,7 @@ class _Diagnosing:
 
         self._folder, self._before, self._steps = folder, before, steps
         self._diagnosis: Any = None
-        self._most_batches = 0  # the most that any feed delivered
+        self._most_asked = 0  # the most batches that any feed was asked for
         self._contexts = contextlib.ExitStack()
         self._contexts.enter_context(building(asked=self._asked))
         atexit.register(self._write)
@@ -60,7 +60,7 @@ class _Diagnosing:
         if self._diagnosis is not None:
             return
         batches = feed.statistics().batches
-        self._most_batches = max(self._most_batches, batches)
+        self._most_asked = max(self._most_asked, batches + 1)
         if batches >= self._before:
             self._diagnosis = self._contexts.enter_context(feed.diagnose(self._steps, over=self._end))
 
@@ -84,7 +84,7 @@ class _Diagnosing:
             self._contexts.close()
             write(self._folder, self._diagnosis.to_dict())
         else:
-            text = f"the longest took {self._most_batches}" if self._most_batches else "none took any"
+            text = f"the longest asked for {self._most_asked}" if self._most_asked else "none asked for any"
             (self._folder / NOT_OBSERVED).write_text(text)
 
 
