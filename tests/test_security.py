@@ -212,7 +212,7 @@ def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, paylo
 
 ALLOWED = {
     # our own worker processes: what is sent to them is made by this process, and sent over a pipe
-    ("_src/tools/convert/processes.py", "pickle.loads"),
+    ("_src/tools/processes.py", "pickle.loads"),
     ("_src/loader/workers.py", "pickle.loads"),
     ("_src/sources/hugging_face.py", "pickle.loads"),
     # `feedline audit` and the processes that it starts, in a temporary folder that only this user can write

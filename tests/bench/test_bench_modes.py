@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,6 +70,24 @@ def test_a_process_that_is_killed_is_a_row():
     merged = modes._merged([found, {"step_ms": 1.0}])
     assert modes.line("jit_multi", merged) == f"jit_multi   {KILLED}"
     assert modes.remarks({"jit_single": found, "jit_multi": found, "pmap": found}) == []
+
+
+WAITING = """
+from feedline._src.tools.bench.machine import in_a_process
+if __name__ == "__main__":
+    in_a_process(exec, "print('here', flush=True); import time; time.sleep(1000)")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_one_that_called_it(number, tmp_path):
+    (tmp_path / "waiting.py").write_text(WAITING)
+    command = [sys.executable, tmp_path / "waiting.py"]
+    with programs.started(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as caller:
+        assert caller.stdout.readline() == b"here\n"
+        caller.send_signal(number)
+        caller.communicate(timeout=60)  # returns when both processes have ended
 
 
 @pytest.mark.slow

@@ -3,11 +3,15 @@
 import json
 import sys
 
+import jax
 import numpy as np
 import programs
 import pytest
 
+import feedline
 from feedline._src.native.library import implementation
+from feedline._src.tools.bench.feed import measure_feed
+from feedline._src.tools.main import main
 
 MAKE_FEED = """
 import numpy as np
@@ -32,6 +36,33 @@ def bench(*arguments, folder):
     assert last["machine"]["cores"] >= 1
     assert done.stdout.splitlines()[0].endswith(f"columns by {implementation()}")
     return last
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "rows"), [(16, {}, 16), (16, {"steps_per_call": 4}, 64), ([(0, 8), (2, 16)], {}, 16)]
+)
+def test_the_limit_counts_the_rows_that_are_placed_together(size, options, rows, monkeypatch):
+    monkeypatch.setattr("feedline._src.tools.bench.feed._placing_rate", lambda batch, seconds: 1.0)
+    with feedline.Feed({"x": np.zeros((64, 3), np.float32)}, size, jax.devices()[0], **options) as feed:
+        found = measure_feed(feed, 0)
+    assert found["limit_rows_per_s"] == rows
+    assert found["rows_per_s"] == pytest.approx(16 * found["batches_per_s"])
+    assert found["gb_per_s"] == pytest.approx(12e-9 * found["rows_per_s"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["modes", "--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["modes", "--seconds", "inf"], "--seconds must be above 0 and below 1e9, got inf"),
+        (["feed", "rows.npy", "--cpu-devices", "-1"], "--cpu-devices must be at least 1, got -1"),
+    ],
+)
+def test_wrong_options(arguments, told, capsys):
+    if "--cpu-devices" not in arguments:  # jax is already imported here
+        arguments = [*arguments, "--cpu-devices", "0"]
+    assert main(["bench", *arguments]) == 2
+    assert capsys.readouterr().err == f"feedline: {told}\n"
 
 
 @pytest.mark.slow

@@ -39,9 +39,7 @@ def diagnosed(tmp_path):
     def run(*options, steps, script="train.py", launcher=(), stdout=subprocess.PIPE):
         job = [*launcher, sys.executable, script, str(steps)]
         command = [sys.executable, "-m", "feedline", "diagnose", *options, "--", *job]
-        return programs.run(
-            command, cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120
-        )
+        return programs.run(command, cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
 
     return run
 
@@ -110,7 +108,7 @@ def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
         ([], "diagnose runs a command: feedline diagnose -- python train.py"),
         (["--steps", "0", "--", "true"], "--steps must be at least 1 and --after at least 0, got 0, 8"),
         (["--", "no-such-program"], "no-such-program"),
-        (["--", sys.executable, "-c", "import jax"], "batches from a feedline.Feed: none asked for any; let it run"),
+        (["--", sys.executable, "-c", "import jax"], "from a feedline.Feed: none asked for any; let it run"),
         (["--", sys.executable, "-c", ""], "no process imported jax through PYTHONPATH"),
     ],
 )

@@ -162,6 +162,7 @@ def test_the_page_shows_what_the_command_prints(command, output, monkeypatch, ca
         ("rows.npz --columns z", "z"),
         ("feeds_for_inspect:rows --columns x", "--columns is for a path"),
         ("feeds_for_inspect:rows --mesh data=16", "--cpu-devices must be set before jax is imported"),
+        ("rows.npy --mesh data=1024,model=1025", "at most 1,048,576 devices, got 'data=1024,model=1025'"),
         ("feeds_for_inspect:rows --mesh data=64,model=65", "at most 4,096 devices for module:name, got 4,160"),
         ("nothing:here", "a source is a path, a glob or module:name, and loading nothing:here failed with Modul"),
         ("feeds_for_inspect:make_feed --spec data", "feeds_for_inspect:make_feed shards the batch itself. Leave"),

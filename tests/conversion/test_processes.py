@@ -17,7 +17,7 @@ import programs
 import pytest
 
 import feedline
-from feedline._src.tools.convert.processes import map_in_processes
+from feedline._src.tools.processes import map_in_processes
 
 pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[2] / "examples" / "convert_on_ray.py"

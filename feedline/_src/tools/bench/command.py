@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from feedline._src.options import checked_integer
 from feedline._src.tools.cli.options import use_cpu_devices
 
 if TYPE_CHECKING:
@@ -22,17 +23,21 @@ class _Benchmark:
     """The options that all benchmarks share: the devices, and where the result goes.
 
     Attributes:
+      seconds: how long each measurement takes.
       cpu_devices: run on this many CPU devices. 0: on the accelerators that JAX finds.
       json: print the result as one object on the last line of standard output.
       out: file for the same object: machine, versions, options, raw samples.
     """
 
+    seconds: float = 0.5
     cpu_devices: int = 8
     json: bool = False
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
 
     def run(self) -> int:
         """Measure, print and save. Returns the exit code 0."""
+        if not 0 < self.seconds < 1e9:
+            raise ValueError(f"--seconds must be above 0 and below 1e9, got {self.seconds}")
         if self.cpu_devices:
             use_cpu_devices(self.cpu_devices)
         from feedline._src.tools.bench.machine import describe
@@ -54,7 +59,7 @@ class _Benchmark:
         raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedBenchmark(_Benchmark):
     """Measure how fast your feed delivers, what the limit of this machine is, and how long each stage takes.
 
@@ -64,7 +69,6 @@ class FeedBenchmark(_Benchmark):
     Attributes:
       target: module:make_feed, imported from the current folder: make_feed(mesh) builds a feedline.Feed over a
         mesh with the axes data and model. Or a path or glob of files, to measure a feed of all their leaves.
-      seconds: how long the measurement takes.
     """
 
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGET")]
@@ -99,17 +103,16 @@ class _TrainingBenchmark(_Benchmark):
       preset: small has 6 hidden layers of 256 units, and 1,024 rows a batch; reference, for accelerators, has 90
         hidden layers of 2,056 units, 1,024 inputs, and 6,912 rows a batch.
       rounds: how often each case is measured.
-      seconds: how long each measurement takes.
     """
 
     preset: Literal["small", "reference"] = "small"
     rounds: int = 1
-    seconds: float = 0.5
 
     def workload(self) -> Workload:
         """Print the preset's MLP, and return it."""
         from feedline._src.tools.bench.workload import PRESETS
 
+        checked_integer("--rounds", self.rounds, at_least=1)
         _print(str(PRESETS[self.preset]))
         return PRESETS[self.preset]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from typing import Any
 
@@ -22,7 +23,6 @@ def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
     Times of stages are in seconds a batch; reading and transforming are summed over threads. "limit_rows_per_s" is
     the rate of placing a batch that is already in host memory, measured for another quarter of `seconds`.
     """
-    leaves = jax.tree.leaves(feed.spec)
     batches = itertools.chain.from_iterable(itertools.repeat(feed))
     for _ in range(_WARM_UP):
         jax.block_until_ready(next(batches))
@@ -31,15 +31,16 @@ def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
         jax.block_until_ready(next(batches))
         count += 1
     took, after = time.perf_counter() - began, feed.statistics()
-    batch = next(batches)
-    bytes_a_batch = sum(np.dtype(leaf.dtype).itemsize * int(np.prod(leaf.shape)) for leaf in leaves)
+    batch, per_call = next(batches), feed.options.steps_per_call
+    leaves, count = jax.tree.leaves(batch), count * per_call
+    rows = math.prod(leaves[0].shape[: 1 if per_call == 1 else 2])
     return {
-        "batch_size": leaves[0].shape[0],
+        "batch_size": feed.batch_size,
         "batches_per_s": count / took,
         "rows_per_s": (after.rows - before.rows) / took,
-        "gb_per_s": count * bytes_a_batch / took / 1e9,
+        "gb_per_s": (after.rows - before.rows) / took * sum(leaf.nbytes for leaf in leaves) / rows / 1e9,
         **{name: (getattr(after, name) - getattr(before, name)) / count for name in STAGES},
-        "limit_rows_per_s": _placing_rate(batch, seconds / 4) * leaves[0].shape[0],
+        "limit_rows_per_s": _placing_rate(batch, seconds / 4) * rows,
         "threads": after.threads,
         "workers": after.workers,
     }

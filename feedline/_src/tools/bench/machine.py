@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import datetime
+import functools
 import math
-import multiprocessing
 import os
 import platform
 import re
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from typing import Any
 import jax
 
 from feedline._src.cluster.cores import own_cores
+from feedline._src.errors import WorkerError
 from feedline._src.native.library import implementation
+from feedline._src.tools.processes import map_in_processes
 
 KILLED = "its process was killed: the host ran out of memory, or someone ended it"
 
@@ -26,13 +27,14 @@ KILLED = "its process was killed: the host ran out of memory, or someone ended i
 def in_a_process(call: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """`call(*arguments)` in a new process with the same environment. {"error": ...} if that process was killed.
 
-    The call, its arguments and its result must be picklable. Raises whatever `call` raises.
+    The call, its arguments and its result must be picklable. Raises whatever `call` raises. The process ends with
+    this call, or with the process that makes it.
     """
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+    *first, last = arguments
+    with contextlib.closing(map_in_processes(functools.partial(call, *first), [last], workers=1)) as results:
         try:
-            return pool.submit(call, *arguments).result()
-        except BrokenProcessPool:
+            return next(results)
+        except WorkerError:
             return {"error": KILLED}
 
 

@@ -9,6 +9,10 @@ import re
 import sys
 from typing import Any
 
+from feedline._src.options import checked_integer
+
+MAX_CPU_DEVICES = 4096
+"""JAX's CPU client takes 8 s to create this many devices, and much longer for more."""
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
@@ -61,7 +65,8 @@ def _parsed_dtype(text: str) -> Any:
 
 
 def use_cpu_devices(count: int) -> None:
-    """Make JAX run on `count` CPU devices. ValueError: jax is already imported."""
+    """Make JAX run on `count` CPU devices. ValueError: there can be no such number, or jax is already imported."""
+    checked_integer("--cpu-devices", count, at_least=1, at_most=MAX_CPU_DEVICES)
     if "jax" in sys.modules:
         raise ValueError(
             "--cpu-devices must be set before jax is imported, and jax already is; start feedline from "

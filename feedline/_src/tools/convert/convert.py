@@ -25,8 +25,8 @@ from feedline._src.rows.source import EncodedSource, Indexed, Source
 from feedline._src.sources.as_source import as_source
 from feedline._src.sources.open_source import open_source
 from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, same_rows, sync, write_file
-from feedline._src.tools.convert.processes import map_in_processes
 from feedline._src.tools.convert.rows import Rows
+from feedline._src.tools.processes import map_in_processes
 
 Map = Callable[[Callable[[int], dict[str, int]], Sequence[int]], Iterable[dict[str, int]]]
 """Like the builtin `map`, but results may come in any order."""

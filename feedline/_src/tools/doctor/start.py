@@ -73,7 +73,7 @@ class _Diagnosing:
                 stream.flush()
             _await_others()
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001  the process ends with it
             traceback.print_exc()
         finally:
             os._exit(code)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from feedline._src.tools.cli.options import is_name, load_name, open_options, use_cpu_devices
+from feedline._src.tools.cli.options import MAX_CPU_DEVICES, is_name, load_name, open_options, use_cpu_devices
 from feedline._src.tools.cli.terminal import printable
 
 if TYPE_CHECKING:
     from feedline._src.feed_options import FeedOptions
     from feedline._src.tools.inspect.target import Target
 
-_MAX_DEVICES = 4096  # JAX's CPU client takes 8 s to create this many devices, and much longer for more
+_MAX_DEVICES = 1 << 20  # of a mesh that need not exist; the description takes seconds for this many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Inspect:
 
 def _use_devices(count: int) -> None:
     """Make JAX run on `count` CPU devices, unless it already has at least `count` devices."""
-    if count > _MAX_DEVICES:
+    if count > MAX_CPU_DEVICES:
         raise ValueError(
-            f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; divide three "
+            f"--mesh may have at most {MAX_CPU_DEVICES:,} devices for module:name, got {count:,}; divide three "
             "numbers by the same factor: --processes, --batch-size, and the size of the mesh axis that splits the "
             "rows; then the rows of each process stay the same"
         )
@@ -146,6 +146,8 @@ def parse_mesh(text: str) -> dict[str, int]:
         raise ValueError(
             f"--mesh takes names of different axes and their sizes, as in data=4,model=2, got {text!r}"
         )
+    if math.prod(axes.values()) > _MAX_DEVICES:
+        raise ValueError(f"--mesh may have at most {_MAX_DEVICES:,} devices, got {text!r}")
     return axes
 
 

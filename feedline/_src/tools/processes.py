@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,7 +18,7 @@ from feedline._src.errors import WorkerError
 from feedline._src.tools.cli.interrupt import interrupts_wait
 
 
-def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Iterator[Any]:
+def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Generator[Any]:
     """Results of spawned processes, each as soon as it is ready.
 
     The processes end when the iterator is closed, even within an item, or when this process ends, even by SIGKILL.
