@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from feedline._src.loader.lane_files import read_state, write_state
 
 
-class _Handler(ocp.CheckpointHandler):
+class Handler(ocp.CheckpointHandler):
     """Writes and reads the folder of a feed. Every process calls it, with a folder that all of them share."""
 
     def save(self, directory: Any, args: Save) -> None:
@@ -23,7 +23,7 @@ class _Handler(ocp.CheckpointHandler):
         return state
 
 
-@ocp.args.register_with_handler(_Handler, for_save=True)
+@ocp.args.register_with_handler(Handler, for_save=True)
 @dataclasses.dataclass
 class Save(ocp.args.CheckpointArgs):
     """Saves the present state of a feed. The feed may continue at once.
@@ -53,7 +53,7 @@ class Save(ocp.args.CheckpointArgs):
         self.state = self.feed.get_state()
 
 
-@ocp.args.register_with_handler(_Handler, for_restore=True)
+@ocp.args.register_with_handler(Handler, for_restore=True)
 @dataclasses.dataclass
 class Restore(ocp.args.CheckpointArgs):
     """Restores a feed to the state that `Save` saved, on any number of processes and devices.

@@ -46,7 +46,7 @@ def save(folder, steps):
     # a checkpoint after each of the steps
     with feedline.Feed({"x": np.zeros((64, 4), np.float32)}, 4, ONE) as feed:
         with Checkpoints(DISK / folder, feed, MESH) as checkpoints:
-            checkpoints.restore(state_of(feed))
+            checkpoints.restore(lambda: state_of(feed))
             for _ in range(steps):
                 next(feed)
                 checkpoints.save(state_of(feed))
@@ -55,7 +55,7 @@ def save(folder, steps):
 def newest(folder):
     with feedline.Feed({"x": np.zeros((64, 4), np.float32)}, 4, ONE) as feed:
         with Checkpoints(DISK / folder, feed, MESH) as checkpoints:
-            restored = checkpoints.restore(state_of(feed))
+            restored = checkpoints.restore(lambda: state_of(feed))
             good = bool((restored.params["w"] == state_of(feed).params["w"]).all())
             return {"step": int(restored.step), "good": good}
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import grain
 import jax
 import numpy as np
 import optax
@@ -28,10 +29,18 @@ RANDOM = np.random.default_rng(0)
 ROWS = {"image": RANDOM.integers(256, size=(N, 8), dtype=np.uint8), "label": RANDOM.integers(10, size=N)}
 
 
-def losses_of(mode, steps, folder=None):
+def lane(number, count):
+    rows = grain.MapDataset.range(number, N, count).map(lambda i: {name: leaf[i] for name, leaf in ROWS.items()})
+    return rows.repeat().to_iter_dataset()
+
+
+KINDS = {"jit_multi": ROWS, "pmap": ROWS, "lanes": feedline.Lanes(lane, 8)}  # "lanes" trains by jit_multi
+
+
+def losses_of(mode, steps, rows=ROWS, folder=None):
     """Losses of up to `steps` steps, from the newest checkpoint in `folder` on. The last step is saved, too."""
     init, loss = classifier(Sizes(8, 10, layers=1, width=16))
-    with feedline.Feed(ROWS, 64, NamedSharding(feedline.trainer.mesh_for(mode), P("data"))) as feed:
+    with feedline.Feed(rows, 64, NamedSharding(feedline.trainer.mesh_for(mode), P("data"))) as feed:
         fitted = feedline.trainer.fit(
             feed,
             init,
@@ -46,23 +55,23 @@ def losses_of(mode, steps, folder=None):
     return [entry["loss"] for entry in fitted.history]
 
 
-def new_folder(mode):
+def new_folder(kind):
     """A path that nothing has, the same in all processes."""
-    path = os.path.join(tempfile.gettempdir(), f"feedline-{mode}-{secrets.token_hex(8)}")
+    path = os.path.join(tempfile.gettempdir(), f"feedline-{kind}-{secrets.token_hex(8)}")
     service = coordination()
     if service is not None:
-        service.set(f"test-checkpoints/{mode}", path)  # the first one's stays
-        path = service.get(f"test-checkpoints/{mode}", PATIENCE_S)
+        service.set(f"test-checkpoints/{kind}", path)  # the first one's stays
+        path = service.get(f"test-checkpoints/{kind}", PATIENCE_S)
     return Path(path)
 
 
-@case(["jit_multi", "pmap"])
-def a_training_leg(here, mode):
+@case(KINDS)
+def a_training_leg(here, kind):
     """Resumes where the topology before this one stopped, from a folder that all processes see."""
     before = here.before()
-    folder = Path(before["folder"]) if before else new_folder(mode)
+    folder = Path(before["folder"]) if before else new_folder(kind)
     steps = STEPS + max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
-    losses = losses_of(mode, steps, folder)
+    losses = losses_of("pmap" if kind == "pmap" else "jit_multi", steps, KINDS[kind], folder)
     return {
         "folder": str(folder),
         "losses": losses,
@@ -70,11 +79,11 @@ def a_training_leg(here, mode):
     }
 
 
-@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
-def test_training_resumes_on_other_topologies(outcome, mode):
-    legs = [outcome(topology, a_training_leg, mode) for topology in LEGS]
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_resumes_on_other_topologies(outcome, kind):
+    legs = [outcome(topology, a_training_leg, kind) for topology in LEGS]
     shutil.rmtree(legs[0]["folder"])
     seen = [loss for leg in legs for loss in leg["losses"]]
-    np.testing.assert_allclose(seen, losses_of("jit_single", STEPS * len(LEGS)), rtol=1e-4)
+    np.testing.assert_allclose(seen, losses_of("jit_single", STEPS * len(LEGS), KINDS[kind]), rtol=1e-4)
     assert [leg["saved"] for leg in legs] == [[2, 4, 5], [6, 8, 10], [12, 14, 15], [16, 18, 20]]
     assert jax.process_count() == 1

@@ -56,13 +56,13 @@ def copied(three, tmp_path, quiet):
     return Path(shutil.copytree(three, tmp_path / "copy"))
 
 
-def restore(folder, state=None, rows=ROWS, order=ORDER, batch_size=64):
+def restore(folder, start=None, rows=ROWS, order=ORDER, batch_size=64):
     """The trainer's state and the feed's, restored from the newest checkpoint."""
     sharding = sharding_of("jit_multi")
     with feedline.Feed(rows, batch_size, sharding, order=order) as feed:
         with Checkpoints(folder, feed, sharding.mesh) as checkpoints:
             try:
-                state = checkpoints.restore(state or program_of("jit_multi", SMALL).start())
+                state = checkpoints.restore(start or program_of("jit_multi", SMALL).start)
             except BaseException:
                 assert feed.get_state()["step"] == 0
                 raise
@@ -76,7 +76,7 @@ def run(steps, folder, every=3, sizes=SMALL, seen=None):
         feedline.Feed(ROWS, 64, sharding_of("jit_multi"), order=ORDER) as feed,
         Checkpoints(folder, feed, program.mesh) as checkpoints,
     ):
-        state = checkpoints.restore(program.start())
+        state = checkpoints.restore(program.start)
         fresh = [leaf.sharding for leaf in jax.tree.leaves(program.start())]
         assert [leaf.sharding for leaf in jax.tree.leaves(state)] == fresh
         while feed.get_state()["step"] < steps:
@@ -105,7 +105,7 @@ def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path
     run(13, tmp_path, sizes=WIDE, seen=seen)
     assert {path.name for path in tmp_path.glob("[!.]*")} == {"6", "9", "12"}  # the newest three
     for step in (12, 9, 6):
-        state, feed = restore(tmp_path, program_of("jit_multi", WIDE).start())
+        state, feed = restore(tmp_path, program_of("jit_multi", WIDE).start)
         assert_same_bits(values(state), seen[step - 1])
         assert feed["step"] == step
         shutil.rmtree(tmp_path / str(step))
@@ -144,7 +144,7 @@ def test_a_step_is_saved_once_and_only_with_the_feed_beside_it(tmp_path):
 )
 def test_another_model_is_refused(sizes, optimizer, told, three):
     with pytest.raises(ValueError, match=rf"checkpoint .*/3 was made with another model: its .*{told}"):
-        restore(three, jax.eval_shape(task_of(sizes, optimizer).start))
+        restore(three, task_of(sizes, optimizer).start)
 
 
 def test_other_data_is_refused(three):

@@ -2,7 +2,8 @@
 
 A checkpoint is the folder `<directory>/<step>` with three items: `state`, the trainer's arrays; `feed`, the result
 of the feed's `get_state` after the batch of that step, as JSON; and `checksums` of both. Orbax has no checksums:
-it may restore a flipped bit as another weight.
+it may restore a flipped bit as another weight. The state of each lane of a stream has a checksum beside it, because
+the process that reads a lane writes it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 import shutil
 import socket
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -28,14 +29,16 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from feedline._src.checkpoint import Handler, Save
 from feedline._src.errors import FeedError, OtherDataError
+from feedline._src.loader.lane_files import read_state
 from feedline._src.trainer.task import State
 
 _log = logging.getLogger("feedline")
 _KEPT = 3  # checkpoints: the newest and two older ones; saving a fourth deletes the oldest
 _ITEMS = {
     "state": ocp.StandardCheckpointHandler(),
-    "feed": ocp.JsonCheckpointHandler(),
+    "feed": Handler(),
     "checksums": ocp.JsonCheckpointHandler(),
 }
 _LOCK = ".feedline-lock"
@@ -53,7 +56,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """
 
     def __init__(self, directory: Path, feed: Any, mesh: Mesh) -> None:
-        self._directory = directory
+        self._directory = directory.absolute()
         self._feed = feed
         self._replicated = NamedSharding(mesh, P())
         with contextlib.ExitStack() as stack:
@@ -61,7 +64,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             if jax.process_index() == 0:
                 stack.enter_context(_lock(directory))
             options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True)
-            self._manager = ocp.CheckpointManager(directory.absolute(), item_handlers=_ITEMS, options=options)
+            self._manager = ocp.CheckpointManager(self._directory, item_handlers=_ITEMS, options=options)
             self._locked = stack.pop_all()
 
     def __exit__(
@@ -80,9 +83,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     raise
                 error.add_note(str(not_written))
 
-    def restore(self, state: State) -> State:
+    def restore(self, start: Callable[[], State]) -> State:
         """Restore the newest checkpoint: set the feed's state, and return the trainer's with the shardings of
-        `state`. Returns `state` if there is no checkpoint.
+        what `start`, a compiled function, returns. If there is no checkpoint, returns `start()`.
 
         Raises:
           ValueError: the checkpoint was made with other data or another model, or by another program. Or there is
@@ -91,8 +94,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """
         step = self._manager.latest_step()
         if step is None:
+            state = start()
             self._feed_state(state)
             return state
+        like = jax.eval_shape(start)  # not `start()`: two states may need more memory than the devices have
         folder = self._directory / str(step)
         with self._read_errors(folder):
             saved = dict(self._manager.item_metadata(step).items())
@@ -102,17 +107,19 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 f"{', '.join(sorted(saved)) or 'nothing'}: a part was removed, or something else wrote it; choose "
                 "another directory, or remove the folder to go on from the previous checkpoint"
             )
-        _check_same_arrays(folder, saved["state"].tree, state)
-        items = ocp.args.Composite(
-            state=ocp.args.StandardRestore(state), feed=ocp.args.JsonRestore(), checksums=ocp.args.JsonRestore()
-        )
+        _check_same_arrays(folder, saved["state"].tree, like)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(like), checksums=ocp.args.JsonRestore())
         with self._read_errors(folder):
             found: Any = self._manager.restore(step, args=items)
-            for name, checksum in _checksums(found.state, found.feed).items():
+            read = read_state(folder / "feed")  # of a stream, every process reads all lanes
+            feed = _without_checksums(read)
+            for name, checksum in _checksums(found.state, feed).items():
                 if checksum != found.checksums.get(name):
                     raise ValueError(f"{name} is not as it was saved")
+            if _with_checksums(feed) != read:
+                raise ValueError("a lane of the feed is not as it was saved")
         try:
-            self._feed.set_state(found.feed)
+            self._feed.set_state(feed)
         except OtherDataError as error:
             remedy = error.remedy or "Give the data and the seed that it was trained with"
             raise ValueError(
@@ -139,9 +146,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             # the space is checked first: if a write fails, Orbax's threads print tracebacks
             if shutil.disk_usage(self._directory).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            of_feed = Save(self._feed)
+            of_feed.state = _with_checksums(feed)
             items = ocp.args.Composite(
                 state=ocp.args.StandardSave(jax.tree.map(self._over_the_mesh, state)),
-                feed=ocp.args.JsonSave(feed),
+                feed=of_feed,
                 checksums=ocp.args.JsonSave(_checksums(state, feed)),
             )
             self._manager.save(feed["step"], args=items, force=True)
@@ -208,12 +217,29 @@ def _named(state: Any) -> Iterator[tuple[str, Any]]:
         yield jax.tree_util.keystr(path, simple=True, separator="."), leaf
 
 
-def _checksums(state: State, feed: Any) -> dict[str, int]:
-    """Checksums of the arrays by name, and of the feed's state. They do not depend on the topology."""
+def _checksums(state: State, feed: dict[str, Any]) -> dict[str, int]:
+    """Checksums of the arrays by name, and of the feed's state without lanes. They do not depend on the topology."""
     sums = jax.device_get(_sums(jax.tree.leaves(state)))
     found = {name: int(number) for (name, _), number in zip(_named(state), sums, strict=True)}
-    as_read = json.loads(json.dumps(feed))
-    return {**found, "feed": zlib.crc32(json.dumps(as_read, sort_keys=True).encode())}
+    return {**found, "feed": _checksum({key: feed[key] for key in feed if key not in ("lanes", "writers")})}
+
+
+def _checksum(value: Any) -> int:
+    """The checksum of JSON values."""
+    return zlib.crc32(json.dumps(json.loads(json.dumps(value)), sort_keys=True).encode())
+
+
+def _with_checksums(feed: dict[str, Any]) -> dict[str, Any]:
+    """A feed's state; that of a stream with the checksum of each lane beside the lane's state."""
+    if "lanes" not in feed:
+        return feed
+    return {**feed, "lanes": {lane: [state, _checksum(state)] for lane, state in feed["lanes"].items()}}
+
+
+def _without_checksums(feed: dict[str, Any]) -> dict[str, Any]:
+    if "lanes" not in feed:
+        return feed
+    return {**feed, "lanes": {lane: state for lane, (state, _) in feed["lanes"].items()}}
 
 
 @jax.jit
@@ -238,10 +264,10 @@ def _key_data(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
-def _check_same_arrays(folder: Path, saved: Any, state: State) -> None:
-    """Compare the metadata of a checkpoint's arrays with `state`, before Orbax reads the arrays."""
+def _check_same_arrays(folder: Path, saved: Any, like: State) -> None:
+    """Compare the metadata of a checkpoint's arrays with `like`, before Orbax reads the arrays."""
     theirs = {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(saved)}
-    as_saved = jax.eval_shape(lambda: jax.tree.map(_key_data, state))
+    as_saved = jax.eval_shape(lambda state: jax.tree.map(_key_data, state), like)
     ours = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(as_saved)}
     for name in {**ours, **theirs}:
         if theirs.get(name) != ours.get(name):

@@ -183,7 +183,7 @@ def fit(
             callback(progress)
 
     with opened as checkpoints:
-        state = program.start() if checkpoints is None else checkpoints.restore(program.start())
+        state = program.start() if checkpoints is None else checkpoints.restore(program.start)
         done = int(jax.device_get(state.step))
         left = None if steps is None else max(0, steps - done)
         if left is not None and left % per_call:
