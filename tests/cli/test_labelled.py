@@ -48,6 +48,8 @@ def test_labels_of_the_test_part_are_classes_of_the_training_part(tmp_path):
     test = save(tmp_path / "test.npz", np.zeros((8, 2)), np.arange(8) % 5)
     assert from_files(train).classes == 3
     assert from_files(test, train).classes == 5
+    few = save(tmp_path / "few.npz", np.zeros((2, 2)), np.array([2, 0]))
+    assert from_files(train, few).classes == 3
     with pytest.raises(ValueError, match=r"classes of the training data, 0 to 2 in .*, but .*test.npz has 4; add"):
         from_files(train, test)
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import resource
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import grain
 import jax
 import numpy as np
 import optax
@@ -69,11 +71,11 @@ def restore(folder, start=None, rows=ROWS, order=ORDER, batch_size=64):
         return state, feed.get_state()
 
 
-def run(steps, folder, every=3, sizes=SMALL, seen=None):
+def run(steps, folder, every=3, sizes=SMALL, seen=None, rows=ROWS, order=ORDER):
     """Take up to `steps` steps from where the checkpoints in `folder` end."""
     program = program_of("jit_multi", sizes)
     with (
-        feedline.Feed(ROWS, 64, sharding_of("jit_multi"), order=ORDER) as feed,
+        feedline.Feed(rows, 64, sharding_of("jit_multi"), order=order) as feed,
         Checkpoints(folder, feed, program.mesh) as checkpoints,
     ):
         state = checkpoints.restore(program.start)
@@ -204,6 +206,15 @@ def test_a_directory_is_refused_while_another_run_uses_it(tmp_path):
             restore(tmp_path)
 
 
+def test_a_directory_on_a_full_disk_can_still_be_locked(tmp_path):
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, usual[1]))
+    try:
+        module._lock(tmp_path).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
 def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):
     def refused(file, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -265,6 +276,32 @@ def test_another_place_of_the_feed_is_noticed(copied):
     shutil.rmtree(copied / "1")
     with pytest.raises(feedline.FeedError, match=r"\(feed is not as it was saved\); there is no older one"):
         restore(copied)
+
+
+def test_another_place_of_a_lane_is_noticed(tmp_path, quiet):
+    def lane(number, count):
+        rows = grain.MapDataset.range(number, 200, count)
+        return rows.map(lambda i: {name: leaf[i] for name, leaf in ROWS.items()}).to_iter_dataset()
+
+    stream = {"rows": feedline.Lanes(lane, 4), "order": None}
+    run(2, tmp_path, every=2, **stream)
+    assert restore(tmp_path, **stream)[1]["lanes"]["1"] == {"next_index": 32}
+    path = tmp_path / "2" / "feed" / "lane-00001-of-00004.json"
+    path.write_text(path.read_text().replace('"next_index": 32', '"next_index": 33'))
+    with pytest.raises(feedline.FeedError, match="a lane of the feed is not as it was saved"):
+        restore(tmp_path, **stream)
+
+
+def test_a_resume_needs_memory_for_one_state(three, monkeypatch):
+    def live(manager, *arguments, **options):
+        held.append(sum(array.nbytes for array in jax.live_arrays()))
+        return usual(manager, *arguments, **options)
+
+    held, usual = [], ocp.CheckpointManager.restore
+    before = sum(array.nbytes for array in jax.live_arrays())
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", live)
+    restore(three)
+    assert held == [before]
 
 
 def test_a_flipped_bit_changes_no_weight(copied):

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.trainer import fit, mesh_for
+from feedline.trainer import fit, mean_of_valid, mesh_for
 
 MODES = ["jit_single", "jit_multi", "pmap"]
 RATE = 0.05
@@ -194,6 +194,8 @@ def test_any_iterable_with_a_spec_trains_and_with_a_state_resumes(tmp_path):
             fit(feed, init, loss, optax.sgd(RATE), steps=7).progress.step == 7
         )  # it goes on where training ended
         assert feed.get_state()["step"] == 12
+        with pytest.raises(TypeError, match="the feed's state, and Batches has no get_state or set_state; train"):
+            fit(Batches(feed), init, loss, optax.sgd(RATE), steps=5, checkpoint_dir=tmp_path / "b")
         with pytest.raises(ValueError, match="trainer has done 0 and the feed has delivered 12; begin with a new"):
             fit(feed, init, loss, optax.sgd(RATE), steps=5, checkpoint_dir=tmp_path / "b")
 
@@ -248,6 +250,15 @@ def test_no_evaluation_is_lost_however_close_they_are(every, per_call):
     seen = [entry["step"] for entry in fitted.history if "eval_loss" in entry]
     calls = range(per_call, steps + 1, per_call)
     assert seen == [step for step in calls if (step - per_call) // every != step // every]
+
+
+def test_a_mean_needs_one_value_for_each_row():
+    batch = {"valid": jnp.array([True, True, False])}
+    for values, of in (((3, 1), batch), ((1,), batch), ((3, 2), {})):
+        with pytest.raises(
+            ValueError, match=r"one value for each row, \[[3B]\], got .*; average over the other axes"
+        ):
+            mean_of_valid(jnp.ones(values), of)
 
 
 def test_a_loss_that_counts_padding_is_warned_of(caplog):
@@ -376,7 +387,21 @@ def test_refused_modules_and_parameters(arguments, told):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"optimizer": optax.adam}, r"optimizer must be an optax transformation, such as .*, got function"),
+        ({"callbacks": print}, r"callbacks must be a list of functions, got builtin_.*; give \[callback\]"),
+        ({"callbacks": (each for each in [print])}, "callbacks must be a list of functions, got generator"),
+    ],
+)
+def test_refused_optimizers_and_callbacks(options, told):
+    with pytest.raises(TypeError, match=told):
+        fit_on(feed_of(), steps=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
         ({}, "a feed with epochs=None would never end; give steps"),
+        ({"steps": 5, "checkpoint_dir": "gs://a/b"}, "need a folder of the file system, got gs:/a/b; give a"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"steps": 5, "report_every": 0}, "report_every must be at least 1"),
         ({"steps": 5, "save_every": -1}, "save_every must be at least 1"),

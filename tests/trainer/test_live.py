@@ -59,6 +59,11 @@ def test_the_line(progress, steps, feed, expected):
     assert told(progress, steps, feed) == expected
 
 
+def test_names_of_metrics_are_no_markup():
+    named = Progress(1, {"loss": 2.0, "top[/5]": 1.0, ":smile:": 0.0}, 0, 128, 0.0, 0, 0.0)
+    assert told(named, None) == "step 1 | loss 2.0000 | top[/5] 1.0000 | :smile: 0.0000"
+
+
 def test_on_a_terminal_one_line_is_updated_cut_off_and_erased():
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, color_system=None, width=40)

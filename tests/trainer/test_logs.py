@@ -1,7 +1,9 @@
 """The logs of `fit`, read back by the csv module, pandas and TensorBoard: resumes, later names, errors, Ctrl-C."""
 
 import csv
+import errno
 import math
+import os
 import resource
 import socket
 from pathlib import Path
@@ -165,18 +167,30 @@ def test_a_name_that_appears_later_is_a_new_column(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
-def test_a_line_that_was_cut_off_is_removed(tmp_path):
+@pytest.mark.parametrize("cut", ["12,0.3", "12,0.3,10.0,0.2"])
+def test_a_line_that_was_cut_off_is_removed(cut, tmp_path):
     path = tmp_path / "log.csv"
     with CSVLog(path) as log:
         log(report(10))
     with path.open("a") as file:
-        file.write("12,0.3")
+        file.write(cut)
     with CSVLog(path) as log:
         log(report(21, resumed=20))
     assert steps(path) == [10, 21]
 
 
-@pytest.mark.parametrize("content", [b"image,label\n1,2\n", b"step,loss\n1,2\n", b"\xff\x00", "device", "folder"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"image,label\n1,2\n",
+        b"image,label",
+        b"step,loss\n1,2\n",
+        b"\xff\x00",
+        pytest.param(b"x" * 200_000, id="long"),
+        "device",
+        "folder",
+    ],
+)
 def test_what_is_no_log_is_refused_and_left_alone(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Path("mine.csv")
@@ -206,6 +220,25 @@ def test_ctrl_c_while_the_file_is_written_anew_keeps_the_old_one(tmp_path, monke
             log(report(10, loss=1.0, eval_loss=1.0))
     assert steps(tmp_path / "log.csv") == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_run_that_goes_on_after_an_error_of_the_log_has_each_step_once(log, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, written = tmp_path / "log.csv", (logs.os, "fsync") if log is CSVLog else (log, "_append")
+    with log(path) as opened:
+        for step in (10, 20, 30):
+            opened(report(step))
+    with log(path) as opened:
+        for failing, next_step in ((report(21, resumed=20), 30), (report(40, 20, loss=0.0, eval_loss=1.0), 50)):
+            with monkeypatch.context() as during:
+                during.setattr(*written, full)
+                with pytest.raises(OSError, match="No space left on device"):
+                    opened(failing)
+            opened(report(next_step, resumed=20))
+    assert logged(log, path) == [10, 20, 30, 50]
 
 
 @pytest.mark.parametrize("log", LOGS)

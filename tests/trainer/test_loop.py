@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from feedline._src.trainer import loop as module
-from feedline._src.trainer.loop import Progress, evaluate, train
+from feedline._src.trainer.loop import Loop, Progress, evaluate, train
 from feedline._src.trainer.modes import Program
 
 
@@ -89,6 +89,18 @@ def test_at_most_two_steps_run_while_a_batch_is_asked_for(clock):
     train(program_of(clock, seen=steps), State(0), batches())
     assert running == [0, 0, 1, 2, 2, 2]  # the first step is waited for: it compiles
     assert all(step.done for step in steps)
+
+
+def test_saves_between_two_reports_fetch_the_metrics_of_each_step_once(clock, monkeypatch):
+    monkeypatch.setattr(module, "all_finite", lambda params: True)
+    steps, fetched = [], []
+    monkeypatch.setattr(jax, "device_get", lambda arrays: [fetched.append(array) or array for array in arrays])
+    loop = Loop(program_of(clock, seen=steps, losses=range(100)), 0, report_every=100)
+    for state in loop.steps(State(0), batches_of(clock, 100)):
+        if state.step % 10 == 0:
+            loop.check(None)
+    assert loop.end().loss == 99
+    assert len(fetched) < 120
 
 
 def test_a_batch_of_padding_weighs_nothing_in_an_evaluation():

@@ -91,6 +91,11 @@ def test_memory_that_only_varies_is_not_blamed():
     assert watched(step).growths() == []
 
 
+def test_a_feed_without_statistics_is_refused():
+    with pytest.raises(TypeError, match=r"^feed must have a method statistics\(\), .* got \[\]"):
+        MemoryWatch([])
+
+
 def test_growth_as_an_error_at_the_tenth_sample():
     kept = []
     with pytest.raises(FeedError, match=r"memory grows with the steps: arrays float32\[5, 17\]") as raised:

@@ -2,8 +2,8 @@
 
 A checkpoint is the folder `<directory>/<step>` with three items: `state`, the trainer's arrays; `feed`, the result
 of the feed's `get_state` after the batch of that step, as JSON; and `checksums` of both. Orbax has no checksums:
-it may restore a flipped bit as another weight. The state of each lane of a stream has a checksum beside it, because
-the process that reads a lane writes it.
+it may restore a flipped bit as another weight. Each lane of a stream has a checksum beside its state, since the
+process that reads the lane writes it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import shutil
 import socket
 import zlib
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +52,23 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     is complete once its folder is renamed; after a kill during a save, the previous one stays the newest.
 
     Raises:
+      TypeError: the feed has no state.
+      ValueError: the directory is the address of a bucket.
       FeedError: another run uses the directory.
       OSError: the directory cannot be created or written to.
     """
 
     def __init__(self, directory: Path, feed: Any, mesh: Mesh) -> None:
+        if not hasattr(feed, "get_state") or not hasattr(feed, "set_state"):
+            raise TypeError(
+                f"checkpoints hold the feed's state, and {type(feed).__name__} has no get_state or set_state; "
+                "train on a feedline.Feed, or without checkpoint_dir"
+            )
+        if re.match(r"[a-z0-9]+:/", str(directory)):  # such as gs://bucket, from which Path removes a slash
+            raise ValueError(
+                f"checkpoints need a folder of the file system, got {directory}; give a folder that all processes "
+                "share, or save to a bucket with Orbax in your own loop"
+            )
         self._directory = directory.absolute()
         self._feed = feed
         self._replicated = NamedSharding(mesh, P())
@@ -218,7 +231,7 @@ def _named(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _checksums(state: State, feed: dict[str, Any]) -> dict[str, int]:
-    """Checksums of the arrays by name, and of the feed's state without lanes. They do not depend on the topology."""
+    """Checksums of the arrays by name, and of the feed's state without its lanes. The same on any topology."""
     sums = jax.device_get(_sums(jax.tree.leaves(state)))
     found = {name: int(number) for (name, _), number in zip(_named(state), sums, strict=True)}
     return {**found, "feed": _checksum({key: feed[key] for key in feed if key not in ("lanes", "writers")})}
@@ -278,7 +291,7 @@ def _check_same_arrays(folder: Path, saved: Any, like: State) -> None:
             )
 
 
-def _lock(directory: Path) -> TextIO:
+def _lock(directory: Path) -> FileIO:
     """Lock a directory until the returned file is closed: a second run would delete the first one's checkpoints.
 
     Makes the directory if there is none. The kernel releases the lock when the process ends, even by SIGKILL. A
@@ -286,7 +299,7 @@ def _lock(directory: Path) -> TextIO:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / _LOCK).open("a+")
+        file = (directory / _LOCK).open("a+b", buffering=0)
     except OSError as error:
         raise OSError(
             f"checkpoints need a directory that can be written to, and {directory} is not one ({error}); choose "
@@ -297,7 +310,7 @@ def _lock(directory: Path) -> TextIO:
     except BlockingIOError as error:
         with file:
             file.seek(0)
-            holder = file.read(1 << 10).strip() or "an unknown process"
+            holder = (file.read(1 << 10) or b"an unknown process").decode(errors="replace").strip()
         raise _error(
             f"a directory of checkpoints belongs to one run at a time, and another run uses it: {holder}; wait "
             "for its end, or choose another directory",
@@ -305,7 +318,7 @@ def _lock(directory: Path) -> TextIO:
         ) from error
     except OSError as error:
         _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
+    with contextlib.suppress(OSError):  # the disk is full
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     return file

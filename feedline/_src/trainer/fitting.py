@@ -149,11 +149,7 @@ def fit(
       >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
       ([1, 10, 20], ['loss', 'step', 'worst'])
     """
-    if hasattr(init, "apply") or not jax.tree_util.all_leaves([init]):
-        raise TypeError(
-            f"init must be a function of a key, got the module or tree {type(init).__name__}; docs/training.md "
-            "shows how to train modules of flax and Equinox"
-        )
+    _check_types(init, optimizer, callbacks)
     _check_steps(feed, steps, evaluation, evaluate_every, report_every, save_every)
     task = Task(init, loss, optimizer, seed)
     per_call = getattr(feed, "steps_per_call", 1)
@@ -232,6 +228,20 @@ def _whole_pass(feed: Any) -> Batches:
         feed.seek(feed.epoch)
     batches: Batches = feed
     return batches
+
+
+def _check_types(init: Any, optimizer: Any, callbacks: Any) -> None:
+    if not callable(init) or hasattr(init, "apply") or not jax.tree_util.all_leaves([init]):
+        raise TypeError(
+            f"init must be a function of a key, got the module or tree {type(init).__name__}; docs/training.md "
+            "shows how to train modules of flax and Equinox"
+        )
+    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+        raise TypeError(
+            f"optimizer must be an optax transformation, such as optax.adam(1e-3), got {type(optimizer).__name__}"
+        )
+    if not isinstance(callbacks, Sequence):
+        raise TypeError(f"callbacks must be a list of functions, got {type(callbacks).__name__}; give [callback]")
 
 
 def _check_steps(

@@ -73,12 +73,13 @@ class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
     def __call__(self, progress: Progress) -> None:
         if time.monotonic() < self._next_at_s:
             return
-        text, terminal = " | ".join(self._parts(progress)), self._console.is_terminal
+        text, terminal = Text(" | ".join(self._parts(progress))), self._console.is_terminal
         if terminal:
             self._line.start()
-            self._line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+            text.no_wrap, text.overflow = True, "ellipsis"
+            self._line.update(text, refresh=True)
         else:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
         self._next_at_s = time.monotonic() + (_UPDATE_EVERY_S if terminal else _PRINT_EVERY_S)
 
     def _parts(self, progress: Progress) -> Iterator[str]:

@@ -49,7 +49,8 @@ class _Log:
         """Write the values of a step. `done`: how many steps earlier runs had done."""
         try:
             if self._file is None or step <= self._step:
-                self._begin(values, done)
+                # a larger step goes on with the run that an error or `close` interrupted
+                self._begin(values, done if step <= self._step else max(done, self._step))
             self._append(self._record(step, values))
         except OSError as error:
             message = f"the log {self._path} cannot be written: {error.strerror or error}"
@@ -131,7 +132,7 @@ class CSVLog(_Log):
         header, lines = self._read()
         self._columns = (*header, *(name for name in values if name not in header))
         added = [""] * (len(self._columns) - len(header))
-        # a line that a full disk or a crash cut off has too few cells, or no step
+        # the bytes that a crash leaves are no line of a log
         whole = (line for line in lines if len(line) == len(header) and line[0].isdecimal())
         kept = [line + added for line in whole if int(line[0]) <= last]
         written = self._path.with_name(f".{self._path.name}.tmp")
@@ -151,9 +152,11 @@ class CSVLog(_Log):
             return ["step"], []
         if self._path.is_file():
             with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
-                header, *lines = [*csv.reader(file)] or [["step", *_RATES]]
-            if header[:1] == ["step"] and {*_RATES} <= {*header}:
-                return header, lines
+                text = file.read()
+            with contextlib.suppress(csv.Error):
+                header, *lines = [*csv.reader(io.StringIO(text, newline=""))] or [["step", *_RATES]]
+                if header[:1] == ["step"] and {*_RATES} <= {*header}:
+                    return header, lines if text.endswith("\n") else lines[:-1]
         raise ValueError(
             f"{self._path} is not a log: a log is a file with the columns step, "
             f"{', '.join(_RATES)}; give another path"
@@ -246,10 +249,13 @@ class TensorBoardLog(_Log):
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (self._path / name).open("xb", buffering=0)
         start = self._proto.event_pb2.SessionLog(status=self._proto.event_pb2.SessionLog.START)
-        self._append(
-            self._framed(file_version="brain.Event:2")  # TensorBoard heeds SessionLog.START from this version on
-            + self._framed(step=done + 1, session_log=start)
-        )
+        # TensorBoard heeds SessionLog.START from this version on
+        begin = self._framed(file_version="brain.Event:2") + self._framed(step=done + 1, session_log=start)
+        try:
+            self._append(begin)
+        except BaseException:
+            self.close()  # so that the next report begins a file, too
+            raise
 
     def _record(self, step: int, values: Values) -> bytes:
         now_s = time.monotonic()

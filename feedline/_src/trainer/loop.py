@@ -202,6 +202,7 @@ class Loop:
         for step, (loss, *_) in enumerate(steps, self.progress.step + 1 - len(steps)):
             if not math.isfinite(loss):
                 raise self._error(step, f"the loss is {loss} at step {step:,}, the first that is not finite")
+        del self._unreported[:-1]  # the next report shows only the last one
         return steps
 
     def _compare_places(self, call: _Call | None, every: int = 1) -> None:

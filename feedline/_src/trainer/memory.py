@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 
 from feedline._src.errors import FeedError
+from feedline._src.listen.statistics import check_feed
 from feedline._src.options import checked_integer
 
 OnGrowth = Literal["warn", "raise", "ignore"]
@@ -114,12 +115,13 @@ class MemoryWatch:
     ) -> None:
         if on_growth not in get_args(OnGrowth):
             raise ValueError(f"on_growth must be one of {', '.join(get_args(OnGrowth))}, got {on_growth!r}")
+        if feed is not None:
+            check_feed(feed)
         self._feed = feed
         self._every = checked_integer("every", every, at_least=1)
         self._warm_up = checked_integer("warm_up", warm_up, at_least=0)
         self._on_growth = on_growth
         self._step = 0
-        held(feed)  # so that a feed without statistics is an error here, and not during training
         self._samples: list[tuple[int, dict[str, int]]] = []  # (step, what was held), since the warm-up
 
     def after_step(self) -> None:

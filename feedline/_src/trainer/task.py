@@ -126,9 +126,15 @@ def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Arra
       >>> float(mean_of_valid(jnp.array([1.0, 3.0, 100.0]), batch))
       2.0
     """
-    if "valid" not in batch:
+    valid = batch.get("valid")
+    if values.ndim != 1 or (valid is not None and valid.shape != values.shape):
+        rows = "B" if valid is None else len(valid)
+        raise ValueError(
+            f"mean_of_valid takes one value for each row, [{rows}], got {list(values.shape)}; average over the "
+            "other axes first"
+        )
+    if valid is None:
         return values.mean()
-    valid = batch["valid"]
     return jnp.where(valid, values, 0).sum() / jnp.maximum(valid.sum(), 1)
 
 
