@@ -105,7 +105,7 @@ def fit(
       loss: (parameters, batch) → (loss, metrics): the mean loss over the batch's rows, and a dict of other means
         over them, {} for none. It is compiled into the step. If the feed pads, leave out the rows where
         `batch["valid"]` is False. With mode "pmap", `loss` sees only the rows of one device, and the means of the
-        devices are averaged, weighted by valid rows: a loss that compares rows gives another result.
+        devices are averaged, weighted by valid rows: a loss that compares or weighs rows gives another result.
       optimizer: an optax transformation.
       mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program per device.
       steps: training steps in all, including the steps of earlier runs in `checkpoint_dir`; if these runs reached
