@@ -260,8 +260,10 @@ OF_FEEDLINE = {
     # beside them
     "checkpoint": ["loader.lane_files"],
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
+    "trainer.checkpoints": ["trainer.task", "checkpoint", "errors", "loader.lane_files"],  # of any feed
     "trainer.live": ["trainer.loop", "listen.statistics", "listen.report"],  # of any feed
     "trainer.logs": ["trainer.loop", "listen.statistics"],
+    "trainer.memory": ["errors", "listen.statistics", "options"],
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options",
               "version", "errors", "options", "order", "plan", "listen.words", "rows",
