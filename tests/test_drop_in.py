@@ -12,6 +12,7 @@ import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 from jax._src.sharding_impls import GSPMDSharding
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from test_feed_lifecycle import interrupted_at
 
 from feedline import prefetch_to_mesh
 
@@ -212,6 +213,32 @@ def test_close_wakes_a_thread_that_waits():
     with pytest.raises(ValueError, match="the iterator is closed"):
         taken.result(PATIENCE_S)
     go.set()
+
+
+@pytest.mark.parametrize("begun", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_after_an_interrupt_at_any_line_of_next_no_batch_is_missing(prefetch, begun):
+    """The iterator is closed, or the next batch is the one after its state. No call waits for ever."""
+
+    def next_or_error(batches):
+        try:
+            return int(next(batches)[0, 0])
+        except ValueError as error:
+            return str(error)
+
+    for line in range(1, 1000):
+        source = Reusing(5)
+        with prefetch_to_mesh(source, SHARDING, prefetch) as batches:
+            for _ in range(begun):
+                next(batches)
+            where, _ = interrupted_at(line, lambda: next(batches))
+            if where is None:
+                break
+            delivered = batches.get_state()["given"]
+            found = spawn(lambda: next_or_error(batches)).result(PATIENCE_S)
+            assert found == delivered or "by an interrupt" in str(found), where
+        assert source.closed == 1, where
+    assert line > 20
 
 
 def test_it_runs_where_transfers_are_forbidden():

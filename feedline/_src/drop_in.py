@@ -119,27 +119,27 @@ class MeshIterator(ProcessBound):
         if self._closed:
             raise ValueError(_CLOSED)
         self._check_not_forked()
-        if not self._started:
-            self._started = True
-            close_at_exit(self._prefetcher)
-            close_on_abort(self._prefetcher)
-            self._prefetcher.start()
         try:
+            if not self._started:
+                self._started = True
+                close_at_exit(self._prefetcher)
+                close_on_abort(self._prefetcher)
+                self._prefetcher.start()
             placed = self._prefetcher.take()
+            host: _HostBatch = placed.metadata
+            self._accounts.delivered(BatchRecord(asked, time.perf_counter(), [host.times], placed.times))
+            self._batches += 1
+            self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
+            self._placed_bytes += host.nbytes
+            self._state = host.after
         except Closed:
             raise failure() or ValueError(_CLOSED) from None
         except BaseException as error:
+            self._closed = True
             # after an interrupt, placed batches are lost, so a StopIteration would wrongly mean the end
             self._exhausted = isinstance(error, Exception)
-            self._closed = True
             self._prefetcher.close()
             raise
-        host: _HostBatch = placed.metadata
-        self._accounts.delivered(BatchRecord(asked, time.perf_counter(), [host.times], placed.times))
-        self._batches += 1
-        self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
-        self._placed_bytes += host.nbytes
-        self._state = host.after
         return placed.batch
 
     def statistics(self) -> Statistics:
@@ -200,10 +200,10 @@ class MeshIterator(ProcessBound):
             return  # the thread and the iterator belong to the parent process
         self._closed = True
         self._prefetcher.close()
-        if not self._started:
-            self._source.close()  # no thread was started that would close it
-        elif stuck := self._prefetcher.join(timeout_s):
+        if stuck := self._prefetcher.join(timeout_s):
             _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
+        else:
+            self._source.close()  # unless the thread has closed it
 
     def __enter__(self) -> MeshIterator:
         return self
