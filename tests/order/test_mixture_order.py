@@ -164,6 +164,8 @@ def test_c_and_numpy_compute_the_same_rows(count, counts):
             found = order.rows_at(0, positions)
             with mock.patch("feedline._src.order.mixture.library", return_value=None):
                 np.testing.assert_array_equal(found, order.rows_at(0, positions))
+        for same in (range(start, start + 3 * count, 3), positions.astype(np.int32), positions.astype(">i8")):
+            np.testing.assert_array_equal(found, order.rows_at(0, same))
     again = pickle.loads(pickle.dumps(order))
     assert again == order
     np.testing.assert_array_equal(again.rows_at(0, positions), found)

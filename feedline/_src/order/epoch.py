@@ -125,7 +125,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
       order: the seed, and how to shuffle.
       n: the number of rows; at most 2⁶² to shuffle them.
       epoch: below 2⁶⁴.
-      positions: integers[k] in [0, n), in any order, repeats allowed; or a range of step 1.
+      positions: integers[k] in [0, n), in any order, repeats allowed; or a range.
 
     Returns:
       int64[k], a new array. Without shuffling, the positions.
@@ -143,8 +143,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
     """
     if order.shuffle and n > LARGEST:
         raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
-    if isinstance(positions, range):
-        positions = np.arange(positions.start, positions.stop, positions.step)
+    positions = as_indices(positions)
     checked = _checked(positions, n)
     if n == 0 or not order.shuffle:
         return positions.astype(np.int64)
@@ -173,7 +172,7 @@ def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArr
       >>> keys_at(seed=7, epoch=0, positions=np.arange(2))
       array([ 5934308537542988519, 10794454123149485347], dtype=uint64)
     """
-    return hashed(_checked(positions, 1 << 63), words("keys", seed, epoch))
+    return hashed(_checked(as_indices(positions), 1 << 63), words("keys", seed, epoch))
 
 
 def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.int64]:
@@ -198,9 +197,16 @@ def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.i
     return (drawn % np.uint64(n)).astype(np.int64)
 
 
-def _checked(positions: NDArray[np.integer[Any]], end: int) -> NDArray[np.uint64]:
-    """The positions as 64-bit words. Do not write to the result: 64-bit integers are not copied."""
-    wide = positions.astype(np.int64 if positions.dtype.kind == "i" else np.uint64, copy=False).view(np.uint64)
+def as_indices(positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]:
+    """int64[k]: the positions; perhaps the given array itself."""
+    if isinstance(positions, range):
+        return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+    return np.asarray(positions, np.int64)
+
+
+def _checked(positions: NDArray[np.int64], end: int) -> NDArray[np.uint64]:
+    """The positions as 64-bit words in the same memory."""
+    wide = positions.view(np.uint64)
     if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: as a word, a negative position is at least 2^63
         raise IndexError(
             f"positions must be in [0, {end}), got {positions.min()} to {positions.max()}; counted over all "

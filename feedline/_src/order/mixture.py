@@ -41,7 +41,15 @@ from numpy.typing import NDArray
 from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
 from feedline._src.options import Order
-from feedline._src.order.epoch import EpochOrder, Positions, SingleOrder, Taken, epoch_order, substitutes_at
+from feedline._src.order.epoch import (
+    EpochOrder,
+    Positions,
+    SingleOrder,
+    Taken,
+    as_indices,
+    epoch_order,
+    substitutes_at,
+)
 from feedline._src.order.permutation import words
 from feedline._src.order.schedule import ENDLESS
 
@@ -310,7 +318,7 @@ class MixtureOrder:
 
         Args:
           epoch: the epoch's number. Each source continues where it stopped in the epoch before.
-          positions: int64[k] in [0, rows); or a range of step 1. Ascending positions are computed fastest.
+          positions: integers[k] in [0, rows), or a range. Ascending positions are computed fastest.
 
         Returns:
           int64[k], a new array.
@@ -318,9 +326,10 @@ class MixtureOrder:
         Raises:
           IndexError: a position is not in [0, rows).
         """
+        positions = as_indices(positions)
         if library() is not None and (struct := self.struct(epoch, positions)) is not None:
             return rows_at_positions(struct, positions)
-        sources, counters = self._counters(epoch, np.asarray(positions, np.int64))
+        sources, counters = self._counters(epoch, positions)
         rows = np.empty_like(counters)
         for source in np.unique(sources).tolist():
             here = np.flatnonzero(sources == source)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.options import Order
-from feedline._src.order.epoch import Positions, RowOrder, SingleOrder, keys_at
+from feedline._src.order.epoch import Positions, RowOrder, SingleOrder, as_indices, keys_at
 from feedline._src.rows.values import is_table
 
 Indices = npt.NDArray[np.int64]
@@ -332,7 +332,7 @@ class Source(Indexed):
         if not self.positioned:
             self.read_cuts(index, cuts)
             return index
-        position = np.asarray(positions, np.int64)
+        position = as_indices(positions)
         keys = keys_at(order.seed, epoch, position)
         self.read_cuts(Rows(np.full(len(index), epoch), position, index, keys), cuts)
         return index
