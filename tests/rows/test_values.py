@@ -7,7 +7,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from feedline._src.rows.values import as_array
+from feedline._src.rows.spec import RowSpec
+from feedline._src.rows.values import as_array, write_record
 from feedline._src.sources.as_source import as_source
 
 pytestmark = pytest.mark.slow
@@ -80,3 +81,12 @@ def test_a_column_without_missing_values_keeps_its_dtype(value, dtype):
 def test_a_column_of_anything_but_numbers_is_refused(value):
     with pytest.raises(TypeError, match="an accelerator holds numbers and booleans, got dtype"):
         as_source({"x": value})
+
+
+@pytest.mark.parametrize("values", [[np.uint16(300)], [np.uint64(1 << 40)]])
+def test_a_list_in_a_record_keeps_its_values_or_is_refused(values):
+    spec, out = RowSpec.of({"x": np.array([3], np.uint8)}), np.zeros((1, 1), np.uint8)
+    write_record({"x": [np.uint16(200)]}, spec, [out], 0)
+    assert out == 200
+    with pytest.raises(ValueError, match=r"batch\['x'\]: .* does not fit uint8, the first record's dtype"):
+        write_record({"x": values}, spec, [out], 0)

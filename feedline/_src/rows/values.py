@@ -183,6 +183,10 @@ def _converted(value: Any, leaf: Leaf) -> Array:
         )
     with np.errstate(over="ignore"):  # checked below, since dtypes that are not NumPy's own do not warn
         converted = np.asarray(value, leaf.dtype)
-    if not np.isfinite(converted[np.isfinite(array)]).all():
+    if jax.numpy.issubdtype(leaf.dtype, np.integer):
+        lost = converted.astype(array.dtype) != array
+    else:  # floats may be rounded
+        lost = np.isfinite(array) & ~np.isfinite(converted)
+    if lost.any():
         raise ValueError(f"{leaf.name}: {value} does not fit {leaf.dtype}, the first record's dtype")
     return converted
