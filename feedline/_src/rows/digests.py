@@ -60,4 +60,5 @@ def sampled_numbers(count: int) -> list[int]:
 def sampled(count: int, samples: int) -> list[int]:
     """Up to `samples` evenly spaced numbers from 0 to count − 1, including both ends."""
     last = max(count - 1, 0)
-    return [int(number) for number in np.unique(np.linspace(0, last, samples).astype(np.int64))][:count]
+    numbers = np.linspace(0, last, samples).astype(np.int64).clip(max=last)  # floats may round `last` up
+    return [int(number) for number in np.unique(numbers)][:count]
