@@ -22,7 +22,7 @@ from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, judge
 from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
-from feedline._src.placement.place import Placed, Placement, sharded_like
+from feedline._src.placement.place import Placed, Placement, prepare_jax, sharded_like
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
@@ -216,6 +216,7 @@ class _Batches:
     """Reads the user's iterator: validates, copies and places each batch. Called by the placement thread."""
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, copy: bool, idle: int, accounts: Accounts) -> None:
+        prepare_jax()  # on this thread: two iterators may place their first batches at once
         self._iterator: Any = iter(iterable)
         self.stateful = hasattr(self._iterator, "get_state")
         self._settings = JaxSettings.of_this_thread()

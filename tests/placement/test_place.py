@@ -147,13 +147,21 @@ def types():
     return {kind.__qualname__ for kind in object.__subclasses__() if kind.__module__.startswith("jaxlib")}
 
 sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-with feedline.Feed({"x": np.zeros((8, 2), np.float32)}, 4, sharding, prefetch=0) as feed:
+with BUILT as feed:
     before = types()
     next(feed)
     print(types() - before)
 """
 
 
-def test_placing_creates_no_type_of_jax_which_two_threads_could_do_at_once():
-    found = programs.run([sys.executable, "-c", _FIRST_BATCH], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    "built",
+    [
+        "feedline.Feed(np.zeros((8, 2)), 4, sharding, prefetch=0)",
+        "feedline.prefetch_to_mesh([np.zeros(4)], sharding)",
+    ],
+)
+def test_placing_creates_no_type_of_jax_which_two_threads_could_do_at_once(built):
+    script = _FIRST_BATCH.replace("BUILT", built)
+    found = programs.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"

@@ -64,7 +64,7 @@ class Placement:
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
     def __post_init__(self) -> None:
-        _prepare_jax()
+        prepare_jax()
 
     def placed(
         self,
@@ -113,7 +113,7 @@ class Placement:
 
 
 @functools.cache
-def _prepare_jax() -> None:
+def prepare_jax() -> None:
     """Let jax create its device iterator before any thread places a batch.
 
     jaxlib creates the iterator's Python type at its first use. If two threads do this at once, they can crash: of
