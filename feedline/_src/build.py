@@ -24,7 +24,7 @@ from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import ENDLESS, Schedule
 from feedline._src.placement.place import Placement
-from feedline._src.placement.plan import as_shardings, device_parts
+from feedline._src.placement.plan import as_shardings, check_has_devices, device_parts
 from feedline._src.plan.asked import SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
 from feedline._src.prefetch.watch import alarmed
@@ -298,14 +298,8 @@ def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) 
 
 def _processes_of(sharding: Any) -> set[int]:
     """The processes that own a device of a sharding, or of a tree of shardings."""
-    shardings = jax.tree.leaves(sharding)
-    for leaf in shardings:
-        if isinstance(getattr(leaf, "mesh", None), jax.sharding.AbstractMesh):
-            raise ValueError(
-                f"a feed places batches on devices, and the mesh of {leaf} is abstract; build it over a "
-                "jax.sharding.Mesh, or let feedline.FeedOptions.plan say what a feed would do"
-            )
-    devices: set[Any] = set().union(*(leaf.device_set for leaf in shardings))
+    check_has_devices(sharding)
+    devices: set[Any] = set().union(*(leaf.device_set for leaf in jax.tree.leaves(sharding)))
     return {device.process_index for device in devices}
 
 

@@ -23,7 +23,7 @@ from feedline._src.listen.verdict import Circumstances, judge
 from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
 from feedline._src.placement.place import Placed, Placement, prepare_jax, sharded_like
-from feedline._src.placement.plan import as_shardings
+from feedline._src.placement.plan import as_shardings, check_has_devices
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import BatchRecord, PartTimes
@@ -70,6 +70,7 @@ def prefetch_to_mesh(
       [0, 1, 2]
     """
     sharding = as_shardings(sharding)
+    check_has_devices(sharding)
     return MeshIterator(
         iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MAX_AHEAD), copy
     )

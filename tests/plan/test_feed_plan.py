@@ -244,11 +244,17 @@ def test_a_plan_needs_no_device():
     assert done.stdout == f"[8188, 8189, 8190, 8191] {tuple(range(16376, 16384))} {4 * 2 * (2 * 4 + 1)}\n"
 
 
-def test_a_feed_of_a_mesh_without_devices_is_refused():
-    sharding = NamedSharding(AbstractMesh((8,), ("data",)), P("data"))
-    assert "is abstract; build it over a jax.sharding.Mesh, or let feedline.FeedOptions.plan" in refusal(
-        ROWS, 8, sharding
-    )
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda sharding: feedline.Feed(ROWS, 8, sharding),
+        lambda sharding: feedline.prefetch_to_mesh([], {"x": sharding}),
+        lambda sharding: feedline.local_rows(sharding, 8),
+    ],
+)
+def test_a_mesh_without_devices_is_refused(use):
+    with pytest.raises(ValueError, match=r"is abstract; build it over a jax.sharding.Mesh, or let .*FeedOptions"):
+        use(NamedSharding(AbstractMesh((8,), ("data",)), P("data")))
 
 
 # --- problems ---

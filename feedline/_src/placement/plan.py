@@ -126,6 +126,18 @@ def _abstract_mesh(sharding: jax.sharding.Sharding) -> Any:
     return mesh if isinstance(mesh, AbstractMesh) else None
 
 
+def check_has_devices(sharding: Any) -> None:
+    """Refuse a sharding, or a tree of shardings, over an `AbstractMesh`."""
+    import jax
+
+    for leaf in jax.tree.leaves(sharding):
+        if _abstract_mesh(leaf) is not None:
+            raise ValueError(
+                f"batches are placed on devices, and the mesh of {leaf} is abstract; build it over a "
+                "jax.sharding.Mesh, or let feedline.FeedOptions.plan say what a feed would do"
+            )
+
+
 def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
     """int64[k], ascending: the rows of which a process supplies at least a part of one leaf."""
     parts = [leaf.rows for leaf in leaves]
@@ -174,6 +186,7 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
     """
     size = checked_integer("batch_size", batch_size, at_least=1)
     first = batch_axis_sharding(as_shardings(sharding))
+    check_has_devices(first)
     return plan_leaf(first, (size,), first.addressable_devices, "batch").rows
 
 
