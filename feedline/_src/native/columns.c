@@ -3,9 +3,9 @@
  * C11 without the Python API: ctypes loads it, and releases the GIL during each call. The results are the same, bit
  * for bit, as those of feedline's NumPy code:
  *
- *   feedline_order    the row at each of some positions of an epoch (see order/permutation.py, epoch.py)
  *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
- *   feedline_fill     the rows at some positions of an epoch, of several leaves, into a batch
+ *   feedline_fill     the rows at some positions of an epoch (see order/permutation.py, epoch.py), of several
+ *                     leaves, into a batch
  *   feedline_permute  permutations of different sizes, each at one index
  *   feedline_spans    values of one leaf, side by side in the rows of a batch
  *   feedline_mark     which span each value of such a row is of, and its place in the span
@@ -267,8 +267,8 @@ static int mixed_rows(const Mixed *mixed, Chunk of_chunk, uint64_t *rows, size_t
 
 /* The rows at `count` positions: at `positions`, or, if that is NULL, at `first` and the positions after it.
  * POSITION_OUT_OF_RANGE: `*bad` is the first position that is not in [0, n), and no row has been written. */
-EXPORT int32_t feedline_order(const Order *order, const int64_t *positions, int64_t first, int64_t count,
-                              int64_t *rows, int64_t *bad) {
+static int32_t rows_at(const Order *order, const int64_t *positions, int64_t first, int64_t count, int64_t *rows,
+                       int64_t *bad) {
   if (order == NULL || rows == NULL || bad == NULL || count < 0) return BAD_ARGUMENT;
   const uint64_t n = order->n;
   if (positions != NULL) {
@@ -467,13 +467,13 @@ EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t co
   return OK;
 }
 
-/* Write the rows at `count` positions to `rows` (see feedline_order), and copy these rows of each leaf.
+/* Write the rows at `count` positions to `rows` (see rows_at), and copy these rows of each leaf.
  * Returns the error of the order, or of the first leaf with an error; leaves before that one may have been copied.
  * `bad` has two elements, as for feedline_gather. */
 EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64_t first, int64_t count,
                              int64_t *rows, const Copy *copies, int64_t leaves, int64_t *bad) {
   if (copies == NULL || leaves < 0) return BAD_ARGUMENT;
-  int32_t code = feedline_order(order, positions, first, count, rows, bad);
+  int32_t code = rows_at(order, positions, first, count, rows, bad);
   for (int64_t leaf = 0; leaf < leaves && code == OK; leaf++) code = feedline_gather(&copies[leaf], rows, count, bad);
   return code;
 }

@@ -39,7 +39,6 @@ def library() -> ctypes.CDLL | None:
         )
     loaded.feedline_name_lost_files()
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    loaded.feedline_order.argtypes = (pointer, pointer, number, number, pointer, pointer)
     loaded.feedline_gather.argtypes = (pointer, pointer, number, pointer)
     loaded.feedline_fill.argtypes = (pointer, pointer, number, number, pointer, pointer, number, pointer)
     loaded.feedline_permute.argtypes = (pointer, pointer, pointer, pointer, number)

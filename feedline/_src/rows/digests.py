@@ -29,7 +29,7 @@ def of_file(path: str | os.PathLike[str]) -> list[Any]:
 
 def samples_of_file(size: int) -> list[tuple[int, int]]:
     """Offset and length of each block that `of_file` reads."""
-    return [(start, SAMPLED_BYTES) for start in sampled(max(0, size - SAMPLED_BYTES) + 1, _SAMPLES)]
+    return [(start, SAMPLED_BYTES) for start in sampled(max(0, size - SAMPLED_BYTES) + 1)]
 
 
 def of_samples(size: int, samples: Sequence[bytes]) -> list[Any]:
@@ -52,12 +52,7 @@ def of_rows(
     return [dtype.str, list(shape), hashed.hexdigest()[:32]]
 
 
-def sampled_numbers(count: int) -> list[int]:
-    """Which of `count` rows `of_rows` reads by default."""
-    return sampled(count, _SAMPLES)
-
-
-def sampled(count: int, samples: int) -> list[int]:
+def sampled(count: int, samples: int = _SAMPLES) -> list[int]:
     """Up to `samples` evenly spaced numbers from 0 to count − 1, including both ends."""
     last = max(count - 1, 0)
     numbers = np.linspace(0, last, samples).astype(np.int64).clip(max=last)  # floats may round `last` up

@@ -25,25 +25,12 @@ class Shards:
     """
 
     def __init__(self, lengths: Sequence[int] | Indices) -> None:
-        self.ends = np.cumsum(lengths, dtype=np.int64)
-        self.firsts = self.ends - np.asarray(lengths, np.int64)
+        self.lengths = np.asarray(lengths, np.int64)
+        self.ends = np.cumsum(self.lengths, dtype=np.int64)
+        self.firsts: Indices = self.ends - self.lengths
 
     def __len__(self) -> int:
         return int(self.ends[-1])
-
-    def firsts_of(self, shards: Indices) -> Indices:
-        """int64[k]: the first row of each of these shards."""
-        return self.firsts.take(shards)
-
-    def lengths_of(self, shards: Indices) -> Indices:
-        """int64[k]: how many rows each of these shards has."""
-        return self.ends.take(shards) - self.firsts.take(shards)
-
-    def check(self, rows: Indices) -> None:
-        """Raise IndexError if one of these rows does not exist."""
-        # as uint64, negative rows become the largest, so one maximum finds rows below and above the range
-        if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
-            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
 
     def of(self, rows: Indices) -> Indices:
         """int64[k]: the shard of each row.
@@ -51,7 +38,9 @@ class Shards:
         Raises:
           IndexError: one of these rows does not exist.
         """
-        self.check(rows)
+        # as uint64, negative rows become the largest, so one maximum finds rows below and above the range
+        if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
+            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
         if len(self.ends) == 1:
             return np.zeros(len(rows), np.int64)
         return np.searchsorted(self.ends, rows, side="right")

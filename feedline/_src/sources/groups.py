@@ -153,11 +153,11 @@ class _GroupedRows(Indexed):
             return
         shards, spec = self._group_of_row[leaf], self._leaves[leaf]
         group_of_row = shards.of(rows)
-        local = rows - shards.firsts_of(group_of_row)
+        local = rows - shards.firsts[group_of_row]
         needed, group = np.unique(group_of_row, return_inverse=True)
         at_once = 1
         if not isinstance(spec, str):
-            largest = int(shards.lengths_of(needed).max()) * math.prod(spec.shape) * spec.dtype.itemsize
+            largest = int(shards.lengths[needed].max()) * math.prod(spec.shape) * spec.dtype.itemsize
             at_once = max(1, at_once_bytes // max(1, largest))
         # the threads that read a batch need the same groups: each begins at a different one, to decode in parallel
         first = threading.get_native_id() % len(needed)
@@ -211,14 +211,14 @@ class _GroupedRows(Indexed):
         table, number = self._tables[file], group - int(self._file_of_group[leaf].firsts[file])
         if table.in_place:
             return table.read(leaf, number)
-        shards, one = self._group_of_row[leaf], np.array([group])
+        shards = self._group_of_row[leaf]
 
         def read() -> Column:
             column = table.read(leaf, number)
-            _check_column(column, int(shards.lengths_of(one)[0]), self._leaves[leaf])
+            _check_column(column, int(shards.lengths[group]), self._leaves[leaf])
             return column
 
-        row, what = int(shards.firsts_of(one)[0]), "rows that are stored together"
+        row, what = int(shards.firsts[group]), "rows that are stored together"
         return self._cache.get((leaf, group), lambda: self._checked(read, file, row, what))
 
     def _checked(self, read: Callable[[], T], file: int, row: int | None, what: str) -> T:
@@ -300,7 +300,7 @@ class GroupSource(_GroupedRows, Source):
         """For each Zarr folder, its number of rows and a digest of some of these rows."""
         found = []
         for first, end in zip(self._file_of_row.firsts.tolist(), self._file_of_row.ends.tolist(), strict=True):
-            rows, hashed = [first + row for row in digests.sampled_numbers(end - first)], hashlib.sha256()
+            rows, hashed = [first + row for row in digests.sampled(end - first)], hashlib.sha256()
             self._fetch_ahead(np.array(rows, np.int64), 0)
             for row in rows:
                 try:
