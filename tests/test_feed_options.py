@@ -34,6 +34,10 @@ def test_options_are_checked_when_they_are_made_and_do_not_change():
         FeedOptions("missing.npy", 8, DEVICE, prefetch=-1)
     with pytest.raises(TypeError, match=r"sharding\['x'\] must be a jax\.sharding\.Sharding, got 'data'"):
         FeedOptions("missing.npy", 8, {"x": "data"})
+    with pytest.raises(TypeError, match=r"Reading\.quarantine must be the path of a file, got b'bad'"):
+        Reading(bad_rows="mask", quarantine=b"bad")
+    with pytest.raises(TypeError, match=r"built from a feedline\.FeedOptions, got None"):
+        Feed.from_options(None)
     options = FeedOptions("missing.npy", [(0, 8), (4, 16)], DEVICE)  # no source is opened
     assert options.sizes[0][1] == 8
     with pytest.raises(dataclasses.FrozenInstanceError):

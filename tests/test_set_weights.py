@@ -37,6 +37,7 @@ def test_rows_are_those_of_a_mixture_with_this_phase(weights, workers_and_prefet
     assert states[-1] == end
     for state, done in zip(states, (3, 6), strict=False):
         with Feed(Mixture(SOURCES, weights), 16, sharding) as feed:  # with the weights that the program began with
+            np.testing.assert_array_equal(feed.rows_of(state), np.concatenate(expected[done : done + 2]))
             feed.set_state(json.loads(json.dumps(state)))
             rows = np.concatenate(taken(feed, 2))
             np.testing.assert_array_equal(rows, np.concatenate(expected[done : done + 4]))
@@ -127,10 +128,15 @@ def test_what_does_not_suit_is_refused_and_the_feed_goes_on(source, weights, err
         assert taken(feed, 2) == taken(other, 3)[1:]
 
 
-def test_before_the_first_batch_it_is_refused():
-    with Feed(Mixture(SOURCES, BEFORE), 8, jax.devices()[0]) as feed:
-        with pytest.raises(ValueError, match="before the first batch"):
-            feed.set_weights(AFTER)
+def test_where_the_program_gives_weights_it_is_refused():
+    """A program that restores a state from there would go on with its own weights."""
+    with Feed(Mixture(SOURCES, PLANNED), 8, jax.devices()[0]) as feed:
+        for position in (0, 64):
+            feed.seek(0, position)
+            with pytest.raises(ValueError, match=rf"from position {position} on were given to Mixture"):
+                feed.set_weights(AFTER)
+        taken(feed, 1)
+        feed.set_weights(AFTER)
         feed.close()
         with pytest.raises(ValueError, match="closed"):
             feed.set_weights(AFTER)

@@ -44,6 +44,13 @@ class Bounds:
             return False
         return self.host_use(settings) <= self.host_batches
 
+    def within(self, settings: Settings) -> Settings:
+        """These settings, with a smaller buffer and prefetch if the limits require that and both are tuned."""
+        for name in ("buffer", "prefetch"):
+            while name in self.tunable and getattr(settings, name) > 1 and not self.allow(settings):
+                settings = settings._replace(**{name: getattr(settings, name) - 1})
+        return settings
+
     def host_use(self, settings: Settings) -> int:
         """Maximum host batches in use, including those of reads that began before a change of settings."""
         batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
@@ -77,10 +84,7 @@ def bounds_of(
     threads = start.threads
     if "threads" in tunable and limits.cores is not None:
         threads = max(1, min(threads, limits.cores))
-    smallest = start._replace(threads=threads)
-    for name in ("buffer", "prefetch"):
-        while name in tunable and getattr(smallest, name) > 1 and not bounds.allow(smallest):
-            smallest = smallest._replace(**{name: getattr(smallest, name) - 1})
+    smallest = bounds.within(start._replace(threads=threads))
     host, device = bounds.host_use(smallest), bounds.device_use(smallest)
     if limits.host_bytes is not None and host > bounds.host_batches:
         raise ValueError(_refusal("host_bytes", limits.host_bytes, host, local_bytes, smallest))

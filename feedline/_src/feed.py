@@ -200,10 +200,11 @@ class Feed(FeedBase):
             counted.dropped_rows + dropped_rows,
             counted.bad_rows + len(bad),
             counted.placed_bytes + self._running.placement.local_bytes,
+            counted.own_rows + steps * len(self._running.access.form.part.rows),
         )
         record = BatchRecord(
             asked, time.perf_counter(), parts, placed.times,
-            delivered.step, before.cursor, rows, bad, counted.batches,
+            delivered.step, before.cursor, rows, bad, counted.own_rows,
         )  # fmt: skip
         self._listener.delivered(record)
         if self._running.in_step is not None and self._diagnosed is None:

@@ -24,7 +24,7 @@ from feedline._src.feed_options import FeedOptions, asked_hooks, changed
 from feedline._src.listen.listening import FeedListener
 from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.tokens import TokenCounts
-from feedline._src.options import Reading, Settings, checked_integer
+from feedline._src.options import MAX_COUNT, Reading, Settings, checked_integer
 from feedline._src.order.schedule import ENDLESS, Cursor, Remainder
 from feedline._src.placement.place import Placed
 from feedline._src.prefetch.pipelines import INSIDE, Run
@@ -60,6 +60,8 @@ class FeedBase(ProcessBound):
     def _build(self, options: FeedOptions) -> None:
         super().__init__()
         self._options = changed(options)
+        if not isinstance(self._options, FeedOptions):
+            raise TypeError(f"a feed is built from a feedline.FeedOptions, got {self._options!r}")
         self._asked = asked_hooks()
         self._sizes = build(self._options)  # the stages for each batch size
         self._running = self._sizes.first  # the stages of the pipeline in use, or of the latest one
@@ -184,8 +186,8 @@ class FeedBase(ProcessBound):
           int64[batch_size]: row indices in the source, in the order of the global batch; -1 for
           padding. With several steps per call, int64[steps_per_call, batch_size].
         """
-        step, cursor = states.check(state, self._stages.fingerprint, ())
-        return self._sizes.at(step).access.rows_of(cursor)
+        sizes, step, cursor = self._after(state, ())
+        return sizes.at(step).access.rows_of(cursor)
 
     def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
         """Continue from a state: the next batch begins with the first undelivered row.
@@ -201,15 +203,19 @@ class FeedBase(ProcessBound):
           ValueError: the state was saved with other data (the message names the field), lies beyond the data,
             or contradicts itself.
         """
-        order, position = states.order_and_position(state)
-        sizes = self._sizes.map(
-            lambda stages: stages.reweighted(stages.access.source.with_weights_of(order, position))
-        )
-        step, cursor = states.check(state, sizes.at(self._delivered.step).fingerprint, allow)
+        sizes, step, cursor = self._after(state, allow)
         (part,), lanes = self._stages.plan.reads, None
         if self._stages.plan.lanes:
             lanes = states.check_lanes(state, self._stages.plan.lanes, [str(lane) for lane in part.lanes])
         self._go_to(Delivered(step, cursor, lanes), sizes)
+
+    def _after(self, state: Mapping[str, Any], allow: Collection[str]) -> tuple[Sizes, int, Cursor]:
+        """The stages with the weights of the state's mixture; and the state's step and cursor, validated."""
+        order, position = states.order_and_position(state)
+        sizes = self._sizes.map(
+            lambda stages: stages.reweighted(stages.access.source.with_weights_of(order, position))
+        )
+        return sizes, *states.check(state, sizes.at(self._delivered.step).fingerprint, allow)
 
     def seek(self, epoch: int, position: int = 0) -> None:
         """Go to a place in the data. The next batch begins there or, if no batch is left, at the next epoch.
@@ -281,9 +287,10 @@ class FeedBase(ProcessBound):
         with self._single_thread:
             self._check_may_move("stays on its mesh")
             options, sizes = moved(self._sizes, self._options, sharding, self._place())
-            if sizes.first.bounds is not None:
-                settings = self._stages.settings
-                sizes = sizes.map(lambda stages: stages.tuned(settings))
+            if (bounds := sizes.first.bounds) is not None:
+                settings = bounds.within(self._stages.settings)
+                if bounds.allow(settings):
+                    sizes = sizes.map(lambda stages: stages.tuned(settings))
             self._stop(GRACE_S, reads=False)
             self._sizes, self._options = sizes, options
 
@@ -383,6 +390,7 @@ class FeedBase(ProcessBound):
         """
         from feedline._src.listen.diagnosis import DiagnosingPipeline, Diagnosis
 
+        steps = checked_integer("steps", steps, at_least=1, at_most=MAX_COUNT)
         if self._diagnosed is not None:
             raise ValueError("this feed is being diagnosed already; leave that context first")
         with self._single_thread:

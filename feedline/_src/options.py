@@ -201,6 +201,8 @@ class Reading:
             raise ValueError(f"Reading.bad_rows must be one of {get_args(BadRows)}, got {self.bad_rows!r}")
         object.__setattr__(self, "bad_rows_budget", _checked_budget(self.bad_rows_budget))
         if self.quarantine is not None:
+            if not isinstance(self.quarantine, str | os.PathLike):
+                raise TypeError(f"Reading.quarantine must be the path of a file, got {self.quarantine!r}")
             if self.bad_rows == "raise":
                 raise ValueError(
                     'Reading.quarantine lists rows that were replaced, and bad_rows="raise" replaces none; leave '

@@ -51,7 +51,7 @@ class BatchRecord(NamedTuple):
       before: epoch and position after the previous batch.
       rows: rows of the global batch, without padding.
       bad: the bad rows among the rows of the batch that this process supplies, as `BadRow`s.
-      batches: batches delivered since the feed was built, including this one.
+      own_rows: rows that this process supplied since the feed was built, with padding, including this batch.
     """
 
     asked: float
@@ -62,14 +62,15 @@ class BatchRecord(NamedTuple):
     before: tuple[int, int] = (0, 0)
     rows: int = 0
     bad: Sequence[Any] = ()
-    batches: int = 0
+    own_rows: int = 0
 
 
 class Counters(NamedTuple):
-    """The fields of `Statistics` that `next` counts itself. A tuple, because it is created for every batch."""
+    """What `next` counts: fields of `Statistics`, and `own_rows`. A tuple, because each batch creates one."""
 
     batches: int = 0
     rows: int = 0
     dropped_rows: int = 0
     bad_rows: int = 0
     placed_bytes: int = 0
+    own_rows: int = 0

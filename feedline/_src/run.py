@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -156,6 +157,7 @@ class Runs:
 
     def __init__(self) -> None:
         self.alive: list[Run[Placed]] = []
+        self._process = os.getpid()
 
     @property
     def waiting(self) -> int:
@@ -171,6 +173,8 @@ class Runs:
 
     def close(self) -> None:
         """Close all pipelines, without waiting for threads. Also the finalizer of a feed that nobody closed."""
+        if os.getpid() != self._process:
+            return  # a forked process shares the pipes of workers with its parent
         for run in tuple(self.alive):
             run.close()
 

@@ -315,6 +315,24 @@ def test_memory_stays_within_what_the_limit_counts(restless):
         assert 0 < most <= largest
 
 
+def test_a_move_to_fewer_devices_keeps_to_their_limit():
+    limits, half = (
+        Limits(device_bytes=10 * 24 * B // 8),
+        NamedSharding(Mesh(jax.devices()[:4], ("data",)), P("data")),
+    )
+    with Feed(Columns(), B, SHARDING, reading=Reading(limits=limits), prefetch="auto") as feed:
+        expected = taken(feed, 1)
+        feed._listener.tuner.proposal = feed._stages.settings._replace(prefetch=4)
+        expected += taken(feed, 1)
+        assert feed.prefetch == 4  # 10 batches of an eighth
+        feed.move(half)
+        expected += taken(feed, 1)
+        assert feed.prefetch == 1  # 4 batches of a quarter
+        assert not feed._listener.tuner._bounds.allow(feed._stages.settings._replace(prefetch=2))
+    with Feed(Columns(), B, SHARDING) as plain:
+        assert taken(plain, 3) == expected
+
+
 @pytest.mark.parametrize(
     ("reading", "prefetch", "found"),
     [

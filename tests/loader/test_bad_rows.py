@@ -322,6 +322,12 @@ def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
         pytest.raises(RowError, match=message),
     ):
         next(feed)
+    reading = Reading(bad_rows="substitute", bad_rows_budget=0.1)  # of 16 + 8 rows 2.4, so 3
+    with Feed(
+        Columns({3, 4, 17}), [(0, 16), (1, 8)], sharding, order=Order(shuffle=False), reading=reading
+    ) as feed:
+        next(feed), next(feed)
+        assert feed.statistics().bad_rows == 3
 
 
 @pytest.mark.parametrize("size", [B, [(0, B), (9, B // 2)]])
@@ -531,10 +537,10 @@ from feedline._src.listen.bad_rows import Quarantine
 from feedline._src.options import Reading
 
 reading = Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1])
-quarantine = Quarantine(reading, 8, int(sys.argv[2]), 1000)
+quarantine = Quarantine(reading, int(sys.argv[2]), 1000)
 sys.stdin.readline()  # until all are there
 for i in range(300):
-    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 3000, None)], batches=1)
+    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 3000, None)], own_rows=8)
 """
 
 

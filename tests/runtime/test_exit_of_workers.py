@@ -165,11 +165,21 @@ def test_a_forked_process_that_ends_does_not_end_the_workers_of_its_parent(tmp_p
     done, _ = run(
         tmp_path,
         f"""
-import multiprocessing
+import multiprocessing, time
+
+def slow(batch, rows):
+    time.sleep(0.02)
+    return batch
+
 if __name__ == "__main__":
     np.save("x.npy", np.arange(800))
-    feed = feedline.Feed("x.npy", 8, sharding, prefetch={prefetch}, reading=feedline.Reading(workers=1))
+    reading = feedline.Reading(workers=1)
+    feed = feedline.Feed("x.npy", 8, sharding, prefetch={prefetch}, reading=reading, transform=slow)
     next(feed)
+    if os.fork() == 0:
+        del feed
+        os._exit(0)
+    os.wait()
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
     child.join()

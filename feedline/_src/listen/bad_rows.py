@@ -21,17 +21,16 @@ class Quarantine:
     """Counts bad rows, compares their number with `Reading.bad_rows_budget`, and writes each to a file, once."""
 
     reading: Reading
-    rows: int  # how many rows of each batch this process supplies
     process: int
     source_rows: int | None  # None: a stream, whose items may differ between epochs
     # row indices of the bad rows so far; for a stream (epoch, position). Never more than budget + one batch
     seen: set[int | tuple[int, int]] = dataclasses.field(default_factory=set)
 
-    def enter(self, bad: Sequence[BadRow], *, batches: int) -> None:
+    def enter(self, bad: Sequence[BadRow], *, own_rows: int) -> None:
         """Count and write the bad rows of a batch that is about to be delivered, except those counted before.
 
-        `batches`: how many were delivered so far, including this one. RowError: the bad rows exceed the budget;
-        they have been written to the file nevertheless. OSError: the file cannot be written.
+        `own_rows`: as in `BatchRecord`. RowError: the bad rows exceed the budget; they have been written to the
+        file nevertheless. OSError: the file cannot be written.
         """
         for row in bad:
             key = row.row if self.source_rows is not None else (row.epoch, row.row)
@@ -41,7 +40,7 @@ class Quarantine:
                     del values["at"]
                     self._append(str(self.reading.quarantine), (json.dumps(values) + "\n").encode())
                 self.seen.add(key)
-        budget, rows = self.reading.bad_rows_budget, batches * self.rows
+        budget, rows = self.reading.bad_rows_budget, own_rows
         if self.source_rows is not None:
             rows = min(rows, self.source_rows)  # a bad row counts once over all epochs, so every row does
         most = budget if isinstance(budget, int) else math.ceil(Fraction(str(budget)) * rows)

@@ -43,8 +43,7 @@ class FeedListener(Accounts):
     def __init__(self, stages: Stages) -> None:
         super().__init__(stages.ahead)
         self._stages = stages
-        process, rows = jax.process_index(), stages.fingerprint["rows"]
-        self._quarantine = Quarantine(stages.reading, len(stages.access.form.part.rows), process, rows)
+        self._quarantine = Quarantine(stages.reading, jax.process_index(), stages.fingerprint["rows"])
         self._judging = threading.Lock()
         self._minute = time.monotonic(), 0.0  # when this minute began, and the seconds waited before it
         self._warned = False
@@ -64,15 +63,16 @@ class FeedListener(Accounts):
     def delivered(self, record: BatchRecord) -> None:
         """Note a batch that is about to be delivered. RowError: the feed's bad rows exceed the budget."""
         if record.bad:
-            self._quarantine.enter(record.bad, batches=record.batches)
+            self._quarantine.enter(record.bad, own_rows=record.own_rows)
         self._records.append(record)
 
     def changed(self, stages: Stages) -> None:
         """Note that the loop continues with these stages and their settings."""
-        self._stages = stages
-        self._quarantine.rows = len(stages.access.form.part.rows)
+        bounds, self._stages = self._stages.bounds, stages
         self.restarted(stages.ahead)
         if self.tuner is not None:
+            if stages.bounds is not None and stages.bounds != bounds:
+                self.tuner = self.tuner.moved(stages.bounds, stages.settings)
             self.tuner.proposal = None
 
     def give_up_workers(self, error: Exception) -> Settings | None:
@@ -86,8 +86,10 @@ class FeedListener(Accounts):
         """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
         stages, staging = self._stages, self._stages.access.buffers.staging
         fetcher = sys.modules.get("feedline._src.files.fetcher")  # imported only with the first store
+        counts = counted._asdict()
+        del counts["own_rows"]
         return Statistics(
-            **counted._asdict(),
+            **counts,
             **self.times(self.window()),
             ready=ready,
             threads=stages.settings.threads,

@@ -75,6 +75,13 @@ class Tuner:
         tuner._note(f"goes back to threads {self._start.threads}: workers failed with {reason}")
         return tuner
 
+    def moved(self, bounds: Bounds, settings: Settings) -> Tuner:
+        """After a move to a mesh with other bounds: a new tuner, which begins with these settings."""
+        tunable = bounds.tunable & self._bounds.tunable  # workers may have failed
+        tuner = Tuner(dataclasses.replace(bounds, tunable=tunable), settings)
+        tuner.history = self.history
+        return tuner
+
     def _searches(self, settings: Settings) -> Generator[Settings, Circumstances]:
         """Yields settings to use, and is then sent `Circumstances` with batches that were made with them."""
         pause_s = _PAUSE_S

@@ -138,8 +138,11 @@ class Mixture(Source):
                 f'weights of a running feed can change only with end="endless", got end="{self.order.end}"; give '
                 "the weights as phases, Mixture(sources, weights=[(0, ...), (position, ...)])"
             )
-        if position == 0:
-            raise ValueError("before the first batch, pass the weights to Mixture")
+        if any(phase.start == position for phase in self._given_phases):
+            raise ValueError(
+                f"the weights from position {position} on were given to Mixture, and a program that restores this "
+                "feed would use those; pass other weights to Mixture, or call set_weights after the next batch"
+            )
         new = _phase(position, weights, self._sources, f"weights from position {position} on")
         return self._with_phases([phase for phase in self.order.phases if phase.start != position] + [new])
 
