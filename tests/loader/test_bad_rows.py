@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from local_forms import planned
 
-from feedline import Feed, FeedError, Order, Reading, RowError
+from feedline import Feed, FeedError, Mixture, Order, Reading, RowError
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.order.epoch import SingleOrder, rows_at, substitutes_at
@@ -328,6 +328,10 @@ def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
     ) as feed:
         next(feed), next(feed)
         assert feed.statistics().bad_rows == 3
+    sources = {"few": Columns((), 16), "many": Columns({10, 60, 110}, 160)}  # an epoch has few rows of "many"
+    mixture = Mixture(sources, {"few": 1, "many": 1}, end="first_exhausted")
+    with Feed(mixture, B, sharding, reading=Reading(bad_rows="substitute", bad_rows_budget=0.05)) as feed:
+        assert len([None for _ in zip(range(22), feed, strict=False)]) == 22  # all rows of "many"
 
 
 @pytest.mark.parametrize("size", [B, [(0, B), (9, B // 2)]])

@@ -43,7 +43,8 @@ class FeedListener(Accounts):
     def __init__(self, stages: Stages) -> None:
         super().__init__(stages.ahead)
         self._stages = stages
-        self._quarantine = Quarantine(stages.reading, jax.process_index(), stages.fingerprint["rows"])
+        rows = None if stages.plan.lanes else len(stages.access.source)  # a mixture's epoch may have fewer
+        self._quarantine = Quarantine(stages.reading, jax.process_index(), rows)
         self._judging = threading.Lock()
         self._minute = time.monotonic(), 0.0  # when this minute began, and the seconds waited before it
         self._warned = False
