@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import grain
 import jax
@@ -67,6 +68,25 @@ def test_streams_and_lanes_move_with_their_iterators(lanes):
         moved += taken(feed, 3)
     assert [sorted(rows) for rows, _ in moved] == np.arange(144).reshape(6, 24).tolist()
     assert [devices for _, devices in moved] == [8] * 3 + [4] * 3
+
+
+def test_the_iterators_of_a_stream_wait_until_those_before_the_move_have_ended(monkeypatch):
+    """They may share state, and a read may take longer than a move waits for it."""
+    reading = threading.Lock()
+
+    def read(i):
+        assert reading.acquire(blocking=False)
+        time.sleep(1e-3)
+        reading.release()
+        return {"row": np.int32(i)}
+
+    monkeypatch.setattr("feedline._src.feed_base.GRACE_S", 0)
+    source = grain.MapDataset.range(1000).map(read).to_iter_dataset(grain.ReadOptions(0, 0))
+    with feedline.Feed(source, 24, on(8)) as feed:
+        moved = taken(feed, 1)
+        feed.move(on(4))
+        moved += taken(feed, 5)
+    assert [rows for rows, _ in moved] == np.arange(144).reshape(6, 24).tolist()
 
 
 @pytest.mark.parametrize("objects", [True, False])

@@ -89,6 +89,10 @@ def test_an_inconsistent_state_of_lanes_is_refused(position, lanes, told):
         check_lanes({"position": position, "lanes": lanes}, 2, ["1"])
     assert check_lanes({"position": 6, "lanes": {"0": A, "1": B}}, 2, ["1"]) == {"0": A, "1": B}
     assert check_lanes({"position": 6, "lanes": {"1": B}}, 2, ["1"]) == {"1": B}  # what one process saved
+    given = {"1": {"next": 3}}
+    found = check_lanes({"position": 6, "lanes": given}, 2, ["1"])
+    given["1"]["next"] = 4  # later, by the program
+    assert found == {"1": {"next": 3}}
     assert check_lanes({"position": 0, "lanes": {"0": None, "1": None}}, 2, ["1"]) is None
 
 

@@ -146,7 +146,7 @@ def check_lanes(state: Mapping[str, Any], count: int, needed: Collection[str]) -
             f"({len(missing)} of {len(needed)} are missing): a process that read other lanes saved it. Save with "
             "feedline.save_lanes on every process, and restore what feedline.load_lanes returns"
         )
-    return dict(lanes) if position else None
+    return copy.deepcopy(dict(lanes)) if position else None
 
 
 def _contradiction(lanes: Any, position: int, count: int) -> str | None:

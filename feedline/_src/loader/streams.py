@@ -53,7 +53,6 @@ class Stream:
         read, to count them. "pad": with the longest lane. "wrap", for one lane: batches cross its end. The
         plan's `settings.buffer` is the number of batches in a window.
       gather: exchanges the ends of lanes with the other processes; None: this process reads every lane.
-      opened: the iterators that are open, in the order in which they were opened.
     """
 
     source: FirstItem
@@ -63,7 +62,6 @@ class Stream:
     epochs: int | None
     gather: GatherReports | None = None
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
-    opened: list[StreamBatches] = dataclasses.field(default_factory=list)
     order: ClassVar[None] = None
     may_use_workers: ClassVar[bool] = False
 
@@ -168,7 +166,7 @@ class StreamBatches:
         self._batches = self._read(states)
         self._opener = threading.current_thread()
         self._reader: threading.Thread | None = None  # the thread of feedline that reads this, and then closes it
-        stream.opened.append(self)
+        stream.source.opened.append(self)
 
     def __next__(self) -> HostBatch:
         """The next batch. StopIteration carries the number of items that the end of the pass left out."""
@@ -182,7 +180,7 @@ class StreamBatches:
             self._close_lanes()
         finally:
             with contextlib.suppress(ValueError):  # it was closed before
-                self._stream.opened.remove(self)
+                self._stream.source.opened.remove(self)
 
     def _close_lanes(self) -> None:
         for lane in self._lanes:
@@ -199,7 +197,7 @@ class StreamBatches:
         # after `_reader` is set: a thread that stops the watch and then finds None knows that nothing reads here
         if self._watch.stopped():
             raise FeedError("the feed was closed", stage="read")
-        for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.opened)):
+        for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.source.opened)):
             if other._reader not in (None, me):
                 other._reader.join()
 

@@ -118,6 +118,7 @@ class FirstItem(Source):
         self._spec = RowSpec.of(as_arrays(self.item))
         self.spec = self._spec.structs
         self.opener, self.lanes = lanes, lanes.count
+        self.opened: list[Any] = []  # the `StreamBatches` that read the lanes, in the order of their creation
         self.format = "stream" if lanes.count == 1 else f"{lanes.count} lanes"
 
     def __len__(self) -> int:
