@@ -63,6 +63,8 @@ HOLDS = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
             {"read": 0.028, "wait": 0.004, "cpu": 0.028}, but(cores=2), "read",
             "no setting helps: reading needs 28.0 ms of processor time a batch on 2 cores",
         ),
+        # transfers take longer than the loop
+        ({**SLOW, "late": 0.012, "cpu": 0.001}, HOW, "read", ".*: wait 100 % → 100 %$"),
         (SLOW_DISK, DEEP, "read", "no setting helps: reading waits for storage, the network or a lock"),
         (HOLDS, HELD, "host", "workers 0 → 4: "),
         (HOLDS, but(HELD, may_use_workers=False), "host", ".*host work holds the GIL, so"),

@@ -242,7 +242,7 @@ def best_settings(
             if wait_s >= _MAX_REMAINING_WAIT * now_s:
                 return None
             wait_s *= window.wait_s / now_s
-            return then.settings, (wait_s + window.late_s) / (wait_s + window.loop_s)
+            return then.settings, min(1.0, (wait_s + window.late_s) / (wait_s + window.loop_s))
     return None
 
 
