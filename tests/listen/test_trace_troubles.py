@@ -17,8 +17,10 @@ from feedline._src.listen.trace import file_of_process
 
 def test_a_path_that_cannot_be_written(tmp_path, monkeypatch):
     with feed_of("one thread", tmp_path) as feed:
-        with pytest.raises(OSError, match=r"into a folder, and .*absent is missing or not writable"):
-            feed.trace(tmp_path / "absent" / "trace.json").__enter__()
+        (tmp_path / "file").touch()
+        for name in ("absent", "file"):
+            with pytest.raises(OSError, match=rf"into a folder, and .*{name} is missing or not writable"):
+                feed.trace(tmp_path / name / "trace.json").__enter__()
         for path in (tmp_path, "/dev/null"):
             with pytest.raises(OSError, match=f"regular file, and {path} is not one; add a name"):
                 feed.trace(path).__enter__()

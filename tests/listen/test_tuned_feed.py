@@ -258,7 +258,7 @@ def failing(error):
     "error",
     [
         feedline.WorkerError("a worker ended"),
-        RowError("the network cannot be reached\nfrom here", stage="read", row=3),
+        RowError("the network \x1b[1mcannot be reached\nfrom here", stage="read", row=3),
         TypeError("cannot pickle a lock"),
     ],
     ids=lambda error: type(error).__name__,
@@ -273,6 +273,7 @@ def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monke
         after = taken(feed, 3)
         assert feed.reading.workers == 0
         (sentence,) = feed._listener.tuner.history
+        assert sentence.isprintable()
         assert re.fullmatch(rf"goes back to threads \d+: workers failed with {type(error).__name__}: .*", sentence)
     with Feed({"row": str(path)}, B, SHARDING) as plain:
         assert before + after == taken(plain, 6)

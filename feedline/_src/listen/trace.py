@@ -80,7 +80,7 @@ def file_of_process(path: str | os.PathLike[str], process: int, processes: int) 
         raise OSError(
             f"a trace is written to a regular file, and {path} is not one; add a name, or use another path"
         )
-    if not os.access(path.parent, os.W_OK):
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise OSError(
             f"a trace is written into a folder, and {path.parent} is missing or not writable; create or chmod it"
         )

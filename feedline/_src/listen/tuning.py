@@ -72,6 +72,7 @@ class Tuner:
         tuner = Tuner(bounds, self._start)
         tuner.proposal, tuner.history = self._start, self.history
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_ERROR_LENGTH)  # in one line
+        reason = "".join(filter(str.isprintable, reason))  # a page cannot hold control characters
         tuner._note(f"goes back to threads {self._start.threads}: workers failed with {reason}")
         return tuner
 
