@@ -57,7 +57,9 @@ def test_a_scrape_has_the_values_of_the_statistics_and_the_report(feed):
         text = scraped(server)
     expected = {(m.name, label): value for m, label, value in samples(feed.statistics(), feed.report())}
     found = values(text, feed="train", process="0")
-    assert found == pytest.approx(expected)
+    held = "feedline_host_bytes", ""  # a glance at the devices may hold the latest batches a little longer
+    assert expected.pop(held) <= found[held]
+    assert {key: value for key, value in found.items() if key != held} == pytest.approx(expected)
     assert found == values(text)
     assert found["feedline_rows_total", ""] == 20 * 64
 
