@@ -23,7 +23,7 @@ from stored import BLOCK, RECORDS, array_record
 import feedline
 from feedline._src.files.cached_range import CachedRange
 from feedline._src.files.fetcher import fetcher
-from feedline._src.files.file import File, digests_of
+from feedline._src.files.file import File, Version, digests_of
 from feedline._src.files.files import Files
 from feedline._src.files.folder import folder_at
 from feedline._src.native.library import library
@@ -388,16 +388,26 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
     for name in "ab":
         store.objects[f"/{name}.bin"] = bytes(12 << 20)
     files = Files([f"{store.url}/a.bin", f"{store.url}/b.bin"], options)
-    folder = folder_at(store.url, options)
 
     def fault(method, path, part):
         return None if method == "HEAD" else 404 if path == "/a.bin" and not part[0] else 503
 
     store.fault = fault
-    for read in (files.fetch_whole, lambda: folder.read(["a.bin", "b.bin"])):
-        with pytest.raises(feedline.FeedError, match="it no longer exists"):
-            read()
-        wait_until(is_quiet)
+    with pytest.raises(feedline.FeedError, match="it no longer exists"):
+        files.fetch_whole()
+    wait_until(is_quiet)
+
+
+def test_a_file_that_is_gone_does_not_disturb_the_reads_of_others(store, options):
+    store.objects["/a"], asked = b"bytes", threading.Event()
+    folder = folder_at(store.url, options)
+    folder.versions["gone"] = Version(1, "tag")
+    store.fault = lambda method, path, part: (asked.set(), 0.5)[1] if path == "/a" else None
+    reading = spawn(lambda: folder.read(["a"]))
+    arrived(asked)
+    with pytest.raises(feedline.FeedError, match="it no longer exists"):
+        folder.read(["gone"])
+    assert reading.result(PATIENCE_S) == [b"bytes"]
 
 
 # --- whole objects ---

@@ -191,11 +191,7 @@ class RemoteFolder(Folder):
         ranges = {file: self._range(file) for file in files}
         found = {file: None if stored is None else stored.read_all() for file, stored in ranges.items()}
         requests = self._begin([file for file, data in found.items() if data is None])
-        try:
-            found |= {file: result_of(request, self.path_of(file)) for file, request in requests.items()}
-        except BaseException:
-            self.close()  # nobody waits for the other requests
-            raise
+        found |= {file: result_of(request, self.path_of(file)) for file, request in requests.items()}
         return [found[file] for file in files]
 
     def will_read(self, files: Sequence[Name], ahead: int, file_bytes: int = REQUEST_BYTES) -> bool:
