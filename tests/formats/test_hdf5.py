@@ -194,7 +194,7 @@ thread.start()
 reading.wait()
 child = os.fork()
 if child == 0:
-    read(feedline.open_source(sys.argv[1]))  # the other source may be locked by the thread
+    read(source)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 thread.join()

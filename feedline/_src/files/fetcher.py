@@ -174,6 +174,9 @@ class InFlight(Generic[K, T]):
     ) -> dict[K, concurrent.futures.Future[T]]:
         """The requests for these keys. `begin` gets the keys that are not in flight yet, and returns pairs: some
         of these keys, and a coroutine that fetches them, which is started here."""
+        if not keys:
+            return {}
+        fetcher().check_may_run()  # in a forked child, a thread of the parent may hold the lock
         with self._lock:
             found = {key: self._requests[key] for key in keys if key in self._requests}
             for some, coroutine in begin([key for key in dict.fromkeys(keys) if key not in found]):

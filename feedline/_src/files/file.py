@@ -331,7 +331,7 @@ class LruCache(Generic[Value]):
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self._limit_bytes, self._process = limit_bytes, os.getpid()
         self._lock = threading.Lock()
         self._entries: dict[Hashable, tuple[threading.Lock, list[Value]]] = {}
         """Least recently used first. Each entry is a lock for reading the value, and a list that is empty until it
@@ -341,6 +341,8 @@ class LruCache(Generic[Value]):
 
     def get(self, key: Hashable, read: Callable[[], Value]) -> Value:
         """The cached value of `key`, or else what `read` returns. An exception of `read` is not cached."""
+        if self._process != os.getpid():  # a fork: threads that the parent has, and not the child, may hold locks
+            LruCache.__init__(self, self._limit_bytes)
         with self._lock:
             entry = self._entries[key] = self._entries.pop(key) if key in self._entries else (threading.Lock(), [])
         reading, values = entry
