@@ -101,7 +101,7 @@ def test_a_failed_fetch_of_a_whole_file_holds_up_nobody_while_its_error_is_kept(
 
 
 def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path, monkeypatch):
-    cache, write, full = Cache(str(tmp_path), 1 << 30), os.pwrite, [1]
+    cache, write, create, full = Cache(str(tmp_path), 1 << 30), os.pwrite, os.open, [1]
     blocks = [put(cache, i, bytes(100_000)) for i in range(4)]
 
     def filling(descriptor, data, at):
@@ -112,6 +112,17 @@ def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path,
     monkeypatch.setattr(os, "pwrite", filling)
     assert put(cache, "x", bytes(100_000)).read_all() == bytes(100_000)
     assert 1 <= sum(os.path.exists(block.path) for block in blocks) <= 3
+
+    def refusing(path, flags, *mode):
+        if flags & os.O_CREAT and full and full.pop():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return create(path, flags, *mode)
+
+    full.append(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        assert put(cache, "y", bytes(100_000)).read_all() == bytes(100_000)
+    assert not full
     full += [1] * 10
     with pytest.raises(feedline.FeedError, match=r"cannot be written \(No space left.*set FEEDLINE_CACHE"):
         put(cache, 9, bytes(100_000))

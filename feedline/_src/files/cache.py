@@ -104,14 +104,14 @@ class Cache:
                 file=self._folder,
             )
 
-    def store(self, size: int, write: Callable[[], None]) -> None:
-        """Call `write`, which adds `size` bytes to a file, and evict files beyond the limit. If the disk is full,
-        evict half of the cache and call `write` again, until nothing is left to evict.
+    def store(self, size: int, write: Callable[[], T]) -> T:
+        """Return `write()`, which adds `size` bytes to a file, and evict files beyond the limit. If the disk is
+        full, evict half of the cache and call `write` again, until nothing is left to evict.
         """
         with self.checked():
             while True:
                 try:
-                    write()
+                    found = write()
                     break
                 except OSError as error:
                     held = self._size()
@@ -121,6 +121,7 @@ class Cache:
             if self._uncounted > self.limit_bytes * _STORED:
                 self._uncounted = 0
                 self._evict(self.limit_bytes)
+        return found
 
     def _size(self) -> int:
         return sum(size for _, size, _ in self._found())

@@ -145,9 +145,9 @@ class CachedRange:
         """Open the cache file, and create it if there is none."""
         found = self.find()
         if found is None:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            with self._cache.checked():
-                descriptor = in_folder(os.path.dirname(self.path), lambda: os.open(self.path, flags, 0o600))
+            flags, folder = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, os.path.dirname(self.path)
+            create = functools.partial(os.open, self.path, flags, 0o600)
+            descriptor = self._cache.store(0, lambda: in_folder(folder, create))
             found = CacheFile(self.path, descriptor, self.size)
             if not found.id:
                 self._cache.store(0, found.begin)
